@@ -1,0 +1,23 @@
+//! What a host knows of its volumes without any process running: the root directory's layout, each volume's record,
+//! key and authority, and which root a volume is live under.
+//!
+//! Every file is replaced as a whole (new file, fsync, rename, fsync of the directory), so that a crash at any point
+//! leaves the old or the new content. Every file is 0600 and every directory 0700: the key in there opens the data.
+//! `docs/formats/host.md` describes the files.
+
+mod authority;
+mod durable;
+mod live;
+mod lock;
+mod record;
+mod root;
+
+pub use authority::{Authority, AuthorityError};
+pub use durable::{create_dir_durably, replace_file, sync_dir};
+pub use live::{LiveDirs, LiveError, LiveLock};
+pub use lock::{LockError, VolumeLock};
+pub use record::{
+    Quorum, RecordError, ReplicaRecord, VolumeRecord, VolumeState, engine_name, new_replica_suffix, read_key,
+    replica_name,
+};
+pub use root::Root;

@@ -1,0 +1,94 @@
+//! Replacing files so that a crash leaves the old or the new content, never a mixture and never nothing.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Replaces the file by `content`: durable when it returns, readable by its owner alone.
+///
+/// The caller holds the lock under which the file is written; two writers at once would use one temporary name.
+///
+/// # Errors
+/// The first system call that failed; the file is then as it was, or already replaced but perhaps not durable.
+pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let temporary = temporary_name(path)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    sync_dir(parent(path))
+}
+
+/// Makes a directory's entries durable.
+///
+/// # Errors
+/// The directory cannot be opened or synced.
+pub fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Makes a directory, 0700, and its missing parents, each entry durable. An existing one is left as it is.
+///
+/// # Errors
+/// A parent is no directory, or may not be written.
+pub fn create_dir_durably(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let above = parent(path);
+    create_dir_durably(above)?;
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => sync_dir(above),
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// `.NAME.tmp` beside the file: in no listing of `*.json`.
+fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+    let Some(name) = path.file_name() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no file name"));
+    };
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(".tmp");
+    Ok(path.with_file_name(temporary))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_is_whole_private_and_leaves_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/record.json");
+        create_dir_durably(path.parent().unwrap()).unwrap();
+        // What a crash between writing and renaming leaves behind is no obstacle.
+        fs::write(path.with_file_name(".record.json.tmp"), b"half of somethi").unwrap();
+        replace_file(&path, b"one, and rather long").unwrap();
+        replace_file(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(dir.path().join("a")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_where_a_directory_should_be_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), b"").unwrap();
+        assert!(create_dir_durably(&dir.path().join("file")).is_err());
+        assert!(create_dir_durably(&dir.path().join("file/below")).is_err());
+    }
+}

@@ -1,0 +1,450 @@
+//! A volume's record: what it is made of. The volume exists if and only if `volume.json` does; the key beside it is
+//! written first and is removed last.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use lh_block::{BLOCK, NameError, check_name};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::durable::{create_dir_durably, replace_file, sync_dir};
+use super::{Authority, Root};
+use crate::random;
+
+/// The version of the file that this program writes; it reads no other.
+const FORMAT: u32 = 1;
+
+/// Most replicas of a volume.
+const REPLICAS_MAX: usize = 20;
+
+/// Bytes of a volume's key.
+const KEY_LEN: usize = 32;
+
+/// How many replicas must hold an epoch (`docs/invariants.md`, 12).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quorum {
+    /// Its members and the authority: Longhorn's availability.
+    #[default]
+    Any,
+    /// A majority of the configured replicas.
+    Majority,
+    /// Nobody: Longhorn's own behaviour.
+    Unsafe,
+}
+
+impl Quorum {
+    /// As written on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Majority => "majority",
+            Self::Unsafe => "unsafe",
+        }
+    }
+}
+
+impl std::fmt::Display for Quorum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Whether a volume may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// It may.
+    #[default]
+    Ready,
+    /// Its removal has begun: some of its data may be gone.
+    Removing,
+}
+
+/// One replica of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRecord {
+    /// `VOLUME-r-<8 hex>`.
+    pub name: String,
+    /// Where its files are, absolute.
+    pub directory: PathBuf,
+    /// The directory was registered where it was, not made by this volume.
+    #[serde(default)]
+    pub imported: bool,
+}
+
+/// What a volume is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    format: u32,
+    /// The volume's name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Logical block of the device in bytes: 512 or 4096.
+    pub block_size: u32,
+    /// Who must agree before an epoch counts.
+    pub quorum: Quorum,
+    /// The frontend as it was asked for.
+    pub frontend: String,
+    /// TCP address that the frontend serves on, where it serves one; otherwise a unix socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// How long requests wait for a replica, in seconds; 0 for ever.
+    pub io_timeout_seconds: u64,
+    /// Whether the volume may be used.
+    #[serde(default)]
+    pub state: VolumeState,
+    /// In the order in which they were added. Of imported ones that differ, the first is the source.
+    pub replicas: Vec<ReplicaRecord>,
+}
+
+/// Why a record could not be read or changed.
+#[derive(Debug, Error)]
+pub enum RecordError {
+    /// The name is not allowed.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// There is no such volume.
+    #[error("there is no volume {volume} under {}: `longhornctl ls` lists what there is", root.display())]
+    Missing {
+        /// What was asked for.
+        volume: String,
+        /// Where it was looked for.
+        root: PathBuf,
+    },
+    /// The file is not one that this program wrote.
+    #[error("{} is damaged ({reason}): restore it from a copy, or import the replica directories again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A value that no volume can have.
+    #[error("{0}")]
+    Invalid(String),
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Eight random hex digits, for the name of a new replica.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn new_replica_suffix() -> io::Result<String> {
+    Ok(random::hex(&random::bytes::<4>()?))
+}
+
+/// Longhorn's name of a volume's replica.
+pub fn replica_name(volume: &str, suffix: &str) -> String {
+    format!("{volume}-r-{suffix}")
+}
+
+/// Longhorn's name of a volume's engine.
+pub fn engine_name(volume: &str) -> String {
+    format!("{volume}-e-0")
+}
+
+impl VolumeRecord {
+    /// The record of a volume of `size` bytes without replicas, otherwise as `longhornctl up` makes it by default.
+    pub fn new(name: &str, size: u64) -> Self {
+        Self {
+            format: FORMAT,
+            name: name.to_owned(),
+            size,
+            block_size: 512,
+            quorum: Quorum::Any,
+            frontend: "auto".to_owned(),
+            listen: None,
+            io_timeout_seconds: 300,
+            state: VolumeState::Ready,
+            replicas: Vec::new(),
+        }
+    }
+
+    /// Adds a new replica with a directory below the root, which is not made here.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn add_replica(&mut self, root: &Root) -> io::Result<()> {
+        loop {
+            let suffix = new_replica_suffix()?;
+            let directory = root.replica(&self.name, &suffix);
+            let name = replica_name(&self.name, &suffix);
+            if !directory.exists() && self.replicas.iter().all(|r| r.name != name) {
+                self.replicas.push(ReplicaRecord { name, directory, imported: false });
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes the volume exist: its key and its record, durable. The caller holds the volume's lock.
+    ///
+    /// # Errors
+    /// The record says what no volume can be, or cannot be written; the volume then does not exist.
+    pub fn create(&self, root: &Root) -> Result<(), RecordError> {
+        self.check()?;
+        let dir = root.volume(&self.name);
+        create_dir_durably(&dir).map_err(io_at(dir))?;
+        let path = root.key(&self.name);
+        let key = random::bytes::<KEY_LEN>().map_err(io_at(path.clone()))?;
+        replace_file(&path, &key).map_err(io_at(path))?;
+        self.store(root)
+    }
+
+    /// Replaces the record. The caller holds the volume's lock.
+    ///
+    /// # Errors
+    /// As [`VolumeRecord::create`].
+    pub fn store(&self, root: &Root) -> Result<(), RecordError> {
+        self.check()?;
+        let path = record_path(root, &self.name);
+        let mut bytes = serde_json::to_vec_pretty(self).map_err(|e| damaged(&path, &e))?;
+        bytes.push(b'\n');
+        replace_file(&path, &bytes).map_err(io_at(path))
+    }
+
+    /// The record of the volume of that name.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    pub fn load(root: &Root, volume: &str) -> Result<Self, RecordError> {
+        check_name("volume", volume)?;
+        let path = record_path(root, volume);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Err(RecordError::Missing { volume: volume.to_owned(), root: root.path().to_owned() });
+            }
+            Err(e) => return Err(io_at(path)(e)),
+        };
+        let record: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e))?;
+        if record.format != FORMAT {
+            return Err(damaged(&path, &format!("format {} is not {FORMAT}", record.format)));
+        }
+        if record.name != volume {
+            return Err(damaged(&path, &format!("it is the record of volume {:?}", record.name)));
+        }
+        record.check().map_err(|e| damaged(&path, &e))?;
+        Ok(record)
+    }
+
+    /// The names of all volumes of a root, sorted. A root that is not there has none.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(root: &Root) -> Result<Vec<String>, RecordError> {
+        let entries = match fs::read_dir(root.volumes()) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(io_at(root.volumes())(e)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(io_at(root.volumes()))?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if check_name("volume", &name).is_ok() && record_path(root, &name).exists() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Makes the volume not exist any more: record, authority and key. Its replica directories are the caller's affair,
+    /// and gone already. The caller holds the volume's lock.
+    ///
+    /// # Errors
+    /// A file cannot be removed; calling again goes on.
+    pub fn remove(&self, root: &Root) -> Result<(), RecordError> {
+        let dir = root.volume(&self.name);
+        let path = record_path(root, &self.name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(path)(e)),
+            _ => sync_dir(&dir).map_err(io_at(dir.clone()))?,
+        }
+        fs::remove_dir_all(&dir).map_err(io_at(dir))?;
+        sync_dir(&root.volumes()).map_err(io_at(root.volumes()))
+    }
+
+    /// The volume's authority.
+    pub fn authority(&self, root: &Root) -> Authority {
+        Authority::in_directory(&root.volume(&self.name))
+    }
+
+    /// The replica of that name.
+    pub fn replica(&self, name: &str) -> Option<&ReplicaRecord> {
+        self.replicas.iter().find(|r| r.name == name)
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let invalid = |text: String| Err(RecordError::Invalid(text));
+        check_name("volume", &self.name)?;
+        if self.size == 0 || !self.size.is_multiple_of(BLOCK) || i64::try_from(self.size).is_err() {
+            return invalid(format!("a volume cannot have {} bytes", self.size));
+        }
+        if ![512, 4096].contains(&self.block_size) {
+            return invalid(format!(
+                "a logical block of {} bytes is not possible: 512 or 4096 is",
+                self.block_size
+            ));
+        }
+        if self.replicas.is_empty() || self.replicas.len() > REPLICAS_MAX {
+            return invalid(format!(
+                "a volume has 1 to {REPLICAS_MAX} replicas, not {}",
+                self.replicas.len()
+            ));
+        }
+        for (i, replica) in self.replicas.iter().enumerate() {
+            lh_block::check_process_name("replica", &replica.name)?;
+            if !replica.directory.is_absolute() {
+                return invalid(format!("replica directory {} is not absolute", replica.directory.display()));
+            }
+            let earlier = &self.replicas[..i];
+            if earlier.iter().any(|r| r.name == replica.name || r.directory == replica.directory) {
+                return invalid(format!("replica {} is there twice", replica.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The key in a volume's key file.
+///
+/// # Errors
+/// It cannot be read, is not 32 bytes long, or others may read it.
+pub fn read_key(path: &Path) -> Result<[u8; KEY_LEN], RecordError> {
+    let bytes = fs::read(path).map_err(io_at(path.to_owned()))?;
+    let mode = fs::metadata(path).map_err(io_at(path.to_owned()))?.mode();
+    if mode & 0o077 != 0 {
+        let reason = format!("mode {:03o} lets others read the volume's key: chmod 600 it", mode & 0o777);
+        return Err(damaged(path, &reason));
+    }
+    let len = bytes.len();
+    bytes.try_into().map_err(|_| damaged(path, &format!("a key has {KEY_LEN} bytes, not {len}")))
+}
+
+fn record_path(root: &Root, volume: &str) -> PathBuf {
+    root.volume(volume).join("volume.json")
+}
+
+fn io_at(path: PathBuf) -> impl FnOnce(io::Error) -> RecordError {
+    move |source| RecordError::Io { path, source }
+}
+
+fn damaged(path: &Path, reason: &dyn std::fmt::Display) -> RecordError {
+    RecordError::Damaged { path: path.to_owned(), reason: reason.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn volume(dir: &tempfile::TempDir) -> (Root, VolumeRecord) {
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 30);
+        for _ in 0..3 {
+            record.add_replica(&root).unwrap();
+        }
+        (root, record)
+    }
+
+    #[test]
+    fn a_volume_comes_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, mut record) = volume(&dir);
+        assert!(matches!(VolumeRecord::load(&root, "demo"), Err(RecordError::Missing { .. })));
+        record.create(&root).unwrap();
+        assert_eq!(VolumeRecord::load(&root, "demo").unwrap(), record);
+        assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+        let key = read_key(&root.key("demo")).unwrap();
+        record.io_timeout_seconds = 0;
+        record.store(&root).unwrap();
+        assert_eq!(VolumeRecord::load(&root, "demo").unwrap().io_timeout_seconds, 0);
+        assert_eq!(read_key(&root.key("demo")).unwrap(), key);
+        record.remove(&root).unwrap();
+        assert!(VolumeRecord::list(&root).unwrap().is_empty());
+        assert!(!root.volume("demo").exists());
+    }
+
+    #[test]
+    fn every_file_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, record) = volume(&dir);
+        record.create(&root).unwrap();
+        record.authority(&root).issue_generation(Default::default()).unwrap();
+        let mut seen = 0;
+        for entry in fs::read_dir(root.volume("demo")).unwrap() {
+            let entry = entry.unwrap();
+            assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", entry.path());
+            seen += 1;
+        }
+        assert_eq!(seen, 4, "record, key, authority and its lock");
+    }
+
+    #[test]
+    fn a_key_that_others_may_read_is_no_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, [1; 32]).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(read_key(&path).is_err());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read_key(&path).unwrap(), [1; 32]);
+        fs::write(&path, [1; 31]).unwrap();
+        assert!(read_key(&path).is_err());
+    }
+
+    #[test]
+    fn bad_names_and_values_never_reach_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, good) = volume(&dir);
+        for name in ["", "..", "../x", "a/b", ".hidden"] {
+            assert!(matches!(VolumeRecord::load(&root, name), Err(RecordError::Name(_))), "{name}");
+            assert!(VolumeRecord { name: name.into(), ..good.clone() }.create(&root).is_err(), "{name}");
+        }
+        for bad in [
+            VolumeRecord { size: 4097, ..good.clone() },
+            VolumeRecord { size: 0, ..good.clone() },
+            VolumeRecord { block_size: 1024, ..good.clone() },
+            VolumeRecord { replicas: Vec::new(), ..good.clone() },
+            VolumeRecord { replicas: vec![good.replicas[0].clone(); 2], ..good.clone() },
+        ] {
+            assert!(matches!(bad.create(&root), Err(RecordError::Invalid(_))));
+        }
+        assert!(fs::read_dir(root.volumes()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn damaged_records_are_named_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, record) = volume(&dir);
+        record.create(&root).unwrap();
+        let path = record_path(&root, "demo");
+        let good = fs::read_to_string(&path).unwrap();
+        let elsewhere = good.replace("\"name\": \"demo\"", "\"name\": \"other\"");
+        let future = good.replace("\"format\": 1", "\"format\": 2");
+        for content in ["", "null", &good[..good.len() / 2], &elsewhere, &future] {
+            fs::write(&path, content).unwrap();
+            assert!(
+                matches!(VolumeRecord::load(&root, "demo"), Err(RecordError::Damaged { .. })),
+                "{content}"
+            );
+        }
+        assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+    }
+}

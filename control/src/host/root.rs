@@ -1,0 +1,196 @@
+//! Where everything lies below a root directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::durable::create_dir_durably;
+
+/// Longest path of a unix socket in bytes: `sun_path` has 108 with the final NUL (`unix(7)`).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Sockets whose path below the root would be too long lie here under a name made from that path.
+const SHORT_SOCKETS: &str = "/run/longhorn/sockets";
+
+/// A root directory and the places below it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Root {
+    path: PathBuf,
+}
+
+impl Root {
+    /// The root at `path`, which need not exist yet. Symbolic links in what exists are resolved, so that two spellings
+    /// of one directory are one root.
+    ///
+    /// # Errors
+    /// A relative path while the current directory is gone, or a parent that may not be read.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let path = std::path::absolute(path)?;
+        let mut missing = Vec::new();
+        let mut existing = path.as_path();
+        loop {
+            match existing.canonicalize() {
+                Ok(mut resolved) => {
+                    resolved.extend(missing.iter().rev());
+                    return Ok(Self { path: resolved });
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    let (Some(above), Some(name)) = (existing.parent(), existing.file_name()) else {
+                        return Err(e);
+                    };
+                    missing.push(name);
+                    existing = above;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Makes the root and the directories below it that every use needs.
+    ///
+    /// # Errors
+    /// A directory cannot be made.
+    pub fn create(&self) -> io::Result<()> {
+        for dir in [
+            self.volumes(),
+            self.replicas(),
+            self.processes(),
+            self.volume_locks(),
+            self.logs(),
+            self.engine_binaries(),
+        ] {
+            create_dir_durably(&dir)?;
+        }
+        if self.manager_socket().starts_with(SHORT_SOCKETS) {
+            create_dir_durably(Path::new(SHORT_SOCKETS))?;
+        }
+        Ok(())
+    }
+
+    /// The directory itself, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One directory per volume.
+    pub fn volumes(&self) -> PathBuf {
+        self.path.join("volumes")
+    }
+
+    /// A volume's record, key and authority.
+    pub fn volume(&self, volume: &str) -> PathBuf {
+        self.volumes().join(volume)
+    }
+
+    /// A volume's key: 32 bytes.
+    pub fn key(&self, volume: &str) -> PathBuf {
+        self.volume(volume).join("key")
+    }
+
+    /// The replica directories made here.
+    pub fn replicas(&self) -> PathBuf {
+        self.path.join("replicas")
+    }
+
+    /// The directory of the replica `VOLUME-r-SUFFIX`.
+    pub fn replica(&self, volume: &str, suffix: &str) -> PathBuf {
+        self.replicas().join(format!("{volume}-{suffix}"))
+    }
+
+    /// What the instance manager remembers of its processes.
+    pub fn processes(&self) -> PathBuf {
+        self.run().join("processes")
+    }
+
+    /// What the instance manager remembers of the process of that name.
+    pub fn process(&self, name: &str) -> PathBuf {
+        self.processes().join(format!("{name}.json"))
+    }
+
+    /// The locks of [`super::VolumeLock`].
+    pub(super) fn volume_locks(&self) -> PathBuf {
+        self.run().join("volumes")
+    }
+
+    /// Held by the one instance manager of this root.
+    pub fn manager_lock(&self) -> PathBuf {
+        self.run().join("instance-manager.lock")
+    }
+
+    /// The instance manager listens here.
+    pub fn manager_socket(&self) -> PathBuf {
+        self.socket("instance-manager.sock")
+    }
+
+    /// A process's control socket (gRPC).
+    pub fn control_socket(&self, name: &str) -> PathBuf {
+        self.socket(&format!("{name}.grpc.sock"))
+    }
+
+    /// A replica's data socket.
+    pub fn data_socket(&self, name: &str) -> PathBuf {
+        self.socket(&format!("{name}.sock"))
+    }
+
+    /// The logs.
+    pub fn logs(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// The log of the process of that name; the older part has `.1` behind it.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.logs().join(format!("{name}.log"))
+    }
+
+    /// The only programs, besides our own, that an instance manager starts.
+    pub fn engine_binaries(&self) -> PathBuf {
+        self.path.join("engine-binaries")
+    }
+
+    fn run(&self) -> PathBuf {
+        self.path.join("run")
+    }
+
+    /// `ROOT/run/FILE`, or a short path of its own where that is too long for a socket.
+    fn socket(&self, file: &str) -> PathBuf {
+        let path = self.run().join(file);
+        if path.as_os_str().len() <= SOCKET_PATH_MAX {
+            return path;
+        }
+        let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
+        let name: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Path::new(SHORT_SOCKETS).join(format!("{name}.sock"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_spellings_are_one_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join("real");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
+        let direct = Root::at(&real.join("not/yet")).unwrap();
+        assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
+        direct.create().unwrap();
+        assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
+    }
+
+    #[test]
+    fn every_socket_path_can_be_bound() {
+        let longest = format!("{}-r-0a1b2c3d", "v".repeat(64));
+        for root in ["/var/lib/longhorn", &format!("/tmp/{}", "deep/".repeat(40))] {
+            let root = Root::at(Path::new(root)).unwrap();
+            for path in [root.manager_socket(), root.control_socket(&longest), root.data_socket(&longest)] {
+                assert!(path.as_os_str().len() <= SOCKET_PATH_MAX, "{}", path.display());
+            }
+            assert_ne!(root.data_socket(&longest), root.control_socket(&longest));
+        }
+        let usual = Root::at(Path::new("/var/lib/longhorn")).unwrap();
+        assert_eq!(usual.control_socket(&longest).parent(), Some(usual.path().join("run").as_path()));
+    }
+}

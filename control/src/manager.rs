@@ -1,0 +1,162 @@
+//! The instance manager: one per root, it starts the root's engines and replicas, watches them, and starts those that
+//! died again.
+//!
+//! Its own death changes nothing for them: each runs in a session of its own and writes its own log, and the next manager
+//! adopts it (`state`, `identity`). It knows nothing of volumes: what it runs, and with which arguments, its clients say
+//! (`program` bounds that), but for one thing: an engine that is started again gets the next generation (`policy`).
+
+mod identity;
+mod launch;
+mod log;
+mod policy;
+mod program;
+mod registry;
+mod service;
+mod state;
+mod supervisor;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use thiserror::Error;
+use tonic::transport::Server;
+
+pub use identity::ProcessId;
+pub use launch::{LAUNCH_NAME, run_launched};
+pub use policy::EXIT_GIVES_UP;
+pub use state::{ProcessRecord, State};
+
+use crate::host::Root;
+use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
+use crate::transport::{TrustedPeers, bind_private};
+use program::Programs;
+use registry::Registry;
+use service::Service;
+
+/// How often logs are looked at for their size.
+const ROTATION: Duration = Duration::from_secs(5);
+
+/// How to run an instance manager.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Its root.
+    pub root: Root,
+    /// This program, which starts processes under [`LAUNCH_NAME`] and is one that clients may have run.
+    pub program: PathBuf,
+    /// A TCP address to listen on, besides the root's socket.
+    pub listen: Option<SocketAddr>,
+    /// Whoever reaches the TCP address is obeyed.
+    pub insecure: bool,
+}
+
+/// Why an instance manager does not run.
+#[derive(Debug, Error)]
+pub enum ManagerError {
+    /// There is one already.
+    #[error("an instance manager for {} runs already (process {pid}): one is enough", root.display())]
+    AlreadyRuns {
+        /// The root.
+        root: PathBuf,
+        /// The other one.
+        pid: String,
+    },
+    /// TCP without `--insecure`.
+    #[error("{0} would obey whoever reaches it: add --insecure if nobody else can, or leave --listen out")]
+    Insecure(SocketAddr),
+    /// A file, directory or socket cannot be used.
+    #[error("{what}: {source}")]
+    Io {
+        /// What it was about.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The server ended.
+    #[error("the gRPC server failed: {0}")]
+    Server(#[from] tonic::transport::Error),
+}
+
+/// Runs an instance manager until `stop` is ready; its processes go on then.
+///
+/// # Errors
+/// [`ManagerError`].
+pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(), ManagerError> {
+    if let (Some(address), false) = (options.listen, options.insecure) {
+        return Err(ManagerError::Insecure(address));
+    }
+    let root = options.root;
+    root.create().map_err(|e| io_error(root.path().display(), e))?;
+    let _lock = lock(&root)?;
+    let programs = Programs::new(options.program, root.engine_binaries());
+    let registry = Arc::new(Registry::new(root.clone(), programs));
+    registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
+    let socket = root.manager_socket();
+    let listener = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
+    let service = || ProcessManagerServiceServer::new(Service::new(registry.clone()));
+    let local = Server::builder().add_service(service()).serve_with_incoming(TrustedPeers::new(listener));
+    let remote = async {
+        match options.listen {
+            None => std::future::pending().await,
+            Some(address) => {
+                tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
+                Server::builder().add_service(service()).serve(address).await
+            }
+        }
+    };
+    tracing::info!(root = %root.path().display(), socket = %socket.display(), "instance manager is ready");
+    tokio::select! {
+        ended = local => Ok(ended?),
+        ended = remote => Ok(ended?),
+        () = rotate_logs(&root, &registry) => Ok(()),
+        () = stop => {
+            tracing::info!("instance manager ends; its processes go on");
+            Ok(())
+        }
+    }
+}
+
+/// Makes this the only instance manager of the root for as long as the result lives.
+fn lock(root: &Root) -> Result<Flock<File>, ManagerError> {
+    let path = root.manager_lock();
+    let failed = |e| io_error(path.display(), e);
+    let options = &mut OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+    match Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock) {
+        Ok(mut file) => {
+            file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+            Ok(file)
+        }
+        Err((mut file, Errno::EWOULDBLOCK)) => {
+            let mut pid = String::new();
+            file.read_to_string(&mut pid).map_err(failed)?;
+            Err(ManagerError::AlreadyRuns { root: root.path().to_owned(), pid: pid.trim().to_owned() })
+        }
+        Err((_, errno)) => Err(failed(errno.into())),
+    }
+}
+
+/// Bounds the logs of all processes, and the manager's own, which whoever started it may have put beside them.
+async fn rotate_logs(root: &Root, registry: &Registry) {
+    let mut ticks = tokio::time::interval(ROTATION);
+    loop {
+        ticks.tick().await;
+        let mut names = registry.names();
+        names.push("instance-manager".to_owned());
+        for path in names.iter().map(|name| root.log(name)) {
+            if let Err(e) = log::rotate(&path, log::LOG_MAX) {
+                tracing::warn!(path = %path.display(), error = %e, "log cannot be rotated");
+            }
+        }
+    }
+}
+
+fn io_error(what: impl std::fmt::Display, source: io::Error) -> ManagerError {
+    ManagerError::Io { what: what.to_string(), source }
+}

@@ -1,0 +1,161 @@
+//! Logs of processes, bounded in size.
+//!
+//! A process writes to its log itself, so that the manager's death does not touch it. The manager bounds the file: what
+//! is there is copied to `NAME.log.1`, and the file cut to nothing. All writers append, so the next line lands at its
+//! beginning. A line written between the last copied byte and the cut is lost; everything older than the copy, too.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// A log beyond this size is rotated: at 200 bytes a line, half a day of a line per second.
+pub(super) const LOG_MAX: u64 = 10 << 20;
+
+/// Longest line that is told; the rest of a longer one is left out.
+const LINE_MAX: u64 = 64 << 10;
+
+/// Bytes at the end of a log in which the last line is looked for.
+const TAIL: u64 = 4 << 10;
+
+/// How the manager's own lines in a process's log begin.
+const OWN: &str = "instance-manager: ";
+
+/// Opens a log for a process that is about to start.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Adds a line of the manager's own.
+pub(super) fn note(path: &Path, text: &str) {
+    if let Err(e) = open(path).and_then(|mut log| writeln!(log, "{OWN}{text}")) {
+        tracing::warn!(path = %path.display(), error = %e, "log cannot be written");
+    }
+}
+
+/// Moves a log larger than `max` aside.
+pub(super) fn rotate(path: &Path, max: u64) -> io::Result<()> {
+    let mut log = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(log) => log,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    if log.metadata()?.len() <= max {
+        return Ok(());
+    }
+    let older = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(older(path));
+    // Reads until the writers are caught up with: hardly anything is left between the last read and the cut.
+    io::copy(&mut log, &mut older?)?;
+    log.set_len(0)
+}
+
+/// The last line that a process itself wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LastWords {
+    /// It said why it ends: the line began with `error:`.
+    Reason(String),
+    /// Something else.
+    Line(String),
+}
+
+/// The last line in the log that is not the manager's.
+pub(super) fn last_words(path: &Path) -> Option<LastWords> {
+    let mut log = File::open(path).ok()?;
+    let len = log.metadata().ok()?.len();
+    log.seek(SeekFrom::Start(len.saturating_sub(TAIL))).ok()?;
+    let mut tail = Vec::new();
+    log.take(TAIL).read_to_end(&mut tail).ok()?;
+    let tail = String::from_utf8_lossy(&tail);
+    let last = tail.lines().rev().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(OWN))?;
+    Some(match last.strip_prefix("error: ") {
+        Some(reason) => LastWords::Reason(reason.to_owned()),
+        None => LastWords::Line(last.to_owned()),
+    })
+}
+
+/// Calls `line` for each line of the log, the older part first, until it returns false.
+pub(super) fn read_lines(path: &Path, mut line: impl FnMut(String) -> bool) -> io::Result<()> {
+    for part in [older(path), path.to_owned()] {
+        let mut log = match File::open(part) {
+            Ok(log) => BufReader::new(log),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        loop {
+            let mut bytes = Vec::new();
+            if log.by_ref().take(LINE_MAX).read_until(b'\n', &mut bytes)? == 0 {
+                break;
+            }
+            if bytes.last() == Some(&b'\n') {
+                bytes.pop();
+            } else {
+                log.skip_until(b'\n')?;
+            }
+            if !line(String::from_utf8_lossy(&bytes).into_owned()) {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn older(path: &Path) -> PathBuf {
+    let mut older = path.as_os_str().to_owned();
+    older.push(".1");
+    older.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotation_bounds_the_log_and_keeps_the_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.log");
+        rotate(&path, 100).unwrap();
+        let mut writer = open(&path).unwrap();
+        for n in 0..200 {
+            writeln!(writer, "line {n}").unwrap();
+            rotate(&path, 100).unwrap();
+            assert!(std::fs::metadata(&path).unwrap().len() <= 110);
+        }
+        assert!(std::fs::metadata(older(&path)).unwrap().len() <= 120);
+        let mut lines = Vec::new();
+        read_lines(&path, |line| {
+            lines.push(line);
+            true
+        })
+        .unwrap();
+        assert!(lines.len() > 10);
+        let expected: Vec<String> = (200 - lines.len()..200).map(|n| format!("line {n}")).collect();
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn the_last_words_are_the_processs_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.log");
+        assert_eq!(last_words(&path), None);
+        let mut log = open(&path).unwrap();
+        writeln!(log, "{}\nerror: the directory is damaged", "x".repeat(10_000)).unwrap();
+        note(&path, "it ended");
+        assert_eq!(last_words(&path), Some(LastWords::Reason("the directory is damaged".into())));
+        writeln!(log, "thread main panicked").unwrap();
+        assert_eq!(last_words(&path), Some(LastWords::Line("thread main panicked".into())));
+    }
+
+    #[test]
+    fn endless_lines_are_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.log");
+        std::fs::write(&path, format!("{}\nshort", "x".repeat(200_000))).unwrap();
+        let mut lengths = Vec::new();
+        read_lines(&path, |line| {
+            lengths.push(line.len() as u64);
+            true
+        })
+        .unwrap();
+        assert_eq!(lengths, [LINE_MAX, 5]);
+    }
+}

@@ -1,0 +1,176 @@
+//! The processes of a manager by name, each with its supervisor.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lh_block::{NameError, check_process_name};
+use thiserror::Error;
+use tokio::sync::{Notify, broadcast, watch};
+
+use super::identity::Watched;
+use super::program::{ProgramError, Programs};
+use super::state::{ProcessRecord, State};
+use super::supervisor::{Shared, Supervisor};
+use crate::host::Root;
+use crate::proto::imrpc::{ProcessResponse, ProcessSpec};
+use crate::random;
+
+/// Changes that a slow watcher may be behind before it is told everything anew.
+const CHANGES_MAX: usize = 1024;
+
+/// Why a process was not created or found.
+#[derive(Debug, Error)]
+pub(super) enum RegistryError {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error("a process {0} exists already")]
+    Exists(String),
+    #[error("there is no process {0}")]
+    Missing(String),
+    #[error(
+        "process {0} is not run: this manager hands out no ports, its processes listen where their arguments say"
+    )]
+    Ports(String),
+    #[error("no random numbers: {0}")]
+    Random(io::Error),
+}
+
+#[derive(Debug)]
+struct Handle {
+    uuid: String,
+    latest: watch::Receiver<ProcessResponse>,
+    stop: Arc<Notify>,
+}
+
+/// All processes of a manager.
+#[derive(Debug)]
+pub(super) struct Registry {
+    shared: Arc<Shared>,
+    processes: Mutex<BTreeMap<String, Handle>>,
+}
+
+impl Registry {
+    pub(super) fn new(root: Root, programs: Programs) -> Self {
+        let (changes, _) = broadcast::channel(CHANGES_MAX);
+        let shared = Arc::new(Shared { root, programs, changes });
+        Self { shared, processes: Mutex::default() }
+    }
+
+    /// Takes over what an earlier manager left: processes that run are watched, those that died are started again, those
+    /// that were to end are ended.
+    pub(super) fn adopt_all(self: &Arc<Self>) -> io::Result<()> {
+        for record in ProcessRecord::load_all(&self.shared.root)? {
+            match record {
+                Ok(record) => self.adopt(record),
+                // Another one of that name can be created; locks keep both from the same data.
+                Err(e) => tracing::error!(error = %e, "a process is forgotten"),
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt(self: &Arc<Self>, mut record: ProcessRecord) {
+        let process = match record.process.as_ref().map(Watched::adopt) {
+            None | Some(Ok(None)) => None,
+            Some(Ok(process)) => process,
+            Some(Err(e)) => {
+                tracing::error!(name = record.name, error = %e, "process cannot be adopted");
+                None
+            }
+        };
+        tracing::info!(name = record.name, pid = process.as_ref().map(|p| p.id().pid), "adopted");
+        if process.is_none() {
+            record.process = None;
+            if record.state == State::Running {
+                record.state = State::Starting;
+            }
+        }
+        self.supervise(record, process, true);
+    }
+
+    /// Begins the life of a new process.
+    pub(super) fn create(self: &Arc<Self>, spec: &ProcessSpec) -> Result<ProcessResponse, RegistryError> {
+        check_process_name("process", &spec.name)?;
+        self.shared.programs.resolve(&spec.binary)?;
+        if spec.port_count != 0 {
+            return Err(RegistryError::Ports(spec.name.clone()));
+        }
+        if self.processes().contains_key(&spec.name) {
+            return Err(RegistryError::Exists(spec.name.clone()));
+        }
+        let uuid = random::uuid().map_err(RegistryError::Random)?;
+        let record = ProcessRecord::new(&spec.name, &spec.binary, &spec.args, uuid);
+        let response = record.response(false);
+        self.supervise(record, None, false);
+        Ok(response)
+    }
+
+    /// Asks for the end of a process. `uuid`: only that one, unless it is empty.
+    pub(super) fn delete(&self, name: &str, uuid: &str) -> Result<ProcessResponse, RegistryError> {
+        let processes = self.processes();
+        match processes.get(name) {
+            Some(handle) if uuid.is_empty() || uuid == handle.uuid => {
+                handle.stop.notify_one();
+                let mut response = handle.latest.borrow().clone();
+                if let Some(status) = &mut response.status {
+                    State::Stopping.as_str().clone_into(&mut status.state);
+                }
+                Ok(response)
+            }
+            _ => Err(RegistryError::Missing(name.to_owned())),
+        }
+    }
+
+    pub(super) fn get(&self, name: &str) -> Result<ProcessResponse, RegistryError> {
+        match self.processes().get(name) {
+            Some(handle) => Ok(handle.latest.borrow().clone()),
+            None => Err(RegistryError::Missing(name.to_owned())),
+        }
+    }
+
+    pub(super) fn list(&self) -> BTreeMap<String, ProcessResponse> {
+        self.processes().iter().map(|(name, handle)| (name.clone(), handle.latest.borrow().clone())).collect()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.processes().keys().cloned().collect()
+    }
+
+    /// Every change from now on.
+    pub(super) fn watch(&self) -> broadcast::Receiver<ProcessResponse> {
+        self.shared.changes.subscribe()
+    }
+
+    pub(super) fn root(&self) -> &Root {
+        &self.shared.root
+    }
+
+    fn supervise(self: &Arc<Self>, record: ProcessRecord, process: Option<Watched>, again: bool) {
+        let (latest, receiver) = watch::channel(record.response(false));
+        let stop = Arc::new(Notify::new());
+        let handle = Handle { uuid: record.uuid.clone(), latest: receiver.clone(), stop: stop.clone() };
+        let name = record.name.clone();
+        self.processes().insert(name.clone(), handle);
+        let supervisor = Supervisor::new(self.shared.clone(), record, latest, stop, again);
+        let registry = self.clone();
+        tokio::spawn(async move {
+            supervisor.run(process).await;
+            // Forgotten before it is announced: who waits for the end may use the name at once.
+            registry.processes().remove(&name);
+            let mut last = receiver.borrow().clone();
+            last.deleted = true;
+            if let Some(status) = &mut last.status {
+                State::Stopped.as_str().clone_into(&mut status.state);
+                status.pid = 0;
+            }
+            let _ = registry.shared.changes.send(last);
+        });
+    }
+
+    fn processes(&self) -> MutexGuard<'_, BTreeMap<String, Handle>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,165 @@
+//! The manager's gRPC face.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::{broadcast, mpsc};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::log;
+use super::program::ProgramError;
+use super::registry::{Registry, RegistryError};
+use crate::proto::imrpc::process_manager_service_server::ProcessManagerService;
+use crate::proto::imrpc::{
+    LogRequest, LogResponse, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest,
+    ProcessListRequest, ProcessListResponse, ProcessReplaceRequest, ProcessResponse, VersionResponse,
+};
+
+/// Version of the service that this manager speaks, and the oldest that it understands: Longhorn 1.12's numbers.
+const API_VERSION: (i64, i64) = (6, 1);
+
+/// Messages on their way to a client that does not read.
+const STREAM_DEPTH: usize = 64;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct Service {
+    registry: Arc<Registry>,
+}
+
+impl Service {
+    pub(super) fn new(registry: Arc<Registry>) -> Self {
+        Self { registry }
+    }
+}
+
+impl From<RegistryError> for Status {
+    fn from(e: RegistryError) -> Self {
+        let text = e.to_string();
+        match e {
+            RegistryError::Name(_) | RegistryError::Program(ProgramError::Unusable { .. }) => {
+                Self::invalid_argument(text)
+            }
+            RegistryError::Program(ProgramError::Foreign { .. } | ProgramError::Writable(_)) => {
+                Self::permission_denied(text)
+            }
+            RegistryError::Exists(_) => Self::already_exists(text),
+            RegistryError::Missing(_) => Self::not_found(text),
+            RegistryError::Ports(_) => Self::unimplemented(text),
+            RegistryError::Random(_) => Self::internal(text),
+        }
+    }
+}
+
+type Streaming<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl ProcessManagerService for Service {
+    type ProcessLogStream = Streaming<LogResponse>;
+    type ProcessWatchStream = Streaming<ProcessResponse>;
+
+    async fn process_create(
+        &self,
+        request: Request<ProcessCreateRequest>,
+    ) -> Result<Response<ProcessResponse>, Status> {
+        let spec = request.into_inner().spec;
+        let spec = spec.ok_or_else(|| Status::invalid_argument("ProcessCreate needs a spec"))?;
+        Ok(Response::new(self.registry.create(&spec)?))
+    }
+
+    async fn process_delete(
+        &self,
+        request: Request<ProcessDeleteRequest>,
+    ) -> Result<Response<ProcessResponse>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.registry.delete(&request.name, &request.uuid)?))
+    }
+
+    async fn process_get(
+        &self,
+        request: Request<ProcessGetRequest>,
+    ) -> Result<Response<ProcessResponse>, Status> {
+        Ok(Response::new(self.registry.get(&request.into_inner().name)?))
+    }
+
+    async fn process_list(
+        &self,
+        _: Request<ProcessListRequest>,
+    ) -> Result<Response<ProcessListResponse>, Status> {
+        let processes = self.registry.list().into_iter().collect();
+        Ok(Response::new(ProcessListResponse { processes }))
+    }
+
+    async fn process_log(
+        &self,
+        request: Request<LogRequest>,
+    ) -> Result<Response<Self::ProcessLogStream>, Status> {
+        let name = request.into_inner().name;
+        self.registry.get(&name)?;
+        let path = self.registry.root().log(&name);
+        let (lines, receiver) = mpsc::channel(STREAM_DEPTH);
+        tokio::task::spawn_blocking(move || {
+            let read = log::read_lines(&path, |line| lines.blocking_send(Ok(LogResponse { line })).is_ok());
+            if let Err(e) = read {
+                // The client may be gone, too.
+                let _ = lines.blocking_send(Err(Status::internal(format!("{}: {e}", path.display()))));
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn process_watch(&self, _: Request<()>) -> Result<Response<Self::ProcessWatchStream>, Status> {
+        let (sender, receiver) = mpsc::channel(STREAM_DEPTH);
+        let registry = self.registry.clone();
+        let changes = registry.watch();
+        tokio::spawn(tell_changes(registry, changes, sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn process_replace(
+        &self,
+        _: Request<ProcessReplaceRequest>,
+    ) -> Result<Response<ProcessResponse>, Status> {
+        Err(Status::unimplemented(
+            "ProcessReplace is not built yet: delete the process and create it again with the other program",
+        ))
+    }
+
+    async fn version_get(&self, _: Request<()>) -> Result<Response<VersionResponse>, Status> {
+        let (current, oldest) = API_VERSION;
+        Ok(Response::new(VersionResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            git_commit: String::new(),
+            build_date: String::new(),
+            instance_manager_api_version: current,
+            instance_manager_api_min_version: oldest,
+            instance_manager_proxy_api_version: 0,
+            instance_manager_proxy_api_min_version: 0,
+        }))
+    }
+}
+
+/// Hands every change on until the client goes. One that fell too far behind is told how all processes are now.
+async fn tell_changes(
+    registry: Arc<Registry>,
+    mut changes: broadcast::Receiver<ProcessResponse>,
+    sender: mpsc::Sender<Result<ProcessResponse, Status>>,
+) {
+    loop {
+        let news = tokio::select! {
+            change = changes.recv() => match change {
+                Ok(change) => vec![change],
+                Err(broadcast::error::RecvError::Lagged(_)) => registry.list().into_values().collect(),
+                Err(broadcast::error::RecvError::Closed) => return,
+            },
+            () = sender.closed() => return,
+        };
+        for change in news {
+            if sender.send(Ok(change)).await.is_err() {
+                return;
+            }
+        }
+    }
+}

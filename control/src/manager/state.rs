@@ -1,0 +1,188 @@
+//! What a manager remembers of each process, so that the next manager can go on: `ROOT/run/processes/NAME.json`.
+//!
+//! The file is written before whatever it announces: arguments and restart count before a start, the process's number
+//! before the program runs, the wish to stop before the first signal. It is removed when the process is no more.
+
+use std::fs;
+use std::io;
+
+use lh_block::check_process_name;
+use serde::{Deserialize, Serialize};
+
+use super::identity::ProcessId;
+use crate::host::{Root, replace_file, sync_dir};
+use crate::proto::imrpc;
+
+/// The version of the file that this program writes; it reads no other.
+const FORMAT: u32 = 1;
+
+/// Where a process is in its life; Longhorn's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It is about to be started, for the first time or again.
+    Starting,
+    /// It runs.
+    Running,
+    /// It was told to end and will be forgotten.
+    Stopping,
+    /// It ended by itself, successfully.
+    Stopped,
+    /// It failed in a way that another start would not cure.
+    Error,
+}
+
+impl State {
+    /// As in `ProcessStatus.state`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// One process of a manager.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessRecord {
+    format: u32,
+    /// Longhorn's name of it.
+    pub name: String,
+    /// The program as it was asked for.
+    pub binary: String,
+    /// Its arguments as of the last start.
+    pub args: Vec<String>,
+    /// Another one for every process ever created.
+    pub uuid: String,
+    /// Where it is in its life.
+    pub state: State,
+    /// What went wrong last; empty if nothing did.
+    #[serde(default)]
+    pub error: String,
+    /// How often it was started again.
+    #[serde(default)]
+    pub restarts: u32,
+    /// The process, from just before the program runs until it has ended.
+    #[serde(default)]
+    pub process: Option<ProcessId>,
+}
+
+impl ProcessRecord {
+    /// A process that is to be started.
+    pub(super) fn new(name: &str, binary: &str, args: &[String], uuid: String) -> Self {
+        Self {
+            format: FORMAT,
+            name: name.to_owned(),
+            binary: binary.to_owned(),
+            args: args.to_vec(),
+            uuid,
+            state: State::Starting,
+            error: String::new(),
+            restarts: 0,
+            process: None,
+        }
+    }
+
+    /// The process's number while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().filter(|id| id.is_alive()).map(|id| id.pid)
+    }
+
+    /// What a manager of that root remembers of the process of that name, whether the manager runs or not.
+    ///
+    /// # Errors
+    /// The file cannot be read or is damaged.
+    pub fn load(root: &Root, name: &str) -> io::Result<Option<Self>> {
+        let path = root.process(name);
+        let damaged = |reason: String| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {reason}", path.display()))
+        };
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let record: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+        if record.format != FORMAT || record.name != name {
+            return Err(damaged(format!("format {}, name {:?}", record.format, record.name)));
+        }
+        Ok(Some(record))
+    }
+
+    /// Everything a manager of that root remembers, by name; files that are damaged come as errors.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn load_all(root: &Root) -> io::Result<Vec<io::Result<Self>>> {
+        let mut records = Vec::new();
+        for entry in fs::read_dir(root.processes())? {
+            let file = entry?.file_name();
+            let Some(name) = file.to_str().and_then(|f| f.strip_suffix(".json")) else { continue };
+            if check_process_name("process", name).is_ok() {
+                records.extend(Self::load(root, name).transpose());
+            }
+        }
+        Ok(records)
+    }
+
+    pub(super) fn store(&self, root: &Root) -> io::Result<()> {
+        replace_file(&root.process(&self.name), &serde_json::to_vec(self)?)
+    }
+
+    pub(super) fn remove(&self, root: &Root) -> io::Result<()> {
+        match fs::remove_file(root.process(&self.name)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+            Ok(()) => sync_dir(&root.processes()),
+        }
+    }
+
+    /// The record as a client of the manager sees it.
+    pub(super) fn response(&self, deleted: bool) -> imrpc::ProcessResponse {
+        let spec = imrpc::ProcessSpec {
+            name: self.name.clone(),
+            binary: self.binary.clone(),
+            args: self.args.clone(),
+            port_count: 0,
+            port_args: Vec::new(),
+        };
+        let status = imrpc::ProcessStatus {
+            state: self.state.as_str().to_owned(),
+            error_msg: self.error.clone(),
+            uuid: self.uuid.clone(),
+            pid: self.process.as_ref().map_or(0, |id| id.pid),
+            restarts: self.restarts,
+            ..Default::default()
+        };
+        imrpc::ProcessResponse { spec: Some(spec), status: Some(status), deleted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_manager_wrote_the_next_one_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut record = ProcessRecord::new("demo-e-0", "/x", &["controller".into()], "1".into());
+        record.process = ProcessId::of(std::process::id()).unwrap();
+        record.store(&root).unwrap();
+        assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap(), Some(record.clone()));
+        assert_eq!(record.pid(), Some(std::process::id()));
+        assert_eq!(ProcessRecord::load(&root, "other").unwrap(), None);
+        fs::write(root.process("broken"), "{").unwrap();
+        fs::write(root.processes().join(".demo-e-0.json.tmp"), "{").unwrap();
+        let all = ProcessRecord::load_all(&root).unwrap();
+        assert_eq!(all.iter().filter(|r| r.is_ok()).count(), 1);
+        assert_eq!(all.iter().filter(|r| r.is_err()).count(), 1);
+        record.remove(&root).unwrap();
+        record.remove(&root).unwrap();
+        assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap(), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! One process's life, a task per process: started, watched, started again when it dies, ended when nobody wants it.
+//!
+//! ```text
+//! Starting --> Running --> Starting (died)
+//!    |            |------> Stopped (exit status 0), Error (gave up)
+//!    '------------'---------'----> Stopping --> forgotten
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::sync::{Notify, broadcast, watch};
+
+use super::identity::Watched;
+use super::launch::launch;
+use super::log::{self, LastWords};
+use super::policy::{BackOff, Exit, Next, arguments_of_restart};
+use super::program::Programs;
+use super::state::{ProcessRecord, State};
+use crate::host::Root;
+use crate::proto::imrpc::ProcessResponse;
+
+/// How long a process that was asked to end may take: an engine flushes everything and closes its replicas.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What all supervisors of a manager share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) root: Root,
+    pub(super) programs: Programs,
+    /// Every change of every process.
+    pub(super) changes: broadcast::Sender<ProcessResponse>,
+}
+
+/// The task's state.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    shared: Arc<Shared>,
+    record: ProcessRecord,
+    latest: watch::Sender<ProcessResponse>,
+    stop: Arc<Notify>,
+    back_off: BackOff,
+    /// Waited before the next start.
+    delay: Duration,
+    /// The next start is not the first.
+    again: bool,
+}
+
+impl Supervisor {
+    /// The supervisor of a new process, or of one that an earlier manager left.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        record: ProcessRecord,
+        latest: watch::Sender<ProcessResponse>,
+        stop: Arc<Notify>,
+        again: bool,
+    ) -> Self {
+        Self { shared, record, latest, stop, back_off: BackOff::default(), delay: Duration::ZERO, again }
+    }
+
+    /// Lives until the process is no more. `process` is the one that runs already.
+    pub(super) async fn run(mut self, mut process: Option<Watched>) {
+        loop {
+            match (self.record.state, &mut process) {
+                (State::Starting, Some(_)) => self.record.state = State::Running,
+                (State::Starting, None) => process = self.starting().await,
+                (State::Running, Some(running)) => {
+                    if self.running(running).await {
+                        process = None;
+                    }
+                }
+                (State::Running, None) => self.ended(Exit::Unknown, Duration::ZERO, None).await,
+                (State::Stopped | State::Error, _) => {
+                    self.stop.notified().await;
+                    self.record.state = State::Stopping;
+                }
+                (State::Stopping, running) => return self.stopping(running.as_mut()).await,
+            }
+        }
+    }
+
+    /// Waits as long as it has to, then starts the process. `None`: it was not started; the state says what follows.
+    async fn starting(&mut self) -> Option<Watched> {
+        self.publish();
+        tokio::select! {
+            () = tokio::time::sleep(self.delay) => {}
+            () = self.stop.notified() => {
+                self.record.state = State::Stopping;
+                return None;
+            }
+        }
+        match self.start().await {
+            Ok(process) => {
+                self.publish();
+                Some(process)
+            }
+            Err(e) => {
+                self.ended(Exit::Unknown, Duration::ZERO, Some(e)).await;
+                None
+            }
+        }
+    }
+
+    async fn start(&mut self) -> io::Result<Watched> {
+        if std::mem::replace(&mut self.again, true) {
+            self.record.args = arguments_of_restart(&self.record.args);
+            self.record.restarts += 1;
+        }
+        self.record.process = None;
+        self.persist().await?;
+        let program = self.shared.programs.resolve(&self.record.binary).map_err(io::Error::other)?;
+        let log_path = self.shared.root.log(&self.record.name);
+        let log_file = log::open(&log_path)?;
+        let (child, gate) = launch(self.shared.programs.own(), &program, &self.record.args, &log_file)?;
+        let process = Watched::child(child)?;
+        self.record.process = Some(process.id().clone());
+        self.record.state = State::Running;
+        self.record.error.clear();
+        if let Err(e) = self.persist().await {
+            self.record.state = State::Starting;
+            return Err(e);
+        }
+        let (name, pid, restarts) = (&self.record.name, process.id().pid, self.record.restarts);
+        log::note(&log_path, &format!("{name} starts as process {pid}, restart {restarts}"));
+        gate.open()?;
+        Ok(process)
+    }
+
+    /// Waits for the process's end, or for the wish that it ends. True: it has ended.
+    async fn running(&mut self, process: &mut Watched) -> bool {
+        let since = Instant::now();
+        tokio::select! {
+            exit = process.exited() => {
+                self.ended(exit, since.elapsed(), None).await;
+                true
+            }
+            () = self.stop.notified() => {
+                self.record.state = State::Stopping;
+                false
+            }
+        }
+    }
+
+    /// Decides what follows an end, or a start that failed.
+    async fn ended(&mut self, exit: Exit, ran: Duration, failure: Option<io::Error>) {
+        let log_path = self.shared.root.log(&self.record.name);
+        let next = self.back_off.after(exit, ran);
+        let reason = match (&failure, exit, log::last_words(&log_path)) {
+            (Some(failure), ..) => failure.to_string(),
+            // Only a program that ended by itself had the time to say why.
+            (None, Exit::Status(_), Some(LastWords::Reason(reason))) => reason,
+            (None, Exit::Status(_), Some(LastWords::Line(line))) => format!("{exit}: {line}"),
+            (None, ..) => exit.to_string(),
+        };
+        log::note(&log_path, &format!("{} ended: {reason}", self.record.name));
+        tracing::warn!(name = self.record.name, reason, ?next, "process ended");
+        self.record.process = None;
+        (self.record.state, self.record.error) = match next {
+            Next::Restart(delay) => {
+                self.delay = delay;
+                (State::Starting, reason)
+            }
+            Next::Stopped => (State::Stopped, String::new()),
+            Next::Failed => (State::Error, reason),
+        };
+        // A start writes the record anyway, so only an end for good has to be written now.
+        if !matches!(next, Next::Restart(_))
+            && let Err(e) = self.persist().await
+        {
+            tracing::error!(name = self.record.name, error = %e, "record cannot be written");
+        }
+        self.publish();
+    }
+
+    /// Ends the process and forgets it.
+    async fn stopping(&mut self, process: Option<&mut Watched>) {
+        self.publish();
+        if let Err(e) = self.persist().await {
+            tracing::error!(name = self.record.name, error = %e, "record cannot be written");
+        }
+        if let Some(process) = process {
+            let exit = self.end(process).await;
+            let name = &self.record.name;
+            log::note(&self.shared.root.log(name), &format!("{name} was ended: {exit}"));
+        }
+        let (record, root) = (self.record.clone(), self.shared.root.clone());
+        if let Err(e) = blocking(move || record.remove(&root)).await {
+            tracing::error!(name = self.record.name, error = %e, "record cannot be removed");
+        }
+        self.record.process = None;
+    }
+
+    /// Asks the process to end, then makes it.
+    async fn end(&self, process: &mut Watched) -> Exit {
+        // A stopped process hears nothing until it is continued.
+        for signal in [Signal::TERM, Signal::CONT] {
+            self.signal(process, signal);
+        }
+        if let Ok(exit) = tokio::time::timeout(STOP_PATIENCE, process.exited()).await {
+            return exit;
+        }
+        self.signal(process, Signal::KILL);
+        process.exited().await
+    }
+
+    fn signal(&self, process: &Watched, signal: Signal) {
+        if let Err(e) = process.signal(signal) {
+            tracing::error!(name = self.record.name, ?signal, error = %e, "process cannot be signalled");
+        }
+    }
+
+    async fn persist(&self) -> io::Result<()> {
+        let (record, root) = (self.record.clone(), self.shared.root.clone());
+        blocking(move || record.store(&root)).await
+    }
+
+    fn publish(&self) {
+        let response = self.record.response(false);
+        self.latest.send_replace(response.clone());
+        // Nobody watching is no failure.
+        let _ = self.shared.changes.send(response);
+    }
+}
+
+/// A call that syncs files, off the thread that watches everybody else.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(result) => result,
+        Err(e) => Err(io::Error::other(e)),
+    }
+}

@@ -1,0 +1,19 @@
+//! The generated gRPC messages and services.
+//!
+//! Names, numbers and types are Longhorn's, so that its clients and this project's understand each other; what this
+//! project adds is numbered from 1000 on. `control/tests/longhorn_numbers.rs` holds both.
+
+/// Package `ptypes`: the services of engine and replica.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod ptypes {
+    tonic::include_proto!("ptypes");
+}
+
+/// The service of the instance manager, which Longhorn keeps outside of any package.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod imrpc {
+    tonic::include_proto!("_");
+}
+
+/// The descriptors of everything above, as a `google.protobuf.FileDescriptorSet`.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,0 +1,161 @@
+//! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::Stream;
+use tonic::service::Interceptor;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// Longest wait for a server that accepts and then says nothing.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Binds a socket that only its owner may open, in place of one that an earlier process left. The caller holds a lock
+/// that keeps every other process from listening there.
+///
+/// # Errors
+/// The path is too long for a socket, or the directory may not be written.
+pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// The connections of root, or of the user that this process runs as; everybody else's are closed.
+pub struct TrustedPeers {
+    listener: UnixListener,
+}
+
+impl TrustedPeers {
+    /// Connections to this listener.
+    pub fn new(listener: UnixListener) -> Self {
+        Self { listener }
+    }
+}
+
+impl Stream for TrustedPeers {
+    type Item = io::Result<UnixStream>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let (stream, _) = ready!(self.listener.poll_accept(cx))?;
+            match stream.peer_cred() {
+                Ok(peer) if is_trusted(peer.uid(), nix::unistd::geteuid().as_raw()) => {
+                    return Poll::Ready(Some(Ok(stream)));
+                }
+                Ok(peer) => {
+                    tracing::warn!(uid = peer.uid(), pid = peer.pid(), "connection refused: not root")
+                }
+                Err(e) => tracing::warn!(error = %e, "connection refused: its peer is unknown"),
+            }
+        }
+    }
+}
+
+const fn is_trusted(peer: u32, own: u32) -> bool {
+    peer == 0 || peer == own
+}
+
+/// Connects to the server that listens on a unix socket.
+///
+/// # Errors
+/// Nobody listens there (`NotFound`, `ConnectionRefused`), or the caller may not.
+pub async fn connect(path: &Path) -> io::Result<Channel> {
+    // Tried by hand first: the error of the transport does not tell a missing server from a mute one.
+    drop(UnixStream::connect(path).await?);
+    let path: PathBuf = path.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The URI names nothing: the connector knows where to go.
+    Endpoint::from_static("http://localhost")
+        .connect_timeout(CONNECT_PATIENCE)
+        .connect_with_connector(connector)
+        .await
+        .map_err(io::Error::other)
+}
+
+/// Refuses calls that were meant for another volume or instance, as Longhorn does: each name is compared only where
+/// both sides have one.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// The volume; empty if it is not known.
+    pub volume: String,
+    /// The process; empty if it is not known.
+    pub instance: String,
+    /// What the other side should check: "controller" or "replica".
+    pub role: &'static str,
+}
+
+impl Interceptor for Identity {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        for (key, what, own) in
+            [("volume-name", "volume", &self.volume), ("instance-name", "instance", &self.instance)]
+        {
+            let Some(meant) = request.metadata().get(key) else { continue };
+            let meant = meant.to_str().unwrap_or("(not ASCII)");
+            if !meant.is_empty() && !own.is_empty() && meant != own {
+                let role = self.role;
+                return Err(Status::failed_precondition(format!(
+                    "incorrect {what} name {meant}; check {role} address"
+                )));
+            }
+        }
+        Ok(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_oneself_are_trusted() {
+        assert!(is_trusted(0, 0) && is_trusted(0, 1000) && is_trusted(1000, 1000));
+        assert!(!is_trusted(1000, 0) && !is_trusted(65534, 1000));
+    }
+
+    #[test]
+    fn calls_for_somebody_else_are_refused() {
+        let mut identity =
+            Identity { volume: "demo".into(), instance: "demo-e-0".into(), role: "controller" };
+        let call = |key: &'static str, value: &str| {
+            let mut request = Request::new(());
+            request.metadata_mut().insert(key, value.parse().unwrap());
+            request
+        };
+        let refused = identity.call(call("volume-name", "other")).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert_eq!(refused.message(), "incorrect volume name other; check controller address");
+        let refused = identity.call(call("instance-name", "demo-e-1")).unwrap_err();
+        assert_eq!(refused.message(), "incorrect instance name demo-e-1; check controller address");
+        identity.call(call("volume-name", "demo")).unwrap();
+        identity.call(call("volume-name", "")).unwrap();
+        identity.call(Request::new(())).unwrap();
+        Identity::default().call(call("volume-name", "demo")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_left_over_socket_is_replaced_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        assert_eq!(connect(&path).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+        drop(bind_private(&path).unwrap());
+        assert_eq!(connect(&path).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let _listener = bind_private(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,481 @@
+//! The volume as a whole: which replicas are members, and the changes that all queues make together.
+//!
+//! - Nobody is forgotten before the epoch without it is durable on all who stay, and stored by the authority
+//!   (`docs/invariants.md`, 1 and 12). No two epochs of one volume have the same order.
+//! - Nothing is answered before chain operations are finished, ranges in doubt are equal, and no older engine can
+//!   answer reads (4, 9, 12).
+//! - A replica becomes a member only when it holds everything (8).
+//! - A chain operation is carried out by all members or by none (9).
+//!
+//! ```text
+//!  Collecting --> Finishing --> Recording --> Attaching --> Repairing --> Running --> Stopped
+//!      ^             |             |             |              |            |
+//!      +-------------+-------------+-------------+--------------+   (a chosen member fails before the volume opened)
+//! ```
+//!
+//! The machine looks at what it knows and what it waits for, and takes every step that has become possible
+//! ([`Conductor::apply`] ends in `advance`). So a step never has to know which event made it possible, and an event
+//! that comes twice or late changes nothing.
+
+mod ask;
+mod chain;
+mod choose;
+mod close;
+mod commands;
+mod event;
+mod intent;
+mod links;
+mod membership;
+mod outage;
+mod rebuild;
+mod repair;
+mod sabotage;
+mod send;
+mod start;
+mod status;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lh_block::{Epoch, Instance};
+use lh_wire::{LayerInfo, ReplicaState};
+
+pub use event::{
+    Body, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, Output, Quorum, Refusal,
+    ReplicaConfig, Stored, Why,
+};
+pub use sabotage::Sabotage;
+pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
+
+use ask::{Ballot, ControlFor, Controls, JobFor, Jobs, Switches};
+use chain::{Backlog, Task};
+use close::Closing;
+use intent::Clearing;
+use links::Link;
+use membership::{Change, Store};
+use outage::Outage;
+use rebuild::Rebuild;
+use repair::{Doubt, InDoubt};
+use sabotage::sabotaged;
+
+use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QueueId, SwitchId};
+
+/// Most snapshots of a volume: Longhorn opens at most 250 layers, the head included.
+pub const SNAPSHOTS_MAX: usize = 249;
+
+/// Where the engine is between its first connection and its end.
+#[derive(Debug)]
+enum Phase {
+    /// Connecting, reading states, until there is something to start with. `since`: when a start became possible.
+    Collecting { since: Option<u64> },
+    /// Chain operations of engines before are finished or taken back. `asked`: on these replicas, as of now.
+    Finishing { asked: MemberSet },
+    /// The first epoch of this engine is on its way.
+    Recording,
+    /// Every queue gets its links.
+    Attaching(Vec<SwitchId>),
+    /// Ranges in doubt are made equal.
+    Repairing(InDoubt),
+    /// All else.
+    Running,
+    /// The end.
+    Stopped,
+}
+
+/// Whether clients are served.
+#[derive(Debug)]
+enum Opening {
+    /// Not yet: queues are paused from their start.
+    Shut,
+    /// The last switches before it.
+    Unlocking(Vec<SwitchId>),
+    /// Yes, since some time.
+    Open,
+}
+
+/// What a replica is to the volume.
+#[derive(Debug)]
+enum Role {
+    /// Its place in the table is free.
+    Vacant,
+    /// Holds nothing that counts.
+    Out,
+    /// Is being brought in sync.
+    Joining(Box<Rebuild>),
+    /// In the epoch. While the engine starts: chosen to be in it.
+    Member(Seat),
+}
+
+/// How a member does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    /// Well.
+    Serving,
+    /// Its session is over. It is about to be put out; or, if too few are left without it, it is waited for.
+    Failing,
+}
+
+/// A replica of the table.
+#[derive(Debug)]
+struct Replica {
+    name: String,
+    local: bool,
+    link: Link,
+    role: Role,
+    /// As it said in this session; taken away whenever it may have changed.
+    state: Option<Box<ReplicaState>>,
+    /// Every queue sends writes to it, or waits for it.
+    attached: bool,
+    /// To be taken out of the table once it is out of the epoch.
+    unwanted: bool,
+    /// No rebuild before this time, and how long the next failure makes it wait.
+    rebuild_at: u64,
+    backoff: u64,
+    last_error: Option<String>,
+}
+
+impl Replica {
+    fn new(config: &ReplicaConfig) -> Self {
+        Self {
+            name: config.name.clone(),
+            local: config.local,
+            link: Link::Down { retry_at: 0 },
+            role: Role::Out,
+            state: None,
+            attached: false,
+            unwanted: false,
+            rebuild_at: 0,
+            backoff: 0,
+            last_error: None,
+        }
+    }
+}
+
+/// The volume's chain as its members have it.
+#[derive(Debug, Default)]
+struct Volume {
+    size: u64,
+    /// Base first, the head last.
+    chain: Arc<Vec<LayerInfo>>,
+    /// Snapshots that are not known to be on stable storage everywhere.
+    unsettled: Vec<String>,
+    /// Every layer name ever given to the driver; a name's place is its [`crate::message::LayerRef`].
+    names: Vec<String>,
+}
+
+/// The conductor of one volume. See the module's documentation.
+#[derive(Debug)]
+pub struct Conductor {
+    config: Config,
+    now: u64,
+    out: Vec<Output>,
+    phase: Phase,
+    opening: Opening,
+    replicas: Vec<Replica>,
+    sessions: u64,
+    switches: Switches,
+    controls: Controls,
+    jobs: Jobs,
+    /// What the authority has; `None` until it has answered.
+    authority: Option<Option<Epoch>>,
+    /// The epoch that counts.
+    epoch: Option<Epoch>,
+    /// Counts this engine's epochs.
+    counter: u64,
+    /// Some replica may hold an epoch that does not count: the next one replaces it.
+    loose_epoch: bool,
+    change: Option<Change>,
+    changes: u64,
+    store: Option<Store>,
+    volume: Volume,
+    /// No first answer before.
+    lease_until: u64,
+    doubt: Doubt,
+    outage: Option<Outage>,
+    task: Option<Task>,
+    backlog: Backlog,
+    tasks: u64,
+    /// The last chain operation that this engine decided to carry out.
+    decided: Option<Instance>,
+    clearing: Clearing,
+    closing: Option<Closing>,
+    /// Commands that end when their replica has left.
+    leaving: Vec<(CommandId, MemberId)>,
+    waiting_for: Option<String>,
+    counters: Counters,
+    reported: Option<Status>,
+}
+
+impl Conductor {
+    /// A conductor that has not begun: the first input, for example [`Input::Tick`], makes it connect.
+    ///
+    /// # Panics
+    /// Without queues, or with more than 64 queues or [`crate::message::MEMBERS_MAX`] replicas.
+    pub fn new(config: Config) -> Self {
+        assert!((1..=64).contains(&config.queues), "1 to 64 queues");
+        assert!(config.replicas.len() <= crate::message::MEMBERS_MAX, "too many replicas");
+        Self {
+            now: 0,
+            out: Vec::new(),
+            phase: Phase::Collecting { since: None },
+            opening: Opening::Shut,
+            replicas: config.replicas.iter().map(Replica::new).collect(),
+            sessions: 0,
+            switches: Switches::default(),
+            controls: Controls::default(),
+            jobs: Jobs::default(),
+            authority: None,
+            epoch: None,
+            counter: 0,
+            loose_epoch: false,
+            change: None,
+            changes: 0,
+            store: None,
+            volume: Volume { size: config.size, ..Volume::default() },
+            lease_until: 0,
+            doubt: Doubt::default(),
+            outage: None,
+            task: None,
+            backlog: VecDeque::new(),
+            tasks: 0,
+            decided: None,
+            clearing: Clearing::default(),
+            closing: None,
+            leaving: Vec::new(),
+            waiting_for: None,
+            counters: Counters::default(),
+            reported: None,
+            config,
+        }
+    }
+
+    /// Takes one input in and appends what is to be done about it. `now` is in nanoseconds and never goes back.
+    pub fn apply(&mut self, now: u64, input: Input, out: &mut Vec<Output>) {
+        if matches!(self.phase, Phase::Stopped) {
+            return;
+        }
+        self.now = now;
+        self.take(input);
+        self.expire();
+        while !matches!(self.phase, Phase::Stopped) && self.advance() {}
+        self.config.shared.set_patient(self.is_patient());
+        self.report();
+        out.append(&mut self.out);
+    }
+
+    /// When [`Input::Tick`] is wanted at the latest, on the clock of [`Conductor::apply`].
+    pub fn wake_at(&self) -> Option<u64> {
+        let times = [
+            self.controls.next_deadline(),
+            self.next_retry(),
+            self.start_deadline(),
+            self.outage_deadline(),
+            self.store.as_ref().and_then(Store::retry_at),
+            self.rebuild_deadline(),
+            self.clearing_deadline(),
+            self.closing.as_ref().map(Closing::deadline),
+            self.doubt_deadline(),
+            self.chain_deadline(),
+        ];
+        times.into_iter().flatten().min().filter(|_| !matches!(self.phase, Phase::Stopped))
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::AuthorityLoaded(epoch) => {
+                if self.authority.is_none() {
+                    self.authority = Some(epoch);
+                }
+            }
+            Input::AuthorityStored(stored) => self.on_stored(stored),
+            Input::Connected { member, session } => self.on_connected(member, session),
+            Input::ConnectFailed { member, session, why } => self.on_connect_failed(member, session, why),
+            Input::Disconnected { member, session } => self.on_disconnected(member, session),
+            Input::Reply { id, member, result } => self.on_reply(id, member, result),
+            Input::FromQueue(queue, message) => self.on_queue(queue, message),
+            Input::Command(id, command) => self.on_command(id, command),
+            Input::Tick => {}
+        }
+    }
+
+    fn on_queue(&mut self, queue: QueueId, message: FromQueue) {
+        match message {
+            FromQueue::Switched(id) => self.switches.answered(id, queue),
+            FromQueue::JobDone(id, result) => {
+                if let Some(purpose) = self.jobs.answered(id) {
+                    self.on_job(purpose, result);
+                }
+            }
+            FromQueue::ControlLost(id, member) => {
+                if self.controls.answered(id).is_some() {
+                    self.lose(member, "the connection broke");
+                }
+            }
+            FromQueue::Failed(member, fault) => self.on_failed(member, fault),
+            FromQueue::Stale(member) => {
+                let by = format!("replica {} has seen a younger engine", self.name(member));
+                self.stop(Why::Stale { by, seen: None });
+            }
+            FromQueue::ChunkWanted(chunk) => self.on_chunk_wanted(queue, chunk),
+        }
+    }
+
+    fn on_job(&mut self, purpose: JobFor, result: crate::message::JobResult) {
+        match purpose {
+            JobFor::InDoubt(piece) => self.on_in_doubt_copied(piece, result),
+            JobFor::Chunk(chunk) => self.on_chunk_copied(chunk, result),
+            JobFor::Rebuild(member, attempt, piece) => self.on_piece_copied(member, attempt, piece, result),
+            JobFor::RebuildFlush(member, attempt) => self.on_rebuild_flushed(member, attempt, result),
+            JobFor::ChainFlush(task) => self.on_chain_flushed(task, result),
+            JobFor::ClearIntent => {}
+            JobFor::IntentFlush => self.clearing.flushed(),
+            JobFor::CloseFlush => self.on_close_flushed(result),
+        }
+    }
+
+    fn on_reply(&mut self, id: ControlId, member: MemberId, result: Result<Body, Refusal>) {
+        let Some((asked, purpose)) = self.controls.answered(id) else { return };
+        if asked != member {
+            return;
+        }
+        match result {
+            Err(Refusal::Stale) => {
+                let by = format!("replica {} has seen a younger engine", self.name(member));
+                self.stop(Why::Stale { by, seen: None });
+            }
+            Err(Refusal::Failed) => self.lose(member, "the replica failed"),
+            Ok(Body::State(state)) => self.on_state(member, state),
+            Ok(Body::Done) => self.on_yes(member, purpose),
+            Err(Refusal::NoSpace) => self.on_no(member, purpose, "no space left on its disk"),
+            Err(Refusal::Said(text)) => self.on_no(member, purpose, &text),
+        }
+    }
+
+    fn on_yes(&mut self, member: MemberId, purpose: ControlFor) {
+        match purpose {
+            ControlFor::State => {}
+            ControlFor::Epoch(change) => self.on_epoch_recorded(member, change),
+            ControlFor::Chain(task) => self.on_chain_yes(member, task),
+            ControlFor::Finish => self.ask_state(member),
+            ControlFor::Resolved => self.doubt.told.says_yes(member),
+            ControlFor::Rebuild(attempt) => self.on_rebuild_yes(member, attempt),
+            ControlFor::Close => self.on_closed(member),
+        }
+    }
+
+    fn on_no(&mut self, member: MemberId, purpose: ControlFor, text: &str) {
+        match purpose {
+            ControlFor::Chain(task) => self.on_chain_no(member, task, text),
+            ControlFor::Rebuild(attempt) => self.on_rebuild_no(member, attempt, text),
+            ControlFor::State
+            | ControlFor::Epoch(_)
+            | ControlFor::Finish
+            | ControlFor::Resolved
+            | ControlFor::Close => self.lose(member, text),
+        }
+    }
+
+    /// Takes every step that is possible now; true if one was taken and there may be more.
+    fn advance(&mut self) -> bool {
+        self.advance_links()
+            || self.advance_store()
+            || self.advance_change()
+            || self.advance_start()
+            || self.advance_outage()
+            || self.advance_opening()
+            || self.advance_doubt()
+            || self.advance_chain()
+            || self.advance_rebuilds()
+            || self.advance_clearing()
+            || self.advance_closing()
+    }
+
+    /// What waited too long.
+    fn expire(&mut self) {
+        for (member, what) in self.controls.overdue(self.now) {
+            self.lose(member, &format!("no answer to {what}"));
+        }
+    }
+
+    fn stop(&mut self, why: Why) {
+        if !matches!(self.phase, Phase::Stopped) {
+            self.phase = Phase::Stopped;
+            self.log(format!("engine stops: {why}"));
+            self.emit(Output::Stop(why));
+        }
+    }
+
+    fn emit(&mut self, output: Output) {
+        self.out.push(output);
+    }
+
+    fn log(&mut self, line: String) {
+        self.emit(Output::Log(line));
+    }
+
+    fn replica(&self, member: MemberId) -> &Replica {
+        &self.replicas[usize::from(member.0)]
+    }
+
+    fn replica_mut(&mut self, member: MemberId) -> &mut Replica {
+        &mut self.replicas[usize::from(member.0)]
+    }
+
+    fn name(&self, member: MemberId) -> &str {
+        &self.replica(member).name
+    }
+
+    fn ids(&self) -> impl Iterator<Item = MemberId> + use<> {
+        (0..u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)).map(MemberId)
+    }
+
+    fn select(&self, which: impl Fn(&Replica) -> bool) -> MemberSet {
+        self.ids().filter(|m| which(self.replica(*m))).collect()
+    }
+
+    /// Replicas of the volume, whatever they are.
+    fn configured(&self) -> MemberSet {
+        self.select(|r| !matches!(r.role, Role::Vacant))
+    }
+
+    /// Members of the epoch; while the engine starts: the chosen.
+    fn members(&self) -> MemberSet {
+        self.select(|r| matches!(r.role, Role::Member(_)))
+    }
+
+    fn serving(&self) -> MemberSet {
+        self.select(|r| matches!(r.role, Role::Member(Seat::Serving)))
+    }
+
+    fn failing(&self) -> MemberSet {
+        self.select(|r| matches!(r.role, Role::Member(Seat::Failing)))
+    }
+
+    /// Replicas being rebuilt to which every write goes.
+    fn attached_joiners(&self) -> MemberSet {
+        self.select(|r| r.attached && matches!(r.role, Role::Joining(_)))
+    }
+
+    /// Fewer members cannot go on.
+    fn members_min(&self) -> u32 {
+        match self.config.quorum {
+            Quorum::Any | Quorum::Unsafe => 1,
+            Quorum::Majority => self.configured().len() / 2 + 1,
+        }
+    }
+
+    fn names_of(&self, members: MemberSet) -> Vec<String> {
+        let mut names: Vec<String> = members.iter().map(|m| self.name(m).to_owned()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.opening, Opening::Open)
+    }
+
+    /// Nothing changes in the membership, and nobody is failing.
+    fn is_calm(&self) -> bool {
+        self.change.is_none() && self.store.is_none() && self.outage.is_none() && self.failing().is_empty()
+    }
+}

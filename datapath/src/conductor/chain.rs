@@ -1,0 +1,391 @@
+//! Chain operations: snapshots and marks of removal, one at a time, each one decision (`docs/invariants.md`, 9).
+//!
+//! ```text
+//!  Reading --> Preparing --> Quieting --> Pausing --> Committing --> Resuming --> Flushing --> Settling --> (done)
+//!                  |             |           |
+//!                  +-------------+-----------+--> Aborting --> (refused)
+//! ```
+//!
+//! - `Committing` is reached only when every member and every replica that is being rebuilt holds the operation
+//!   prepared, nothing copies between them, nobody is failing and, for a snapshot, no write is in flight.
+//! - From `Committing` on it is decided: whoever fails is put out, or commits when it comes back.
+//! - The pause ends when all have switched; the sync of the former head follows it.
+//! - A command is answered when nobody is left who could undo it.
+//!
+//! Snapshots that an engine before, or a rebuild, left unsettled are settled by a task that begins with `Flushing`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lh_block::Instance;
+use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState};
+
+use super::{
+    Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, SNAPSHOTS_MAX,
+    sabotaged,
+};
+use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
+
+/// Operations that wait for their turn.
+pub(super) type Backlog = VecDeque<(CommandId, ChainOp)>;
+
+/// The operation whose turn it is.
+#[derive(Debug)]
+pub(super) struct Task {
+    /// Who is answered, if somebody asked.
+    command: Option<CommandId>,
+    id: Instance,
+    /// What is prepared and committed; `None` if only snapshots are to be settled.
+    op: Option<ChainOp>,
+    /// The last snapshot that is settled by the flush.
+    settles: Option<String>,
+    stage: Stage,
+    /// Numbers the present ballot, so that answers to another one do not count.
+    ballot_number: u64,
+    pub(super) ballot: Ballot,
+    /// Queues are paused for it.
+    paused: bool,
+    refused: Option<CommandError>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The chain as it is now is asked for.
+    Reading(MemberId),
+    Preparing,
+    /// Nothing may be copied between replicas any more.
+    Quieting,
+    Pausing(SwitchId),
+    Committing,
+    Resuming(SwitchId),
+    /// `since`: not again before.
+    Flushing {
+        flying: bool,
+        not_before: u64,
+    },
+    Settling,
+    Aborting(Option<SwitchId>),
+    Ended,
+}
+
+impl Task {
+    /// The operation, as long as it can still be taken back.
+    pub(super) const fn undecided(&self) -> Option<Instance> {
+        match self.stage {
+            Stage::Reading(_) | Stage::Preparing | Stage::Quieting | Stage::Pausing(_) => Some(self.id),
+            _ => None,
+        }
+    }
+
+    const fn is_snapshot(&self) -> bool {
+        matches!(self.op, Some(ChainOp::Snapshot { .. }))
+    }
+}
+
+/// What a replica has to do about an operation that it holds prepared: carry it out if that was decided, else take it
+/// back.
+pub(super) fn unfinished(state: &ReplicaState, decided: impl Fn(Instance) -> bool) -> Option<Control> {
+    let (id, _) = state.prepared.as_ref()?;
+    Some(if decided(*id) { Control::Commit { id: *id } } else { Control::Abort { id: *id } })
+}
+
+impl Conductor {
+    pub(super) fn advance_chain(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Running) {
+            return false;
+        }
+        let Some(mut task) = self.task.take() else { return self.begin_next() };
+        let moved = match task.stage {
+            _ if task.refused.is_some() && task.undecided().is_some() => self.begin_abort(&mut task),
+            Stage::Reading(source) => self.read_chain(&mut task, source),
+            Stage::Preparing => self.prepare(&mut task) && go(&mut task, Stage::Quieting),
+            Stage::Quieting => self.quiet(&mut task),
+            Stage::Pausing(switch) => self.paused(&mut task, switch),
+            Stage::Committing => self.commit(&mut task),
+            Stage::Resuming(switch) => {
+                self.switches.done(switch) && go(&mut task, Stage::Flushing { flying: false, not_before: 0 })
+            }
+            Stage::Flushing { flying, not_before } => self.flush(&mut task, flying, not_before),
+            Stage::Settling => self.settle(&mut task),
+            Stage::Aborting(resume) => self.abort(&mut task, resume),
+            Stage::Ended => false,
+        };
+        self.task = Some(task).filter(|t| !matches!(t.stage, Stage::Ended));
+        moved
+    }
+
+    fn begin_next(&mut self) -> bool {
+        let calm = self.is_open() && self.is_calm() && self.doubt.is_empty();
+        if !calm || self.is_setting_up_rebuild() {
+            return false;
+        }
+        let Some(source) = self.nearest(self.serving()) else { return false };
+        let task = if let Some((command, op)) = self.backlog.pop_front() {
+            self.ask_state(source);
+            let settles = match &op {
+                ChainOp::Snapshot { name, .. } => Some(name.clone()),
+                ChainOp::MarkRemoved { .. } => None,
+            };
+            self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
+        } else if let Some(last) = self.volume.unsettled.last().filter(|_| self.closing.is_none()).cloned() {
+            self.new_task(None, None, Some(last), Stage::Flushing { flying: false, not_before: 0 })
+        } else {
+            return false;
+        };
+        self.task = Some(task);
+        true
+    }
+
+    fn new_task(
+        &mut self,
+        command: Option<CommandId>,
+        op: Option<ChainOp>,
+        settles: Option<String>,
+        stage: Stage,
+    ) -> Task {
+        self.tasks += 1;
+        Task {
+            command,
+            // Unlike every other number made of this engine's instance: epochs count from below.
+            id: Instance(self.config.instance.0.wrapping_add(u128::from(self.tasks) << 64)),
+            op,
+            settles,
+            stage,
+            ballot_number: self.tasks,
+            ballot: Ballot::default(),
+            paused: false,
+            refused: None,
+        }
+    }
+
+    /// Replicas fold by themselves: only they know the chain as it is now.
+    fn read_chain(&mut self, task: &mut Task, source: MemberId) -> bool {
+        if !self.serving().has(source) {
+            let Some(other) = self.nearest(self.serving()) else { return false };
+            self.ask_state(other);
+            return go(task, Stage::Reading(other));
+        }
+        let Some(state) = self.replica(source).state.as_ref() else { return false };
+        self.volume.chain = state.chain.clone().into();
+        match task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
+            Ok(()) => go(task, Stage::Preparing),
+            Err(why) => self.answer(task, Err(why)),
+        }
+    }
+
+    /// Whether the operation makes sense in the present chain.
+    fn check_op(&self, op: &ChainOp) -> Result<(), CommandError> {
+        let snapshots = || self.volume.chain.iter().filter(|l| !l.name.is_empty());
+        match op {
+            ChainOp::Snapshot { name, .. } => {
+                lh_block::check_name("snapshot", name)?;
+                if snapshots().any(|l| l.name == *name) {
+                    return Err(CommandError::Exists(format!("snapshot {name}")));
+                }
+                let count = snapshots().count();
+                if count >= SNAPSHOTS_MAX { Err(CommandError::TooManySnapshots(count)) } else { Ok(()) }
+            }
+            ChainOp::MarkRemoved { name } => match snapshots().find(|l| l.name == *name) {
+                None => Err(CommandError::NotFound(format!("snapshot {name}"))),
+                Some(_) => Ok(()),
+            },
+        }
+    }
+
+    /// Who has to take part: every member, failing ones until they are out, and who is being rebuilt.
+    fn concerned(&self) -> MemberSet {
+        self.members().or(self.attached_joiners())
+    }
+
+    /// True once everybody concerned holds the operation prepared.
+    fn prepare(&mut self, task: &mut Task) -> bool {
+        let Some(op) = task.op.clone() else { return true };
+        let control = Control::Prepare { id: task.id, op };
+        self.poll_task(task, &control) && self.is_calm()
+    }
+
+    /// Somebody cannot: nobody does.
+    fn begin_abort(&mut self, task: &mut Task) -> bool {
+        let resume = task.paused.then(|| self.switch(Switch::Resume));
+        self.new_ballot(task);
+        go(task, Stage::Aborting(resume))
+    }
+
+    fn poll_task(&mut self, task: &mut Task, control: &Control) -> bool {
+        let concerned = self.concerned();
+        self.poll(&mut task.ballot, concerned, ControlFor::Chain(task.ballot_number), control);
+        task.ballot.complete(concerned)
+    }
+
+    fn new_ballot(&mut self, task: &mut Task) {
+        self.tasks += 1;
+        task.ballot_number = self.tasks;
+        task.ballot = Ballot::default();
+    }
+
+    fn quiet(&mut self, task: &mut Task) -> bool {
+        if !self.prepare(task) || !self.jobs.no_copies() || !self.doubt.is_empty() {
+            return false;
+        }
+        if !task.is_snapshot() || sabotaged!(self, commit_without_pause) {
+            return self.decide(task);
+        }
+        task.paused = true;
+        let pause = self.switch(Switch::Pause);
+        go(task, Stage::Pausing(pause))
+    }
+
+    fn paused(&mut self, task: &mut Task, pause: SwitchId) -> bool {
+        let quiet = self.prepare(task) && self.jobs.no_copies() && self.doubt.is_empty();
+        quiet && self.switches.done(pause) && self.decide(task)
+    }
+
+    /// From here on it is carried out.
+    fn decide(&mut self, task: &mut Task) -> bool {
+        self.decided = Some(task.id);
+        match task.op.clone() {
+            None => {}
+            Some(ChainOp::Snapshot { name, user_created, created, labels }) => {
+                let chain = Arc::make_mut(&mut self.volume.chain);
+                let mut head = chain.pop().unwrap_or_default();
+                chain.push(LayerInfo { name: name.clone(), user_created, created, labels, ..head.clone() });
+                head.parent.clone_from(&name);
+                head.allocated = 0;
+                chain.push(head);
+                self.volume.unsettled.push(name.clone());
+                if let Some(layer) = self.layer_ref(&name) {
+                    self.head_became(layer);
+                }
+            }
+            Some(ChainOp::MarkRemoved { name }) => {
+                for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {
+                    layer.removed = true;
+                }
+            }
+        }
+        self.new_ballot(task);
+        go(task, Stage::Committing)
+    }
+
+    fn commit(&mut self, task: &mut Task) -> bool {
+        let id = task.id;
+        let control = if task.is_snapshot() { Control::Switch { id } } else { Control::Commit { id } };
+        if !self.poll_task(task, &control) {
+            return false;
+        }
+        if !task.is_snapshot() {
+            return self.is_calm() && self.answer(task, Ok(()));
+        }
+        let resume = self.switch(Switch::Resume);
+        task.paused = false;
+        go(task, Stage::Resuming(resume))
+    }
+
+    fn flush(&mut self, task: &mut Task, flying: bool, not_before: u64) -> bool {
+        if flying || !self.is_calm() || !self.doubt.is_empty() || self.now < not_before {
+            return false;
+        }
+        self.give(JobFor::ChainFlush(task.ballot_number), Job::Flush);
+        go(task, Stage::Flushing { flying: true, not_before: 0 })
+    }
+
+    pub(super) fn on_chain_flushed(&mut self, number: u64, result: JobResult) {
+        let again_at = self.now.saturating_add(self.config.limits.retry);
+        let Some(mut task) = self.task.take() else { return };
+        if task.ballot_number == number && matches!(task.stage, Stage::Flushing { .. }) {
+            // A member that came back meanwhile may lack what it should have flushed.
+            if matches!(result, JobResult::Done { .. }) && self.doubt.is_empty() {
+                self.new_ballot(&mut task);
+                task.stage = Stage::Settling;
+            } else {
+                task.stage = Stage::Flushing { flying: false, not_before: again_at };
+            }
+        }
+        self.task = Some(task);
+    }
+
+    fn settle(&mut self, task: &mut Task) -> bool {
+        let Some(snapshot) = task.settles.clone() else { return self.answer(task, Ok(())) };
+        let control = Control::Settled { snapshot: snapshot.clone() };
+        if !self.poll_task(task, &control) || !self.is_calm() {
+            return false;
+        }
+        let settled = self.volume.unsettled.iter().position(|n| *n == snapshot).map_or(0, |at| at + 1);
+        self.volume.unsettled.drain(..settled);
+        self.counters.snapshots += u64::from(task.is_snapshot());
+        self.answer(task, Ok(()))
+    }
+
+    fn abort(&mut self, task: &mut Task, resume: Option<SwitchId>) -> bool {
+        let concerned = self.serving().or(self.attached_joiners());
+        let control = Control::Abort { id: task.id };
+        self.poll(&mut task.ballot, concerned, ControlFor::Chain(task.ballot_number), &control);
+        if !task.ballot.complete(concerned) || !resume.is_none_or(|switch| self.switches.done(switch)) {
+            return false;
+        }
+        let why = task.refused.take().unwrap_or(CommandError::ShuttingDown);
+        self.answer(task, Err(why))
+    }
+
+    fn answer(&mut self, task: &mut Task, result: Result<(), CommandError>) -> bool {
+        if let Some(command) = task.command {
+            self.emit(Output::CommandDone(command, result));
+        }
+        go(task, Stage::Ended)
+    }
+
+    pub(super) fn on_chain_yes(&mut self, member: MemberId, number: u64) {
+        if let Some(task) = self.task.as_mut().filter(|t| t.ballot_number == number) {
+            task.ballot.says_yes(member);
+        }
+    }
+
+    pub(super) fn on_chain_no(&mut self, member: MemberId, number: u64, text: &str) {
+        let replica = self.name(member).to_owned();
+        let Some(task) = self.task.as_mut().filter(|t| t.ballot_number == number) else { return };
+        match task.stage {
+            Stage::Preparing | Stage::Quieting | Stage::Pausing(_) => {
+                task.refused.get_or_insert(CommandError::Refused { replica, reason: text.to_owned() });
+            }
+            // It has nothing to take back; or it has folded the snapshot away already.
+            Stage::Aborting(_) | Stage::Settling => task.ballot.says_yes(member),
+            _ => self.lose(member, text),
+        }
+    }
+
+    /// Copies between replicas wait: a snapshot is near, and what is read from one layer must not be written to
+    /// another.
+    pub(super) fn copies_held(&self) -> bool {
+        self.task
+            .as_ref()
+            .is_some_and(|t| matches!(t.stage, Stage::Quieting | Stage::Pausing(_) | Stage::Committing))
+    }
+
+    /// Some members may have switched, and others not.
+    pub(super) fn commits(&self) -> bool {
+        self.task.as_ref().is_some_and(|t| matches!(t.stage, Stage::Committing))
+    }
+
+    /// A chain operation runs or waits for its turn, which comes only once the volume is open.
+    pub(super) fn chain_is_wanted(&self) -> bool {
+        self.task.as_ref().is_some_and(|t| t.op.is_some()) || (self.is_open() && !self.backlog.is_empty())
+    }
+
+    /// What a serving member calls unsettled is unsettled.
+    pub(super) fn note_unsettled(&mut self, theirs: &[String]) {
+        let known = |n: &String| theirs.contains(n) || self.volume.unsettled.contains(n);
+        self.volume.unsettled = self.volume.chain.iter().map(|l| l.name.clone()).filter(known).collect();
+    }
+
+    pub(super) fn chain_deadline(&self) -> Option<u64> {
+        match self.task.as_ref()?.stage {
+            Stage::Flushing { flying: false, not_before } => Some(not_before).filter(|at| *at > self.now),
+            _ => None,
+        }
+    }
+}
+
+fn go(task: &mut Task, stage: Stage) -> bool {
+    task.stage = stage;
+    true
+}

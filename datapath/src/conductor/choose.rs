@@ -1,0 +1,360 @@
+//! Which replicas a volume starts with (`docs/invariants.md`, 12). Pure: the same answers give the same choice.
+//!
+//! - A replica that began a rebuild and did not end it, or that was written by another program, is never chosen while
+//!   there is an epoch.
+//! - An epoch that is older than one that counted is never started from.
+
+use lh_block::Epoch;
+use lh_wire::{LayerInfo, ReplicaState};
+
+use super::event::Quorum;
+use crate::message::{MemberId, MemberSet};
+
+/// A configured replica, and what it said if it is connected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) id: MemberId,
+    pub(super) name: &'a str,
+    pub(super) state: Option<&'a ReplicaState>,
+}
+
+/// What can be done with what is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// Not enough; for people.
+    Wait(String),
+    /// Start.
+    Start(Start),
+}
+
+/// What to start with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Start {
+    /// The epoch that counts, if there is one.
+    pub(super) base: Option<Epoch>,
+    /// Members of it that are here. Never empty.
+    pub(super) members: MemberSet,
+    /// Nobody who is missing could still join: no need to wait.
+    pub(super) complete: bool,
+    /// A configured replica is not fenced: an old engine may still answer reads from it. That holds for who is not in
+    /// the epoch, too: the engine that left it out may have died before the old one's time was over.
+    pub(super) unfenced: bool,
+}
+
+/// Chooses. `authority` is `None` until the authority has answered; it is not asked with other quorums than `Any`.
+pub(super) fn choose(
+    quorum: Quorum,
+    authority: Option<&Option<Epoch>>,
+    candidates: &[Candidate<'_>],
+) -> Choice {
+    match quorum {
+        Quorum::Unsafe => without_epochs(candidates),
+        Quorum::Majority => by_majority(candidates),
+        Quorum::Any => match authority {
+            None => Choice::Wait("the authority has not answered".into()),
+            Some(Some(epoch)) => by_authority(epoch, candidates),
+            Some(None) => by_all_members(candidates),
+        },
+    }
+}
+
+/// The authority's epoch and one of its members. Who is a member has recorded it, or a younger one.
+fn by_authority(epoch: &Epoch, candidates: &[Candidate<'_>]) -> Choice {
+    let holds = |state: &ReplicaState| state.epoch.as_ref().is_some_and(|e| e.order() >= epoch.order());
+    start_from(epoch, candidates, holds)
+}
+
+/// Without the authority: every member of the newest epoch found has to be here. A younger one would have left itself
+/// on one of them. Who has no epoch at all was emptied, or the epoch never counted: it is no member either way.
+fn by_all_members(candidates: &[Candidate<'_>]) -> Choice {
+    let Some(epoch) = newest(candidates) else { return first_start(candidates) };
+    let tells =
+        |name: &String| candidates.iter().any(|c| c.name == name && c.state.is_some_and(|s| !s.imported));
+    if !epoch.members.iter().all(tells) {
+        return Choice::Wait(format!(
+            "the authority has no epoch; without it every member of the newest epoch found is needed: {}",
+            missing(epoch, candidates)
+        ));
+    }
+    start_from(epoch, candidates, |state| state.epoch.is_some())
+}
+
+/// A majority of the configured replicas has to tell its epoch, or all have to be here; the newest counts.
+fn by_majority(candidates: &[Candidate<'_>]) -> Choice {
+    let Some(epoch) = newest(candidates) else { return first_start(candidates) };
+    let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
+    let need = candidates.len() / 2 + 1;
+    let all_here = candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
+    if told < need && !all_here {
+        return Choice::Wait(format!("{told} replicas are here, {need} of {} are needed", candidates.len()));
+    }
+    start_from(epoch, candidates, |state| state.epoch.is_some())
+}
+
+fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&ReplicaState) -> bool) -> Choice {
+    let in_epoch = |c: &&Candidate<'_>| epoch.has(c.name);
+    let members: MemberSet = candidates
+        .iter()
+        .filter(in_epoch)
+        .filter(|c| {
+            c.state.is_some_and(|s| !s.rebuilding && !s.imported && holds(s) && counts_itself(c.name, s))
+        })
+        .map(|c| c.id)
+        .collect();
+    if members.is_empty() {
+        return Choice::Wait(format!("no member of the epoch is here: {}", missing(epoch, candidates)));
+    }
+    let heard = candidates.iter().filter(in_epoch).filter(|c| c.state.is_some()).count();
+    Choice::Start(Start {
+        base: Some(epoch.clone()),
+        members,
+        complete: candidates.iter().filter(in_epoch).all(|c| c.state.is_some()),
+        unfenced: heard < epoch.members.len() || candidates.iter().any(|c| c.state.is_none()),
+    })
+}
+
+/// A member of an epoch was a member of the one before, or has recorded the epoch itself first.
+fn counts_itself(name: &str, state: &ReplicaState) -> bool {
+    state.epoch.as_ref().is_some_and(|e| e.has(name))
+}
+
+/// No epoch anywhere: a new volume, or an import. Every configured replica must say that it has none, or an empty
+/// replica could be taken for the volume while the one with the data is away.
+fn first_start(candidates: &[Candidate<'_>]) -> Choice {
+    if let Some(absent) = candidates.iter().find(|c| c.state.is_none()) {
+        return Choice::Wait(format!("a first start needs every replica: {} is not here", absent.name));
+    }
+    equal_ones(candidates)
+}
+
+/// The first replica, and those that are like it and were never written by anybody else.
+fn equal_ones(candidates: &[Candidate<'_>]) -> Choice {
+    let here = || candidates.iter().filter_map(|c| c.state.map(|s| (c, s)));
+    let import = here().any(|(_, s)| s.imported);
+    let Some((first, model)) = here().find(|(_, s)| !s.rebuilding) else {
+        return Choice::Wait("no replica is usable: each began a rebuild that did not end".into());
+    };
+    let members = here()
+        .filter(|(c, s)| {
+            c.id == first.id || (!import && !s.rebuilding && untouched(s) && same_shape(s, model))
+        })
+        .map(|(c, _)| c.id)
+        .collect();
+    let complete = candidates.iter().all(|c| c.state.is_some());
+    Choice::Start(Start { base: None, members, complete, unfenced: false })
+}
+
+/// As Longhorn: whoever is here and not in the middle of a rebuild.
+fn without_epochs(candidates: &[Candidate<'_>]) -> Choice {
+    if candidates.iter().all(|c| c.state.is_none()) {
+        return Choice::Wait("no replica is here".into());
+    }
+    if candidates.iter().any(|c| c.state.is_some_and(|s| s.imported)) {
+        return equal_ones(candidates);
+    }
+    let members: MemberSet =
+        candidates.iter().filter(|c| c.state.is_some_and(|s| !s.rebuilding)).map(|c| c.id).collect();
+    if members.is_empty() {
+        return Choice::Wait("no replica is usable: each began a rebuild that did not end".into());
+    }
+    let complete = candidates.iter().all(|c| c.state.is_some());
+    Choice::Start(Start { base: None, members, complete, unfenced: false })
+}
+
+fn untouched(state: &ReplicaState) -> bool {
+    state.clean || (state.intent.is_empty() && state.in_doubt.is_empty())
+}
+
+fn newest<'a>(candidates: &[Candidate<'a>]) -> Option<&'a Epoch> {
+    candidates.iter().filter_map(|c| c.state?.epoch.as_ref()).max_by_key(|e| e.order())
+}
+
+fn missing(epoch: &Epoch, candidates: &[Candidate<'_>]) -> String {
+    let here = |name: &str| candidates.iter().any(|c| c.name == name && c.state.is_some());
+    let (unusable, away): (Vec<&str>, Vec<&str>) =
+        epoch.members.iter().map(String::as_str).partition(|name| here(name));
+    match (away.is_empty(), unusable.is_empty()) {
+        (false, _) => format!("{} missing", away.join(", ")),
+        (true, false) => format!("{} not usable", unusable.join(", ")),
+        (true, true) => "it has no members".into(),
+    }
+}
+
+/// Two replicas hold the same snapshots of a volume of the same size. What is marked as removed does not count: each
+/// replica folds it when it likes.
+pub(super) fn same_shape(a: &ReplicaState, b: &ReplicaState) -> bool {
+    a.size == b.size && snapshots(&a.chain).eq(snapshots(&b.chain))
+}
+
+fn snapshots(chain: &[LayerInfo]) -> impl Iterator<Item = &str> {
+    chain.iter().filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::{Generation, Instance};
+
+    use super::*;
+
+    fn epoch(attachment: u32, counter: u64, members: &[&str]) -> Epoch {
+        Epoch {
+            generation: Generation { attachment, restart: 0 },
+            counter,
+            members: members.iter().map(|m| (*m).to_owned()).collect(),
+            id: Instance(u128::from(counter)),
+        }
+    }
+
+    fn knows(epoch: &Epoch) -> Option<ReplicaState> {
+        Some(ReplicaState { epoch: Some(epoch.clone()), ..ReplicaState::default() })
+    }
+
+    fn fresh() -> Option<ReplicaState> {
+        Some(ReplicaState { clean: true, lived: true, ..ReplicaState::default() })
+    }
+
+    /// Replicas 1, 2, 3.
+    fn among(quorum: Quorum, authority: Option<Option<Epoch>>, states: [Option<ReplicaState>; 3]) -> Choice {
+        let candidates: Vec<_> = ["1", "2", "3"]
+            .into_iter()
+            .zip(&states)
+            .enumerate()
+            .map(|(i, (name, state))| Candidate {
+                id: MemberId(u8::try_from(i).unwrap()),
+                name,
+                state: state.as_ref(),
+            })
+            .collect();
+        choose(quorum, authority.as_ref(), &candidates)
+    }
+
+    fn start(choice: Choice) -> Start {
+        match choice {
+            Choice::Start(start) => start,
+            Choice::Wait(why) => panic!("waits: {why}"),
+        }
+    }
+
+    fn waits(choice: Choice) -> String {
+        match choice {
+            Choice::Wait(why) => why,
+            Choice::Start(start) => panic!("starts: {start:?}"),
+        }
+    }
+
+    fn ids(members: MemberSet) -> Vec<u8> {
+        members.iter().map(|m| m.0 + 1).collect()
+    }
+
+    #[test]
+    fn the_ones_that_were_left_out_never_start_alone() {
+        let (e123, e12, e1) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]), epoch(1, 3, &["1"]));
+        let left = [None, knows(&e12), knows(&e123)];
+        assert!(waits(among(Quorum::Any, Some(Some(e1.clone())), left.clone())).contains("1 missing"));
+        assert!(waits(among(Quorum::Any, Some(None), left.clone())).contains("1 missing"));
+        assert!(waits(among(Quorum::Any, None, left)).contains("authority"));
+        let back = [knows(&e1), knows(&e12), knows(&e123)];
+        assert_eq!(ids(start(among(Quorum::Any, Some(Some(e1)), back)).members), [1]);
+    }
+
+    #[test]
+    fn without_the_authority_all_members_of_the_newest_epoch_are_enough() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let found = start(among(Quorum::Any, Some(None), [knows(&e12), knows(&e12), knows(&e123)]));
+        assert_eq!(ids(found.members), [1, 2]);
+        let one_recorded = start(among(Quorum::Any, Some(None), [knows(&e12), knows(&e123), None]));
+        assert_eq!(ids(one_recorded.members), [1, 2], "an epoch on its way lost no member's writes");
+        assert!(
+            waits(among(Quorum::Any, Some(None), [knows(&e12), None, knows(&e123)])).contains("2 missing")
+        );
+    }
+
+    #[test]
+    fn a_first_epoch_that_was_interrupted_is_no_dead_end() {
+        let e = epoch(1, 1, &["1", "2", "3"]);
+        let interrupted = || [fresh(), knows(&e), fresh()];
+        assert_eq!(ids(start(among(Quorum::Any, Some(None), interrupted())).members), [2]);
+        assert_eq!(ids(start(among(Quorum::Majority, None, interrupted())).members), [2]);
+        let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
+        waits(among(Quorum::Any, Some(None), [foreign.clone(), knows(&e), fresh()]));
+        waits(among(Quorum::Majority, None, [foreign, knows(&e), fresh()]));
+    }
+
+    #[test]
+    fn an_epoch_that_did_not_count_leaves_its_leaver_in() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let s = start(among(Quorum::Any, Some(Some(e123.clone())), [knows(&e12), knows(&e12), knows(&e123)]));
+        assert_eq!(ids(s.members), [1, 2, 3]);
+        assert!(s.complete && !s.unfenced);
+    }
+
+    #[test]
+    fn whoever_is_not_fenced_may_still_be_read_from_by_an_engine_that_knows_of_no_younger_epoch() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(2, 1, &["1", "2"]));
+        let s = start(among(Quorum::Any, Some(Some(e12.clone())), [knows(&e12), knows(&e12), None]));
+        assert!(s.complete && s.unfenced);
+        let s = start(among(Quorum::Any, Some(Some(e12.clone())), [knows(&e12), knows(&e12), knows(&e123)]));
+        assert!(!s.unfenced);
+    }
+
+    #[test]
+    fn a_majority_finds_what_a_majority_recorded() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let found = start(among(Quorum::Majority, None, [None, knows(&e12), knows(&e123)]));
+        assert_eq!(ids(found.members), [2]);
+        assert!(!found.complete && found.unfenced);
+        assert!(waits(among(Quorum::Majority, None, [None, None, knows(&e123)])).contains("2 of 3"));
+        assert!(
+            waits(among(Quorum::Majority, None, [None, fresh(), knows(&e123)])).contains("2 of 3"),
+            "a replica that lost its records tells nothing"
+        );
+    }
+
+    #[test]
+    fn a_replica_without_the_counted_epoch_is_no_member() {
+        let (e12, old) = (epoch(2, 1, &["1", "2"]), epoch(1, 9, &["1", "2"]));
+        let s = start(among(Quorum::Any, Some(Some(e12.clone())), [knows(&old), knows(&e12), None]));
+        assert_eq!(ids(s.members), [2]);
+    }
+
+    #[test]
+    fn a_rebuilding_or_foreign_replica_is_no_member() {
+        let e = epoch(1, 1, &["1", "2", "3"]);
+        let rebuilding = knows(&e).map(|s| ReplicaState { rebuilding: true, ..s });
+        let foreign = knows(&e).map(|s| ReplicaState { imported: true, ..s });
+        let s = start(among(Quorum::Any, Some(Some(e.clone())), [rebuilding.clone(), foreign, knows(&e)]));
+        assert_eq!(ids(s.members), [3]);
+        waits(among(Quorum::Any, Some(Some(e)), [rebuilding, None, None]));
+    }
+
+    #[test]
+    fn a_first_start_needs_every_replica() {
+        assert!(waits(among(Quorum::Any, Some(None), [fresh(), None, fresh()])).contains("2 is not here"));
+        let s = start(among(Quorum::Any, Some(None), [fresh(), fresh(), fresh()]));
+        assert_eq!((ids(s.members), s.base), (vec![1, 2, 3], None));
+        let e = epoch(1, 1, &["3"]);
+        assert_eq!(ids(start(among(Quorum::Any, Some(None), [fresh(), fresh(), knows(&e)])).members), [3]);
+    }
+
+    #[test]
+    fn of_an_import_the_first_is_the_source() {
+        let foreign = || fresh().map(|s| ReplicaState { imported: true, ..s });
+        let s = start(among(Quorum::Any, Some(None), [foreign(), foreign(), fresh()]));
+        assert_eq!(ids(s.members), [1]);
+    }
+
+    #[test]
+    fn an_unlike_replica_is_not_in_the_first_epoch() {
+        let larger = fresh().map(|s| ReplicaState { size: 4096, ..s });
+        let written =
+            fresh().map(|s| ReplicaState { clean: false, intent: vec![lh_block::Extent::new(0, 4096)], ..s });
+        let s = start(among(Quorum::Any, Some(None), [fresh(), larger, written]));
+        assert_eq!(ids(s.members), [1]);
+    }
+
+    #[test]
+    fn unsafe_believes_whoever_is_here() {
+        let s = start(among(Quorum::Unsafe, None, [None, fresh(), None]));
+        assert_eq!((ids(s.members), s.complete), (vec![2], false));
+    }
+}

@@ -1,0 +1,90 @@
+//! What people ask for.
+
+use lh_wire::ChainOp;
+
+use super::{Command, CommandError, CommandId, Conductor, Output, Replica, ReplicaConfig, Role};
+use crate::message::{MEMBERS_MAX, MemberId};
+
+impl Conductor {
+    pub(super) fn on_command(&mut self, id: CommandId, command: Command) {
+        if self.closing.is_some() && command != Command::Shutdown {
+            return self.emit(Output::CommandDone(id, Err(CommandError::ShuttingDown)));
+        }
+        let result = match command {
+            Command::Snapshot { name, user_created, created, labels } => {
+                self.queue_op(id, ChainOp::Snapshot { name, user_created, created, labels })
+            }
+            Command::RemoveSnapshot { name } => self.queue_op(id, ChainOp::MarkRemoved { name }),
+            Command::AddReplica(replica) => self.add_replica(id, &replica),
+            Command::RemoveReplica { name } => self.remove_replica(id, &name),
+            Command::Rebuild { name } => self.rebuild_replica(id, &name),
+            Command::Shutdown => {
+                self.shut_down(id);
+                Ok(())
+            }
+        };
+        if let Err(why) = result {
+            self.emit(Output::CommandDone(id, Err(why)));
+        }
+    }
+
+    /// Names are looked at at once: nobody should wait for a turn to hear of a misspelling.
+    fn queue_op(&mut self, id: CommandId, op: ChainOp) -> Result<(), CommandError> {
+        if let ChainOp::Snapshot { name, .. } = &op {
+            lh_block::check_name("snapshot", name)?;
+        }
+        self.backlog.push_back((id, op));
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<MemberId, CommandError> {
+        let found = self.configured().iter().find(|m| self.name(*m) == name);
+        found.ok_or_else(|| CommandError::NotFound(format!("replica {name}")))
+    }
+
+    fn add_replica(&mut self, id: CommandId, config: &ReplicaConfig) -> Result<(), CommandError> {
+        lh_block::check_name("replica", &config.name)?;
+        if self.find(&config.name).is_ok() {
+            return Err(CommandError::Exists(format!("replica {}", config.name)));
+        }
+        let free = self.ids().find(|m| matches!(self.replica(*m).role, Role::Vacant));
+        match free {
+            Some(member) => *self.replica_mut(member) = Replica::new(config),
+            None if self.replicas.len() < MEMBERS_MAX => self.replicas.push(Replica::new(config)),
+            None => return Err(CommandError::TooManyReplicas(MEMBERS_MAX)),
+        }
+        self.emit(Output::CommandDone(id, Ok(())));
+        Ok(())
+    }
+
+    fn remove_replica(&mut self, id: CommandId, name: &str) -> Result<(), CommandError> {
+        let member = self.find(name)?;
+        self.check_spare(member)?;
+        self.replica_mut(member).unwanted = true;
+        self.leaving.push((id, member));
+        if matches!(self.replica(member).role, Role::Member(_)) {
+            self.lose(member, "it is taken out of the volume");
+        }
+        Ok(())
+    }
+
+    fn rebuild_replica(&mut self, id: CommandId, name: &str) -> Result<(), CommandError> {
+        let member = self.find(name)?;
+        self.check_spare(member)?;
+        if !matches!(self.replica(member).role, Role::Joining(_)) {
+            self.lose(member, "it is to be brought in sync anew");
+        }
+        self.emit(Output::CommandDone(id, Ok(())));
+        Ok(())
+    }
+
+    /// Enough hold everything without this one.
+    fn check_spare(&self, member: MemberId) -> Result<(), CommandError> {
+        let is_member = matches!(self.replica(member).role, Role::Member(_));
+        let left = self.serving().without(member).len();
+        if is_member && (!self.is_open() || left < self.members_min()) {
+            return Err(CommandError::Needed(self.name(member).to_owned()));
+        }
+        Ok(())
+    }
+}

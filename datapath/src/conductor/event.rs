@@ -1,0 +1,367 @@
+//! What goes into the conductor and what comes out: the whole contract with whoever drives it, the engine's control
+//! thread or a simulation.
+//!
+//! - Every [`Output::Connect`] is answered by exactly one [`Input::Connected`] or [`Input::ConnectFailed`]. Before
+//!   `Connected` the driver has given every queue its link, so that whatever the conductor sends to a queue after it
+//!   finds the link.
+//! - [`Output::Disconnect`] closes the member's link in every queue, in order with the messages to that queue: what a
+//!   queue says of the closed link it says before it answers a switch that was sent after `Disconnect`.
+//! - Every [`Output::Control`] is answered by exactly one [`Input::Reply`] or [`FromQueue::ControlLost`].
+//! - Every [`Output::StoreEpoch`] is answered by exactly one [`Input::AuthorityStored`].
+//! - After [`Output::Stop`] the machine says nothing any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lh_block::{Epoch, Generation, Instance, NameError};
+use lh_wire::{Control, ReplicaState};
+use thiserror::Error;
+
+use super::sabotage::Sabotage;
+use crate::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Shared, ToQueue};
+
+/// When an epoch counts, and what a start needs (`docs/invariants.md`, 12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quorum {
+    /// One member suffices; the authority decides between two histories.
+    Any,
+    /// A majority of the configured replicas; needs no authority but for generations.
+    Majority,
+    /// No epochs: whoever answers is believed, as in Longhorn.
+    Unsafe,
+}
+
+/// A replica that the volume is configured with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaConfig {
+    /// Its name, which epochs are made of.
+    pub name: String,
+    /// It runs on the engine's own host: preferred as a source.
+    pub local: bool,
+}
+
+/// Times, in nanoseconds, and other bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How long a start that is possible waits for further members, and how long a volume that lost all waits for the
+    /// others once one is back.
+    pub grace: u64,
+    /// How long an engine waits before its first answer while an old one may still answer reads: twice the time for
+    /// which a queue trusts its last answer of a member.
+    pub lease: u64,
+    /// Between two attempts to connect.
+    pub retry: u64,
+    /// For the answer to a control request. Pings find a hung replica sooner; this finds one that lost a request.
+    pub control: u64,
+    /// As `control`, for requests that sync or delete whole layers.
+    pub control_long: u64,
+    /// Longest time between two attempts to rebuild a replica.
+    pub rebuild_backoff: u64,
+    /// Between two rounds of taking back marks of the intent bitmap.
+    pub clear_every: u64,
+    /// Written and not flushed for so long: the conductor flushes by itself, so that marks can be taken back.
+    pub flush_after: u64,
+    /// For a clean shutdown as a whole.
+    pub close: u64,
+    /// Copies in flight of one rebuild, and of one repair.
+    pub copies: u32,
+}
+
+/// A second in nanoseconds.
+const SECOND: u64 = 1_000_000_000;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            grace: 3 * SECOND,
+            lease: 4 * SECOND,
+            retry: SECOND,
+            control: 10 * SECOND,
+            control_long: 600 * SECOND,
+            rebuild_backoff: 60 * SECOND,
+            clear_every: 10 * SECOND,
+            flush_after: 60 * SECOND,
+            close: 60 * SECOND,
+            copies: 4,
+        }
+    }
+}
+
+/// What a conductor is made with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Name of the volume, for messages to people.
+    pub volume: String,
+    /// The engine's generation, issued and durable.
+    pub generation: Generation,
+    /// The engine's process: a fresh random number.
+    pub instance: Instance,
+    /// When an epoch counts.
+    pub quorum: Quorum,
+    /// The replicas; a replica's place is its [`MemberId`].
+    pub replicas: Vec<ReplicaConfig>,
+    /// How many device queues there are.
+    pub queues: u8,
+    /// Size of the volume in bytes as its record says; the members know better.
+    pub size: u64,
+    /// Shared with the queues.
+    pub shared: Arc<Shared>,
+    /// The node's manager saw the engine before this one die: nobody answers reads any more.
+    pub known_dead: bool,
+    /// Times and bounds.
+    pub limits: Limits,
+    /// Mechanisms taken out, for tests.
+    pub sabotage: Sabotage,
+}
+
+/// Names one command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CommandId(pub u64);
+
+/// What people and the control plane ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Takes a snapshot.
+    Snapshot {
+        /// Its name; nothing else has it.
+        name: String,
+        /// Asked for by a user.
+        user_created: bool,
+        /// RFC 3339.
+        created: String,
+        /// Labels.
+        labels: BTreeMap<String, String>,
+    },
+    /// Marks a snapshot as removed, so that replicas may fold it.
+    RemoveSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Adds a replica to the configuration. It is rebuilt and then a member.
+    AddReplica(ReplicaConfig),
+    /// Takes a replica out of the configuration, out of the epoch first.
+    RemoveReplica {
+        /// Its name.
+        name: String,
+    },
+    /// Puts a replica out and brings it back by a full copy.
+    Rebuild {
+        /// Its name.
+        name: String,
+    },
+    /// Flushes, closes the replicas cleanly, and ends.
+    Shutdown,
+}
+
+/// Why a command was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CommandError {
+    /// The name cannot be used.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// There is one of that name.
+    #[error("{0} exists already")]
+    Exists(String),
+    /// There is none of that name.
+    #[error("there is no {0}")]
+    NotFound(String),
+    /// At most [`super::SNAPSHOTS_MAX`].
+    #[error("the volume has {0} snapshots, which is the limit: remove and purge some first")]
+    TooManySnapshots(usize),
+    /// At most [`crate::message::MEMBERS_MAX`].
+    #[error("the volume has {0} replicas, which is the limit")]
+    TooManyReplicas(usize),
+    /// Nobody else holds the data.
+    #[error("replica {0} cannot leave: the others are not enough to go on")]
+    Needed(String),
+    /// A replica said no.
+    #[error("replica {replica}: {reason}")]
+    Refused {
+        /// Which.
+        replica: String,
+        /// Its own sentence.
+        reason: String,
+    },
+    /// The engine is ending.
+    #[error("the volume is being stopped")]
+    ShuttingDown,
+}
+
+/// Why a connection was not made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConnectError {
+    /// Nobody answers, or not this protocol.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The replica has been fenced by a younger engine.
+    #[error("the replica has seen generation {0}")]
+    Stale(Generation),
+    /// The replica does not let this engine in.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a control request was answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Done.
+    Done,
+    /// The answer to [`Control::State`].
+    State(Box<ReplicaState>),
+}
+
+/// Why a control request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A younger engine exists.
+    Stale,
+    /// Refused; the replica's own sentence.
+    Said(String),
+    /// The replica's disk is full; nothing was changed.
+    NoSpace,
+    /// The replica failed.
+    Failed,
+}
+
+/// What the authority says to a compare-and-swap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// Stored durably.
+    Stored,
+    /// Another epoch stands there.
+    Conflict {
+        /// Which.
+        current: Option<Epoch>,
+    },
+    /// No answer, or none that can be relied on: it may be stored or not.
+    Unavailable {
+        /// For people.
+        reason: String,
+    },
+}
+
+/// What happens to a conductor.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The authority's epoch, once it answered; `None` if it never stored one. An authority that does not answer is
+    /// asked again by the driver.
+    AuthorityLoaded(Option<Epoch>),
+    /// The answer to [`Output::StoreEpoch`].
+    AuthorityStored(Stored),
+    /// All connections are made: the replica is fenced for this engine and has drained.
+    Connected {
+        /// Which.
+        member: MemberId,
+        /// As in [`Output::Connect`].
+        session: u64,
+    },
+    /// No connection.
+    ConnectFailed {
+        /// Which.
+        member: MemberId,
+        /// As in [`Output::Connect`].
+        session: u64,
+        /// Why.
+        why: ConnectError,
+    },
+    /// The driver saw a connection end. Queues report what they see by themselves; this is for drivers that see more.
+    Disconnected {
+        /// Which.
+        member: MemberId,
+        /// As in [`Output::Connect`].
+        session: u64,
+    },
+    /// The answer to [`Output::Control`].
+    Reply {
+        /// Which request.
+        id: ControlId,
+        /// Who answers.
+        member: MemberId,
+        /// What.
+        result: Result<Body, Refusal>,
+    },
+    /// A queue says something.
+    FromQueue(QueueId, FromQueue),
+    /// Somebody wants something.
+    Command(CommandId, Command),
+    /// Time passed; see [`super::Conductor::wake_at`].
+    Tick,
+}
+
+/// Why the engine has to end.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Why {
+    /// All is flushed, the replicas are closed.
+    #[error("closed")]
+    Clean,
+    /// Shut down, but the replicas could not be closed: the next start repairs.
+    #[error("stopped without closing the replicas: {0}")]
+    Unclean(String),
+    /// A younger engine exists. No request may be answered any more, not even with an error.
+    #[error("fenced off: {by}")]
+    Stale {
+        /// What is known of it.
+        by: String,
+        /// Its generation, if it is known.
+        seen: Option<Generation>,
+    },
+}
+
+impl Why {
+    /// True if requests in flight must stay unanswered.
+    pub const fn is_fenced(&self) -> bool {
+        matches!(self, Self::Stale { .. })
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// To a queue.
+    ToQueue(QueueId, ToQueue),
+    /// A control request, through the link of the first queue ([`ToQueue::Control`] and its payload).
+    Control {
+        /// Names it in the answer.
+        id: ControlId,
+        /// To whom.
+        member: MemberId,
+        /// What.
+        control: Box<Control>,
+    },
+    /// To the authority: store the epoch if the one that is there has this order.
+    StoreEpoch {
+        /// Order of the epoch that is replaced; `None`: there is none.
+        expected: Option<(Generation, u64)>,
+        /// The new one.
+        epoch: Epoch,
+    },
+    /// Make a session with the replica: a connection per queue.
+    Connect {
+        /// Which.
+        member: MemberId,
+        /// Its name.
+        name: String,
+        /// Counts up; named in the answer.
+        session: u64,
+    },
+    /// End the session.
+    Disconnect {
+        /// Which.
+        member: MemberId,
+    },
+    /// This number stands for this layer from now on.
+    NameLayer(LayerRef, String),
+    /// A command ended.
+    CommandDone(CommandId, Result<(), CommandError>),
+    /// The device may be shown; its size in bytes.
+    Open {
+        /// Bytes.
+        size: u64,
+    },
+    /// The engine ends. Unless [`Why::is_fenced`], every request was answered before.
+    Stop(Why),
+    /// [`super::Conductor::status`] says something new.
+    StatusChanged,
+    /// A line for the log.
+    Log(String),
+}

@@ -1,0 +1,141 @@
+//! Taking back marks of the intent bitmap, lazily (`docs/invariants.md`, 4).
+//!
+//! A mark may go when everything written into its chunk is covered by a flush that every member has answered, and the
+//! chunk is not in doubt. The queue looks again under an exclusive claim before it tells the members. A mark that
+//! stays too long only costs a comparison after a power cut.
+
+use lh_block::Extent;
+
+use super::{Conductor, Job, JobFor};
+
+/// Chunks looked at in one round: 1 TiB of chunks of 4 MiB. A larger volume takes several rounds.
+const CHUNKS_PER_ROUND: u64 = 1 << 18;
+
+/// Jobs given in one round. Each holds its range against clients for a round trip.
+const JOBS_PER_ROUND: usize = 64;
+
+/// Chunks in one job, so that no client waits for a long range.
+const CHUNKS_PER_JOB: u64 = 16;
+
+/// Where the rounds are.
+#[derive(Debug, Default)]
+pub(super) struct Clearing {
+    next_at: u64,
+    cursor: u64,
+    /// Some chunk of this pass over the volume waits for a flush.
+    unflushed: bool,
+    /// The last flush seen complete everywhere, and when it was new.
+    flush: u64,
+    flush_at: u64,
+    flushing: bool,
+}
+
+impl Clearing {
+    /// The conductor's own flush ended, somehow.
+    pub(super) const fn flushed(&mut self) {
+        self.flushing = false;
+    }
+}
+
+impl Conductor {
+    pub(super) fn advance_clearing(&mut self) -> bool {
+        let idle = self.is_open() && self.is_calm() && self.closing.is_none() && !self.chain_is_wanted();
+        if !idle || self.now < self.clearing.next_at {
+            return false;
+        }
+        self.clearing.next_at = self.now.saturating_add(self.config.limits.clear_every);
+        let on_their_way = self.jobs.count(|p| p == JobFor::ClearIntent);
+        for range in self.clearable(JOBS_PER_ROUND.saturating_sub(on_their_way)) {
+            self.give(JobFor::ClearIntent, Job::ClearIntent { range });
+        }
+        self.flush_if_nobody_does();
+        true
+    }
+
+    /// Runs of chunks whose marks may go, from the cursor on.
+    fn clearable(&mut self, max: usize) -> Vec<Extent> {
+        let shared = self.config.shared.clone();
+        let (chunk, chunks) = (shared.chunk(), shared.chunks());
+        let mut runs: Vec<Extent> = Vec::new();
+        for _ in 0..CHUNKS_PER_ROUND.min(chunks) {
+            if runs.len() > max {
+                break;
+            }
+            let n = self.clearing.cursor;
+            self.clearing.cursor = (n + 1) % chunks;
+            self.clearing.unflushed |= shared.unflushed(n);
+            let at = Extent::new(n * chunk, chunk);
+            if !shared.clearable(n) || shared.in_doubt(at).is_some() {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run) if run.end() == at.offset && run.len < CHUNKS_PER_JOB * chunk => run.len += chunk,
+                _ => runs.push(at),
+            }
+        }
+        runs.truncate(max);
+        runs
+    }
+
+    /// Marks can go only after a flush. If clients write and never flush, the conductor does.
+    fn flush_if_nobody_does(&mut self) {
+        let flush = self.config.shared.flush_everywhere();
+        if flush != self.clearing.flush || !self.clearing.unflushed {
+            self.clearing.flush = flush;
+            self.clearing.flush_at = self.now;
+        }
+        let long_ago = self.now >= self.clearing.flush_at.saturating_add(self.config.limits.flush_after);
+        if long_ago && !self.clearing.flushing {
+            self.clearing.flushing = true;
+            self.clearing.flush_at = self.now;
+            self.give(JobFor::IntentFlush, Job::Flush);
+        }
+        if self.clearing.cursor == 0 || self.clearing.flushing {
+            self.clearing.unflushed = false;
+        }
+    }
+
+    pub(super) fn clearing_deadline(&self) -> Option<u64> {
+        (self.is_open() && self.closing.is_none())
+            .then_some(self.clearing.next_at)
+            .filter(|at| *at > self.now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lh_block::Extent;
+
+    use super::super::{Conductor, Config, Limits, Quorum, Sabotage};
+    use crate::message::Shared;
+
+    const CHUNK: u64 = 4 << 20;
+
+    #[test]
+    fn runs_are_short_and_leave_out_what_is_in_doubt() {
+        let shared = Arc::new(Shared::new(40 * CHUNK, CHUNK));
+        let mut conductor = Conductor::new(Config {
+            volume: "demo".into(),
+            generation: lh_block::Generation::default(),
+            instance: lh_block::Instance(1),
+            quorum: Quorum::Any,
+            replicas: Vec::new(),
+            queues: 1,
+            size: 40 * CHUNK,
+            shared: shared.clone(),
+            known_dead: false,
+            limits: Limits::default(),
+            sabotage: Sabotage::default(),
+        });
+        shared.wrote(Extent::new(0, 20 * CHUNK));
+        assert!(conductor.clearable(64).is_empty(), "not flushed");
+        let flush = shared.start_flush();
+        shared.finish_flush(flush);
+        shared.put_in_doubt(18);
+        let chunks = |from: u64, n: u64| Extent::new(from * CHUNK, n * CHUNK);
+        assert_eq!(conductor.clearable(64), [chunks(0, 16), chunks(16, 2), chunks(19, 1)]);
+        assert_eq!(conductor.clearable(1), [chunks(0, 16)]);
+    }
+}

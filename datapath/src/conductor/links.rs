@@ -1,0 +1,242 @@
+//! Sessions with replicas: made, lost, made again.
+//!
+//! After a session has ended every queue is told to be done with it ([`Switch::StopReads`] for a member,
+//! [`Switch::Forget`] for anybody else), and no new session begins before all have answered: so nothing that a queue
+//! says of the old session can be taken for something about the new one.
+
+use super::{Ballot, Conductor, ConnectError, Output, Phase, Role, Seat, Why};
+use crate::message::{Fault, MemberId, Switch, SwitchId};
+
+/// The session with a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// None.
+    Down {
+        /// The next attempt, if one is wanted.
+        retry_at: u64,
+    },
+    /// The driver tries.
+    Connecting {
+        /// The session's number.
+        session: u64,
+    },
+    /// The replica is fenced for this engine.
+    Up {
+        /// The session's number.
+        session: u64,
+    },
+    /// Over; the queues have not all answered yet.
+    Closing(SwitchId),
+}
+
+impl Link {
+    pub(super) const fn is_up(self) -> bool {
+        matches!(self, Self::Up { .. })
+    }
+}
+
+impl Conductor {
+    pub(super) fn advance_links(&mut self) -> bool {
+        for member in self.ids() {
+            match self.replica(member).link {
+                Link::Closing(switch) if self.switches.done(switch) => {
+                    let retry_at = self.now.saturating_add(self.config.limits.retry);
+                    self.replica_mut(member).link = Link::Down { retry_at };
+                    return true;
+                }
+                Link::Up { .. } if self.is_unwanted(member) => {
+                    self.lose(member, "it is taken out of the volume");
+                    return true;
+                }
+                Link::Down { .. } if self.is_unwanted(member) => {
+                    self.vacate(member);
+                    return true;
+                }
+                Link::Down { retry_at } if retry_at <= self.now && self.is_missed(member) => {
+                    self.connect(member);
+                    return true;
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// A session with the replica is wanted.
+    fn is_missed(&self, member: MemberId) -> bool {
+        let replica = self.replica(member);
+        match replica.role {
+            Role::Vacant => false,
+            Role::Member(_) => self.wants_back(member),
+            Role::Out | Role::Joining(_) => !replica.unwanted && self.closing.is_none(),
+        }
+    }
+
+    /// To be taken out of the table now.
+    fn is_unwanted(&self, member: MemberId) -> bool {
+        let replica = self.replica(member);
+        replica.unwanted && matches!(replica.role, Role::Out | Role::Joining(_))
+    }
+
+    fn connect(&mut self, member: MemberId) {
+        self.sessions += 1;
+        let session = self.sessions;
+        self.replica_mut(member).link = Link::Connecting { session };
+        let name = self.name(member).to_owned();
+        self.emit(Output::Connect { member, name, session });
+    }
+
+    pub(super) fn on_connected(&mut self, member: MemberId, session: u64) {
+        if self.replica(member).link != (Link::Connecting { session }) {
+            return;
+        }
+        self.replica_mut(member).link = Link::Up { session };
+        self.ask_state(member);
+        self.log(format!("replica {} is connected", self.name(member)));
+        self.on_late_member(member);
+    }
+
+    pub(super) fn on_connect_failed(&mut self, member: MemberId, session: u64, why: ConnectError) {
+        if self.replica(member).link != (Link::Connecting { session }) {
+            return;
+        }
+        if let ConnectError::Stale(seen) = why {
+            let by = format!("replica {} has seen generation {seen}", self.name(member));
+            return self.stop(Why::Stale { by, seen: Some(seen) });
+        }
+        let retry_at = self.now.saturating_add(self.config.limits.retry);
+        let replica = self.replica_mut(member);
+        replica.link = Link::Down { retry_at };
+        replica.last_error = Some(why.to_string());
+    }
+
+    pub(super) fn on_disconnected(&mut self, member: MemberId, session: u64) {
+        if self.replica(member).link == (Link::Up { session }) {
+            self.lose(member, "the connection broke");
+        }
+    }
+
+    /// A queue wants the member out.
+    pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
+        let spare = self.serving().without(member).len() >= self.members_min();
+        let needed = matches!(self.replica(member).role, Role::Member(_)) && !spare;
+        if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
+            self.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
+            return;
+        }
+        self.lose(member, describe(fault));
+    }
+
+    /// The session with the replica is over, or is ended here.
+    pub(super) fn lose(&mut self, member: MemberId, why: &str) {
+        if !self.replica(member).link.is_up() {
+            return;
+        }
+        self.log(format!("replica {} is lost: {why}", self.name(member)));
+        let seat = self.seat_after_loss(member);
+        let stays = matches!(seat, Role::Member(_));
+        self.emit(Output::Disconnect { member });
+        let switch =
+            self.switch(if stays { Switch::StopReads { member } } else { Switch::Forget { member } });
+        self.close_link(member, switch);
+        let replica = self.replica_mut(member);
+        replica.last_error = Some(why.to_owned());
+        replica.attached &= stays;
+        let before = std::mem::replace(&mut replica.role, seat);
+        self.forget_answers_of(member);
+        match before {
+            Role::Member(_) if !stays => self.begin_again(),
+            Role::Joining(_) => self.set_back(member),
+            _ => {}
+        }
+        self.lose_source(member);
+    }
+
+    /// The link counts as closed; no new one is made before every queue has answered the switch.
+    pub(super) fn close_link(&mut self, member: MemberId, switch: SwitchId) {
+        if self.replica(member).link.is_up() {
+            self.controls.forget(member);
+            self.replica_mut(member).state = None;
+            self.replica_mut(member).link = Link::Closing(switch);
+        }
+    }
+
+    /// What a replica is whose session ends. Whom clients may have written to stays a member until an epoch is
+    /// durable without it; so does a joiner that has recorded an epoch which includes it.
+    fn seat_after_loss(&self, member: MemberId) -> Role {
+        match &self.replica(member).role {
+            Role::Vacant => Role::Vacant,
+            Role::Member(_) if self.serves() => Role::Member(Seat::Failing),
+            Role::Joining(rebuild) if rebuild.is_recorded() && self.serves() => Role::Member(Seat::Failing),
+            Role::Out | Role::Joining(_) | Role::Member(_) => Role::Out,
+        }
+    }
+
+    /// Nothing counts that the member said in its session.
+    fn forget_answers_of(&mut self, member: MemberId) {
+        self.abandon_change(member);
+        self.doubt.lost(member);
+        if let Some(task) = self.task.as_mut() {
+            task.ballot.lost(member);
+        }
+        if let Some(closing) = self.closing.as_mut() {
+            closing.ballot.lost(member);
+        }
+        if let Some(outage) = self.outage.as_mut() {
+            outage.lost(member);
+        }
+    }
+
+    /// Requests of clients may have been admitted.
+    pub(super) const fn serves(&self) -> bool {
+        !matches!(self.opening, super::Opening::Shut)
+    }
+
+    /// The place in the table is free from now on.
+    fn vacate(&mut self, member: MemberId) {
+        self.replica_mut(member).role = Role::Vacant;
+        self.replica_mut(member).unwanted = false;
+        for (command, _) in self.leaving.extract_if(.., |(_, m)| *m == member).collect::<Vec<_>>() {
+            self.emit(Output::CommandDone(command, Ok(())));
+        }
+    }
+
+    pub(super) fn next_retry(&self) -> Option<u64> {
+        let down = self.ids().filter(|m| self.is_missed(*m)).filter_map(|m| match self.replica(m).link {
+            Link::Down { retry_at } => Some(retry_at),
+            _ => None,
+        });
+        down.min().filter(|_| !matches!(self.phase, Phase::Stopped))
+    }
+
+    /// Those of the set whom a request can be sent to.
+    pub(super) fn linked(&self, members: crate::message::MemberSet) -> crate::message::MemberSet {
+        members.iter().filter(|m| self.replica(*m).link.is_up()).collect()
+    }
+
+    /// Asks those of the set who were not asked yet and can be; true if somebody was.
+    pub(super) fn poll(
+        &mut self,
+        ballot: &mut Ballot,
+        of: crate::message::MemberSet,
+        purpose: super::ControlFor,
+        control: &lh_wire::Control,
+    ) -> bool {
+        let unasked = self.linked(ballot.unasked(of));
+        for member in unasked.iter() {
+            ballot.asked(member);
+            self.ask(member, purpose, control.clone());
+        }
+        !unasked.is_empty()
+    }
+}
+
+const fn describe(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Link => "the connection broke",
+        Fault::Io => "its disk failed",
+        Fault::NoSpace => "its disk is full",
+        Fault::Hung => "it does not answer",
+        Fault::Slow => "it is far slower than the others",
+    }
+}

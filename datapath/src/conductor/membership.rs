@@ -1,0 +1,248 @@
+//! One change of the membership at a time (`docs/invariants.md`, 1, 8, 12).
+//!
+//! ```text
+//!  Silencing --> Joiners --> Members --> Storing --> Enacting
+//!  no queue      joiners     all who     compare-    Forget leavers,
+//!  reads from    record it   stay do     and-swap    Promote joiners
+//!  leavers
+//! ```
+//!
+//! - Until `Storing` a change is given up when somebody who should stay fails; the next one includes that failure. An
+//!   epoch that was given up may lie on some replicas: the next one is younger and replaces it.
+//! - In `Storing` nothing is given up: the epoch may count already.
+
+use lh_block::{Epoch, Instance};
+use lh_wire::Control;
+
+use super::{Ballot, Conductor, ControlFor, Output, Phase, Quorum, Role, Seat, Stored, Why, sabotaged};
+use crate::message::{MemberId, MemberSet, Switch, SwitchId};
+
+/// A change on its way.
+#[derive(Debug)]
+pub(super) struct Change {
+    number: u64,
+    epoch: Epoch,
+    /// Members of the new epoch.
+    target: MemberSet,
+    joiners: MemberSet,
+    leavers: MemberSet,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Silencing,
+    Joiners(Ballot),
+    Members(Ballot),
+    Storing,
+    Enacting(Vec<SwitchId>),
+}
+
+/// A compare-and-swap on its way. Its outcome is always waited for.
+#[derive(Debug)]
+pub(super) struct Store {
+    epoch: Epoch,
+    /// `None`: the request is with the authority.
+    retry_at: Option<u64>,
+}
+
+impl Store {
+    pub(super) const fn retry_at(&self) -> Option<u64> {
+        self.retry_at
+    }
+}
+
+impl Conductor {
+    pub(super) fn advance_change(&mut self) -> bool {
+        let Some(mut change) = self.change.take() else { return self.plan_change() };
+        let moved = match &mut change.stage {
+            Stage::Silencing => self.silenced(&change).then(|| self.begin_recording(&mut change)),
+            Stage::Joiners(ballot) => self
+                .record(ballot, change.joiners, change.number, &change.epoch)
+                .then(|| change.stage = Stage::Members(Ballot::default())),
+            Stage::Members(ballot) => {
+                let stay = change.target.minus(change.joiners);
+                self.record(ballot, stay, change.number, &change.epoch)
+                    .then(|| self.begin_storing(&mut change))
+            }
+            Stage::Storing => self.store.is_none().then(|| self.enact(&mut change)),
+            Stage::Enacting(switches) => {
+                if self.switches.all_done(switches) {
+                    self.on_change_done(change.joiners);
+                    return true;
+                }
+                None
+            }
+        };
+        self.change = Some(change);
+        moved.is_some()
+    }
+
+    /// Begins the change that the present state calls for, if it calls for one.
+    fn plan_change(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Running) || self.store.is_some() {
+            return false;
+        }
+        let leavers = self.failing();
+        let joiners = self.ready_joiners();
+        let target = self.serving().or(joiners);
+        let moves = !leavers.is_empty() || !joiners.is_empty();
+        let due = moves || (self.config.quorum != Quorum::Unsafe && !self.is_recorded(target));
+        if !due || target.len() < self.members_min() {
+            return false;
+        }
+        self.begin_change(target, joiners, leavers);
+        true
+    }
+
+    /// These are the members of the epoch that counts, and nobody holds a younger one.
+    pub(super) fn is_recorded(&self, members: MemberSet) -> bool {
+        !self.loose_epoch && self.epoch.as_ref().is_some_and(|e| e.members == self.names_of(members))
+    }
+
+    pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
+        self.counter += 1;
+        self.changes += 1;
+        let epoch = Epoch {
+            generation: self.config.generation,
+            counter: self.counter,
+            members: self.names_of(target),
+            id: Instance(self.config.instance.0.wrapping_add(u128::from(self.counter))),
+        };
+        self.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
+        let stage = Stage::Silencing;
+        self.change = Some(Change { number: self.changes, epoch, target, joiners, leavers, stage });
+    }
+
+    /// No queue reads from a leaver any more.
+    fn silenced(&self, change: &Change) -> bool {
+        change.leavers.iter().all(|m| !matches!(self.replica(m).link, super::Link::Closing(_)))
+    }
+
+    fn begin_recording(&mut self, change: &mut Change) {
+        change.stage = Stage::Joiners(Ballot::default());
+        for joiner in change.joiners.iter() {
+            if let Role::Joining(rebuild) = &mut self.replica_mut(joiner).role {
+                rebuild.recorded();
+            }
+        }
+        if self.config.quorum == Quorum::Unsafe {
+            self.enact(change);
+        } else if sabotaged!(self, epoch_not_durable) {
+            self.record(&mut Ballot::default(), change.target, change.number, &change.epoch);
+            self.begin_storing(change);
+            self.enact(change);
+        }
+    }
+
+    /// Asks for the epoch to be recorded; true once everybody in the set has.
+    fn record(&mut self, ballot: &mut Ballot, of: MemberSet, number: u64, epoch: &Epoch) -> bool {
+        self.poll(ballot, of, ControlFor::Epoch(number), &Control::SetEpoch { epoch: epoch.clone() });
+        ballot.complete(of)
+    }
+
+    pub(super) fn on_epoch_recorded(&mut self, member: MemberId, number: u64) {
+        let change = self.change.as_mut().filter(|c| c.number == number);
+        if let Some(Stage::Joiners(ballot) | Stage::Members(ballot)) = change.map(|c| &mut c.stage) {
+            ballot.says_yes(member);
+        }
+    }
+
+    fn begin_storing(&mut self, change: &mut Change) {
+        change.stage = Stage::Storing;
+        if self.config.quorum == Quorum::Any {
+            self.store = Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.now) });
+        }
+    }
+
+    /// The epoch counts: nobody waits for the leavers any more, and the joiners may be read from.
+    fn enact(&mut self, change: &mut Change) {
+        if self.config.quorum != Quorum::Unsafe {
+            self.epoch = Some(change.epoch.clone());
+            self.counters.epochs += 1;
+        }
+        self.loose_epoch = false;
+        let mut switches = Vec::new();
+        for member in change.leavers.iter() {
+            if self.replica(member).link.is_up() {
+                self.emit(Output::Disconnect { member });
+            }
+            let switch = self.switch(Switch::Forget { member });
+            self.replica_mut(member).attached = false;
+            self.replica_mut(member).role = Role::Out;
+            // It may have come back meanwhile, too late.
+            self.close_link(member, switch);
+            if let Some(outage) = self.outage.as_mut() {
+                outage.lost(member);
+            }
+            switches.push(switch);
+        }
+        for member in change.joiners.iter() {
+            if matches!(self.replica(member).role, Role::Joining(_)) {
+                self.replica_mut(member).role = Role::Member(Seat::Serving);
+                switches.push(self.switch(Switch::Promote { member }));
+                self.counters.rebuilds += 1;
+                self.log(format!("replica {} is in sync", self.name(member)));
+            }
+        }
+        change.stage = Stage::Enacting(switches);
+    }
+
+    /// Somebody's session ended. If the new epoch was to include it and cannot count yet, it never will.
+    pub(super) fn abandon_change(&mut self, member: MemberId) {
+        let Some(change) = self.change.as_ref().filter(|c| c.target.has(member)) else { return };
+        let begun = match &change.stage {
+            Stage::Silencing => false,
+            Stage::Joiners(ballot) => ballot.begun(),
+            Stage::Members(_) => true,
+            Stage::Storing | Stage::Enacting(_) => return,
+        };
+        self.loose_epoch |= begun;
+        self.change = None;
+    }
+
+    /// The start begins again: whatever was on its way is replaced by the next epoch.
+    pub(super) fn drop_change(&mut self) {
+        if self.change.take().is_some() {
+            self.loose_epoch = true;
+        }
+    }
+
+    pub(super) fn advance_store(&mut self) -> bool {
+        let now = self.now;
+        let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_some_and(|at| at <= now)) else {
+            return false;
+        };
+        store.retry_at = None;
+        let epoch = store.epoch.clone();
+        let expected = self.authority.as_ref().and_then(Option::as_ref).map(Epoch::order);
+        self.emit(Output::StoreEpoch { expected, epoch });
+        true
+    }
+
+    pub(super) fn on_stored(&mut self, stored: Stored) {
+        let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_none()) else { return };
+        match stored {
+            Stored::Unavailable { reason } => {
+                store.retry_at = Some(self.now.saturating_add(self.config.limits.retry));
+                self.log(format!("the authority does not store the epoch: {reason}"));
+            }
+            // An answer that was lost: it had been stored.
+            Stored::Conflict { current: Some(current) } if current == store.epoch => self.stored(),
+            Stored::Stored => self.stored(),
+            Stored::Conflict { current } => {
+                let by = current.map_or_else(
+                    || "the authority has lost its epoch".to_owned(),
+                    |e| format!("the authority has epoch {}.{}", e.generation, e.counter),
+                );
+                self.stop(Why::Stale { by, seen: None });
+            }
+        }
+    }
+
+    fn stored(&mut self) {
+        if let Some(store) = self.store.take() {
+            self.authority = Some(Some(store.epoch));
+        }
+    }
+}

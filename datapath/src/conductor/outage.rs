@@ -1,0 +1,164 @@
+//! Too few members are left to go on: I/O waits until enough are back (`docs/invariants.md`, 6).
+//!
+//! Nobody can be put out, so those who failed stay members, and the queues keep what waits for them. Whoever returns
+//! has been fenced, which drained it; what it holds of a running chain operation is settled first, then every queue
+//! attaches it again and sends again what waits. A member whose process did not live on may lack what was not flushed:
+//! its marked chunks are put in doubt before anybody reads from it.
+
+use lh_wire::Control;
+
+use super::chain::unfinished;
+use super::choose::same_shape;
+use super::{Conductor, ControlFor, JobFor, Phase, Role, Seat};
+use crate::message::{MemberId, MemberSet, Switch};
+
+/// The time between the loss of too many and the return of enough.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    /// Asked to settle a chain operation.
+    asked: MemberSet,
+    /// Back, and fit to go on.
+    ready: MemberSet,
+    /// When enough were back first.
+    since: Option<u64>,
+}
+
+impl Outage {
+    pub(super) const fn lost(&mut self, member: MemberId) {
+        self.asked = self.asked.without(member);
+        self.ready = self.ready.without(member);
+    }
+}
+
+impl Conductor {
+    /// A failed member's return is of use: it cannot be put out, and no epoch without it may count already.
+    pub(super) fn wants_back(&self, member: MemberId) -> bool {
+        self.outage.is_some()
+            && self.change.is_none()
+            && self.store.is_none()
+            && matches!(self.replica(member).role, Role::Member(Seat::Failing))
+    }
+
+    pub(super) fn advance_outage(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Running) || !self.serves() {
+            return false;
+        }
+        let too_few = self.serving().len() < self.members_min();
+        match (&self.outage, too_few) {
+            (None, false) => false,
+            (None, true) => {
+                self.log("too few replicas are left: requests wait".into());
+                self.outage = Some(Outage::default());
+                true
+            }
+            (Some(_), false) => {
+                self.outage = None;
+                true
+            }
+            (Some(_), true) => self.examine_returned() || self.end_outage(),
+        }
+    }
+
+    /// Looks at whoever is back.
+    fn examine_returned(&mut self) -> bool {
+        if self.change.is_some() || self.store.is_some() {
+            // An epoch without them may count already.
+            return false;
+        }
+        let back = self.linked(self.failing());
+        let Some(outage) = self.outage.as_ref() else { return false };
+        let unknown = back.minus(outage.ready).iter().find(|m| self.replica(*m).state.is_some());
+        let Some(member) = unknown else { return false };
+        let (asked, settled) = (outage.asked.has(member), self.settle_chain(member));
+        match settled {
+            Some(control) if !asked => {
+                self.ask(member, ControlFor::Finish, control);
+                self.replica_mut(member).state = None;
+                self.mark_asked(member);
+            }
+            Some(_) => self.lose(member, "it does not settle a chain operation"),
+            None if self.is_fit(member) => {
+                if let Some(outage) = self.outage.as_mut() {
+                    outage.ready = outage.ready.with(member);
+                }
+            }
+            None => self.lose(member, "it is no longer what it was"),
+        }
+        true
+    }
+
+    fn mark_asked(&mut self, member: MemberId) {
+        if let Some(outage) = self.outage.as_mut() {
+            outage.asked = outage.asked.with(member);
+        }
+    }
+
+    /// What a returned member has to do about a chain operation that it holds prepared: what was decided is carried
+    /// out; what is not decided yet stays; all else is taken back.
+    fn settle_chain(&self, member: MemberId) -> Option<Control> {
+        let state = self.replica(member).state.as_deref()?;
+        let undecided = self.task.as_ref().and_then(super::Task::undecided);
+        unfinished(state, |id| self.decided == Some(id))
+            .filter(|_| state.prepared.as_ref().is_none_or(|(id, _)| undecided != Some(*id)))
+    }
+
+    /// It is the member that was lost, and not an older copy of its directory.
+    fn is_fit(&self, member: MemberId) -> bool {
+        let Some(state) = self.replica(member).state.as_deref() else { return false };
+        let known = lh_wire::ReplicaState {
+            size: self.volume.size,
+            chain: self.volume.chain.to_vec(),
+            ..lh_wire::ReplicaState::default()
+        };
+        let counted = self.epoch.as_ref().map(lh_block::Epoch::order);
+        let recorded = state.epoch.as_ref().map(lh_block::Epoch::order);
+        !state.rebuilding && !state.imported && recorded >= counted && same_shape(state, &known)
+    }
+
+    /// Goes on once all are back, or enough and the others had their time.
+    fn end_outage(&mut self) -> bool {
+        let failing = self.failing();
+        let Some(outage) = self.outage.as_mut() else { return false };
+        let ready = outage.ready.and(failing);
+        let still_away = failing.minus(ready);
+        // A copy between members needs all of them, so each has ended or soon will. (A copy to a joiner may wait for a
+        // write that waits for who is away.)
+        let copies = self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
+        let changing = self.change.is_some() || self.store.is_some();
+        if self.serving().or(ready).len() < self.members_min() || changing || copies {
+            return false;
+        }
+        let now = self.now;
+        let since = self.outage.as_mut().map_or(now, |o| *o.since.get_or_insert(now));
+        if !still_away.is_empty() && now < since.saturating_add(self.config.limits.grace) {
+            return false;
+        }
+        self.outage = None;
+        self.readmit(ready);
+        true
+    }
+
+    fn readmit(&mut self, returned: MemberSet) {
+        let dead: MemberSet =
+            returned.iter().filter(|m| self.replica(*m).state.as_ref().is_some_and(|s| !s.lived)).collect();
+        let together = self.serving().or(returned);
+        self.put_in_doubt(dead, together);
+        let mut attached = Vec::new();
+        for member in returned.iter() {
+            attached.push(self.switch(Switch::Attach { member }));
+            self.switch(Switch::Promote { member });
+            let unsettled = self.replica(member).state.as_ref().map(|s| s.unsettled.clone());
+            self.note_unsettled(&unsettled.unwrap_or_default());
+            let replica = self.replica_mut(member);
+            replica.attached = true;
+            replica.role = Role::Member(Seat::Serving);
+        }
+        self.log(format!("requests go on with {}", self.names_of(together).join(", ")));
+        self.tell_resolved_after(attached);
+    }
+
+    pub(super) fn outage_deadline(&self) -> Option<u64> {
+        let since = self.outage.as_ref()?.since?;
+        Some(since.saturating_add(self.config.limits.grace)).filter(|at| *at > self.now)
+    }
+}

@@ -1,0 +1,398 @@
+//! Making members equal after an engine, a process or a power supply died (`docs/invariants.md`, 4).
+//!
+//! - Ranges in doubt, what an engine had in flight, are made equal before the volume opens.
+//! - Chunks in doubt, what the intent bitmap of a member marks whose process did not live on, are made equal while it
+//!   is open: a chunk that a request waits for first. Nobody reads from a chunk in doubt.
+//! - The source is a member whose process lived on, if there is one. Nobody is told that nothing is in doubt any more
+//!   ([`Control::Resolved`]) before nothing is.
+//! - While the membership changes no chunk counts as equal: a member that failed may yet come back.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lh_block::{BLOCK, Extent};
+use lh_wire::Control;
+
+use super::{Ballot, Conductor, ControlFor, Job, JobFor, Phase, sabotaged};
+use crate::message::{JobResult, LayerRef, MemberId, MemberSet, QueueId, SwitchId, ToQueue};
+
+/// Bytes of one copy.
+const PIECE: u64 = lh_wire::MAX_DATA as u64;
+
+/// Copies of one range that may fail without a member being blamed by its queue. Then the one that the copies failed
+/// on is put out: it answers, but not this.
+const FAILURES_MAX: u32 = 5;
+
+/// Ranges in doubt that are being made equal.
+#[derive(Debug, Default)]
+pub(super) struct InDoubt {
+    pieces: Vec<Extent>,
+    left: VecDeque<usize>,
+    flying: u32,
+    failures: u32,
+    retry_at: Option<u64>,
+}
+
+impl InDoubt {
+    pub(super) const fn retry_at(&self) -> Option<u64> {
+        self.retry_at
+    }
+}
+
+/// Chunks in doubt, and who has to hear that there are none.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    chunks: BTreeMap<u64, Chunk>,
+    /// Chunks that requests wait for, first come first served.
+    wanted: VecDeque<u64>,
+    failures: u32,
+    retry_at: u64,
+    /// The members are to be told once nothing is in doubt and these switches are made.
+    tell: bool,
+    after: Vec<SwitchId>,
+    pub(super) told: Ballot,
+}
+
+/// One chunk in doubt.
+#[derive(Debug, Default)]
+struct Chunk {
+    /// Members whose process has died since the chunk was last equal on all.
+    dead: MemberSet,
+    /// What is still to be copied; `None`: not begun.
+    left: Option<Vec<(Option<LayerRef>, Extent)>>,
+    flying: u32,
+    /// Something failed or changed since it was begun: to be done again from the start.
+    spoilt: bool,
+}
+
+impl Doubt {
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.chunks.len() as u64
+    }
+
+    pub(super) fn lost(&mut self, member: MemberId) {
+        self.told.lost(member);
+        for chunk in self.chunks.values_mut() {
+            chunk.spoilt |= chunk.left.is_some();
+        }
+    }
+}
+
+impl Conductor {
+    /// Queues have their links: ranges in doubt come first.
+    pub(super) fn begin_repairing(&mut self) -> bool {
+        let mut in_doubt = InDoubt::default();
+        if self.members().len() > 1 && !sabotaged!(self, forget_in_doubt) {
+            in_doubt.pieces = pieces(&self.ranges_in_doubt());
+            in_doubt.left = (0..in_doubt.pieces.len()).collect();
+        }
+        if !in_doubt.pieces.is_empty() {
+            self.log(format!("{} pieces are in doubt", in_doubt.pieces.len()));
+        }
+        self.phase = Phase::Repairing(in_doubt);
+        true
+    }
+
+    fn ranges_in_doubt(&self) -> Vec<Extent> {
+        let volume = Extent::new(0, self.volume.size);
+        let states =
+            self.members().iter().filter_map(|m| self.replica(m).state.as_deref()).collect::<Vec<_>>();
+        join(
+            states
+                .iter()
+                .flat_map(|s| &s.in_doubt)
+                .filter_map(|r| r.widen(BLOCK).intersection(volume))
+                .collect(),
+        )
+    }
+
+    pub(super) fn advance_in_doubt(&mut self) -> bool {
+        let (now, copies) = (self.now, self.config.limits.copies);
+        let Phase::Repairing(in_doubt) = &mut self.phase else { return false };
+        if in_doubt.left.is_empty() && in_doubt.flying == 0 {
+            let dead = self.members().iter().filter(|m| !self.lived(*m)).collect();
+            self.put_in_doubt(dead, self.members());
+            self.phase = Phase::Running;
+            self.tell_resolved_after(Vec::new());
+            return true;
+        }
+        if in_doubt.flying >= copies || in_doubt.retry_at.is_some_and(|at| at > now) {
+            return false;
+        }
+        let Some(piece) = in_doubt.left.pop_front() else { return false };
+        in_doubt.flying += 1;
+        in_doubt.retry_at = None;
+        let range = in_doubt.pieces[piece];
+        let dead = self.members().iter().filter(|m| !self.lived(*m)).collect();
+        self.equalise(JobFor::InDoubt(piece), None, range, dead);
+        true
+    }
+
+    fn lived(&self, member: MemberId) -> bool {
+        self.replica(member).state.as_ref().is_some_and(|s| s.lived)
+    }
+
+    /// Copies a range from the best source among the members to all others.
+    fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: MemberSet) {
+        let members = self.serving();
+        let Some(source) = self.nearest(members.minus(dead)).or_else(|| self.nearest(members)) else {
+            return;
+        };
+        let targets = members.without(source);
+        self.give(purpose, Job::Equalise { layer, range, source, targets });
+    }
+
+    /// One of the set, a local one if there is one.
+    pub(super) fn nearest(&self, of: MemberSet) -> Option<MemberId> {
+        of.iter().min_by_key(|m| (!self.replica(*m).local, *m))
+    }
+
+    pub(super) fn on_in_doubt_copied(&mut self, piece: usize, result: JobResult) {
+        let retry_at = self.now.saturating_add(self.config.limits.retry);
+        let Phase::Repairing(in_doubt) = &mut self.phase else { return };
+        in_doubt.flying -= 1;
+        match result {
+            JobResult::Done { changed } => self.counters.repaired_blocks += changed,
+            JobResult::Skipped | JobResult::Failed { .. } => {
+                in_doubt.left.push_back(piece);
+                in_doubt.failures += 1;
+                in_doubt.retry_at = Some(retry_at);
+                if let (JobResult::Failed { member }, true) = (result, in_doubt.failures > FAILURES_MAX) {
+                    self.lose(member, "copies fail on it");
+                }
+            }
+        }
+    }
+
+    /// Puts the marked chunks of the dead in doubt. All other marks are from finished writes: they are only kept to
+    /// be taken back after a flush.
+    pub(super) fn put_in_doubt(&mut self, dead: MemberSet, together: MemberSet) {
+        let shared = self.config.shared.clone();
+        let differ = together.len() > 1 && !sabotaged!(self, skip_intent);
+        for member in together.iter() {
+            let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
+                continue;
+            };
+            let doubtful = differ && dead.has(member);
+            for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
+                if doubtful && chunk < shared.chunks() {
+                    shared.put_in_doubt(chunk);
+                    let chunk = self.doubt.chunks.entry(chunk).or_default();
+                    chunk.dead = chunk.dead.or(dead);
+                    chunk.spoilt |= chunk.left.is_some();
+                } else {
+                    shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
+                }
+            }
+        }
+        if !self.doubt.chunks.is_empty() {
+            self.log(format!("{} chunks are in doubt", self.doubt.chunks.len()));
+        }
+    }
+
+    /// The members hear that nothing is in doubt, once nothing is and these switches are made.
+    pub(super) fn tell_resolved_after(&mut self, switches: Vec<SwitchId>) {
+        self.doubt.tell = true;
+        self.doubt.told = Ballot::default();
+        self.doubt.after.extend(switches);
+    }
+
+    /// The start begins again and finds out anew.
+    pub(super) fn drop_doubt(&mut self) {
+        for chunk in self.doubt.chunks.keys() {
+            self.config.shared.resolve(*chunk);
+        }
+        self.doubt = Doubt::default();
+    }
+
+    pub(super) fn advance_doubt(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Running) || !self.is_calm() || self.commits() {
+            return false;
+        }
+        if self.doubt.is_empty() {
+            return self.tell_resolved();
+        }
+        if self.serving().len() == 1 {
+            self.resolve_all();
+            return true;
+        }
+        self.resolve_finished() || self.copy_next_piece()
+    }
+
+    fn tell_resolved(&mut self) -> bool {
+        if !self.doubt.tell || !self.switches.all_done(&self.doubt.after) {
+            return false;
+        }
+        // With too few members the start may begin again with one more, which nobody was made equal to.
+        if self.serving().len() < self.members_min() {
+            return false;
+        }
+        self.doubt.after.clear();
+        let serving = self.serving();
+        let mut told = self.doubt.told;
+        self.poll(&mut told, serving, ControlFor::Resolved, &Control::Resolved);
+        self.doubt.told = told;
+        if told.complete(serving) {
+            self.doubt.tell = false;
+            return true;
+        }
+        false
+    }
+
+    /// With one member there is nobody to differ from.
+    fn resolve_all(&mut self) {
+        for chunk in self.doubt.chunks.keys().copied().collect::<Vec<_>>() {
+            self.resolve(chunk);
+        }
+    }
+
+    fn resolve_finished(&mut self) -> bool {
+        let finished = |c: &Chunk| !c.spoilt && c.flying == 0 && c.left.as_ref().is_some_and(Vec::is_empty);
+        let found = self.doubt.chunks.iter().find(|(_, c)| finished(c)).map(|(n, _)| *n);
+        if let Some(chunk) = found {
+            self.resolve(chunk);
+        }
+        found.is_some()
+    }
+
+    fn resolve(&mut self, chunk: u64) {
+        self.doubt.chunks.remove(&chunk);
+        self.doubt.wanted.retain(|w| *w != chunk);
+        let shared = &self.config.shared;
+        shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
+        shared.resolve(chunk);
+        self.counters.resolved_chunks += 1;
+        self.tell_queues(&ToQueue::ChunkResolved(chunk));
+    }
+
+    fn copy_next_piece(&mut self) -> bool {
+        let flying: u32 = self.doubt.chunks.values().map(|c| c.flying).sum();
+        // A mark that a copy makes must not be taken back by what was sent before it on another connection.
+        let clears = self.jobs.count(|p| p == JobFor::ClearIntent) > 0;
+        if flying >= self.config.limits.copies || self.doubt.retry_at > self.now || clears {
+            return false;
+        }
+        let Some(number) = self.next_chunk() else { return false };
+        if self.doubt.chunks.get(&number).is_some_and(|c| c.spoilt || c.left.is_none()) {
+            let left = Some(self.pieces_of_chunk(number));
+            self.doubt
+                .chunks
+                .entry(number)
+                .and_modify(|c| *c = Chunk { left, dead: c.dead, ..Chunk::default() });
+        }
+        let piece = self.doubt.chunks.get_mut(&number).and_then(|c| {
+            let piece = c.left.as_mut()?.pop()?;
+            c.flying += 1;
+            Some((piece, c.dead))
+        });
+        if let Some(((layer, range), dead)) = piece {
+            self.equalise(JobFor::Chunk(number), layer, range, dead);
+        }
+        true
+    }
+
+    /// The chunk to go on with: a wanted one, else one that is begun, else the first.
+    fn next_chunk(&self) -> Option<u64> {
+        let open = |c: &Chunk| {
+            if c.spoilt { c.flying == 0 } else { c.left.as_ref().is_none_or(|left| !left.is_empty()) }
+        };
+        let wanted = self.doubt.wanted.iter().find(|n| self.doubt.chunks.get(n).is_some_and(open));
+        let begun = || self.doubt.chunks.iter().find(|(_, c)| open(c) && c.left.is_some()).map(|(n, _)| n);
+        let first = || self.doubt.chunks.iter().find(|(_, c)| open(c)).map(|(n, _)| n);
+        wanted.or_else(begun).or_else(first).copied()
+    }
+
+    /// All of the chunk in every layer that may have been written since the last flush.
+    fn pieces_of_chunk(&mut self, number: u64) -> Vec<(Option<LayerRef>, Extent)> {
+        let chunk = self.config.shared.chunk();
+        let whole = Extent::new(number.saturating_mul(chunk), chunk);
+        let Some(range) = whole.intersection(Extent::new(0, self.volume.size)) else { return Vec::new() };
+        let mut layers: Vec<Option<LayerRef>> = vec![None];
+        for name in self.volume.unsettled.clone() {
+            layers.push(self.layer_ref(&name));
+        }
+        layers.into_iter().flat_map(|layer| pieces(&[range]).into_iter().map(move |p| (layer, p))).collect()
+    }
+
+    pub(super) fn on_chunk_copied(&mut self, number: u64, result: JobResult) {
+        let Some(chunk) = self.doubt.chunks.get_mut(&number) else { return };
+        chunk.flying = chunk.flying.saturating_sub(1);
+        match result {
+            JobResult::Done { changed } => {
+                self.counters.repaired_blocks += changed;
+                self.doubt.failures = 0;
+            }
+            JobResult::Skipped | JobResult::Failed { .. } => {
+                chunk.spoilt = true;
+                self.doubt.failures += 1;
+                self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry);
+                if let (JobResult::Failed { member }, true) = (result, self.doubt.failures > FAILURES_MAX) {
+                    self.lose(member, "copies fail on it");
+                }
+            }
+        }
+    }
+
+    /// A replica has told its state. What a serving member marks is kept to be taken back after a flush, what it calls
+    /// unsettled is settled after one.
+    pub(super) fn on_state(&mut self, member: MemberId, state: Box<lh_wire::ReplicaState>) {
+        if matches!(self.phase, Phase::Running) && self.serving().has(member) {
+            for range in &state.intent {
+                self.config.shared.wrote(*range);
+            }
+            self.note_unsettled(&state.unsettled);
+        }
+        self.replica_mut(member).state = Some(state);
+    }
+
+    pub(super) fn doubt_deadline(&self) -> Option<u64> {
+        (!self.doubt.is_empty()).then_some(self.doubt.retry_at).filter(|at| *at > self.now)
+    }
+
+    pub(super) fn on_chunk_wanted(&mut self, queue: QueueId, number: u64) {
+        if !self.doubt.chunks.contains_key(&number) {
+            self.emit(super::Output::ToQueue(queue, ToQueue::ChunkResolved(number)));
+        } else if !self.doubt.wanted.contains(&number) {
+            self.doubt.wanted.push_back(number);
+        }
+    }
+}
+
+/// Cuts ranges into what one copy takes.
+fn pieces(ranges: &[Extent]) -> Vec<Extent> {
+    let cut = |r: &Extent| {
+        let r = *r;
+        let count = r.len.div_ceil(PIECE);
+        (0..count).map(move |n| r.offset + n * PIECE).map(move |at| Extent::new(at, PIECE.min(r.end() - at)))
+    };
+    ranges.iter().flat_map(cut).collect()
+}
+
+/// Sorts, and joins what overlaps or touches.
+fn join(mut ranges: Vec<Extent>) -> Vec<Extent> {
+    ranges.sort_unstable();
+    let mut joined: Vec<Extent> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.offset <= last.end() => last.len = last.end().max(range.end()) - last.offset,
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_and_cut() {
+        let joined = join(vec![Extent::new(8192, 4096), Extent::new(0, 8192), Extent::new(1 << 20, 4096)]);
+        assert_eq!(joined, [Extent::new(0, 12288), Extent::new(1 << 20, 4096)]);
+        let cut = pieces(&[Extent::new(4096, PIECE + 4096)]);
+        assert_eq!(cut, [Extent::new(4096, PIECE), Extent::new(4096 + PIECE, 4096)]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Mechanisms that can be taken out, one by one, so that tests show that each is needed. Without the feature
+//! `sabotage` there is nothing to switch.
+
+/// What is taken out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// Members are forgotten before the epoch without them is durable.
+    #[cfg(feature = "sabotage")]
+    pub epoch_not_durable: bool,
+    /// Ranges in doubt are not made equal.
+    #[cfg(feature = "sabotage")]
+    pub forget_in_doubt: bool,
+    /// Marked chunks are not made equal.
+    #[cfg(feature = "sabotage")]
+    pub skip_intent: bool,
+    /// Only the first queue hears that a member is out.
+    #[cfg(feature = "sabotage")]
+    pub leaver_on_one_queue: bool,
+    /// A rebuild copies before every queue sends to the target.
+    #[cfg(feature = "sabotage")]
+    pub join_without_drain: bool,
+    /// Snapshots are committed while writes are in flight.
+    #[cfg(feature = "sabotage")]
+    pub commit_without_pause: bool,
+}
+
+/// Whether a mechanism is taken out; always false without the feature.
+macro_rules! sabotaged {
+    ($conductor:expr, $switch:ident) => {{
+        #[cfg(feature = "sabotage")]
+        {
+            $conductor.config.sabotage.$switch
+        }
+        #[cfg(not(feature = "sabotage"))]
+        {
+            false
+        }
+    }};
+}
+pub(super) use sabotaged;

@@ -1,0 +1,87 @@
+//! Asking: switches and jobs of the queues, control requests of the replicas, names of layers.
+
+use lh_wire::Control;
+
+use super::ask::{ControlFor, JobFor};
+use super::{Conductor, Output, sabotaged};
+use crate::message::{Job, JobId, LayerRef, MemberId, QueueId, Switch, SwitchId, ToQueue};
+
+impl Conductor {
+    /// Sends a switch to every queue.
+    pub(super) fn switch(&mut self, switch: Switch) -> SwitchId {
+        let queues = self.queues_for(switch);
+        let id = self.switches.begin(queues.clone());
+        for queue in queues {
+            self.emit(Output::ToQueue(queue, ToQueue::Switch(id, switch)));
+        }
+        id
+    }
+
+    pub(super) fn queues_for(&self, switch: Switch) -> impl Iterator<Item = QueueId> + Clone + use<> {
+        let leaver = matches!(switch, Switch::StopReads { .. } | Switch::Forget { .. });
+        let queues = if leaver && sabotaged!(self, leaver_on_one_queue) { 1 } else { self.config.queues };
+        (0..queues).map(QueueId)
+    }
+
+    /// Asks a replica.
+    pub(super) fn ask(&mut self, member: MemberId, purpose: ControlFor, control: Control) {
+        let (what, long) = describe(&control);
+        let limit = if long { self.config.limits.control_long } else { self.config.limits.control };
+        let id = self.controls.begin(member, purpose, what, self.now.saturating_add(limit));
+        self.emit(Output::Control { id, member, control: Box::new(control) });
+    }
+
+    pub(super) fn ask_state(&mut self, member: MemberId) {
+        self.replica_mut(member).state = None;
+        self.ask(member, ControlFor::State, Control::State);
+    }
+
+    /// Gives a job to one of the queues, in turn.
+    pub(super) fn give(&mut self, purpose: JobFor, job: Job) -> JobId {
+        let id = self.jobs.begin(purpose);
+        #[expect(clippy::cast_possible_truncation, reason = "smaller than the number of queues")]
+        let queue = QueueId((id.0 % u64::from(self.config.queues)) as u8);
+        self.emit(Output::ToQueue(queue, ToQueue::Job(id, job)));
+        id
+    }
+
+    pub(super) fn tell_queues(&mut self, message: &ToQueue) {
+        for queue in 0..self.config.queues {
+            self.emit(Output::ToQueue(QueueId(queue), message.clone()));
+        }
+    }
+
+    /// The number of a layer's name; `None` is the head.
+    pub(super) fn layer_ref(&mut self, name: &str) -> Option<LayerRef> {
+        if name.is_empty() {
+            return None;
+        }
+        let known = self.volume.names.iter().position(|n| n == name);
+        let at = known.unwrap_or_else(|| {
+            self.volume.names.push(name.to_owned());
+            self.volume.names.len() - 1
+        });
+        let number = LayerRef(u32::try_from(at).unwrap_or(u32::MAX));
+        if known.is_none() {
+            self.emit(Output::NameLayer(number, name.to_owned()));
+        }
+        Some(number)
+    }
+}
+
+/// What a control request is called in messages, and whether it may take long.
+const fn describe(control: &Control) -> (&'static str, bool) {
+    match control {
+        Control::State => ("a question for its state", false),
+        Control::SetEpoch { .. } => ("a new epoch", false),
+        Control::Resolved => ("the end of a repair", false),
+        Control::Prepare { .. } => ("the preparation of a chain operation", false),
+        Control::Commit { .. } => ("a chain operation", true),
+        Control::Switch { .. } => ("a switch of the chain", false),
+        Control::Abort { .. } => ("the end of a chain operation", false),
+        Control::Settled { .. } => ("the end of a snapshot", false),
+        Control::RebuildBegin { .. } => ("the begin of a rebuild", true),
+        Control::RebuildEnd => ("the end of a rebuild", true),
+        Control::Close => ("the clean end", true),
+    }
+}

@@ -1,0 +1,292 @@
+//! From nothing to the first answer (`docs/invariants.md`, 4, 9, 12).
+//!
+//! Whatever happens to a chosen replica before the volume opens, the start begins again with what is left: nothing was
+//! answered yet, so nothing can be lost by it.
+
+use lh_wire::ReplicaState;
+
+use super::chain::unfinished;
+use super::choose::{Candidate, Choice, Start, choose, same_shape};
+use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat};
+use crate::message::{MemberId, MemberSet, Switch, SwitchId};
+
+impl Conductor {
+    pub(super) fn advance_start(&mut self) -> bool {
+        match &self.phase {
+            Phase::Collecting { .. } => self.collect(),
+            Phase::Finishing { asked } => self.finish_chain(*asked),
+            Phase::Recording => self.change.is_none() && self.begin_attaching(),
+            Phase::Attaching(switches) => self.switches.all_done(switches) && self.begin_repairing(),
+            Phase::Repairing(_) => self.advance_in_doubt(),
+            Phase::Running | Phase::Stopped => false,
+        }
+    }
+
+    fn collect(&mut self) -> bool {
+        // What a start before this one left on its way could still change what is chosen now.
+        if self.store.is_some() || !self.jobs.no_copies() || self.is_closing_links() {
+            return false;
+        }
+        match self.choose() {
+            Choice::Wait(why) => {
+                self.waiting_for = Some(why);
+                self.phase = Phase::Collecting { since: None };
+                false
+            }
+            Choice::Start(start) => {
+                let since = self.possible_since();
+                if !start.complete && self.now < since.saturating_add(self.config.limits.grace) {
+                    self.waiting_for = Some("further replicas may still come".into());
+                    return false;
+                }
+                self.begin(start);
+                true
+            }
+        }
+    }
+
+    fn choose(&self) -> Choice {
+        let candidates: Vec<Candidate<'_>> = self
+            .configured()
+            .iter()
+            .map(|id| {
+                let replica = self.replica(id);
+                Candidate { id, name: &replica.name, state: replica.state.as_deref() }
+            })
+            .collect();
+        choose(self.config.quorum, self.authority.as_ref(), &candidates)
+    }
+
+    fn possible_since(&mut self) -> u64 {
+        let now = self.now;
+        match &mut self.phase {
+            Phase::Collecting { since } => *since.get_or_insert(now),
+            _ => now,
+        }
+    }
+
+    fn is_closing_links(&self) -> bool {
+        self.ids().any(|m| matches!(self.replica(m).link, Link::Closing(_)))
+    }
+
+    fn begin(&mut self, start: Start) {
+        self.waiting_for = None;
+        if start.unfenced && !self.config.known_dead {
+            self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease));
+        }
+        self.log(format!("starting with {}", self.names_of(start.members).join(", ")));
+        self.epoch = start.base;
+        for member in start.members.iter() {
+            self.replica_mut(member).role = Role::Member(Seat::Serving);
+        }
+        // Left from a start before this one, and not chosen again.
+        for member in self.select(|r| r.attached && matches!(r.role, Role::Out)).iter() {
+            self.lose(member, "it is not chosen");
+        }
+        self.phase = Phase::Finishing { asked: MemberSet::EMPTY };
+    }
+
+    /// Chain operations of engines before: carried out everywhere if any member has, taken back else.
+    fn finish_chain(&mut self, asked: MemberSet) -> bool {
+        let members = self.members();
+        if !members.iter().all(|m| self.replica(m).state.is_some()) {
+            return false;
+        }
+        let Some((member, control)) = members.iter().find_map(|m| Some((m, self.to_finish(m)?))) else {
+            return self.compare_shapes();
+        };
+        if asked.has(member) {
+            self.lose(member, "it does not settle a chain operation");
+            return true;
+        }
+        self.replica_mut(member).state = None;
+        self.ask(member, ControlFor::Finish, control);
+        self.phase = Phase::Finishing { asked: asked.with(member) };
+        true
+    }
+
+    fn to_finish(&self, member: MemberId) -> Option<lh_wire::Control> {
+        let state = self.replica(member).state.as_deref()?;
+        let members = self.members();
+        unfinished(state, |id| {
+            let known = |m: MemberId| self.replica(m).state.as_ref().is_some_and(|s| s.committed == Some(id));
+            self.decided == Some(id) || members.iter().any(known)
+        })
+    }
+
+    /// Members that do not hold the same snapshots as most of the others are no members: they are rebuilt.
+    fn compare_shapes(&mut self) -> bool {
+        let members = self.members();
+        let Some(model) =
+            members.iter().max_by_key(|m| self.likeness(*m)).and_then(|m| self.replica(m).state.clone())
+        else {
+            return false;
+        };
+        for member in members.iter() {
+            let alike = self.replica(member).state.as_ref().is_some_and(|s| same_shape(s, &model));
+            if !alike {
+                self.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
+                let replica = self.replica_mut(member);
+                replica.role = Role::Out;
+                replica.last_error = Some("it holds other snapshots than the rest".into());
+                if replica.attached {
+                    self.lose(member, "it holds other snapshots than the rest");
+                }
+            }
+        }
+        self.take_volume(&model);
+        self.begin_first_change();
+        true
+    }
+
+    /// How many hold the same as this one; who lived on counts more.
+    fn likeness(&self, member: MemberId) -> (usize, bool) {
+        let Some(own) = self.replica(member).state.as_deref() else { return (0, false) };
+        let like = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| same_shape(s, own));
+        (self.members().iter().filter(like).count(), own.lived)
+    }
+
+    fn take_volume(&mut self, model: &ReplicaState) {
+        self.volume.size = model.size;
+        self.volume.chain = model.chain.clone().into();
+        let unsettled = |name: &str| {
+            self.members().iter().any(|m| {
+                self.replica(m).state.as_ref().is_some_and(|s| s.unsettled.iter().any(|u| u == name))
+            })
+        };
+        self.volume.unsettled =
+            model.chain.iter().map(|l| l.name.clone()).filter(|n| !n.is_empty() && unsettled(n)).collect();
+        for name in model.chain.iter().map(|l| l.name.clone()).collect::<Vec<_>>() {
+            self.layer_ref(&name);
+        }
+    }
+
+    /// Every engine makes an epoch of its own before it answers, even with the members of the one before. A replica
+    /// that is not here may have recorded a younger one, which did not count (a joiner records it first): against
+    /// this engine's generation it never will.
+    fn begin_first_change(&mut self) {
+        self.phase = Phase::Recording;
+        let members = self.members();
+        if self.config.quorum != Quorum::Unsafe && members.len() >= self.members_min() {
+            self.begin_change(members, MemberSet::EMPTY, MemberSet::EMPTY);
+        }
+    }
+
+    fn begin_attaching(&mut self) -> bool {
+        let mut switches = Vec::new();
+        for member in self.members().iter().filter(|m| !self.replica(*m).attached).collect::<Vec<_>>() {
+            self.replica_mut(member).attached = true;
+            switches.push(self.switch(Switch::Attach { member }));
+        }
+        self.phase = Phase::Attaching(switches);
+        true
+    }
+
+    /// The volume opens when enough members are there and no older engine can answer reads any more.
+    pub(super) fn advance_opening(&mut self) -> bool {
+        match &self.opening {
+            Opening::Shut => {
+                let may = self.may_open();
+                if may {
+                    let switches = self.unlock();
+                    self.opening = Opening::Unlocking(switches);
+                }
+                may
+            }
+            Opening::Unlocking(switches) if self.switches.all_done(switches) => {
+                self.opening = Opening::Open;
+                self.log(format!("volume {} is open", self.config.volume));
+                self.emit(Output::Open { size: self.volume.size });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn may_open(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Running) || self.change.is_some() || self.closing.is_some() {
+            return false;
+        }
+        if self.serving().len() < self.members_min() {
+            self.waiting_for = Some("too few replicas hold the newest data".into());
+            return false;
+        }
+        if self.config.quorum != Quorum::Unsafe && !self.is_recorded(self.members()) {
+            // A joiner was lost while its epoch was being stored: the next one leaves it out.
+            return false;
+        }
+        if self.now < self.lease_until {
+            self.waiting_for = Some("an older engine may still answer reads".into());
+            return false;
+        }
+        self.waiting_for = None;
+        true
+    }
+
+    fn unlock(&mut self) -> Vec<SwitchId> {
+        let mut switches = Vec::new();
+        if self.volume.size != self.config.size {
+            switches.push(self.switch(Switch::Resize { size: self.volume.size }));
+        }
+        for member in self.serving().iter() {
+            switches.push(self.switch(Switch::Promote { member }));
+        }
+        switches.push(self.switch(Switch::Resume));
+        switches
+    }
+
+    /// Back to the beginning of the start.
+    pub(super) fn begin_again(&mut self) {
+        if matches!(self.phase, Phase::Collecting { .. } | Phase::Stopped) {
+            return;
+        }
+        self.log("the start begins again".into());
+        self.phase = Phase::Collecting { since: None };
+        self.drop_change();
+        self.drop_doubt();
+        for member in self.select(|r| matches!(r.role, Role::Joining(_))).iter() {
+            self.lose(member, "the start begins again");
+        }
+        for member in self.members().iter() {
+            self.replica_mut(member).role = Role::Out;
+        }
+        for member in self.linked(self.configured()).iter() {
+            self.ask_state(member);
+        }
+    }
+
+    /// A member of the epoch has come after the start went on without it, but nothing was answered yet: with too few
+    /// members the volume is held shut, and this one may be enough.
+    pub(super) fn on_late_member(&mut self, member: MemberId) {
+        let held = matches!(self.phase, Phase::Running) && !self.serves();
+        let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.name(member)));
+        if held && counts && self.serving().len() < self.members_min() {
+            self.begin_again();
+        }
+    }
+
+    /// Requests wait although nobody may be read from, however long: for the authority, or for a repair that makes
+    /// progress. Only for replicas they do not wait for ever.
+    pub(super) fn is_patient(&self) -> bool {
+        let asks_authority = self.config.quorum == Quorum::Any && self.authority.is_none();
+        match &self.phase {
+            Phase::Collecting { since } => asks_authority || self.store.is_some() || since.is_some(),
+            Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,
+            Phase::Running => {
+                let opens = !self.is_open() && self.serving().len() >= self.members_min();
+                opens || self.store.is_some() || !self.doubt.is_empty()
+            }
+            Phase::Stopped => false,
+        }
+    }
+
+    pub(super) fn start_deadline(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Collecting { since: Some(since) } => Some(since.saturating_add(self.config.limits.grace)),
+            Phase::Running if !self.serves() => Some(self.lease_until),
+            Phase::Repairing(in_doubt) => in_doubt.retry_at(),
+            _ => None,
+        }
+        .filter(|at| *at > self.now)
+    }
+}

@@ -1,0 +1,462 @@
+//! What drives the conductor: the control thread, the connections' handshakes, the authority's calls.
+//!
+//! - The control thread is not on the way of any request. It sleeps until a queue, a connector, the authority or a
+//!   command says something.
+//! - A connector is a short-lived thread: it connects and does the handshake of every queue's connection, within
+//!   [`HANDSHAKE`].
+//! - After [`Event::Stopped`] with [`Why::is_fenced`] the process has to end at once, without an answer to anybody.
+
+mod authority;
+mod connector;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use lh_block::{Generation, Geometry, Instance};
+use lh_wire::handshake::Key;
+use lh_wire::{Control, MAX_DATA, ReplicaState, Status as WireStatus};
+
+use crate::conductor::{
+    Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
+    ReplicaConfig, Status, Why,
+};
+use crate::link::{Mail, Mailbox, News, Parts};
+use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
+use crate::order::Table;
+use crate::queue::{self, Queue, Stats};
+
+pub use authority::Authority;
+pub use connector::Address;
+
+/// How long connecting and the handshake may take. A replica answers only when it has drained what earlier engines
+/// left, so a slow disk may need most of it.
+pub const HANDSHAKE: Duration = Duration::from_secs(20);
+
+/// A replica of the volume and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaAddress {
+    /// Its name.
+    pub name: String,
+    /// Where its process listens.
+    pub address: Address,
+}
+
+/// What an engine is started with.
+pub struct Options {
+    /// Name of the volume.
+    pub volume: String,
+    /// Its replicas.
+    pub replicas: Vec<ReplicaAddress>,
+    /// Its key.
+    pub key: Key,
+    /// Issued by the authority or the node's manager, durable.
+    pub generation: Generation,
+    /// Bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// Device queues.
+    pub queues: u8,
+    /// Requests of each queue at one time.
+    pub depth: u16,
+    /// How long requests wait for a replica; zero for ever.
+    pub io_timeout: Duration,
+    /// When an epoch counts.
+    pub quorum: Quorum,
+    /// The manager of this node saw the engine before this one die.
+    pub known_dead: bool,
+    /// Who stores epochs.
+    pub authority: Box<dyn Authority>,
+    /// Times and bounds.
+    pub limits: Limits,
+}
+
+/// Something that the process has to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The device may be shown; its size in bytes.
+    Open {
+        /// Bytes.
+        size: u64,
+    },
+    /// The engine has ended.
+    Stopped(Why),
+}
+
+/// Something for the control thread.
+enum Order {
+    Input(Input),
+    Connected { member: MemberId, session: u64, sockets: Vec<connector::Linked> },
+    Command(Command, Sender<Result<(), CommandError>>),
+    Add(ReplicaAddress, Sender<Result<(), CommandError>>),
+}
+
+/// How other threads speak to the engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    orders: Sender<Order>,
+    status: Arc<Mutex<Status>>,
+    stats: Arc<[Arc<Stats>]>,
+    mailboxes: Arc<[Mailbox]>,
+}
+
+impl EngineHandle {
+    /// The volume as it is now.
+    pub fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The counters of every queue.
+    pub fn stats(&self) -> &[Arc<Stats>] {
+        &self.stats
+    }
+
+    /// Begins a command; its end comes through the channel. A channel that closes without a word: the engine ended.
+    pub fn command(&self, command: Command) -> Receiver<Result<(), CommandError>> {
+        self.order(|done| Order::Command(command, done))
+    }
+
+    /// Adds a replica to the configuration, which is then brought in sync. Answered as soon as it is configured.
+    pub fn add_replica(&self, replica: ReplicaAddress) -> Receiver<Result<(), CommandError>> {
+        self.order(|done| Order::Add(replica, done))
+    }
+
+    fn order(
+        &self,
+        order: impl FnOnce(Sender<Result<(), CommandError>>) -> Order,
+    ) -> Receiver<Result<(), CommandError>> {
+        let (done, wait) = bounded(1);
+        if self.orders.send(order(done.clone())).is_err() {
+            let _ = done.send(Err(CommandError::ShuttingDown));
+        }
+        wait
+    }
+
+    /// Ends the queue threads, once their frontends are done.
+    pub fn end_queues(&self) {
+        self.mailboxes.iter().for_each(|m| m.put(Mail::End));
+    }
+
+    /// Wakes every queue thread, so that its overseer looks for something new.
+    pub fn wake_queues(&self) {
+        self.mailboxes.iter().for_each(Mailbox::wake);
+    }
+}
+
+/// Starts the control thread. The parts are for the queue threads, one each ([`crate::link::EngineQueue::new`]).
+///
+/// # Errors
+/// No thread or descriptor to be had.
+///
+/// # Panics
+/// With no queue or more than 64, or more than [`MEMBERS_MAX`] replicas.
+pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver<Event>)> {
+    let mut random = [0; 16];
+    lh_ring::sys::random(&mut random)?;
+    let instance = Instance(u128::from_le_bytes(random));
+    let shared = Arc::new(Shared::new(options.size, lh_wire::intent_chunk(options.size)));
+    let (news_sender, news) = unbounded();
+    let mut queues = make_queues(&options, &shared, &news_sender)?;
+    let (orders_sender, orders) = unbounded();
+    let (events_sender, events) = unbounded();
+    let conductor = Conductor::new(Config {
+        volume: options.volume.clone(),
+        generation: options.generation,
+        instance,
+        quorum: options.quorum,
+        replicas: options.replicas.iter().map(ReplicaAddress::config).collect(),
+        queues: options.queues,
+        size: options.size,
+        shared,
+        known_dead: options.known_dead,
+        limits: options.limits,
+        sabotage: crate::conductor::Sabotage::default(),
+    });
+    let handle = EngineHandle {
+        orders: orders_sender.clone(),
+        status: Arc::new(Mutex::new(conductor.status())),
+        stats: queues.iter().map(|p| p.queue.stats().clone()).collect(),
+        mailboxes: queues.iter().map(|p| p.mailbox.clone()).collect(),
+    };
+    let for_authority = orders_sender.clone();
+    let authority = authority::serve(options.authority, move |input| {
+        let _ = for_authority.send(Order::Input(input));
+    })?;
+    let control = ControlThread {
+        conductor,
+        began: Instant::now(),
+        identity: connector::Identity {
+            volume: options.volume,
+            key: options.key,
+            generation: options.generation,
+            instance,
+            queues: options.queues.into(),
+        },
+        addresses: options.replicas.into_iter().map(|r| (r.name, r.address)).collect(),
+        mailboxes: handle.mailboxes.clone(),
+        status: handle.status.clone(),
+        authority,
+        orders: orders_sender,
+        events: events_sender,
+        commands: BTreeMap::new(),
+        command_count: 0,
+        states_asked: Vec::new(),
+        stopped: false,
+    };
+    std::thread::Builder::new().name("conductor".into()).spawn(move || control.run(&orders, &news))?;
+    queues.sort_by_key(|p| p.id);
+    Ok((handle, queues, events))
+}
+
+fn make_queues(options: &Options, shared: &Arc<Shared>, news: &Sender<News>) -> io::Result<Vec<Parts>> {
+    assert!((1..=64).contains(&options.queues), "1 to 64 queues");
+    let table = Arc::new(Table::new());
+    let boxes: Vec<_> = (0..options.queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+    let peers: Vec<Mailbox> = boxes.iter().map(|(mailbox, _)| mailbox.clone()).collect();
+    let mut rank = [1; MEMBERS_MAX];
+    for (rank, replica) in rank.iter_mut().zip(&options.replicas) {
+        *rank = u8::from(!replica.address.is_local());
+    }
+    let config = queue::Config {
+        size: options.size,
+        logical_block: options.logical_block,
+        max_transfer: MAX_DATA,
+        depth: options.depth,
+        io_timeout: u64::try_from(options.io_timeout.as_nanos()).unwrap_or(0),
+        min_members: match options.quorum {
+            Quorum::Majority => u32::try_from(options.replicas.len() / 2 + 1).unwrap_or(1),
+            Quorum::Any | Quorum::Unsafe => 1,
+        },
+        rank,
+    };
+    let geometry = Geometry {
+        size: options.size,
+        logical_block: options.logical_block,
+        physical_block: 4096,
+        max_transfer: MAX_DATA,
+        depth: options.depth.into(),
+    };
+    let parts = (0..options.queues).zip(boxes).map(|(n, (mailbox, mail))| Parts {
+        queue: Queue::new(config.clone(), QueueId(n), table.clone(), shared.clone()),
+        id: QueueId(n),
+        generation: options.generation,
+        geometry,
+        mail,
+        mailbox,
+        peers: peers.clone(),
+        news: news.clone(),
+    });
+    Ok(parts.collect())
+}
+
+impl ReplicaAddress {
+    fn config(&self) -> ReplicaConfig {
+        ReplicaConfig { name: self.name.clone(), local: self.address.is_local() }
+    }
+}
+
+/// The thread that runs the conductor.
+struct ControlThread {
+    conductor: Conductor,
+    began: Instant,
+    identity: connector::Identity,
+    addresses: BTreeMap<String, Address>,
+    mailboxes: Arc<[Mailbox]>,
+    status: Arc<Mutex<Status>>,
+    authority: authority::Calls,
+    orders: Sender<Order>,
+    events: Sender<Event>,
+    commands: BTreeMap<CommandId, Sender<Result<(), CommandError>>>,
+    command_count: u64,
+    /// Control requests that are answered with a state.
+    states_asked: Vec<ControlId>,
+    /// The conductor has said its last word: the thread ends, and whoever still waits for a command hears so.
+    stopped: bool,
+}
+
+impl ControlThread {
+    fn run(mut self, orders: &Receiver<Order>, news: &Receiver<News>) {
+        self.authority.load();
+        self.conduct(Input::Tick);
+        while !self.stopped {
+            let wait = self.conductor.wake_at().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
+            let timeout = wait.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
+            crossbeam_channel::select! {
+                recv(news) -> item => match item {
+                    Ok(item) => self.take_news(item),
+                    Err(_) => return,
+                },
+                recv(orders) -> order => match order {
+                    Ok(order) => self.take_order(order),
+                    Err(_) => return,
+                },
+                recv(timeout) -> _ => self.conduct(Input::Tick),
+            }
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn take_news(&mut self, news: News) {
+        match news {
+            News::Report(queue, message) => {
+                if let FromQueue::ControlLost(id, _) = message {
+                    self.states_asked.retain(|asked| *asked != id);
+                }
+                self.conduct(Input::FromQueue(queue, message));
+            }
+            News::Reply { id, member, status, payload } => {
+                let result = self.read_reply(id, status, &payload);
+                self.conduct(Input::Reply { id, member, result });
+            }
+        }
+    }
+
+    fn read_reply(&mut self, id: ControlId, status: WireStatus, payload: &[u8]) -> Result<Body, Refusal> {
+        let asked = self.states_asked.iter().position(|a| *a == id);
+        if let Some(at) = asked {
+            self.states_asked.swap_remove(at);
+        }
+        match status {
+            WireStatus::Ok if asked.is_some() => match serde_json::from_slice::<ReplicaState>(payload) {
+                Ok(state) => Ok(Body::State(Box::new(state))),
+                Err(e) => Err(Refusal::Said(format!("its state is unreadable: {e}"))),
+            },
+            WireStatus::Ok => Ok(Body::Done),
+            WireStatus::Stale => Err(Refusal::Stale),
+            WireStatus::NoSpace => Err(Refusal::NoSpace),
+            WireStatus::Refused => Err(Refusal::Said(String::from_utf8_lossy(payload).into_owned())),
+            WireStatus::Io | WireStatus::Corrupt | WireStatus::Invalid => Err(Refusal::Failed),
+        }
+    }
+
+    fn take_order(&mut self, order: Order) {
+        match order {
+            Order::Input(input) => self.conduct(input),
+            Order::Connected { member, session, sockets } => {
+                for (mailbox, link) in self.mailboxes.iter().zip(sockets) {
+                    mailbox.put(Mail::Link { member, socket: link.socket, checksums: link.checksums });
+                }
+                self.conduct(Input::Connected { member, session });
+            }
+            Order::Command(command, done) => self.command(command, done),
+            Order::Add(replica, done) => {
+                let config = replica.config();
+                // A name that is taken keeps its address: the conductor refuses it.
+                if !self.conductor.status().replicas.iter().any(|r| r.name == replica.name) {
+                    self.addresses.insert(replica.name, replica.address);
+                }
+                self.command(Command::AddReplica(config), done);
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command, done: Sender<Result<(), CommandError>>) {
+        self.command_count += 1;
+        let id = CommandId(self.command_count);
+        self.commands.insert(id, done);
+        self.conduct(Input::Command(id, command));
+    }
+
+    fn conduct(&mut self, input: Input) {
+        let mut outputs = Vec::new();
+        self.conductor.apply(self.now(), input, &mut outputs);
+        for output in outputs {
+            self.carry(output);
+        }
+    }
+
+    fn put(&self, queue: QueueId, mail: Mail) {
+        if let Some(mailbox) = self.mailboxes.get(usize::from(queue.0)) {
+            mailbox.put(mail);
+        }
+    }
+
+    fn carry(&mut self, output: Output) {
+        match output {
+            Output::ToQueue(queue, message) => self.put(queue, Mail::Message(message)),
+            Output::Control { id, member, control } => self.ask(id, member, &control),
+            Output::StoreEpoch { expected, epoch } => self.authority.store(expected, epoch),
+            Output::Connect { member, name, session } => self.connect(member, name, session),
+            Output::Disconnect { member } => {
+                self.mailboxes.iter().for_each(|m| m.put(Mail::Close(member)));
+            }
+            Output::NameLayer(layer, name) => {
+                self.mailboxes.iter().for_each(|m| m.put(Mail::NameLayer(layer, name.clone())));
+            }
+            Output::CommandDone(id, result) => {
+                if let Some(done) = self.commands.remove(&id) {
+                    let _ = done.send(result);
+                }
+            }
+            Output::Open { size } => drop(self.events.send(Event::Open { size })),
+            Output::Stop(why) => {
+                self.refresh_status();
+                let _ = self.events.send(Event::Stopped(why));
+                self.stopped = true;
+            }
+            Output::StatusChanged => self.refresh_status(),
+            Output::Log(line) => tracing::info!("{line}"),
+        }
+    }
+
+    fn refresh_status(&self) {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = self.conductor.status();
+    }
+
+    /// Sends a control request, through the first queue's link.
+    fn ask(&mut self, id: ControlId, member: MemberId, control: &Control) {
+        if *control == Control::State {
+            self.states_asked.push(id);
+        }
+        match serde_json::to_vec(control) {
+            Ok(payload) => {
+                self.put(QueueId(0), Mail::Control(id, payload));
+                self.put(QueueId(0), Mail::Message(ToQueue::Control(id, member)));
+            }
+            Err(e) => tracing::error!("a control message cannot be written: {e}"),
+        }
+    }
+
+    fn connect(&self, member: MemberId, name: String, session: u64) {
+        let Some(address) = self.addresses.get(&name).cloned() else {
+            let why = crate::conductor::ConnectError::Unreachable(format!("no address of {name} is known"));
+            let _ = self.orders.send(Order::Input(Input::ConnectFailed { member, session, why }));
+            return;
+        };
+        let (identity, orders) = (self.identity.clone(), self.orders.clone());
+        let work = move || {
+            let order = match connector::connect(&identity, &name, &address) {
+                Ok(sockets) => Order::Connected { member, session, sockets },
+                Err(why) => Order::Input(Input::ConnectFailed { member, session, why }),
+            };
+            let _ = orders.send(order);
+        };
+        if let Err(e) = std::thread::Builder::new().name("connector".into()).spawn(work) {
+            let why = crate::conductor::ConnectError::Unreachable(format!("no thread to connect with: {e}"));
+            let _ = self.orders.send(Order::Input(Input::ConnectFailed { member, session, why }));
+        }
+    }
+}
+
+/// Where a replica process listens, for messages.
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+impl From<PathBuf> for Address {
+    fn from(path: PathBuf) -> Self {
+        Self::Unix(path)
+    }
+}

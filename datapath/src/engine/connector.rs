@@ -1,0 +1,179 @@
+//! Connecting to a replica: one connection per queue, each with its handshake.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lh_block::{Generation, Instance};
+use lh_wire::handshake::{
+    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
+};
+
+use super::HANDSHAKE;
+use crate::conductor::ConnectError;
+
+/// Where a replica's process listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A unix socket on this host.
+    Unix(PathBuf),
+    /// TCP.
+    Tcp(SocketAddr),
+}
+
+impl Address {
+    /// On this host for sure.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+}
+
+/// Who connects.
+#[derive(Clone)]
+pub(super) struct Identity {
+    pub(super) volume: String,
+    pub(super) key: Key,
+    pub(super) generation: Generation,
+    pub(super) instance: Instance,
+    pub(super) queues: u16,
+}
+
+/// A connection that was let in.
+pub(super) struct Linked {
+    pub(super) socket: OwnedFd,
+    pub(super) checksums: bool,
+}
+
+/// Makes a session: all its connections, or none.
+pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Result<Vec<Linked>, ConnectError> {
+    let deadline = Instant::now() + HANDSHAKE;
+    let mut random = [0; 16];
+    lh_ring::sys::random(&mut random).map_err(|e| unreachable_because(address, &e))?;
+    let session = Instance(u128::from_le_bytes(random));
+    // A replica lets a session in when it is complete: first every hello, then every welcome.
+    let mut waiting = Vec::new();
+    for queue in 0..who.queues {
+        let hello = Hello {
+            volume: who.volume.clone(),
+            replica: replica.to_owned(),
+            generation: who.generation,
+            instance: who.instance,
+            session,
+            queue,
+            queues: who.queues,
+            checksums: !address.is_local(),
+        };
+        waiting.push(Greeted::new(address, &hello, &who.key, deadline)?);
+    }
+    waiting.into_iter().map(|g| g.welcomed(&who.key, address, deadline)).collect()
+}
+
+fn unreachable_because(address: &Address, e: &io::Error) -> ConnectError {
+    ConnectError::Unreachable(format!("{address}: {e}"))
+}
+
+/// A stream of either kind.
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn open(address: &Address, deadline: Instant) -> io::Result<Self> {
+        match address {
+            Address::Unix(path) => UnixStream::connect(path).map(Self::Unix),
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, left(deadline)?)?;
+                stream.set_nodelay(true)?;
+                Ok(Self::Tcp(stream))
+            }
+        }
+    }
+
+    fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Unix(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
+            Self::Tcp(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+        self.set_timeout(Some(left(deadline)?))?;
+        match self {
+            Self::Unix(s) => s.read_exact(bytes),
+            Self::Tcp(s) => s.read_exact(bytes),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        self.set_timeout(Some(left(deadline)?))?;
+        match self {
+            Self::Unix(s) => s.write_all(bytes),
+            Self::Tcp(s) => s.write_all(bytes),
+        }
+    }
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// A connection that has said hello.
+struct Greeted {
+    stream: Stream,
+    challenge: Challenge,
+    hello: [u8; HELLO_LEN],
+    checksums: bool,
+}
+
+impl Greeted {
+    fn new(address: &Address, hello: &Hello, key: &Key, deadline: Instant) -> Result<Self, ConnectError> {
+        let io = |e: io::Error| unreachable_because(address, &e);
+        let protocol =
+            |e: lh_wire::handshake::HandshakeError| ConnectError::Refused(format!("{address}: {e}"));
+        let mut stream = Stream::open(address, deadline).map_err(io)?;
+        let mut bytes = [0; CHALLENGE_LEN];
+        stream.read(&mut bytes, deadline).map_err(io)?;
+        let challenge = Challenge::decode(&bytes).map_err(protocol)?;
+        let mut nonce = [0; 32];
+        lh_ring::sys::random(&mut nonce).map_err(io)?;
+        let sent = hello.encode(&challenge, key, nonce).map_err(protocol)?;
+        stream.write(&sent, deadline).map_err(io)?;
+        Ok(Self { stream, challenge, hello: sent, checksums: hello.checksums })
+    }
+
+    fn welcomed(mut self, key: &Key, address: &Address, deadline: Instant) -> Result<Linked, ConnectError> {
+        let mut bytes = [0; WELCOME_LEN];
+        self.stream.read(&mut bytes, deadline).map_err(|e| unreachable_because(address, &e))?;
+        let (verdict, generation) = decode_welcome(&bytes, &self.challenge, &self.hello, key)
+            .map_err(|e| ConnectError::Refused(format!("{address}: {e}")))?;
+        match verdict {
+            Verdict::Welcome => {}
+            Verdict::Stale => return Err(ConnectError::Stale(generation)),
+            refused => return Err(ConnectError::Refused(format!("{address}: {}", reason(refused)))),
+        }
+        self.stream.set_timeout(None).map_err(|e| unreachable_because(address, &e))?;
+        let socket = match self.stream {
+            Stream::Unix(s) => s.into(),
+            Stream::Tcp(s) => s.into(),
+        };
+        Ok(Linked { socket, checksums: self.checksums })
+    }
+}
+
+/// A refusal in words.
+const fn reason(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Welcome => "let in",
+        Verdict::Stale => "a younger engine has this replica",
+        Verdict::BadKey => "the key is not this volume's",
+        Verdict::WrongName => "this is a replica of another volume, or another replica",
+        Verdict::BadVersion => "no common version of the data protocol",
+        Verdict::Invalid => "the replica did not understand the hello",
+        Verdict::Unusable => "the replica's directory is not usable: see its log",
+    }
+}

@@ -1,0 +1,453 @@
+//! What drives a queue machine on a ring: the links to the replicas, the data of the requests, the thread's loop.
+//!
+//! - An [`EngineQueue`] is a [`Device`] for its frontend. Requests, replicas' answers and the frontend's own I/O complete
+//!   on one ring in one thread; nothing on the way of a request goes to another thread or is allocated.
+//! - The bytes of a write are the frontend's payload; the same pieces of memory go to every replica. The bytes of a
+//!   read are pieces of the stream that they came in.
+//! - What comes from other threads comes through the [`Mail`]box, in order.
+
+mod connection;
+mod data;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
+use lh_ring::{Bell, Completion, Frontend, Payload, Pool, Ring, Token};
+use lh_wire::{Header, Status};
+
+use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, QueueId, ToQueue};
+use crate::order::Ticket;
+use crate::queue::{Input, JOB_SLOTS, Output, Queue, Reply};
+
+use connection::{Connection, Received};
+use data::Slots;
+
+/// [`Token::owner`] of the loop itself.
+pub const OWNER_LOOP: u8 = 0;
+/// [`Token::owner`] of the links.
+pub const OWNER_LINKS: u8 = 1;
+/// [`Token::owner`] that a frontend uses.
+pub const OWNER_FRONTEND: u8 = 2;
+
+/// Time between two ticks of a queue that wants them.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Something for a queue thread.
+#[derive(Debug)]
+pub enum Mail {
+    /// From the conductor.
+    Message(ToQueue),
+    /// The conductor's control request with this number and payload follows ([`ToQueue::Control`]).
+    Control(ControlId, Vec<u8>),
+    /// This number stands for this layer.
+    NameLayer(LayerRef, String),
+    /// A connection whose handshake is done. `checksums`: payloads carry them.
+    Link {
+        /// To whom.
+        member: MemberId,
+        /// The socket.
+        socket: OwnedFd,
+        /// As agreed in the handshake.
+        checksums: bool,
+    },
+    /// The session with the member is over.
+    Close(MemberId),
+    /// A claim was granted by another queue.
+    Granted(Ticket),
+    /// The thread ends when its frontend has.
+    End,
+}
+
+/// Something for the control thread.
+#[derive(Debug)]
+pub enum News {
+    /// A queue says something.
+    Report(QueueId, FromQueue),
+    /// A control request was answered.
+    Reply {
+        /// Which.
+        id: ControlId,
+        /// By whom.
+        member: MemberId,
+        /// How.
+        status: Status,
+        /// With what.
+        payload: Vec<u8>,
+    },
+}
+
+/// How other threads reach a queue thread.
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    sender: Sender<Mail>,
+    bell: Bell,
+}
+
+impl Mailbox {
+    /// A mailbox and its other end.
+    ///
+    /// # Errors
+    /// No descriptor left for the bell.
+    pub fn new() -> std::io::Result<(Self, Receiver<Mail>)> {
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        Ok((Self { sender, bell: Bell::new()? }, receiver))
+    }
+
+    /// Puts something in and wakes the thread. A thread that has ended reads nothing any more.
+    pub fn put(&self, mail: Mail) {
+        if self.sender.send(mail).is_ok() {
+            self.bell.ring();
+        }
+    }
+
+    /// Wakes the thread.
+    pub fn wake(&self) {
+        self.bell.ring();
+    }
+}
+
+/// What a queue thread is made of; may be sent to it.
+#[derive(Debug)]
+pub struct Parts {
+    /// The machine.
+    pub queue: Queue,
+    /// Its number.
+    pub id: QueueId,
+    /// The engine's generation, for every header.
+    pub generation: Generation,
+    /// Sizes for the frontend. The size is kept up to date.
+    pub geometry: Geometry,
+    /// Where its mail comes from.
+    pub mail: Receiver<Mail>,
+    /// Its own mailbox, for the bell.
+    pub mailbox: Mailbox,
+    /// The mailboxes of all queues, by number.
+    pub peers: Vec<Mailbox>,
+    /// To the control thread.
+    pub news: Sender<News>,
+}
+
+/// A queue on its thread.
+pub struct EngineQueue {
+    queue: Queue,
+    id: QueueId,
+    generation: Generation,
+    geometry: Geometry,
+    mail: Receiver<Mail>,
+    mailbox: Mailbox,
+    peers: Vec<Mailbox>,
+    news: Sender<News>,
+    began: Instant,
+    /// Nanoseconds since then, as of the last completion or turn.
+    time: u64,
+    pool: Pool,
+    slots: Slots,
+    links: [Option<Connection>; MEMBERS_MAX],
+    /// Counts connections: completions of earlier ones are told by it.
+    connections: u32,
+    /// Answers for the frontend, and the slot if its range is held until the answer has left.
+    done: VecDeque<(Done<Payload>, Option<u16>)>,
+    /// Slots whose answers the frontend has taken since the last turn of the ring began: it is about to submit them.
+    taken: Vec<u16>,
+    /// Slots whose answers were submitted by that turn.
+    submitted: Vec<u16>,
+    outputs: Vec<Output>,
+    /// Payload of the reply that is being applied.
+    reply: Option<Payload>,
+    next_tick: Option<Instant>,
+    ending: bool,
+}
+
+impl EngineQueue {
+    /// A queue on the calling thread, with data in the pool.
+    pub fn new(parts: Parts, pool: &Pool) -> Self {
+        let depth = u16::try_from(parts.geometry.depth).unwrap_or(u16::MAX);
+        Self {
+            queue: parts.queue,
+            id: parts.id,
+            generation: parts.generation,
+            geometry: parts.geometry,
+            mail: parts.mail,
+            mailbox: parts.mailbox,
+            peers: parts.peers,
+            news: parts.news,
+            began: Instant::now(),
+            time: 0,
+            pool: pool.clone(),
+            slots: Slots::new(depth, JOB_SLOTS),
+            links: [const { None }; MEMBERS_MAX],
+            connections: 0,
+            done: VecDeque::with_capacity(depth.into()),
+            taken: Vec::with_capacity(depth.into()),
+            submitted: Vec::with_capacity(depth.into()),
+            outputs: Vec::with_capacity(256),
+            reply: None,
+            next_tick: None,
+            ending: false,
+        }
+    }
+
+    /// The bell that wakes this thread.
+    pub const fn bell(&self) -> &Bell {
+        &self.mailbox.bell
+    }
+
+    /// Where the payloads of requests have to be from.
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// A younger engine has the volume: nothing is answered any more.
+    pub const fn is_fenced(&self) -> bool {
+        self.queue.is_fenced()
+    }
+
+    /// [`Mail::End`] has come.
+    pub const fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    fn read_clock(&mut self) -> Instant {
+        let now = Instant::now();
+        self.time = u64::try_from((now - self.began).as_nanos()).unwrap_or(u64::MAX);
+        now
+    }
+
+    /// Before the ring's turn, first: takes the mail, ticks, and tells the machine which answers have left.
+    pub fn begin_turn(&mut self) {
+        let now = self.read_clock();
+        let mut submitted = std::mem::take(&mut self.submitted);
+        for slot in submitted.drain(..) {
+            self.apply(Input::Answered { slot });
+        }
+        self.submitted = submitted;
+        loop {
+            match self.mail.try_recv() {
+                Ok(mail) => self.take(mail),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    self.ending = true;
+                    break;
+                }
+            }
+        }
+        if self.next_tick.is_some_and(|at| at <= now) {
+            self.next_tick = None;
+            self.apply(Input::Tick);
+        }
+    }
+
+    /// Before the ring's turn, last: starts sends and receives. Returns how long the turn may wait.
+    pub fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
+        let mut starved = false;
+        for (member, link) in (0_u16..).zip(&mut self.links) {
+            if let Some(link) = link {
+                starved |= !link.start(ring, member);
+            }
+        }
+        self.submitted.append(&mut self.taken);
+        if !self.submitted.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let now = self.read_clock();
+        if self.next_tick.is_none() && self.queue.wants_tick(self.time) {
+            self.next_tick = Some(now + TICK);
+        }
+        let tick = self.next_tick.map(|at| at.saturating_duration_since(now));
+        // Without memory for a receive there is no completion to wait for: look again soon.
+        if starved { Some(tick.unwrap_or(TICK).min(Duration::from_millis(1))) } else { tick }
+    }
+
+    /// A completion with [`OWNER_LINKS`].
+    pub fn completion(&mut self, completion: &Completion) {
+        let Token { slot: member, data: number, .. } = completion.token;
+        let at = usize::from(member);
+        let member = MemberId(u8::try_from(member).unwrap_or(u8::MAX));
+        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut).filter(|l| l.number() == number)
+        else {
+            return;
+        };
+        let usable = link.completed(completion);
+        self.read_clock();
+        if !usable {
+            self.lose(member);
+            return;
+        }
+        while let Some(link) = self.links[at].as_mut().filter(|l| l.number() == number) {
+            match link.next_message(self.generation) {
+                Received::Nothing => break,
+                Received::Broken => self.lose(member),
+                Received::Message(header, payload) => self.replied(member, &header, payload),
+            }
+        }
+    }
+
+    fn replied(&mut self, member: MemberId, header: &Header, payload: Payload) {
+        let reply = Reply {
+            member,
+            tag: header.tag,
+            op: header.op,
+            status: header.status,
+            aux: header.aux,
+            payload: header.payload,
+        };
+        self.reply = Some(payload);
+        self.apply(Input::Reply(reply));
+        self.reply = None;
+    }
+
+    fn take(&mut self, mail: Mail) {
+        match mail {
+            Mail::Message(message) => self.apply(Input::Message(message)),
+            Mail::Control(id, payload) => self.slots.keep_control(id, payload),
+            Mail::NameLayer(layer, name) => self.slots.name_layer(layer, name),
+            Mail::Link { member, socket, checksums } => self.link(member, socket, checksums),
+            Mail::Close(member) => self.lose(member),
+            Mail::Granted(ticket) => self.apply(Input::Granted { ticket }),
+            Mail::End => self.ending = true,
+        }
+    }
+
+    fn link(&mut self, member: MemberId, socket: OwnedFd, checksums: bool) {
+        self.lose(member);
+        self.connections += 1;
+        let connection = Connection::new(socket, self.connections, checksums, &self.pool);
+        self.links[usize::from(member.0)] = Some(connection);
+        self.apply(Input::LinkUp { member });
+    }
+
+    /// The link is of no use any more.
+    fn lose(&mut self, member: MemberId) {
+        if let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) {
+            link.close();
+            self.apply(Input::LinkDown { member });
+        }
+    }
+
+    fn apply(&mut self, input: Input) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        // An output may lead to further input (a link that breaks while it is written to): that has its own list.
+        self.queue.apply(self.time, input, &mut outputs);
+        for output in outputs.drain(..) {
+            self.carry(output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn carry(&mut self, output: Output) {
+        match output {
+            Output::Send(transmit) => {
+                let Some(link) = self.links.get_mut(usize::from(transmit.member.0)).and_then(Option::as_mut)
+                else {
+                    return;
+                };
+                let body = self.slots.body(&transmit, link.checksums());
+                link.push(&transmit, self.generation, body);
+            }
+            Output::Store { slot, append } => {
+                let payload = self.reply.take().unwrap_or_default();
+                if !self.slots.store(slot, payload, append) {
+                    unreachable!("a read comes in two parts at most, of eleven pieces together");
+                }
+            }
+            Output::Merge { slot, at, from, len } => self.slots.merge(slot, at, from, len),
+            Output::Complete { slot, result, part, held } => {
+                let data = part.map(|(from, len)| self.slots.part(slot, from, len));
+                let done = Done { tag: self.slots.tag(slot), result, data };
+                self.done.push_back((done, held.then_some(slot)));
+            }
+            Output::Free { slot } => self.slots.free(slot),
+            Output::Wake { queue, ticket } => {
+                if let Some(peer) = self.peers.get(usize::from(queue.0)) {
+                    peer.put(Mail::Granted(ticket));
+                }
+            }
+            Output::Report(message) => self.tell(News::Report(self.id, message)),
+            Output::ControlReply { id, member, status } => {
+                self.slots.drop_control(id);
+                let payload = self.reply.take().map(|p| p.to_vec()).unwrap_or_default();
+                self.tell(News::Reply { id, member, status, payload });
+            }
+            Output::Disconnect { member } => {
+                if let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) {
+                    link.close();
+                }
+            }
+        }
+    }
+
+    fn tell(&self, news: News) {
+        // A control thread that is gone has ended the process, or is about to.
+        let _ = self.news.send(news);
+    }
+}
+
+impl Device<Payload> for EngineQueue {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.queue.size(), ..self.geometry }
+    }
+
+    fn room(&self) -> u32 {
+        self.slots.room()
+    }
+
+    fn submit(&mut self, request: Request<Payload>) {
+        let Request { tag, op, range, data } = request;
+        let range = if op == lh_block::Op::Flush { Extent::default() } else { range };
+        let slot = self.slots.take(tag, data);
+        self.apply(Input::Request { slot, op, range });
+    }
+
+    fn poll_done(&mut self) -> Option<Done<Payload>> {
+        let (done, held) = self.done.pop_front()?;
+        self.taken.extend(held);
+        Some(done)
+    }
+}
+
+/// What a frontend's owner decides at every turn of the loop.
+pub trait Overseer<F> {
+    /// Called once per turn with the frontend; false ends the thread.
+    fn oversee(&mut self, ring: &mut Ring, engine: &mut EngineQueue, frontend: &mut F) -> bool;
+}
+
+/// The loop of a queue thread: ends when `overseer` says so, or with the ring's error.
+///
+/// # Errors
+/// The ring cannot be used any more.
+pub fn run_queue<F: Frontend>(
+    ring: &mut Ring,
+    engine: &mut EngineQueue,
+    frontend: &mut F,
+    overseer: &mut impl Overseer<F>,
+) -> std::io::Result<()> {
+    ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &engine.bell().clone());
+    loop {
+        engine.begin_turn();
+        frontend.turn(ring, engine);
+        if !overseer.oversee(ring, engine, frontend) {
+            return Ok(());
+        }
+        let timeout = engine.end_turn(ring);
+        ring.turn(timeout)?;
+        while let Some(completion) = ring.next() {
+            match completion.token.owner {
+                OWNER_LINKS => engine.completion(&completion),
+                OWNER_FRONTEND => frontend.completion(ring, engine, completion),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The frontend of a volume that shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFrontend;
+
+impl Frontend for NoFrontend {
+    fn completion(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>, _: Completion) {}
+    fn turn(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>) {}
+}

@@ -1,0 +1,446 @@
+//! What the queues and the conductor tell each other, and the little that they share.
+//!
+//! A change that all queues have to make is a *switch*: the conductor sends it to every queue, each makes it and
+//! answers [`FromQueue::Switched`] once the condition named at the switch holds. The conductor takes the next step
+//! only after the last answer. Messages between one queue and the conductor keep their order.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use lh_block::Extent;
+
+/// A replica's place in the engine's table. Fixed while the engine runs; at most [`MEMBERS_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MemberId(pub u8);
+
+/// Most replicas of a volume (Longhorn's limit).
+pub const MEMBERS_MAX: usize = 20;
+
+/// A device queue's number, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueueId(pub u8);
+
+/// Names one switch; counts up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SwitchId(pub u64);
+
+/// Names one job of the conductor; counts up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub u64);
+
+/// Names one control request; counts up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ControlId(pub u64);
+
+/// A switch: one step of a change on every queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switch {
+    /// The member's link of this queue is up. From now on every write goes to it, too, and waits for it.
+    /// Done when every write admitted before has completed on the members that it was sent to.
+    ///
+    /// If the queue already waits for the member (its link broke, it was not put out), everything that waits for it
+    /// is sent to it again over the new link.
+    Attach {
+        /// The member that joins, still without reads (WO).
+        member: MemberId,
+    },
+    /// The member may be read from (RW). Done at once.
+    Promote {
+        /// The member that holds everything now.
+        member: MemberId,
+    },
+    /// No read is sent to the member, and no answer of it to a read is used any more: such reads are sent to
+    /// another. Writes go on waiting for it, whether its link is up or not, until it is forgotten or attached again.
+    /// Done at once.
+    StopReads {
+        /// The member that is about to be put out.
+        member: MemberId,
+    },
+    /// The epoch without the member is durable: nothing waits for it any more; what waited only for it completes.
+    /// Its link is closed, its buffers are freed. Done at once.
+    Forget {
+        /// The member that is out.
+        member: MemberId,
+    },
+    /// Requests wait at admission (the queue is paused from its start). Done when every write admitted before has
+    /// its last answer from every member (not only the client's answer), and every read is answered or parked.
+    Pause,
+    /// Requests are admitted again. Done at once.
+    Resume,
+    /// The volume has grown to this many bytes. Done at once.
+    Resize {
+        /// Bytes.
+        size: u64,
+    },
+    /// The engine ends: every request that waits or comes is answered with an error. Done when none is in flight.
+    Stop,
+}
+
+/// Work that one queue does for the conductor, under the order of overlapping requests like a client's own. Jobs are
+/// done while the queue is paused, too, and every job is answered exactly once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Makes the range of one layer the same on `targets` as it is on `source`, exactly: data, zeroes and absent
+    /// blocks. The range is claimed exclusively from the read to the last write if the layer is the head; other
+    /// layers do not change and need no claim. At most [`lh_wire::MAX_DATA`] bytes, whole blocks.
+    ///
+    /// Ends with [`JobResult::Failed`] as soon as the link to one of its members is down, also while it waits for its
+    /// claim: a write that holds the range may be waiting for that very member.
+    Equalise {
+        /// Index into the conductor's list of layer names, kept by the driver; `None` is the head.
+        layer: Option<LayerRef>,
+        /// Where.
+        range: Extent,
+        /// Whose bytes count.
+        source: MemberId,
+        /// Who is made equal (bit per member).
+        targets: MemberSet,
+    },
+    /// Sends `ClearIntent` for the range (whole chunks) to every member under an exclusive claim, if
+    /// [`Shared::clearable`] still holds for each chunk then.
+    ClearIntent {
+        /// Whole chunks of the intent bitmap.
+        range: Extent,
+    },
+    /// A flush on every member, like a client's.
+    Flush,
+}
+
+/// Number of a layer's name; the driver keeps the names, so that the machines copy no strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerRef(pub u32);
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobResult {
+    /// Done; `changed` counts blocks that differed on some target.
+    Done {
+        /// Blocks that differed, summed over the targets.
+        changed: u64,
+    },
+    /// A member that the job needs failed; its link is down or its answer was an error.
+    Failed {
+        /// Which.
+        member: MemberId,
+    },
+    /// Not done, nothing happened: the range was written meanwhile (ClearIntent), or the queue is stopping.
+    Skipped,
+}
+
+/// Why a queue wants a member out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The connection broke or could not be used (protocol error, checksum).
+    Link,
+    /// The replica answered with an input/output error.
+    Io,
+    /// The replica's disk is full while others have space.
+    NoSpace,
+    /// No answer at all, pings included, while others answer.
+    Hung,
+    /// Answers, but far slower than the others in the same window.
+    Slow,
+}
+
+/// From the conductor to a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToQueue {
+    /// Make a switch and answer with its id.
+    Switch(SwitchId, Switch),
+    /// Do a job and answer with its id.
+    Job(JobId, Job),
+    /// Send a control request (the driver has its payload) on the member's link, in the order of its stream. Answered
+    /// with [`FromQueue::ControlLost`] if there is no link.
+    Control(ControlId, MemberId),
+    /// The chunk of the intent bitmap with this number is equal on all members: requests that wait for it go on.
+    ChunkResolved(u64),
+}
+
+/// From a queue to the conductor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromQueue {
+    /// The switch is made and its condition holds.
+    Switched(SwitchId),
+    /// The job ended.
+    JobDone(JobId, JobResult),
+    /// The control request will not be answered: the link broke. (An answer goes from the driver to the conductor.)
+    ControlLost(ControlId, MemberId),
+    /// The member should be put out. Said once per member until it is attached again, and once more if it gets worse:
+    /// a full or slow one may fail, then hang, then lose its link. Full and slow are said again every few seconds as
+    /// long as they last and the member is read from. Writes go on waiting for it.
+    Failed(MemberId, Fault),
+    /// The member says that a younger engine exists: stop at once, answer nobody.
+    Stale(MemberId),
+    /// A request waits for this chunk to be made equal: do it first.
+    ChunkWanted(u64),
+}
+
+/// A set of members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MemberSet(u32);
+
+impl MemberSet {
+    /// No member.
+    pub const EMPTY: Self = Self(0);
+
+    /// With the member.
+    #[must_use]
+    pub const fn with(self, m: MemberId) -> Self {
+        Self(self.0 | 1 << m.0)
+    }
+
+    /// Without the member.
+    #[must_use]
+    pub const fn without(self, m: MemberId) -> Self {
+        Self(self.0 & !(1 << m.0))
+    }
+
+    /// The members of both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The members of either.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The members of this set that are not in the other.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// True if it holds the member.
+    pub const fn has(self, m: MemberId) -> bool {
+        self.0 & 1 << m.0 != 0
+    }
+
+    /// True if it holds nobody.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// How many.
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// The members, ascending.
+    pub fn iter(self) -> impl Iterator<Item = MemberId> {
+        let mut bits = self.0;
+        std::iter::from_fn(move || {
+            (bits != 0).then(|| {
+                #[expect(clippy::cast_possible_truncation, reason = "at most 31")]
+                let m = MemberId(bits.trailing_zeros() as u8);
+                bits &= bits - 1;
+                m
+            })
+        })
+    }
+}
+
+impl FromIterator<MemberId> for MemberSet {
+    fn from_iter<I: IntoIterator<Item = MemberId>>(members: I) -> Self {
+        members.into_iter().fold(Self::EMPTY, Self::with)
+    }
+}
+
+/// What all queues and the conductor read and write without messages: counters of flushes, and per chunk of the
+/// intent bitmap what keeps its mark needed, and whether the members may still differ in it.
+#[derive(Debug)]
+pub struct Shared {
+    /// Number of the last flush that was started on any queue.
+    flush_started: AtomicU64,
+    /// Highest number such that this flush was answered by every member.
+    flush_everywhere: AtomicU64,
+    /// Bytes in a chunk of the intent bitmap.
+    chunk: u64,
+    /// Per chunk: 0 = no mark needed; n = a write into it completed after flush n - 1 was started.
+    stamps: Vec<AtomicU64>,
+    /// How many bits are set in `doubt`, so that the ordinary read costs one load.
+    doubts: AtomicU64,
+    /// A bit per chunk: the members may differ in it. Set by the conductor while no member can be read from.
+    doubt: Vec<AtomicU64>,
+    /// Requests wait, however long no member can be read from.
+    patient: AtomicBool,
+}
+
+impl Shared {
+    /// For a volume of `size` bytes whose intent bitmap has chunks of `chunk` bytes. Sized for growth by the caller.
+    pub fn new(size: u64, chunk: u64) -> Self {
+        let chunks = usize::try_from(size.div_ceil(chunk)).unwrap_or(usize::MAX);
+        Self {
+            flush_started: AtomicU64::new(0),
+            flush_everywhere: AtomicU64::new(0),
+            chunk,
+            stamps: (0..chunks).map(|_| AtomicU64::new(0)).collect(),
+            doubts: AtomicU64::new(0),
+            doubt: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            patient: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes in a chunk.
+    pub const fn chunk(&self) -> u64 {
+        self.chunk
+    }
+
+    /// Numbers of the chunks that a range touches.
+    pub fn chunks_of(&self, range: Extent) -> std::ops::Range<u64> {
+        range.offset / self.chunk..range.end().div_ceil(self.chunk)
+    }
+
+    /// A new flush begins: its number.
+    pub fn start_flush(&self) -> u64 {
+        self.flush_started.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// The flush with this number was answered by every member.
+    pub fn finish_flush(&self, number: u64) {
+        self.flush_everywhere.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Highest flush complete on every member; goes into every header.
+    pub fn flush_everywhere(&self) -> u64 {
+        self.flush_everywhere.load(Ordering::Acquire)
+    }
+
+    /// A write into the range has its last answer from every member. Call before its claim is released.
+    pub fn wrote(&self, range: Extent) {
+        let stamp = self.flush_started.load(Ordering::Acquire) + 1;
+        for chunk in self.chunks_of(range) {
+            if let Some(s) = usize::try_from(chunk).ok().and_then(|c| self.stamps.get(c)) {
+                s.fetch_max(stamp, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// True if the chunk is marked and everything written into it is covered by a flush complete everywhere.
+    pub fn clearable(&self, chunk: u64) -> bool {
+        let stamp = usize::try_from(chunk)
+            .ok()
+            .and_then(|c| self.stamps.get(c))
+            .map_or(0, |s| s.load(Ordering::Acquire));
+        stamp != 0 && stamp <= self.flush_everywhere()
+    }
+
+    /// True if the chunk is marked and some write into it is not covered by a flush complete everywhere.
+    pub fn unflushed(&self, chunk: u64) -> bool {
+        let stamp = usize::try_from(chunk)
+            .ok()
+            .and_then(|c| self.stamps.get(c))
+            .map_or(0, |s| s.load(Ordering::Acquire));
+        stamp > self.flush_everywhere()
+    }
+
+    /// How many chunks there are.
+    pub const fn chunks(&self) -> u64 {
+        self.stamps.len() as u64
+    }
+
+    /// The members may differ in this chunk: a read of it waits ([`FromQueue::ChunkWanted`]) until it is resolved.
+    /// Writes of whole blocks need not wait. Only the conductor calls this, while no member can be read from.
+    pub fn put_in_doubt(&self, chunk: u64) {
+        if let Some(word) = self.doubt_word(chunk)
+            && word.fetch_or(1 << (chunk % 64), Ordering::AcqRel) & 1 << (chunk % 64) == 0
+        {
+            self.doubts.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The chunk is equal on all members. [`ToQueue::ChunkResolved`] follows, so whoever saw the doubt is woken.
+    pub fn resolve(&self, chunk: u64) {
+        if let Some(word) = self.doubt_word(chunk)
+            && word.fetch_and(!(1 << (chunk % 64)), Ordering::AcqRel) & 1 << (chunk % 64) != 0
+        {
+            self.doubts.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The first chunk in doubt that the range touches.
+    pub fn in_doubt(&self, range: Extent) -> Option<u64> {
+        if self.doubts.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.chunks_of(range).find(|chunk| {
+            self.doubt_word(*chunk).is_some_and(|w| w.load(Ordering::Acquire) & 1 << (chunk % 64) != 0)
+        })
+    }
+
+    /// The first chunk in doubt of all. A client's flush waits until there is none: a member that lacks what was
+    /// answered cannot have it on stable storage.
+    pub fn first_in_doubt(&self) -> Option<u64> {
+        if self.doubts.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let words = self.doubt.iter().map(|w| w.load(Ordering::Acquire));
+        (0..).step_by(64).zip(words).find(|(_, w)| *w != 0).map(|(n, w)| n + u64::from(w.trailing_zeros()))
+    }
+
+    /// While the conductor waits for the authority, or makes members equal that it can reach, requests wait, whatever
+    /// `ioTimeout`. Only the conductor calls this.
+    pub fn set_patient(&self, patient: bool) {
+        self.patient.store(patient, Ordering::Release);
+    }
+
+    /// True if requests wait although no member can be read from for longer than `ioTimeout`.
+    pub fn is_patient(&self) -> bool {
+        self.patient.load(Ordering::Acquire)
+    }
+
+    fn doubt_word(&self, chunk: u64) -> Option<&AtomicU64> {
+        usize::try_from(chunk / 64).ok().and_then(|w| self.doubt.get(w))
+    }
+
+    /// The chunk's mark was taken back on every member. Call under the claim that `clearable` was asked under.
+    pub fn cleared(&self, chunk: u64) {
+        if let Some(s) = usize::try_from(chunk).ok().and_then(|c| self.stamps.get(c)) {
+            s.store(0, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets() {
+        let s: MemberSet = [MemberId(0), MemberId(3)].into_iter().collect();
+        assert_eq!(s.iter().collect::<Vec<_>>(), [MemberId(0), MemberId(3)]);
+        assert!(s.without(MemberId(0)).has(MemberId(3)));
+        assert_eq!(s.len(), 2);
+    }
+
+    #[test]
+    fn a_chunk_is_clearable_only_after_a_flush_that_began_after_its_last_write() {
+        let s = Shared::new(16 << 20, 4 << 20);
+        assert!(!s.clearable(0));
+        let early = s.start_flush();
+        s.wrote(Extent::new(0, 4096));
+        s.finish_flush(early);
+        assert!(!s.clearable(0), "the flush had begun before the write completed");
+        let late = s.start_flush();
+        s.finish_flush(late);
+        assert!(s.clearable(0));
+        assert!(!s.clearable(1));
+        s.cleared(0);
+        assert!(!s.clearable(0));
+    }
+
+    #[test]
+    fn a_chunk_is_in_doubt_until_it_is_resolved() {
+        let s = Shared::new(1 << 30, 4 << 20);
+        assert_eq!(s.in_doubt(Extent::new(0, 1 << 30)), None);
+        s.put_in_doubt(70);
+        s.put_in_doubt(70);
+        assert_eq!(s.in_doubt(Extent::new((70 << 22) - 4096, 8192)), Some(70));
+        assert_eq!(s.in_doubt(Extent::new(71 << 22, 4096)), None);
+        assert_eq!(s.first_in_doubt(), Some(70));
+        s.resolve(70);
+        assert_eq!(s.in_doubt(Extent::new(0, 1 << 30)), None);
+        assert_eq!(s.first_in_doubt(), None);
+    }
+}

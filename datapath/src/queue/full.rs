@@ -1,0 +1,106 @@
+//! Full disks (`docs/invariants.md`, 7): not a failure, as long as all are full or space comes back.
+//!
+//! A write that every member refused has changed nothing: it waits outside and begins anew. One that some have done
+//! holds its range until the others have done it, too. After a while the full ones are reported, unless all are full.
+
+use lh_wire::Status;
+
+use super::slot::{Fan, Stage, Why};
+use super::{Output, Queue};
+use crate::message::{Fault, MEMBERS_MAX, MemberId};
+
+/// How long a full disk waits for the others' answers before its member is reported, ns.
+const GRACE: u64 = 2_000_000_000;
+
+/// A member whose disk was full is tried again after this time, ns.
+pub(super) const RETRY: u64 = 1_000_000_000;
+
+/// What one member's disk said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Space {
+    /// When it last was full, ns. Not forgotten when it takes a write: that may have needed no space.
+    full_at: Option<u64>,
+    /// When it is tried again, ns.
+    probe_at: u64,
+    /// It has done a write that it had refused: the others may follow.
+    again: bool,
+}
+
+impl Queue {
+    /// Notes what a member's answer to a write says of its disk.
+    pub(super) fn note_space(&mut self, now: u64, m: MemberId, status: Status, was_full: bool) {
+        let space = &mut self.members[m].space;
+        match status {
+            Status::NoSpace => {
+                space.full_at = Some(now);
+                space.again = false;
+                if space.probe_at <= now {
+                    space.probe_at = now + RETRY;
+                }
+            }
+            Status::Ok if was_full => space.again = true,
+            _ => {}
+        }
+    }
+
+    /// Tries again what was refused for want of space, and reports who is full while others are not.
+    pub(super) fn retry_full(&mut self, now: u64, out: &mut Vec<Output>) {
+        let due = |s: &u16| matches!(self.slot(*s).stage(), Stage::Parked(Why::Full(t)) if *t <= now);
+        if self.parked.iter().any(due) {
+            self.retry_parked(now, out);
+        }
+        // The write of each member that was refused first finds out whether there is space again: to send a write
+        // again takes a place of the window.
+        let mut first: [Option<u16>; MEMBERS_MAX] = [None; MEMBERS_MAX];
+        for s in self.used.iter() {
+            let Stage::Writing(fan) = *self.slot(s).stage() else { continue };
+            if fan.full.is_empty() || self.slot(s).work.is_job() {
+                continue;
+            }
+            if now.saturating_sub(fan.full_since) >= GRACE {
+                self.judge_full(now, &fan, out);
+            }
+            for m in fan.full.iter().filter(|m| !fan.sent.has(*m)) {
+                let first = &mut first[usize::from(m.0)];
+                if self.members[m].space.again {
+                    self.repeat(now, s, m, out);
+                } else if first.is_none_or(|f| self.slot(s).order < self.slot(f).order) {
+                    *first = Some(s);
+                }
+            }
+        }
+        for (m, s) in (0..).map(MemberId).zip(first) {
+            let space = &mut self.members[m].space;
+            space.again = false;
+            if let Some(s) = s
+                && space.probe_at <= now
+            {
+                space.probe_at = now + RETRY;
+                self.repeat(now, s, m, out);
+            }
+        }
+    }
+
+    /// Reports the members that are full, unless all are: then the volume waits for space.
+    fn judge_full(&mut self, now: u64, fan: &Fan, out: &mut Vec<Output>) {
+        let lately = |m: MemberId| {
+            self.members[m].space.full_at.is_some_and(|t| now.saturating_sub(t) < GRACE + RETRY)
+        };
+        let all = self.members.readable().iter().all(lately);
+        if all && self.window.can_repeat() {
+            return;
+        }
+        for m in fan.full.iter() {
+            if self.members[m].fault.is_none() && self.may_lose(m) {
+                self.report(now, m, Fault::NoSpace, out);
+            }
+        }
+    }
+
+    /// Sends a write again to a member that was full.
+    fn repeat(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
+        if self.window.repeat() {
+            self.send_to(now, s, m, out);
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Hung and slow members (`docs/invariants.md`, 7).
+//!
+//! A member is judged only against the others in the same time: if all are slow, the machine is busy and nobody is
+//! put out. If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too
+//! few would be left.
+
+use super::members::{Link, Members, Role};
+use super::slot::Stage;
+use super::{Output, Queue};
+use crate::message::{Fault, MEMBERS_MAX, MemberId};
+
+/// Nanoseconds in a millisecond.
+const MS: u64 = 1_000_000;
+
+/// After this long without any answer a member is pinged.
+const PING_AFTER: u64 = 300 * MS;
+
+/// After this long without any answer, pings included, a member is hung. With the ticks and a new epoch the
+/// volume stands still for less than 2 s.
+const HUNG_AFTER: u64 = 1000 * MS;
+
+/// If the ticks come further apart than this, the process was stopped or starved: measuring begins anew.
+const TICK_GAP: u64 = 250 * MS;
+
+/// Latencies are compared window by window.
+const WINDOW: u64 = 1000 * MS;
+
+/// So many windows in a row a member has to be slow before it is put out.
+const SLOW_WINDOWS: u32 = 3;
+
+/// So many times slower than the others.
+const SLOW_FACTOR: u64 = 10;
+
+/// And at least this slow.
+const SLOW_FLOOR: u64 = 20 * MS;
+
+/// Requests that have to be judged in those windows...
+const SLOW_SAMPLES: u32 = 20;
+
+/// ...or so few, if each takes so long that there cannot be more.
+const SLOW_SAMPLES_FEW: u32 = 5;
+const SLOW_FLOOR_FEW: u64 = 200 * MS;
+
+/// A single read or write that only this member has not answered for so long: its disk stands still.
+const STRAGGLER: u64 = 5000 * MS;
+
+/// The same for a flush, which may have much to write.
+const STRAGGLER_FLUSH: u64 = 20_000 * MS;
+
+/// A member that is reported as slow or full, and still read from after this time, is judged anew: it was needed.
+const JUDGED_AGAIN: u64 = 5000 * MS;
+
+/// Latencies are compared within a class: all members get the same writes, but not the same reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Reads of clients.
+    Read,
+    /// What changes data.
+    Write,
+}
+
+const CLASSES: [Class; 2] = [Class::Read, Class::Write];
+
+/// Buckets of the latency histogram, two per power of two, from 1 us to 68 s.
+const BUCKETS: usize = 52;
+const FIRST_POWER: u32 = 10;
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(1 << FIRST_POWER);
+    let power = ns.ilog2();
+    let half = ns >> (power - 1) & 1;
+    (((power - FIRST_POWER) * 2) as usize + usize::from(half == 1)).min(BUCKETS - 1)
+}
+
+/// The least latency that falls into a bucket.
+const fn floor(bucket: usize) -> u64 {
+    let power = FIRST_POWER as usize + bucket / 2;
+    (1 << power) + if bucket % 2 == 1 { 1 << (power - 1) } else { 0 }
+}
+
+/// Latencies of one class in the present window, and what the windows before said.
+#[derive(Clone, Copy, Debug)]
+struct Histogram {
+    counts: [u32; BUCKETS],
+    samples: u32,
+    /// Of the last window that had samples.
+    median: Option<u64>,
+    /// Windows in a row in which the member was slow, and the requests in those.
+    slow_windows: u32,
+    slow_samples: u32,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], samples: 0, median: None, slow_windows: 0, slow_samples: 0 }
+    }
+}
+
+impl Histogram {
+    fn add(&mut self, ns: u64) {
+        self.counts[bucket(ns)] += 1;
+        self.samples += 1;
+    }
+
+    /// Ends the window: its median replaces the last one, if it had any samples.
+    fn close(&mut self) -> u32 {
+        let samples = self.samples;
+        let mut below = 0;
+        for (i, n) in self.counts.iter_mut().enumerate() {
+            if samples > 0 && below * 2 < samples && (below + *n) * 2 >= samples {
+                self.median = Some(floor(i));
+            }
+            below += std::mem::take(n);
+        }
+        self.samples = 0;
+        samples
+    }
+}
+
+/// A member's latencies, by class.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Latencies {
+    read: Histogram,
+    write: Histogram,
+}
+
+impl Latencies {
+    pub(super) fn add(&mut self, class: Class, ns: u64) {
+        self.of(class).add(ns);
+    }
+
+    const fn of(&mut self, class: Class) -> &mut Histogram {
+        match class {
+            Class::Read => &mut self.read,
+            Class::Write => &mut self.write,
+        }
+    }
+}
+
+/// When what was measured began.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    last_tick: u64,
+    /// Silence before this does not count.
+    restarted: u64,
+    window: u64,
+}
+
+/// What is in flight on one member.
+#[derive(Clone, Copy, Debug, Default)]
+struct InFlight {
+    /// When the oldest request of any kind was sent.
+    oldest: Option<u64>,
+    /// The same of reads and writes of clients.
+    data: Option<u64>,
+    /// The same of the flush.
+    flush: Option<u64>,
+}
+
+impl InFlight {
+    fn note(&mut self, sent_at: u64, data: bool) {
+        let earlier = |t: Option<u64>| Some(t.map_or(sent_at, |t| t.min(sent_at)));
+        self.oldest = earlier(self.oldest);
+        if data {
+            self.data = earlier(self.data);
+        }
+    }
+}
+
+impl Queue {
+    /// Looks after the members; called with every tick.
+    pub(super) fn check_health(&mut self, now: u64, out: &mut Vec<Output>) {
+        let gap = now.saturating_sub(self.clock.last_tick);
+        self.clock.last_tick = now;
+        if gap > TICK_GAP {
+            self.restart_windows(now);
+            return;
+        }
+        let in_flight = self.in_flight_by_member();
+        self.find_hung(now, &in_flight, out);
+        self.find_stragglers(now, in_flight.map(|i| i.data), STRAGGLER, out);
+        self.find_stragglers(now, in_flight.map(|i| i.flush), STRAGGLER_FLUSH, out);
+        if now - self.clock.window >= WINDOW {
+            self.clock.window = now;
+            self.count_unanswered(now);
+            for class in CLASSES {
+                self.find_slow(now, class, out);
+            }
+            self.age_read_means();
+            self.forget_mild_faults(now);
+        }
+    }
+
+    fn restart_windows(&mut self, now: u64) {
+        self.clock.restarted = now;
+        self.clock.window = now;
+        for m in Members::ids() {
+            self.members[m].latencies = Latencies::default();
+        }
+    }
+
+    fn in_flight_by_member(&self) -> [InFlight; MEMBERS_MAX] {
+        let mut all = [InFlight::default(); MEMBERS_MAX];
+        for s in self.used.iter() {
+            let slot = self.slot(s);
+            let data = !slot.work.is_job();
+            match slot.stage() {
+                Stage::Reading { member, sent_at } => all[usize::from(member.0)].note(*sent_at, data),
+                Stage::Writing(fan) => {
+                    for m in fan.sent.iter() {
+                        all[usize::from(m.0)].note(fan.last_sent, data);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for m in Members::ids() {
+            let member = &self.members[m];
+            let mine = &mut all[usize::from(m.0)];
+            for (_, sent_at) in &member.controls {
+                mine.note(*sent_at, false);
+            }
+            if let Some(ping) = member.ping {
+                mine.note(ping.sent_at, false);
+            }
+            if let Some(sent_at) = self.flush_sent_to(m) {
+                mine.note(sent_at, false);
+                mine.flush = Some(sent_at);
+            }
+        }
+        all
+    }
+
+    fn find_hung(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
+        let mut ping = false;
+        for m in Members::ids() {
+            let member = &self.members[m];
+            let Some(oldest) = in_flight[usize::from(m.0)].oldest else { continue };
+            if member.link == Link::Down || matches!(member.fault, Some(Fault::Hung | Fault::Link)) {
+                continue;
+            }
+            let quiet_since = oldest.max(member.last_reply).max(self.clock.restarted);
+            let quiet = now.saturating_sub(quiet_since);
+            ping |= quiet >= PING_AFTER;
+            let others_answer = Members::ids().any(|o| {
+                o != m && self.members[o].link != Link::Down && self.members[o].last_reply > quiet_since
+            });
+            if quiet >= HUNG_AFTER && others_answer && self.may_lose(m) {
+                self.report(now, m, Fault::Hung, out);
+            }
+        }
+        if ping {
+            // All of them: whether the others answer tells a hung member from a busy machine.
+            for m in Members::ids() {
+                self.ping(now, m, out);
+            }
+        }
+    }
+
+    /// A member that answers pings, but not the request that everybody else has answered.
+    fn find_stragglers(
+        &mut self,
+        now: u64,
+        oldest: [Option<u64>; MEMBERS_MAX],
+        limit: u64,
+        out: &mut Vec<Output>,
+    ) {
+        let ages = oldest.map(|t| t.map_or(0, |t| now.saturating_sub(t.max(self.clock.restarted))));
+        for m in Members::ids() {
+            let mine = ages[usize::from(m.0)];
+            if mine < limit || self.members[m].link == Link::Down || self.members[m].fault.is_some() {
+                continue;
+            }
+            let alone = Members::ids().all(|o| o == m || ages[usize::from(o.0)] <= mine / SLOW_FACTOR);
+            if alone && self.may_lose(m) {
+                self.report(now, m, Fault::Slow, out);
+            }
+        }
+    }
+
+    /// What is in flight counts with the age that it has reached: a member must not look fast by not answering.
+    fn count_unanswered(&mut self, now: u64) {
+        for s in self.used.iter() {
+            let slot = self.slot(s);
+            if slot.work.is_job() {
+                continue;
+            }
+            match *slot.stage() {
+                Stage::Reading { member, sent_at } => self.count_age(member, Class::Read, now, sent_at),
+                Stage::Writing(fan) => {
+                    for m in fan.sent.iter() {
+                        self.count_age(m, Class::Write, now, fan.last_sent);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn count_age(&mut self, m: MemberId, class: Class, now: u64, sent_at: u64) {
+        let age = now.saturating_sub(sent_at.max(self.clock.restarted));
+        if age >= SLOW_FLOOR {
+            self.took(m, class, age);
+        }
+    }
+
+    fn find_slow(&mut self, now: u64, class: Class, out: &mut Vec<Output>) {
+        let mut samples = [0; MEMBERS_MAX];
+        for m in Members::ids() {
+            samples[usize::from(m.0)] = self.members[m].latencies.of(class).close();
+        }
+        for m in Members::ids() {
+            let n = samples[usize::from(m.0)];
+            if n == 0 || self.members[m].link != Link::Live || self.members[m].fault.is_some() {
+                continue;
+            }
+            let Some(others) = self.median_of_others(m, class) else { continue };
+            let mine = self.members[m].latencies.of(class);
+            let median = mine.median.unwrap_or(0);
+            if median < SLOW_FLOOR || median < others.saturating_mul(SLOW_FACTOR) {
+                mine.slow_windows = 0;
+                mine.slow_samples = 0;
+                continue;
+            }
+            mine.slow_windows += 1;
+            mine.slow_samples += n;
+            let enough = mine.slow_samples >= SLOW_SAMPLES
+                || (mine.slow_samples >= SLOW_SAMPLES_FEW && median >= SLOW_FLOOR_FEW);
+            if mine.slow_windows >= SLOW_WINDOWS && enough && self.may_lose(m) {
+                self.report(now, m, Fault::Slow, out);
+            }
+        }
+    }
+
+    /// The median of the other members' medians; of an even number the higher one.
+    fn median_of_others(&mut self, m: MemberId, class: Class) -> Option<u64> {
+        let mut all = [0; MEMBERS_MAX];
+        let mut n = 0;
+        for o in Members::ids().filter(|o| *o != m) {
+            let other = &mut self.members[o];
+            if other.link == Link::Live
+                && other.fault.is_none()
+                && let Some(median) = other.latencies.of(class).median
+            {
+                all[n] = median;
+                n += 1;
+            }
+        }
+        all[..n].sort_unstable();
+        all[..n].get(n / 2).copied()
+    }
+
+    /// True if enough members are left to serve without this one.
+    pub(super) fn may_lose(&self, m: MemberId) -> bool {
+        let others = self.members.readable().without(m);
+        let well = others.iter().filter(|o| self.members[*o].fault.is_none());
+        let least = match self.members[m].role {
+            Role::ReadWrite => self.config.min_members.max(1),
+            Role::Out | Role::WriteOnly | Role::Leaving => 1,
+        };
+        well.count() >= usize::try_from(least).unwrap_or(usize::MAX)
+    }
+
+    /// Whoever was reported as slow or full and stayed was needed then; that may have changed.
+    fn forget_mild_faults(&mut self, now: u64) {
+        for m in self.members.readable().iter() {
+            let member = &mut self.members[m];
+            let mild = matches!(member.fault, Some(Fault::Slow | Fault::NoSpace));
+            if mild && now.saturating_sub(member.fault_at) >= JUDGED_AGAIN {
+                member.fault = None;
+            }
+        }
+    }
+
+    /// A member that was slow once and is not read from since would otherwise never be tried again.
+    fn age_read_means(&mut self) {
+        for m in Members::ids() {
+            let member = &mut self.members[m];
+            if member.reading == 0 {
+                member.read_mean -= member.read_mean / 4;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_and_their_floors_agree() {
+        for b in 0..BUCKETS {
+            assert_eq!(bucket(floor(b)), b);
+        }
+        for ns in [0, 1, 1 << 20, 3 << 20, u64::MAX] {
+            assert!(floor(bucket(ns)) <= ns.max(1 << FIRST_POWER));
+        }
+    }
+
+    #[test]
+    fn medians() {
+        let mut h = Histogram::default();
+        for ns in [MS, MS, 100 * MS, MS, 100 * MS] {
+            h.add(ns);
+        }
+        assert_eq!(h.close(), 5);
+        assert!(h.median.is_some_and(|m| m > MS / 2 && m <= MS));
+        assert_eq!(h.close(), 0);
+        assert!(h.median.is_some(), "a window without samples says nothing new");
+    }
+}

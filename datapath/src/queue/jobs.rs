@@ -1,0 +1,208 @@
+//! Work for the conductor: copies from one member to others, marks taken back, flushes.
+//!
+//! A job runs whether or not the queue is paused, and over links that carry nothing else yet. It never waits for a
+//! member to be put out; a member that fails ends it, once every other has answered.
+
+use lh_wire::{OpCode, Status};
+
+use super::members::Link;
+use super::slot::{Fan, Stage, Work};
+use super::switches::Mode;
+use super::tag::Tag;
+use super::{Data, JOB_SLOTS, Output, Queue, Reply, Transmit};
+use crate::message::{FromQueue, Job, JobId, JobResult, MemberId, MemberSet};
+use crate::order::{Kind, Outcome};
+
+impl Queue {
+    /// A job comes in.
+    pub(super) fn job(&mut self, now: u64, id: JobId, job: Job, out: &mut Vec<Output>) {
+        if self.mode == Mode::Stopping {
+            out.push(Output::Report(FromQueue::JobDone(id, JobResult::Skipped)));
+            return;
+        }
+        let first = self.config.depth;
+        match (first..first + JOB_SLOTS).find(|s| !self.used.has(*s)) {
+            Some(s) => self.start_job(now, s, id, job, out),
+            None => self.jobs.push_back((id, job)),
+        }
+    }
+
+    fn start_job(&mut self, now: u64, s: u16, id: JobId, job: Job, out: &mut Vec<Output>) {
+        let (range, claims) = match &job {
+            Job::Equalise { layer, range, .. } => (*range, layer.is_none()),
+            Job::ClearIntent { range } => (*range, true),
+            Job::Flush => (lh_block::Extent::default(), false),
+        };
+        let is_flush = job == Job::Flush;
+        self.used.insert(s);
+        self.slot_mut(s).begin(Work::Job(id, job), now, 0);
+        self.slot_mut(s).piece = super::slot::Piece { whole: range, part: range };
+        if let Some(member) = self.first_down(self.members_of_job(s)) {
+            self.end_job(s, JobResult::Failed { member }, out);
+        } else if is_flush {
+            self.join_flush(now, s, out);
+        } else if !claims || self.claim(s, range, Kind::Exclusive) == Outcome::Granted {
+            self.job_claimed(now, s, out);
+        }
+    }
+
+    /// The range of a job is claimed, or needs no claim.
+    pub(super) fn job_claimed(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        if self.slot(s).given {
+            return self.close_job(s, out);
+        }
+        let Work::Job(_, job) = &self.slot(s).work else { return };
+        match *job {
+            Job::Equalise { layer, range, source, .. } => {
+                self.begin_reading(now, s, source);
+                let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
+                out.push(Output::Send(Transmit {
+                    member: source,
+                    tag,
+                    op: OpCode::ReadLayer,
+                    range,
+                    fua: false,
+                    flush: self.shared.flush_everywhere(),
+                    aux: 0,
+                    data: Data::LayerName(layer),
+                }));
+            }
+            Job::ClearIntent { range } => {
+                let clearable = self.shared.chunks_of(range).all(|chunk| self.shared.clearable(chunk));
+                if clearable && self.shared.in_doubt(range).is_none() {
+                    self.send_fan(now, s, out);
+                } else {
+                    self.end_job(s, JobResult::Skipped, out);
+                }
+            }
+            Job::Flush => {}
+        }
+    }
+
+    /// The members that a job cannot do without.
+    fn members_of_job(&self, s: u16) -> MemberSet {
+        match self.slot(s).work {
+            Work::Job(_, Job::Equalise { source, targets, .. }) => targets.with(source),
+            _ => self.members.attached(),
+        }
+    }
+
+    /// A link is down: jobs that need the member and wait for their claim or for the window end now. What they wait
+    /// for may be a write that waits for that very member.
+    pub(super) fn jobs_lost(&mut self, m: MemberId, out: &mut Vec<Output>) {
+        let attached = self.members.attached();
+        self.jobs.retain(|(id, job)| {
+            let needs = match job {
+                Job::Equalise { source, targets, .. } => targets.with(*source),
+                Job::ClearIntent { .. } | Job::Flush => attached,
+            };
+            if needs.has(m) {
+                out.push(Output::Report(FromQueue::JobDone(*id, JobResult::Failed { member: m })));
+            }
+            !needs.has(m)
+        });
+        for s in self.used.iter() {
+            if !self.slot(s).work.is_job() || self.slot(s).given || !self.members_of_job(s).has(m) {
+                continue;
+            }
+            match self.slot(s).stage() {
+                Stage::Claiming => {
+                    // Its place in the line cannot be given up before it is granted.
+                    self.report_job(s, JobResult::Failed { member: m }, out);
+                    self.slot_mut(s).given = true;
+                }
+                Stage::Queued => {
+                    self.window.stop_waiting(s);
+                    self.end_job(s, JobResult::Failed { member: m }, out);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn first_down(&self, members: MemberSet) -> Option<MemberId> {
+        members.iter().find(|m| self.members[*m].link == Link::Down)
+    }
+
+    /// The source of a copy answers.
+    pub(super) fn job_read_reply(&mut self, now: u64, s: u16, reply: &Reply, out: &mut Vec<Output>) {
+        let m = reply.member;
+        if reply.op != OpCode::ReadLayer {
+            return self.break_link(now, m, out);
+        }
+        self.members[m].reading -= 1;
+        if reply.status != Status::Ok {
+            return self.end_job(s, JobResult::Failed { member: m }, out);
+        }
+        out.push(Output::Store { slot: s, append: false });
+        self.slot_mut(s).aux = reply.aux;
+        if matches!(self.slot(s).work, Work::Job(_, Job::Equalise { layer: None, .. })) {
+            self.enqueue_write(now, s, out);
+        } else {
+            self.send_fan(now, s, out);
+        }
+    }
+
+    /// The source of a copy will not answer.
+    pub(super) fn job_read_lost(&mut self, s: u16, m: MemberId, out: &mut Vec<Output>) {
+        self.end_job(s, JobResult::Failed { member: m }, out);
+    }
+
+    /// Decides whether a job's fan-out is done.
+    pub(super) fn job_settle(&mut self, s: u16, fan: &Fan, out: &mut Vec<Output>) {
+        if !fan.sent.is_empty() {
+            return;
+        }
+        let result = match fan.missing().iter().next() {
+            Some(member) => JobResult::Failed { member },
+            None => JobResult::Done { changed: self.slot(s).changed },
+        };
+        if let Work::Job(_, Job::ClearIntent { range }) = self.slot(s).work {
+            if matches!(result, JobResult::Done { .. }) {
+                self.shared.chunks_of(range).for_each(|chunk| self.shared.cleared(chunk));
+            }
+        } else {
+            self.leave_window(s, fan);
+        }
+        self.end_job(s, result, out);
+    }
+
+    /// Reports a job and goes on with the next.
+    pub(super) fn end_job(&mut self, s: u16, result: JobResult, out: &mut Vec<Output>) {
+        self.report_job(s, result, out);
+        self.close_job(s, out);
+    }
+
+    fn report_job(&self, s: u16, result: JobResult, out: &mut Vec<Output>) {
+        if let Work::Job(id, _) = self.slot(s).work {
+            out.push(Output::Report(FromQueue::JobDone(id, result)));
+        }
+    }
+
+    /// Frees the slot of a job that was reported.
+    fn close_job(&mut self, s: u16, out: &mut Vec<Output>) {
+        self.leave_barriers(s, out);
+        self.release(s, out);
+        self.free(s, out);
+        self.job_slot_free = true;
+    }
+
+    /// Starts jobs that waited for a slot.
+    pub(super) fn start_waiting_jobs(&mut self, now: u64, out: &mut Vec<Output>) {
+        self.job_slot_free = false;
+        let first = self.config.depth;
+        while let Some(s) = (first..first + JOB_SLOTS).find(|s| !self.used.has(*s)) {
+            let Some((id, job)) = self.jobs.pop_front() else {
+                break;
+            };
+            self.start_job(now, s, id, job, out);
+        }
+    }
+
+    /// The engine ends: jobs that wait for a slot are not done.
+    pub(super) fn skip_waiting_jobs(&mut self, out: &mut Vec<Output>) {
+        for (id, _) in self.jobs.drain(..) {
+            out.push(Output::Report(FromQueue::JobDone(id, JobResult::Skipped)));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Reads: which member, what if it fails, and when the answer may be given.
+//!
+//! Everything that reads blocks as they are now goes this way: reads of clients, and the block under a write of a part
+//! of it. A read that nobody can serve now goes back outside, without its claim.
+
+use lh_block::{BLOCK, IoError, Op};
+use lh_wire::{OpCode, Status};
+
+use super::health::Class;
+use super::slot::{Stage, Why, Work};
+use super::tag::Tag;
+use super::{Data, LEASE, Output, Queue, Reply, Sabotage, Transmit};
+use crate::message::{Fault, MemberId, MemberSet};
+
+impl Queue {
+    /// Sends the read of the present piece, whose range is claimed, to the best member.
+    pub(super) fn send_read(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        let whole = self.slot(s).piece.whole;
+        if let Some(chunk) = self.shared.in_doubt(whole) {
+            return self.put_aside(s, Why::Doubt(chunk), out);
+        }
+        let Some(m) = self.choose(self.slot(s).tried) else { return self.no_reader(now, s, out) };
+        self.begin_reading(now, s, m);
+        let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
+        let flush = self.shared.flush_everywhere();
+        out.push(Output::Send(Transmit {
+            member: m,
+            tag,
+            op: OpCode::Read,
+            range: whole,
+            fua: false,
+            flush,
+            aux: 0,
+            data: Data::None,
+        }));
+        // Early enough that the answer need not wait for it.
+        self.ping_unheard(now, LEASE / 2, out);
+    }
+
+    /// The slot waits for this member from now on; whatever was sent for it before is late.
+    pub(super) fn begin_reading(&mut self, now: u64, s: u16, m: MemberId) {
+        let slot = self.slot_mut(s);
+        slot.attempt = slot.attempt.wrapping_add(1);
+        slot.enter(Stage::Reading { member: m, sent_at: now });
+        self.members[m].reading += 1;
+    }
+
+    /// The nearest of the members that can be read from; of those the one that will probably answer first. Members
+    /// that are about to be put out only if there is no other.
+    fn choose(&self, tried: MemberSet) -> Option<MemberId> {
+        self.members.readable().iter().filter(|m| !tried.has(*m)).min_by_key(|m| {
+            let member = &self.members[*m];
+            let rank = self.config.rank[usize::from(m.0)];
+            (
+                member.fault.is_some(),
+                rank,
+                (u64::from(member.reading) + 1).saturating_mul(member.read_mean.max(1)),
+            )
+        })
+    }
+
+    /// No member is left for this read.
+    fn no_reader(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        let tried = self.slot(s).tried;
+        if tried.is_empty() || self.members.attached().iter().any(|m| !tried.has(m)) {
+            // Some member can still become one to read from, or is put out: then it is tried again.
+            self.put_aside(s, Why::NoMember, out);
+        } else {
+            self.conclude(now, s, Err(IoError::Io), out);
+        }
+    }
+
+    /// The member that was asked will not answer.
+    pub(super) fn read_lost(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
+        self.members[m].reading -= 1;
+        if self.slot(s).work.is_job() {
+            self.job_read_lost(s, m, out);
+        } else {
+            self.stats.retried();
+            self.send_read(now, s, out);
+        }
+    }
+
+    /// The member that was asked answers.
+    pub(super) fn read_reply(
+        &mut self,
+        now: u64,
+        s: u16,
+        sent_at: u64,
+        reply: &Reply,
+        out: &mut Vec<Output>,
+    ) {
+        let m = reply.member;
+        if self.slot(s).work.is_job() {
+            return self.job_read_reply(now, s, reply, out);
+        }
+        let whole = self.slot(s).piece.whole;
+        let complete = reply.op == OpCode::Read && u64::from(reply.payload) == whole.len;
+        if reply.op != OpCode::Read || (reply.status == Status::Ok && !complete) {
+            return self.break_link(now, m, out);
+        }
+        let time = now.saturating_sub(sent_at);
+        self.stats.member_read(m).ended(whole.len, time, reply.status == Status::Ok);
+        match reply.status {
+            Status::Ok => {
+                let member = &mut self.members[m];
+                member.reading -= 1;
+                member.read_mean = (member.read_mean * 7 + time) / 8;
+                self.took(m, Class::Read, time);
+                self.read_done(now, s, m, out);
+            }
+            Status::Corrupt | Status::Invalid => self.break_link(now, m, out),
+            Status::Io | Status::NoSpace | Status::Refused | Status::Stale => {
+                self.slot_mut(s).tried = self.slot(s).tried.with(m);
+                self.read_lost(now, s, m, out);
+                // The last member is not put out for a block that it cannot read.
+                if self.members.attached().len() > 1 {
+                    self.report(now, m, Fault::Io, out);
+                }
+            }
+        }
+    }
+
+    /// The blocks of the present piece are here.
+    fn read_done(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
+        let slot = self.slot_mut(s);
+        let Work::Client { op, range } = slot.work else { return };
+        slot.sources = slot.sources.with(m);
+        if op != Op::Read {
+            out.push(Output::Store { slot: s, append: false });
+            let (piece, from) = (slot.piece, slot.piece.part.offset - range.offset);
+            out.push(Output::Merge {
+                slot: s,
+                at: in_transfer(piece.part.offset - piece.whole.offset),
+                // Zeroes and unmap may be longer, but have no data to take it from.
+                from: if matches!(op, Op::Write { .. }) { in_transfer(from) } else { 0 },
+                len: in_transfer(piece.part.len),
+            });
+            return self.enqueue_write(now, s, out);
+        }
+        out.push(Output::Store { slot: s, append: slot.done > 0 });
+        slot.done += slot.piece.part.len;
+        let more = slot.done < range.len;
+        self.release(s, out);
+        if more {
+            self.start_piece(now, s, out);
+        } else {
+            self.slot_mut(s).enter(Stage::Held);
+            self.held.insert(s);
+            self.answer_read(now, s, out);
+        }
+    }
+
+    /// Answers a read that has its data, if every member was heard; else it is held until they are.
+    fn answer_read(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        let slot = self.slot(s);
+        let Work::Client { range, .. } = slot.work else { return };
+        let readable = self.members.readable();
+        if slot.sources.and(readable) != slot.sources {
+            // Put out, or about to be, before the answer was given: what it said may be out of date by then.
+            self.held.remove(s);
+            let slot = self.slot_mut(s);
+            slot.done = 0;
+            slot.sources = MemberSet::EMPTY;
+            return self.admit(now, s, out);
+        }
+        if !self.all_heard(now) {
+            // Neither a pause nor a switch waits for it: it has its data, and no claim.
+            self.leave_barriers(s, out);
+            return self.ping_unheard(now, LEASE, out);
+        }
+        let first = in_transfer(range.offset - range.widen(BLOCK).offset);
+        self.held.remove(s);
+        self.leave_barriers(s, out);
+        self.complete(now, s, Ok(()), Some((first, in_transfer(range.len))), false, out);
+        self.free(s, out);
+    }
+
+    /// Looks again at the reads that are held.
+    pub(super) fn recheck_held(&mut self, now: u64, out: &mut Vec<Output>) {
+        for s in self.held.iter() {
+            self.answer_read(now, s, out);
+        }
+    }
+
+    /// True if every attached member was heard lately. A single member proves itself by the answer.
+    fn all_heard(&self, now: u64) -> bool {
+        let attached = self.members.attached();
+        self.lacks(Sabotage::NoLease)
+            || attached.len() <= 1
+            || attached.iter().all(|m| self.members[m].heard.is_some_and(|t| now.saturating_sub(t) < LEASE))
+    }
+
+    /// Pings the attached members that were not heard for `age` ns.
+    fn ping_unheard(&mut self, now: u64, age: u64, out: &mut Vec<Output>) {
+        let attached = self.members.attached();
+        if attached.len() <= 1 || self.lacks(Sabotage::NoLease) {
+            return;
+        }
+        for m in attached.iter() {
+            if self.members[m].heard.is_none_or(|t| now.saturating_sub(t) >= age) {
+                self.ping(now, m, out);
+            }
+        }
+    }
+}
+
+/// A place or length inside one transfer.
+fn in_transfer(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or_else(|_| unreachable!("transfers are at most 1 MiB"))
+}

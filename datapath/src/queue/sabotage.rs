@@ -1,0 +1,44 @@
+//! Switches that take one protecting mechanism out, so that tests can show that it is needed. Only a build with the
+//! feature `sabotage`, which no program has, can turn one on.
+
+/// A mechanism to leave out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A write is answered when a member failed, without waiting until it was durably put out.
+    AckBeforeEpoch,
+    /// Overlapping requests are not ordered.
+    NoOrder,
+    /// Reads hold no claim.
+    UnclaimedReads,
+    /// A write's claim is given back at the first member's answer.
+    ReleaseEarly,
+    /// A flush is answered at the first member's answer.
+    FlushEarly,
+    /// A younger engine's fence is taken for a replica's failure.
+    StaleIsFailure,
+    /// Writes run any distance beyond the oldest incomplete one.
+    NoWindow,
+    /// Reads are answered whether or not every member was heard.
+    NoLease,
+}
+
+impl super::Queue {
+    /// Leaves one mechanism out from now on.
+    #[cfg(feature = "sabotage")]
+    pub const fn sabotage(&mut self, which: Option<Sabotage>) {
+        self.sabotage = which;
+    }
+
+    /// True if this mechanism is left out.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn lacks(&self, which: Sabotage) -> bool {
+        self.sabotage == Some(which)
+    }
+
+    /// True if this mechanism is left out: never.
+    #[cfg(not(feature = "sabotage"))]
+    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
+    pub(super) const fn lacks(&self, _which: Sabotage) -> bool {
+        false
+    }
+}

@@ -1,0 +1,122 @@
+use super::*;
+use crate::message::Fault;
+
+const ALL: MemberSet = MemberSet::EMPTY.with(A).with(B).with(C);
+
+#[test]
+fn while_all_are_full_a_write_waits_outside_and_is_tried_every_second() {
+    let mut b = Bench::new(2);
+    let slot = b.request(WRITE, blocks(0, 1));
+    let mut tries = 0;
+    for _ in 0..60 {
+        tries += b.to(A).len();
+        b.answer(A, Status::NoSpace);
+        b.answer(B, Status::NoSpace);
+        assert!(b.table.is_idle(), "nothing was changed, so nothing is held");
+        b.pass(500, ALL);
+    }
+    assert!((28..=31).contains(&tries), "{tries}");
+    assert!(b.reports().is_empty() && b.answers().is_empty());
+    b.pass(1000, ALL);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    b.assert_idle();
+}
+
+#[test]
+fn a_full_disk_does_not_unmake_what_was_done_before_the_link_broke() {
+    let mut b = Bench::new(1);
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.link_down(A);
+    b.join(A);
+    b.answer(A, Status::NoSpace);
+    let read = b.request(Op::Read, blocks(0, 1));
+    b.pass(3000, MemberSet::EMPTY);
+    assert_eq!(b.one(A).op, OpCode::Write, "the range is still held");
+    b.answer(A, Status::Ok);
+    b.answered(slot);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(())), (read, Ok(()))]);
+}
+
+#[test]
+fn one_full_member_is_reported_after_two_seconds() {
+    let mut b = Bench::new(3);
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    b.answer(C, Status::Ok);
+    for _ in 0..19 {
+        b.pass(100, ALL);
+        b.answer(A, Status::NoSpace);
+    }
+    assert!(b.reports().is_empty() && b.answers().is_empty());
+    b.pass(300, ALL);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::NoSpace)]);
+    b.switch(Switch::Forget { member: A });
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
+#[test]
+fn space_that_comes_back_in_time_costs_nobody_anything() {
+    let mut b = Bench::new(2);
+    let first = b.request(WRITE, blocks(0, 1));
+    let second = b.request(WRITE, blocks(1, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    b.pass(1050, ALL);
+    assert_eq!(b.to(A).len(), 1, "one of them finds out");
+    b.answer(A, Status::Ok);
+    b.pass(50, ALL);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(first, Ok(())), (second, Ok(()))]);
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn members_that_are_full_in_turn_all_stay() {
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    b.request(WRITE, blocks(1, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::NoSpace);
+    for _ in 0..100 {
+        b.pass(100, ALL);
+        b.answer(A, Status::NoSpace);
+        b.answer(B, Status::NoSpace);
+    }
+    assert!(b.reports().is_empty() && b.answers().is_empty());
+    for _ in 0..3 {
+        b.pass(1000, ALL);
+        b.answer(A, Status::Ok);
+        b.answer(B, Status::Ok);
+    }
+    assert_eq!(b.answers().len(), 2);
+}
+
+#[test]
+fn repetitions_never_push_a_half_done_write_out_of_the_members_memory() {
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    b.request(WRITE, blocks(1, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::NoSpace);
+    let mut sent = 0;
+    for _ in 0..3000 {
+        b.pass(200, ALL);
+        sent += b.to(A).len();
+        b.answer(A, Status::NoSpace);
+        b.answer(B, Status::NoSpace);
+        if !b.reports().is_empty() {
+            assert!(sent > 50 && sent <= lh_wire::WRITE_WINDOW, "{sent}");
+            return;
+        }
+    }
+    panic!("waits for ever although the window is used up");
+}

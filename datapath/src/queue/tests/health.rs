@@ -1,0 +1,187 @@
+use super::*;
+use crate::message::Fault;
+
+/// All three answer a write every `gap` ms, each after its own time in ms; for `ms` in total.
+fn load(b: &mut Bench, ms: u64, latency: [u64; 3]) {
+    let mut due: Vec<(u64, Transmit)> = Vec::new();
+    for step in 0..ms {
+        b.now += MS;
+        if step % 50 == 0 {
+            b.apply(Input::Tick);
+            b.answer_pings(MemberSet::EMPTY.with(A).with(B).with(C));
+        }
+        if step % 4 == 0 {
+            b.request(WRITE, blocks((step / 4) % 4096, 1));
+        }
+        for t in b.wire.clone() {
+            if t.op == OpCode::Write && !due.iter().any(|(_, d)| d.tag == t.tag && d.member == t.member) {
+                due.push((b.now + latency[usize::from(t.member.0)] * MS, t));
+            }
+        }
+        let now = b.now;
+        let (ready, rest): (Vec<_>, Vec<_>) = due.into_iter().partition(|(at, _)| *at <= now);
+        due = rest;
+        for (_, t) in ready {
+            if b.wire.contains(&t) {
+                b.reply(t, Status::Ok);
+            }
+        }
+        for (slot, _) in b.answers() {
+            b.answered(slot);
+        }
+    }
+}
+
+#[test]
+fn a_member_that_answers_nothing_is_hung_within_two_seconds() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(900, MemberSet::EMPTY.with(A).with(B));
+    assert!(b.reports().is_empty());
+    b.pass(500, MemberSet::EMPTY.with(A).with(B));
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Hung)]);
+    b.pass(5000, MemberSet::EMPTY.with(A).with(B));
+    assert!(b.reports().is_empty(), "once");
+}
+
+#[test]
+fn reads_of_a_hung_member_go_to_another() {
+    let mut b = Bench::new(2);
+    b.request(Op::Read, blocks(0, 1));
+    b.one(A);
+    b.pass(1400, MemberSet::EMPTY.with(B));
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Hung)]);
+    assert_eq!(b.one(B).op, OpCode::Read);
+}
+
+#[test]
+fn if_nobody_answers_nobody_is_hung() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.pass(10_000, MemberSet::EMPTY);
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn a_member_that_answers_pings_is_not_hung() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(4000, MemberSet::EMPTY.with(A).with(B).with(C));
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn a_disk_that_stands_still_under_a_single_write_is_found() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(6000, MemberSet::EMPTY.with(A).with(B).with(C));
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+}
+
+#[test]
+fn a_flush_that_only_one_member_does_not_end_is_found() {
+    let mut b = Bench::new(3);
+    b.request(Op::Flush, Extent::default());
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    let all = MemberSet::EMPTY.with(A).with(B).with(C);
+    b.pass(19_000, all);
+    assert!(b.reports().is_empty(), "a flush may take long");
+    b.pass(2000, all);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+}
+
+#[test]
+fn a_slow_member_that_stays_and_then_hangs_is_reported_again() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(5500, MemberSet::EMPTY.with(A).with(B).with(C));
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+    b.pass(2000, MemberSet::EMPTY.with(A).with(B));
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Hung)]);
+    b.link_down(C);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Link)]);
+}
+
+#[test]
+fn a_slow_member_that_stays_is_judged_anew() {
+    let mut b = Bench::new(3);
+    load(&mut b, 2000, [1, 1, 1]);
+    load(&mut b, 5000, [1, 1, 50]);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+    load(&mut b, 10_000, [1, 1, 50]);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+}
+
+#[test]
+fn a_gap_in_the_own_ticks_proves_nothing() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    b.pass(100, MemberSet::EMPTY);
+    b.now += 30_000 * MS;
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(500, MemberSet::EMPTY.with(A).with(B));
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn a_member_fifty_times_slower_is_reported_within_five_seconds() {
+    let mut b = Bench::new(3);
+    load(&mut b, 2000, [1, 1, 1]);
+    load(&mut b, 5000, [1, 1, 50]);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
+}
+
+#[test]
+fn a_busy_machine_makes_nobody_slow() {
+    let mut b = Bench::new(3);
+    load(&mut b, 2000, [1, 1, 1]);
+    load(&mut b, 8000, [150, 200, 350]);
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn five_times_slower_is_not_slow_nor_is_anything_below_the_floor() {
+    let mut b = Bench::new(3);
+    load(&mut b, 8000, [8, 8, 40]);
+    assert!(b.reports().is_empty());
+    let mut b = Bench::new(3);
+    load(&mut b, 8000, [1, 1, 14]);
+    assert!(b.reports().is_empty());
+}
+
+#[test]
+fn nobody_is_put_out_below_the_quorum() {
+    let mut b = Bench::with(Config { min_members: 2, ..config() }, 2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.pass(8000, MemberSet::EMPTY.with(A));
+    assert!(b.reports().is_empty());
+    b.join(C);
+    b.switches += 1;
+    b.reports();
+    b.pass(2500, MemberSet::EMPTY.with(A).with(C));
+    assert_eq!(b.reports(), [FromQueue::Failed(B, Fault::Hung)]);
+}
+
+#[test]
+fn an_idle_queue_wants_no_ticks() {
+    let mut b = Bench::new(3);
+    let slot = b.request(WRITE, blocks(0, 1));
+    assert!(b.queue.wants_tick(b.now));
+    for m in [A, B, C] {
+        b.answer(m, Status::Ok);
+    }
+    b.answered(slot);
+    assert!(b.queue.wants_tick(b.now), "the windows go on between two requests");
+    assert!(!b.queue.wants_tick(b.now + 1100 * MS));
+}

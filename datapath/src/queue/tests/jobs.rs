@@ -1,0 +1,200 @@
+use super::*;
+use crate::message::JobResult;
+
+fn equalise(layer: Option<LayerRef>) -> Job {
+    Job::Equalise { layer, range: blocks(0, 16), source: A, targets: MemberSet::EMPTY.with(B).with(C) }
+}
+
+fn job(b: &mut Bench, id: u64, job: Job) {
+    b.apply(Input::Message(ToQueue::Job(JobId(id), job)));
+}
+
+fn done(id: u64, result: JobResult) -> FromQueue {
+    FromQueue::JobDone(JobId(id), result)
+}
+
+#[test]
+fn a_copy_holds_its_range_from_the_read_to_the_last_write() {
+    let mut b = Bench::bare(config());
+    for m in [A, B, C] {
+        b.apply(Input::LinkUp { member: m });
+    }
+    job(&mut b, 1, equalise(None));
+    let read = b.one(A);
+    assert_eq!((read.op, read.range, read.data), (OpCode::ReadLayer, blocks(0, 16), Data::LayerName(None)));
+    b.reply_with(read, Status::Ok, 21);
+    let store = b.out.iter().find_map(|o| match o {
+        Output::Store { slot, append: false } => Some(*slot),
+        _ => None,
+    });
+    let slot = store.expect("the image is kept");
+    for m in [A, B, C] {
+        b.switch(Switch::Attach { member: m });
+        b.switch(Switch::Promote { member: m });
+    }
+    b.switch(Switch::Resume);
+    b.hear_all();
+    b.request(WRITE, blocks(3, 1));
+    for m in [B, C] {
+        let put = b.one(m);
+        assert_eq!((put.op, put.data, put.aux), (OpCode::PutLayer, Data::Stored { slot }, 21));
+        b.reply_with(put, Status::Ok, 4);
+    }
+    assert!(b.reports().contains(&done(1, JobResult::Done { changed: 8 })));
+    assert_eq!(b.to(B).len(), 1, "the write goes on");
+}
+
+#[test]
+fn a_copy_of_another_layer_needs_no_claim() {
+    let mut b = Bench::new(3);
+    b.request(WRITE, blocks(0, 1));
+    job(&mut b, 1, equalise(Some(LayerRef(7))));
+    let read = b.to(A)[1];
+    assert_eq!(read.data, Data::LayerName(Some(LayerRef(7))));
+}
+
+#[test]
+fn a_copy_ends_with_the_member_that_failed_after_the_last_answer() {
+    let mut b = Bench::new(3);
+    job(&mut b, 1, equalise(None));
+    b.answer(A, Status::Ok);
+    b.link_down(B);
+    assert!(!b.reports().contains(&done(1, JobResult::Failed { member: B })), "C may still write");
+    b.answer(C, Status::Ok);
+    assert_eq!(b.reports(), [done(1, JobResult::Failed { member: B })]);
+    job(&mut b, 2, equalise(None));
+    assert_eq!(b.reports(), [done(2, JobResult::Failed { member: B })]);
+    b.assert_idle();
+}
+
+#[test]
+fn a_copy_whose_source_fails_ends() {
+    let mut b = Bench::new(3);
+    job(&mut b, 1, equalise(None));
+    b.answer(A, Status::Io);
+    assert_eq!(b.reports(), [done(1, JobResult::Failed { member: A })]);
+    job(&mut b, 2, equalise(None));
+    b.link_down(A);
+    assert!(b.reports().contains(&done(2, JobResult::Failed { member: A })));
+    b.assert_idle();
+}
+
+#[test]
+fn a_copy_that_waits_behind_a_write_to_a_lost_member_ends_at_once() {
+    let mut b = Bench::new(3);
+    let slot = b.request(WRITE, blocks(0, 1));
+    job(&mut b, 1, equalise(None));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.link_down(C);
+    assert!(b.reports().contains(&done(1, JobResult::Failed { member: C })));
+    b.switch(Switch::Forget { member: C });
+    b.answers();
+    b.answered(slot);
+    assert!(
+        b.wire.is_empty() && !b.reports().iter().any(|r| matches!(r, FromQueue::JobDone(..))),
+        "said once"
+    );
+    b.assert_idle();
+}
+
+#[test]
+fn jobs_beyond_the_slots_wait_their_turn() {
+    let mut b = Bench::new(3);
+    for n in 0..20 {
+        job(
+            &mut b,
+            n,
+            Job::Equalise { layer: None, range: blocks(n, 1), source: A, targets: MemberSet::EMPTY.with(B) },
+        );
+    }
+    assert_eq!(b.to(A).len(), usize::from(JOB_SLOTS));
+    for _ in 0..20 {
+        b.answer(A, Status::Ok);
+        b.answer(B, Status::Ok);
+    }
+    assert_eq!(b.reports().len(), 20);
+    b.assert_idle();
+}
+
+#[test]
+fn marks_are_taken_back_only_if_still_clearable_under_the_claim() {
+    let mut b = Bench::new(2);
+    let chunk = Extent::new(0, 4 << 20);
+    let write = |b: &mut Bench| {
+        let slot = b.request(WRITE, blocks(0, 1));
+        b.answer(A, Status::Ok);
+        b.answer(B, Status::Ok);
+        b.answered(slot);
+        b.out.clear();
+    };
+    write(&mut b);
+    job(&mut b, 1, Job::ClearIntent { range: chunk });
+    assert_eq!(b.reports(), [done(1, JobResult::Skipped)], "not flushed");
+    job(&mut b, 2, Job::Flush);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.reports(), [done(2, JobResult::Done { changed: 0 })]);
+    job(&mut b, 3, Job::ClearIntent { range: chunk });
+    assert_eq!((b.one(A).op, b.one(B).range), (OpCode::ClearIntent, chunk));
+    let other = b.request(WRITE, blocks(512, 1));
+    assert_eq!(b.wire.len(), 2, "a write into the chunk waits");
+    b.answer(A, Status::Ok);
+    assert!(b.shared.clearable(0));
+    b.answer(B, Status::Ok);
+    assert_eq!(b.reports(), [done(3, JobResult::Done { changed: 0 })]);
+    assert!(!b.shared.clearable(0));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.answered(other);
+    assert!(b.shared.unflushed(0));
+    b.assert_idle();
+}
+
+#[test]
+fn no_mark_is_taken_back_of_a_chunk_in_doubt() {
+    let mut b = Bench::new(1);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answered(0);
+    job(&mut b, 1, Job::Flush);
+    b.answer(A, Status::Ok);
+    assert!(b.shared.clearable(0));
+    b.shared.put_in_doubt(0);
+    b.reports();
+    job(&mut b, 2, Job::ClearIntent { range: Extent::new(0, 4 << 20) });
+    assert_eq!(b.reports(), [done(2, JobResult::Skipped)]);
+}
+
+#[test]
+fn a_flush_job_does_not_wait_for_a_member_to_be_put_out() {
+    let mut b = Bench::new(2);
+    let client = b.request(Op::Flush, Extent::default());
+    b.answer(A, Status::Ok);
+    job(&mut b, 1, Job::Flush);
+    b.link_down(B);
+    assert!(!b.reports().contains(&done(1, JobResult::Failed { member: B })), "it is in the next batch");
+    b.switch(Switch::Forget { member: B });
+    assert_eq!(b.answers(), [(client, Ok(()))]);
+    b.reports();
+    b.answer(A, Status::Ok);
+    assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 0 })]);
+    job(&mut b, 2, Job::Flush);
+    b.link_down(A);
+    assert!(b.reports().contains(&done(2, JobResult::Failed { member: A })));
+}
+
+#[test]
+fn control_requests_are_answered_or_lost() {
+    let mut b = Bench::bare(config());
+    let lost = FromQueue::ControlLost(ControlId(1), A);
+    b.apply(Input::Message(ToQueue::Control(ControlId(1), A)));
+    assert_eq!(b.reports(), [lost]);
+    b.apply(Input::LinkUp { member: A });
+    b.apply(Input::Message(ToQueue::Control(ControlId(2), A)));
+    b.answer(A, Status::Refused);
+    assert_eq!(b.out, [Output::ControlReply { id: ControlId(2), member: A, status: Status::Refused }]);
+    b.apply(Input::Message(ToQueue::Control(ControlId(1), A)));
+    b.link_down(A);
+    assert!(b.reports().contains(&lost));
+}

@@ -1,0 +1,241 @@
+use super::*;
+use crate::message::Fault;
+
+fn ranked(near: MemberId) -> Config {
+    let mut rank = [1; MEMBERS_MAX];
+    rank[usize::from(near.0)] = 0;
+    Config { rank, ..config() }
+}
+
+#[test]
+fn the_local_member_is_read_from() {
+    let mut b = Bench::with(ranked(B), 3);
+    for n in 0..5 {
+        b.request(Op::Read, blocks(n, 1));
+    }
+    assert_eq!(b.to(B).len(), 5);
+}
+
+#[test]
+fn reads_spread_over_equals() {
+    let mut b = Bench::new(3);
+    for n in 0..6 {
+        b.request(Op::Read, blocks(n, 1));
+    }
+    assert_eq!([A, B, C].map(|m| b.to(m).len()), [2, 2, 2]);
+}
+
+#[test]
+fn a_slow_answer_moves_reads_elsewhere() {
+    let mut b = Bench::new(2);
+    b.request(Op::Read, blocks(0, 1));
+    b.now += 10 * MS;
+    b.answer(A, Status::Ok);
+    b.request(Op::Read, blocks(0, 1));
+    b.now += MS;
+    b.answer(B, Status::Ok);
+    for n in 0..4 {
+        b.request(Op::Read, blocks(n, 1));
+    }
+    assert_eq!(b.to(B).len(), 4);
+}
+
+#[test]
+fn the_client_gets_its_part_of_whole_blocks() {
+    let mut b = Bench::new(1);
+    let slot = b.request(Op::Read, Extent::new(4096 + SECTOR, 2 * SECTOR));
+    assert_eq!(b.one(A).range, blocks(1, 1));
+    b.answer(A, Status::Ok);
+    let answer = Output::Complete { slot, result: Ok(()), part: Some((512, 1024)), held: false };
+    assert_eq!(b.out, [Output::Store { slot, append: false }, answer, Output::Free { slot }]);
+}
+
+#[test]
+fn the_longest_unaligned_read_comes_in_two() {
+    let mut b = Bench::new(1);
+    let slot = b.request(Op::Read, Extent::new(SECTOR, 1 << 20));
+    assert_eq!(b.one(A).range, blocks(0, 256));
+    b.answer(A, Status::Ok);
+    assert_eq!(b.one(A).range, blocks(256, 1));
+    b.answer(A, Status::Ok);
+    let answer = Output::Complete { slot, result: Ok(()), part: Some((512, 1 << 20)), held: false };
+    let [first, second] = [false, true].map(|append| Output::Store { slot, append });
+    assert_eq!(b.out, [first, second, answer, Output::Free { slot }]);
+    b.assert_idle();
+}
+
+#[test]
+fn a_failed_read_goes_to_another_member_and_a_late_answer_is_ignored() {
+    let mut b = Bench::with(ranked(A), 2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Io);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Io)]);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.switch(Switch::Forget { member: A });
+    b.out.clear();
+
+    b.join(C);
+    b.hear_all();
+    b.switch(Switch::StopReads { member: B });
+    b.out.clear();
+    let slot = b.request(Op::Read, blocks(0, 1));
+    let late = b.one(C);
+    b.switch(Switch::Promote { member: B });
+    b.switch(Switch::StopReads { member: C });
+    let later = b.one(B);
+    b.switch(Switch::Promote { member: C });
+    b.switch(Switch::StopReads { member: B });
+    assert_eq!(b.to(C).len(), 2, "asked anew");
+    b.out.clear();
+    for old in [late, later] {
+        b.reply(old, Status::Ok);
+        assert!(b.out.is_empty(), "not even its data is taken");
+    }
+    b.answer(C, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn a_medium_error_on_every_member_is_the_clients() {
+    let mut b = Bench::new(2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Io);
+    b.answer(B, Status::Io);
+    assert_eq!(b.answers(), [(slot, Err(IoError::Io))]);
+    b.assert_idle();
+}
+
+#[test]
+fn a_read_waits_without_its_claim_while_nobody_can_serve_it() {
+    let mut b = Bench::new(2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.link_down(A);
+    b.link_down(B);
+    assert!(b.wire.is_empty() && b.answers().is_empty() && b.table.is_idle());
+    b.pass(20_000, MemberSet::EMPTY);
+    assert!(b.answers().is_empty());
+    b.join(B);
+    b.hear_all();
+    b.switch(Switch::Forget { member: A });
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
+#[test]
+fn after_the_timeout_without_any_member_everything_is_answered() {
+    let mut b = Bench::new(1);
+    let write = b.request(WRITE, blocks(0, 1));
+    let behind = b.request(WRITE, blocks(0, 1));
+    let read = b.request(Op::Read, blocks(1, 1));
+    let flush = b.request(Op::Flush, Extent::default());
+    b.link_down(A);
+    let parked = b.request(WRITE, blocks(7, 1));
+    b.shared.set_patient(true);
+    b.pass(40_000, MemberSet::EMPTY);
+    assert!(b.answers().is_empty(), "the conductor has a reason to wait");
+    b.shared.set_patient(false);
+    b.pass(50, MemberSet::EMPTY);
+    let mut answers = b.answers();
+    answers.sort_unstable_by_key(|a| a.0);
+    assert_eq!(answers, [write, behind, read, flush, parked].map(|s| (s, Err(IoError::TimedOut))));
+    let late = b.request(Op::Read, blocks(1, 1));
+    assert_eq!(b.answers(), [(late, Err(IoError::TimedOut))]);
+    for slot in [write, behind] {
+        b.answered(slot);
+    }
+    assert!(!b.table.is_idle(), "what was sent may still be done");
+
+    // What was sent is brought to its end, so that no member has what another lacks; nobody is answered twice.
+    b.join(A);
+    assert_eq!(b.to(A)[0].range, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+    b.assert_idle();
+}
+
+#[test]
+fn reads_of_a_chunk_in_doubt_wait_until_it_is_resolved() {
+    let mut b = Bench::new(2);
+    b.shared.put_in_doubt(1);
+    let read = b.request(Op::Read, Extent::new(4 << 20, 4096));
+    let part = b.request(WRITE, Extent::new((4 << 20) + 8192, SECTOR));
+    let whole = b.request(WRITE, Extent::new((4 << 20) + 4096, 4096));
+    assert_eq!(b.reports(), [FromQueue::ChunkWanted(1)], "once");
+    assert_eq!(b.wire.len(), 2, "a write of whole blocks needs no old bytes");
+    assert_eq!(b.one(A).data, Data::Client { slot: whole, from: 0 });
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.answered(whole);
+    b.answers();
+    b.apply(Input::Message(ToQueue::ChunkResolved(0)));
+    assert!(b.wire.is_empty() && b.reports().is_empty());
+    b.apply(Input::Message(ToQueue::ChunkResolved(1)));
+    assert_eq!(b.reports(), [FromQueue::ChunkWanted(1)], "it is in doubt again");
+    b.shared.resolve(1);
+    b.apply(Input::Message(ToQueue::ChunkResolved(1)));
+    assert_eq!(b.wire.iter().filter(|t| t.op == OpCode::Read).count(), 2);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(read, Ok(())), (part, Ok(()))]);
+}
+
+#[test]
+fn a_read_is_answered_only_when_every_member_was_heard_lately() {
+    let mut b = Bench::with(ranked(A), 2);
+    b.now += 2 * LEASE;
+    let slot = b.request(Op::Read, blocks(0, 1));
+    assert_eq!(b.wire.iter().filter(|t| t.op == OpCode::Ping).count(), 2, "asked at once");
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+    assert!(b.table.is_idle(), "nobody waits for the range meanwhile");
+    b.answer_pings(MemberSet::EMPTY.with(A));
+    assert!(b.answers().is_empty());
+    b.answer_pings(MemberSet::EMPTY.with(B));
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn an_answer_that_lay_in_a_buffer_says_nothing_about_now() {
+    let mut b = Bench::with(ranked(A), 2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.request(WRITE, blocks(1, 1));
+    // The process is stopped here, for longer than another engine has to wait before its first answer.
+    b.now += 3 * LEASE;
+    let write = b.to(B)[0];
+    b.reply(write, Status::Ok);
+    let read = b.to(A)[0];
+    b.reply(read, Status::Ok);
+    assert!(b.answers().is_empty());
+    b.answer_pings(MemberSet::EMPTY.with(A).with(B));
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
+#[test]
+fn a_held_read_is_read_again_if_its_member_is_put_out() {
+    let mut b = Bench::with(ranked(A), 3);
+    b.now += 2 * LEASE;
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.switch(Switch::StopReads { member: A });
+    let again = b.wire.iter().find(|t| t.op == OpCode::Read).copied().expect("asks another");
+    assert_ne!(again.member, A);
+    b.switch(Switch::Forget { member: A });
+    b.reply(again, Status::Ok);
+    b.answer_pings(MemberSet::EMPTY.with(B).with(C));
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn one_member_proves_itself_by_answering() {
+    let mut b = Bench::new(1);
+    b.now += 10 * LEASE;
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}

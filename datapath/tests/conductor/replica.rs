@@ -1,0 +1,365 @@
+//! A replica as an engine sees it, without disk and network: what `docs/invariants.md` demands of one, and no more.
+//! Blocks hold numbers. What was not flushed may be lost with the power, block by block.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use datapath::conductor::{Body, Refusal};
+use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
+use lh_wire::{ChainOp, Control, LayerInfo, OpCode, ReplicaState, Status, WRITE_WINDOW};
+
+use crate::rng::Rng;
+
+pub(crate) type Blocks = Vec<Option<u32>>;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Layer {
+    pub(crate) name: String,
+    pub(crate) removed: bool,
+    pub(crate) blocks: Blocks,
+    stable: Blocks,
+}
+
+impl Layer {
+    fn empty(name: &str, blocks: usize) -> Self {
+        Self { name: name.into(), removed: false, blocks: vec![None; blocks], stable: vec![None; blocks] }
+    }
+}
+
+/// What goes with a message.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Payload {
+    None,
+    /// A number per block of the range.
+    Numbers(Vec<u32>),
+    /// What a layer holds of the range.
+    Image(String, Blocks),
+    Layer(String),
+    Control(Control),
+    Answer(Result<Body, Refusal>),
+}
+
+impl Payload {
+    /// Bytes that it would take on a connection.
+    pub(crate) fn bytes(&self) -> u32 {
+        let blocks = match self {
+            Self::Numbers(numbers) => numbers.len(),
+            Self::Image(_, blocks) => blocks.iter().flatten().count(),
+            Self::None | Self::Layer(_) | Self::Control(_) | Self::Answer(_) => 0,
+        };
+        u32::try_from(blocks as u64 * BLOCK).expect("small")
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) name: String,
+    pub(crate) alive: bool,
+    /// Takes no messages before this time.
+    pub(crate) stalled_until: u64,
+    /// Engine and session that are let in.
+    pub(crate) session: Option<(u64, u64)>,
+    pub(crate) size: u64,
+    chunk: u64,
+    fence: Option<(Generation, Instance)>,
+    previous: Generation,
+    pub(crate) epoch: Option<Epoch>,
+    /// Base first, the head last.
+    pub(crate) layers: Vec<Layer>,
+    prepared: Option<(Instance, ChainOp)>,
+    committed: Option<Instance>,
+    pub(crate) rebuilding: bool,
+    unsettled: Vec<String>,
+    intent: BTreeSet<u64>,
+    clean: bool,
+    lived: bool,
+    /// Last writes of the session, and what sessions before left.
+    window: VecDeque<Extent>,
+    in_doubt: Vec<Extent>,
+}
+
+impl Replica {
+    pub(crate) fn new(name: &str, size: u64, chunk: u64) -> Self {
+        let blocks = usize::try_from(size / BLOCK).expect("small");
+        Self {
+            name: name.into(),
+            alive: true,
+            stalled_until: 0,
+            session: None,
+            size,
+            chunk,
+            fence: None,
+            previous: Generation::default(),
+            epoch: None,
+            layers: vec![Layer::empty("", blocks)],
+            prepared: None,
+            committed: None,
+            rebuilding: false,
+            unsettled: Vec::new(),
+            intent: BTreeSet::new(),
+            clean: true,
+            lived: true,
+            window: VecDeque::new(),
+            in_doubt: Vec::new(),
+        }
+    }
+
+    /// Lets an engine in, or tells which generation shut it out.
+    pub(crate) fn admit(
+        &mut self,
+        generation: Generation,
+        instance: Instance,
+        session: (u64, u64),
+    ) -> Result<(), Generation> {
+        if let Some((g, i)) = self.fence
+            && (generation < g || (generation == g && instance != i))
+        {
+            return Err(g);
+        }
+        self.end_session();
+        self.previous = self.fence.map(|(g, _)| g).unwrap_or_default();
+        self.fence = Some((generation, instance));
+        self.session = Some(session);
+        Ok(())
+    }
+
+    pub(crate) fn end_session(&mut self) {
+        self.session = None;
+        self.in_doubt.extend(self.window.drain(..));
+    }
+
+    /// The process dies; what it wrote stays in the page cache.
+    pub(crate) fn kill(&mut self) {
+        self.end_session();
+        self.alive = false;
+        self.in_doubt.clear();
+        self.lived = self.clean;
+    }
+
+    /// The power goes.
+    pub(crate) fn cut_power(&mut self, rng: &mut Rng) {
+        self.kill();
+        for layer in &mut self.layers {
+            for (block, stable) in layer.blocks.iter_mut().zip(&layer.stable) {
+                if block != stable && rng.one_in(2) {
+                    *block = *stable;
+                }
+            }
+        }
+    }
+
+    /// The power goes, and with it everything that was not flushed; it is back at once.
+    pub(crate) fn forget_unflushed(&mut self) {
+        self.kill();
+        for layer in &mut self.layers {
+            layer.blocks.clone_from(&layer.stable);
+        }
+        self.alive = true;
+    }
+
+    pub(crate) const fn has_prepared(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// An operation that no engine knows of.
+    pub(crate) fn prepare_something_else(&mut self) {
+        self.prepared = Some((Instance(1), ChainOp::MarkRemoved { name: "other".into() }));
+    }
+
+    pub(crate) const fn unsettled(&self) -> &Vec<String> {
+        &self.unsettled
+    }
+
+    pub(crate) const fn intent(&self) -> &BTreeSet<u64> {
+        &self.intent
+    }
+
+    fn sync(&mut self) {
+        for layer in &mut self.layers {
+            layer.stable.clone_from(&layer.blocks);
+        }
+    }
+
+    /// What a block reads as through the layers up to this one.
+    pub(crate) fn read(&self, block: usize, up_to: usize) -> u32 {
+        self.layers[..=up_to].iter().rev().find_map(|l| l.blocks[block]).unwrap_or(0)
+    }
+
+    fn write(&mut self, range: Extent) {
+        self.clean = false;
+        self.intent.extend(range.offset / self.chunk..range.end().div_ceil(self.chunk));
+        if self.window.len() == WRITE_WINDOW {
+            self.window.pop_front();
+        }
+        self.window.push_back(range);
+    }
+
+    /// A request about data, and its answer.
+    pub(crate) fn data(&mut self, op: OpCode, range: Extent, payload: &Payload) -> (Status, u32, Payload) {
+        let blocks = span(range);
+        match (op, payload) {
+            (OpCode::Ping, _) => (Status::Ok, 0, Payload::None),
+            (OpCode::Flush, _) => {
+                self.sync();
+                (Status::Ok, 0, Payload::None)
+            }
+            (OpCode::Read, _) => {
+                let top = self.layers.len() - 1;
+                (Status::Ok, 0, Payload::Numbers(blocks.map(|b| self.read(b, top)).collect()))
+            }
+            (OpCode::Write, Payload::Numbers(numbers)) => {
+                self.write(range);
+                let head = self.layers.last_mut().expect("a head");
+                for (block, number) in blocks.zip(numbers) {
+                    head.blocks[block] = Some(*number);
+                }
+                (Status::Ok, 0, Payload::None)
+            }
+            (OpCode::ReadLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
+                Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
+                None => (Status::Refused, 0, Payload::None),
+            },
+            (OpCode::PutLayer, Payload::Image(name, image)) => self.put_layer(range, name, image),
+            (OpCode::ClearIntent, _) => {
+                for chunk in range.offset / self.chunk..range.end().div_ceil(self.chunk) {
+                    self.intent.remove(&chunk);
+                }
+                (Status::Ok, 0, Payload::None)
+            }
+            _ => (Status::Invalid, 0, Payload::None),
+        }
+    }
+
+    fn put_layer(&mut self, range: Extent, name: &str, image: &Blocks) -> (Status, u32, Payload) {
+        // A copy needs no mark: what it repairs is marked, and what is rebuilt says so.
+        self.clean = false;
+        let Some(layer) = self.layers.iter_mut().find(|l| l.name == name) else {
+            return (Status::Refused, 0, Payload::None);
+        };
+        let mut changed = 0;
+        for (block, new) in span(range).zip(image) {
+            changed += u32::from(layer.blocks[block] != *new);
+            layer.blocks[block] = *new;
+        }
+        (Status::Ok, changed, Payload::None)
+    }
+
+    /// A control request and its answer.
+    pub(crate) fn control(&mut self, control: &Control) -> Result<Body, Refusal> {
+        match control {
+            Control::State => return Ok(Body::State(Box::new(self.state()))),
+            Control::SetEpoch { epoch } => {
+                if self.epoch.as_ref().is_some_and(|e| e != epoch && e.order() >= epoch.order()) {
+                    return Err(Refusal::Said("a younger epoch is here".into()));
+                }
+                self.epoch = Some(epoch.clone());
+            }
+            Control::Resolved => {
+                self.in_doubt.clear();
+                self.lived = true;
+            }
+            Control::Prepare { id, op } => match &self.prepared {
+                Some((other, _)) if other != id => return Err(Refusal::Said("another is prepared".into())),
+                _ => self.prepared = Some((*id, op.clone())),
+            },
+            Control::Commit { id } | Control::Switch { id } => return self.commit(*id),
+            Control::Abort { id } => {
+                if self.committed == Some(*id) {
+                    return Err(Refusal::Said("it was carried out".into()));
+                }
+                self.prepared = self.prepared.take().filter(|(p, _)| p != id);
+            }
+            Control::Settled { snapshot } => {
+                let settled = self.unsettled.iter().position(|n| n == snapshot).map_or(0, |at| at + 1);
+                self.unsettled.drain(..settled);
+            }
+            Control::RebuildBegin { size, chain } => {
+                let blocks = usize::try_from(size / BLOCK).expect("small");
+                self.rebuilding = true;
+                self.prepared = None;
+                self.clean = false;
+                self.unsettled = chain.iter().map(|l| l.name.clone()).filter(|n| !n.is_empty()).collect();
+                self.layers = chain
+                    .iter()
+                    .map(|l| Layer { removed: l.removed, ..Layer::empty(&l.name, blocks) })
+                    .collect();
+            }
+            Control::RebuildEnd => {
+                self.sync();
+                self.rebuilding = false;
+                self.lived = true;
+            }
+            Control::Close => {
+                self.sync();
+                self.clean = true;
+                self.intent.clear();
+                self.window.clear();
+                self.in_doubt.clear();
+            }
+        }
+        Ok(Body::Done)
+    }
+
+    fn commit(&mut self, id: Instance) -> Result<Body, Refusal> {
+        if self.committed == Some(id) {
+            return Ok(Body::Done);
+        }
+        match self.prepared.take() {
+            Some((prepared, op)) if prepared == id => {
+                match op {
+                    ChainOp::Snapshot { name, .. } => {
+                        let head = self.layers.last_mut().expect("a head");
+                        head.name.clone_from(&name);
+                        let blocks = head.blocks.len();
+                        self.layers.push(Layer::empty("", blocks));
+                        self.unsettled.push(name);
+                    }
+                    ChainOp::MarkRemoved { name } => {
+                        self.layers.iter_mut().filter(|l| l.name == name).for_each(|l| l.removed = true);
+                    }
+                }
+                self.committed = Some(id);
+                Ok(Body::Done)
+            }
+            other => {
+                self.prepared = other;
+                Err(Refusal::Said("it was not prepared here".into()))
+            }
+        }
+    }
+
+    fn state(&self) -> ReplicaState {
+        let mut parent = String::new();
+        let chain = self
+            .layers
+            .iter()
+            .map(|l| LayerInfo {
+                name: l.name.clone(),
+                parent: std::mem::replace(&mut parent, l.name.clone()),
+                removed: l.removed,
+                length: self.size,
+                ..LayerInfo::default()
+            })
+            .collect();
+        ReplicaState {
+            size: self.size,
+            previous_generation: self.previous,
+            epoch: self.epoch.clone(),
+            chain,
+            prepared: self.prepared.clone(),
+            committed: self.committed,
+            in_doubt: self.in_doubt.clone(),
+            intent_chunk: self.chunk,
+            intent: self.intent.iter().map(|n| Extent::new(n * self.chunk, self.chunk)).collect(),
+            lived: self.lived,
+            rebuilding: self.rebuilding,
+            unsettled: self.unsettled.clone(),
+            clean: self.clean,
+            imported: false,
+        }
+    }
+}
+
+pub(crate) fn span(range: Extent) -> std::ops::Range<usize> {
+    let at = |n: u64| usize::try_from(n / BLOCK).expect("small");
+    at(range.offset)..at(range.end())
+}

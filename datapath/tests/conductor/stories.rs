@@ -1,0 +1,447 @@
+//! Stories, told step by step. Replicas are numbered from 1, as their names are.
+
+use datapath::conductor::{Command, CommandError, Mode, Quorum, Robustness, Sabotage};
+use lh_block::{BLOCK, Extent, Generation, Op};
+
+use crate::world::{Plan, World};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn quiet(quorum: Quorum) -> World {
+    World::new(
+        7,
+        Plan {
+            quorum,
+            replicas: 3,
+            queues: 2,
+            requests: 0,
+            fault_every: 1,
+            faults: &[],
+            faults_max: 0,
+            sabotage: Sabotage::default(),
+        },
+    )
+}
+
+fn opened(quorum: Quorum) -> World {
+    let mut world = quiet(quorum);
+    world.run_until("the volume opens", World::is_open);
+    world
+}
+
+impl World {
+    fn is_open(&mut self) -> bool {
+        self.status().open
+    }
+
+    fn mode(&self, replica: usize) -> Mode {
+        self.status().replicas[replica - 1].mode
+    }
+
+    /// The process dies and stays away.
+    fn dies(&mut self, replica: usize) {
+        self.kill(replica - 1, u64::MAX);
+    }
+
+    fn returns(&mut self, replica: usize) {
+        self.restart(replica - 1);
+    }
+
+    /// Until a write is answered.
+    fn writes(&mut self) {
+        self.writes_to(0);
+    }
+
+    fn writes_to(&mut self, hot: u64) {
+        let last = self.engines.len() - 1;
+        let before = self.oracle.acknowledged;
+        let range = Extent::new(Self::hot(hot) * BLOCK, BLOCK);
+        assert!(self.request(last, 0, Op::Write { fua: false }, range));
+        self.run_until("the write is answered", |w| w.oracle.acknowledged > before);
+    }
+
+    fn reads(&mut self) {
+        self.reads_from(0);
+    }
+
+    fn reads_from(&mut self, hot: u64) {
+        let last = self.engines.len() - 1;
+        let before = self.oracle.answered_reads;
+        assert!(self.request(last, 1, Op::Read, Extent::new(Self::hot(hot) * BLOCK, BLOCK)));
+        self.run_until("the read is answered", |w| w.oracle.answered_reads > before);
+    }
+
+    fn members(&self) -> Vec<String> {
+        self.status().epoch.map(|e| e.members).unwrap_or_default()
+    }
+
+    fn finish(&mut self, command: u64) -> Result<(), CommandError> {
+        self.run_until("the command ends", |w| w.answers.contains_key(&command));
+        self.answers[&command].clone()
+    }
+}
+
+#[test]
+fn a_new_volume_opens_with_all_its_replicas() {
+    let world = opened(Quorum::Any);
+    assert_eq!(world.members(), ["r1", "r2", "r3"]);
+    assert_eq!(world.authority.epoch, world.status().epoch);
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+}
+
+#[test]
+fn a_new_volume_waits_for_its_last_replica() {
+    let mut world = quiet(Quorum::Any);
+    world.dies(3);
+    world.run_for(30_000);
+    assert!(!world.is_open());
+    assert!(world.status().waiting_for.is_some_and(|w| w.contains("r3")));
+    world.returns(3);
+    world.run_until("the volume opens", World::is_open);
+}
+
+#[test]
+fn a_write_waits_for_the_epoch_without_the_replica_that_missed_it() {
+    let mut world = opened(Quorum::Any);
+    world.authority.away_until = world.now + 20 * SECOND;
+    world.dies(3);
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(0, BLOCK)));
+    world.run_for(15_000);
+    assert_eq!(world.oracle.acknowledged, 0, "the authority has not stored the epoch yet");
+    world.run_until("the write is answered", |w| w.oracle.acknowledged > 0);
+    assert_eq!(world.members(), ["r1", "r2"]);
+    assert_eq!(world.status().robustness, Robustness::Degraded);
+}
+
+#[test]
+fn the_ones_that_were_left_out_do_not_start_without_the_last() {
+    let mut world = opened(Quorum::Any);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.members() == ["r1", "r2"]);
+    world.dies(2);
+    world.run_until("2 is out", |w| w.members() == ["r1"]);
+    world.writes();
+    world.dies(1);
+    world.crash_engine();
+    world.returns(2);
+    world.returns(3);
+    world.run_for(60_000);
+    assert!(!world.is_open(), "acknowledged writes would be lost");
+    world.returns(1);
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!(world.members(), ["r1"]);
+    world.settle();
+}
+
+#[test]
+fn the_last_member_is_waited_for_and_what_waits_is_written_then() {
+    let mut world = opened(Quorum::Any);
+    (1..=3).for_each(|r| world.dies(r));
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(0, BLOCK)));
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_for(20_000);
+    assert_eq!(world.oracle.acknowledged, 0);
+    world.returns(2);
+    world.run_until("the write is answered", |w| w.oracle.acknowledged > 0);
+    assert_eq!(world.members(), ["r2"]);
+    world.returns(1);
+    world.returns(3);
+    world.settle();
+}
+
+#[test]
+fn with_a_majority_one_of_three_may_go_and_the_second_is_waited_for() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(1);
+    world.writes();
+    assert_eq!(world.members(), ["r2", "r3"]);
+    world.dies(2);
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(0, BLOCK)));
+    world.run_for(20_000);
+    assert_eq!((world.oracle.acknowledged, world.members().len()), (1, 2));
+    world.returns(2);
+    world.run_until("the write is answered", |w| w.oracle.acknowledged == 2);
+    world.returns(1);
+    world.settle();
+}
+
+#[test]
+fn a_majority_that_lost_its_second_member_for_good_is_saved_by_the_first() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(3);
+    world.writes();
+    world.dies(2);
+    world.crash_engine();
+    world.returns(3);
+    world.run_until("1 and 3 go on", World::is_open);
+    assert_eq!(world.members(), ["r1", "r3"]);
+    world.reads();
+    world.returns(2);
+    world.settle();
+}
+
+#[test]
+fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.dies(2);
+    world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
+    world.writes();
+    world.returns(2);
+    world.run_until("2 is being rebuilt", |w| w.mode(2) == Mode::Wo);
+    world.writes();
+    world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+    assert_eq!(world.members(), ["r1", "r2", "r3"]);
+    assert_eq!(world.status().counters.rebuilds, 1);
+    world.settle();
+}
+
+#[test]
+fn an_engine_waits_while_an_older_one_may_still_answer() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.dies(3);
+    world.run_until("3 is out", |w| w.members() == ["r1", "r2"]);
+    world.writes();
+    // The first engine keeps its connection to 2, which the second does not reach.
+    world.replicas[1].stalled_until = world.now + 60 * SECOND;
+    world.start_engine(false);
+    let start = world.now;
+    world.run_until("the second one opens", World::is_open);
+    assert!(world.now - start >= 7 * SECOND, "3 s for 2 to come, 4 s until the old one trusts it no more");
+    world.returns(3);
+    world.settle();
+}
+
+#[test]
+fn a_restart_whose_old_engine_is_dead_does_not_wait() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.crash_engine();
+    let start = world.now;
+    world.run_until("the volume opens", World::is_open);
+    assert!(world.now - start < SECOND);
+    assert_eq!(world.members(), ["r1", "r2", "r3"], "in an epoch of its own");
+    assert_eq!(world.status().epoch.map(|e| e.generation), Some(world.engines[0].generation));
+}
+
+#[test]
+fn what_only_the_living_hold_is_kept_when_an_engine_and_a_replica_die() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas[0].forget_unflushed();
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    world.reads();
+    assert!(world.status().counters.repaired_blocks > 0);
+    world.settle();
+}
+
+#[test]
+fn what_only_the_living_hold_is_kept_when_all_connections_break() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas[0].forget_unflushed();
+    world.replicas[1].end_session();
+    world.replicas[2].end_session();
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
+    world.reads();
+    assert_eq!((world.members().len(), world.status().counters.rebuilds), (3, 0));
+    world.settle();
+}
+
+#[test]
+fn a_flush_waits_until_no_member_lacks_what_it_covers() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas[2].forget_unflushed();
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    assert!(world.request(0, 1, Op::Flush, Extent::default()));
+    world.run_until("the flush is answered", |w| w.engines[0].in_flight() == 0);
+    assert_eq!(world.status().chunks_in_doubt, 0);
+    // Now the only one that held it goes, and the power of the other, too.
+    world.dies(1);
+    world.dies(2);
+    world.replicas[2].forget_unflushed();
+    world.run_until("3 is left", |w| w.members() == ["r3"]);
+    world.reads();
+}
+
+#[test]
+fn a_joiner_records_itself_first() {
+    let mut world = opened(Quorum::Any);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.members() == ["r1", "r2"]);
+    world.returns(3);
+    world.run_until("3 is a member", |w| {
+        let told = |r: &crate::replica::Replica, of: u64| {
+            r.epoch.as_ref().is_some_and(|e| e.has("r3") && e.counter == of)
+        };
+        for counter in 2..9 {
+            let others = w.replicas[..2].iter().any(|r| told(r, counter));
+            assert!(!others || told(&w.replicas[2], counter), "the others know of 3 before 3 does");
+        }
+        w.mode(3) == Mode::Rw
+    });
+}
+
+#[test]
+fn an_epoch_that_did_not_count_never_will() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(1);
+    world.run_until("1 is out", |w| w.members() == ["r2", "r3"]);
+    world.writes();
+    world.returns(1);
+    let knows = |r: &crate::replica::Replica| r.epoch.as_ref().is_some_and(|e| e.counter > 2 && e.has("r1"));
+    world.run_until("1 has recorded that it is in", |w| knows(&w.replicas[0]));
+    assert!(!world.replicas[1..].iter().any(knows), "the others have not");
+    world.dies(1);
+    world.crash_engine();
+    world.run_until("the volume opens without 1", World::is_open);
+    world.writes_to(8);
+    world.command(Command::Shutdown, "");
+    world.run_until("the engine has ended", |w| w.happened.contains_key("closed"));
+    world.dies(2);
+    world.returns(1);
+    world.run_until("the volume opens without 2", World::is_open);
+    world.reads_from(8);
+    world.returns(2);
+    world.settle();
+}
+
+#[test]
+fn a_joiner_lost_while_its_epoch_is_stored_is_left_out_before_the_volume_opens() {
+    let mut world = opened(Quorum::Any);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.members() == ["r1", "r2"]);
+    // The next engine does not reach 2, and waits until the one before cannot answer any more. Meanwhile 3 is synced.
+    world.replicas[1].stalled_until = world.now + 60 * SECOND;
+    world.start_engine(false);
+    world.returns(3);
+    world.run_until("3 is being rebuilt", |w| w.mode(3) == Mode::Wo);
+    world.authority.away_until = world.now + 10 * SECOND;
+    let knows = |w: &mut World| w.replicas[0].epoch.as_ref().is_some_and(|e| e.has("r3") && !e.has("r2"));
+    world.run_until("1 has recorded that 3 is in", knows);
+    world.dies(3);
+    world.run_until("the second one opens", World::is_open);
+    assert_eq!(world.members(), ["r1"]);
+    world.writes();
+    world.returns(3);
+    world.settle();
+}
+
+#[test]
+fn who_comes_back_takes_back_what_was_refused_meanwhile() {
+    let mut world = opened(Quorum::Any);
+    world.replicas[1].prepare_something_else();
+    world.snapshot("s1");
+    world.run_until("1 has prepared it", |w| w.replicas[0].has_prepared());
+    world.replicas.iter_mut().for_each(crate::replica::Replica::end_session);
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
+    let s2 = world.snapshot("s2");
+    assert_eq!(world.finish(s2), Ok(()));
+    world.settle();
+}
+
+#[test]
+fn a_snapshot_is_on_all_or_on_none() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let s1 = world.snapshot("s1");
+    assert_eq!(world.finish(s1), Ok(()));
+    let again = world.snapshot("s1");
+    assert_eq!(world.finish(again), Err(CommandError::Exists("snapshot s1".into())));
+    let bad = world.snapshot("../s1");
+    assert!(matches!(world.finish(bad), Err(CommandError::Name(_))));
+    // Somebody else's operation is prepared on 2: it refuses.
+    world.replicas[1].prepare_something_else();
+    let s2 = world.snapshot("s2");
+    assert!(matches!(world.finish(s2), Err(CommandError::Refused { replica, .. }) if replica == "r2"));
+    assert!(world.replicas.iter().all(|r| r.layers.len() == 2));
+    world.writes();
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+}
+
+#[test]
+fn a_snapshot_that_one_member_carried_out_is_finished_by_the_next_engine() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.snapshot("s1");
+    world.run_until("one has carried it out", |w| w.replicas.iter().any(|r| r.layers.len() == 2));
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    assert!(world.replicas.iter().all(|r| r.layers.len() == 2));
+    world.settle();
+}
+
+#[test]
+fn a_snapshot_that_nobody_carried_out_is_taken_back_by_the_next_engine() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.snapshot("s1");
+    world.run_until("one has prepared it", |w| w.replicas.iter().any(|r| r.has_prepared()));
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    assert!(world.replicas.iter().all(|r| r.layers.len() == 1 && !r.has_prepared()));
+    let s1 = world.snapshot("s1");
+    assert_eq!(world.finish(s1), Ok(()));
+}
+
+#[test]
+fn a_clean_end_leaves_nothing_to_repair() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.command(Command::Shutdown, "");
+    world.run_until("the engine has ended", |w| w.happened.contains_key("closed"));
+    world.run_until("the volume opens", World::is_open);
+    let counters = world.status().counters;
+    assert_eq!((counters.repaired_blocks, counters.resolved_chunks), (0, 0));
+    assert!(world.replicas.iter().all(|r| r.intent().is_empty()));
+}
+
+#[test]
+fn marks_are_taken_back_after_a_while() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    assert!(world.replicas.iter().all(|r| !r.intent().is_empty()));
+    // Nobody flushes: after a minute the engine does.
+    world.run_for(150_000);
+    assert!(world.replicas.iter().all(|r| r.intent().is_empty()));
+}
+
+#[test]
+fn the_last_member_cannot_be_taken_out() {
+    let mut world = opened(Quorum::Any);
+    for name in ["r1", "r2"] {
+        let out = world.command(Command::RemoveReplica { name: name.into() }, "");
+        assert_eq!(world.finish(out), Ok(()));
+    }
+    assert_eq!(world.members(), ["r3"]);
+    let last = world.command(Command::RemoveReplica { name: "r3".into() }, "");
+    assert_eq!(world.finish(last), Err(CommandError::Needed("r3".into())));
+    assert_eq!(world.status().replicas.len(), 1);
+    world.writes();
+}
+
+#[test]
+fn a_younger_engine_ends_an_older_one() {
+    let mut world = opened(Quorum::Any);
+    let old = world.engines[0].generation;
+    world.start_engine(false);
+    world.run_until("the old one has ended", |w| w.happened.contains_key("fenced"));
+    assert!(world.engines[0].generation > old);
+    assert_ne!(old, Generation::default());
+}
+
+#[test]
+fn unsafe_goes_on_without_epochs() {
+    let mut world = opened(Quorum::Unsafe);
+    world.dies(1);
+    world.writes();
+    assert_eq!((world.mode(1), world.status().epoch), (Mode::Err, None));
+    world.returns(1);
+    world.settle();
+}

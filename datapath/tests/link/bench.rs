@@ -1,0 +1,224 @@
+//! The queue's thread, turn by turn, as `run_queue` does it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use datapath::link::{EngineQueue, Mail, Mailbox, News, OWNER_LINKS, Parts};
+use datapath::message::{
+    ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
+};
+use datapath::order::Table;
+use datapath::queue::{Config, Queue};
+use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
+use lh_ring::{Payload, Pool, Ring, Token};
+
+use crate::replica::Replica;
+
+pub(crate) const SIZE: usize = 8 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+type Answer = Result<Vec<u8>, IoError>;
+
+pub(crate) struct Bench {
+    pub(crate) ring: Ring,
+    pub(crate) pool: Pool,
+    pub(crate) replicas: Vec<Replica>,
+    engine: EngineQueue,
+    news: Receiver<News>,
+    mailbox: Mailbox,
+    tag: u64,
+    switches: u64,
+    answers: Vec<(u64, Answer)>,
+}
+
+impl Bench {
+    /// An open queue with so many members.
+    pub(crate) fn new(members: u8, checksums: bool) -> Self {
+        Self::with(members, checksums, [0; MEMBERS_MAX])
+    }
+
+    /// The same; reads go to the first member as long as it is there.
+    pub(crate) fn with_near_first(members: u8, checksums: bool) -> Self {
+        let mut rank = [1; MEMBERS_MAX];
+        rank[0] = 0;
+        Self::with(members, checksums, rank)
+    }
+
+    fn with(members: u8, checksums: bool, rank: [u8; MEMBERS_MAX]) -> Self {
+        let config = Config {
+            size: SIZE as u64,
+            logical_block: 512,
+            max_transfer: 1 << 20,
+            depth: 64,
+            io_timeout: 0,
+            min_members: 1,
+            rank,
+        };
+        let geometry = Geometry {
+            size: SIZE as u64,
+            logical_block: 512,
+            physical_block: 4096,
+            max_transfer: 1 << 20,
+            depth: 64,
+        };
+        let shared = Arc::new(Shared::new(SIZE as u64, 4 << 20));
+        let (mailbox, mail) = Mailbox::new().expect("an eventfd");
+        let (sender, news) = crossbeam_channel::unbounded();
+        let parts = Parts {
+            queue: Queue::new(config, QueueId(0), Arc::new(Table::new()), shared),
+            id: QueueId(0),
+            generation: Generation::from(1 << 32),
+            geometry,
+            mail,
+            mailbox: mailbox.clone(),
+            peers: vec![mailbox.clone()],
+            news: sender,
+        };
+        let pool = Pool::new(4 << 20, 32 << 20).expect("a pool");
+        let engine = EngineQueue::new(parts, &pool);
+        let mut ring = Ring::new(64).expect("io_uring");
+        ring.wake_on(Token::new(0, 0, 0, 0), engine.bell());
+        let mut b = Self {
+            ring,
+            pool,
+            replicas: Vec::new(),
+            engine,
+            news,
+            mailbox,
+            tag: 0,
+            switches: 0,
+            answers: Vec::new(),
+        };
+        for member in (0..members).map(MemberId) {
+            let (replica, socket) = Replica::start(SIZE, checksums);
+            b.replicas.push(replica);
+            b.mail(Mail::Link { member, socket, checksums });
+            b.switch(Switch::Attach { member });
+            b.switch(Switch::Promote { member });
+        }
+        b.switch(Switch::Resume);
+        b
+    }
+
+    pub(crate) fn mail(&self, mail: Mail) {
+        self.mailbox.put(mail);
+    }
+
+    pub(crate) fn control(&mut self, id: u64, member: MemberId, json: Vec<u8>) {
+        self.mail(Mail::Control(ControlId(id), json));
+        self.mail(Mail::Message(ToQueue::Control(ControlId(id), member)));
+    }
+
+    /// Makes a switch and waits until it is made.
+    pub(crate) fn switch(&mut self, switch: Switch) {
+        self.switches += 1;
+        let id = SwitchId(self.switches);
+        self.mail(Mail::Message(ToQueue::Switch(id, switch)));
+        self.until(|news| matches!(news, News::Report(_, FromQueue::Switched(i)) if *i == id));
+    }
+
+    /// One turn of the loop; the frontend takes answers if `collect`.
+    fn turn(&mut self, collect: bool, most: Duration) {
+        let mut done = Vec::new();
+        self.turn_with(most, |engine| {
+            while let Some(d) = collect.then(|| engine.poll_done()).flatten() {
+                done.push(d);
+            }
+        });
+        self.keep(done);
+    }
+
+    /// One turn with a frontend of the caller's.
+    pub(crate) fn turn_with(&mut self, most: Duration, frontend: impl FnOnce(&mut EngineQueue)) {
+        self.engine.begin_turn();
+        frontend(&mut self.engine);
+        let timeout = self.engine.end_turn(&mut self.ring).map_or(most, |t| t.min(most));
+        self.ring.turn(Some(timeout)).expect("turn");
+        while let Some(c) = self.ring.next() {
+            if c.token.owner == OWNER_LINKS {
+                self.engine.completion(&c);
+            }
+        }
+    }
+
+    fn keep(&mut self, done: Vec<Done<Payload>>) {
+        for d in done {
+            let data = d.data.map(|d| d.to_vec()).unwrap_or_default();
+            self.answers.push((d.tag, d.result.map(|()| data)));
+        }
+    }
+
+    /// Turns for a while.
+    pub(crate) fn spin(&mut self, time: Duration, collect: bool) {
+        let end = Instant::now() + time;
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            self.turn(collect, left);
+        }
+    }
+
+    /// Turns until the queue says something that satisfies `wanted`.
+    pub(crate) fn until(&mut self, mut wanted: impl FnMut(&News) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            while let Ok(news) = self.news.try_recv() {
+                if wanted(&news) {
+                    return;
+                }
+            }
+            assert!(Instant::now() < end, "nothing of the kind is said");
+            self.turn(true, Duration::from_millis(50));
+        }
+    }
+
+    /// A request, as a frontend's turn would hand it in.
+    pub(crate) fn submit(&mut self, op: Op, range: Extent, data: Option<&[u8]>) -> u64 {
+        self.tag += 1;
+        let data = data.map(|bytes| {
+            let mut payload =
+                self.pool.alloc(u32::try_from(bytes.len()).expect("short"), 4096).expect("room");
+            payload.write_at(0, bytes);
+            payload
+        });
+        self.engine.begin_turn();
+        self.engine.submit(Request { tag: self.tag, op, range, data });
+        let timeout = self.engine.end_turn(&mut self.ring).map_or(Duration::ZERO, |t| t.min(Duration::ZERO));
+        self.ring.turn(Some(timeout)).expect("turn");
+        self.tag
+    }
+
+    /// The next answer, taken as soon as it is there; nothing is submitted after that.
+    pub(crate) fn answer(&mut self) -> (u64, Answer) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let done = std::iter::from_fn(|| self.engine.poll_done()).collect();
+            self.keep(done);
+            if !self.answers.is_empty() {
+                return self.answers.remove(0);
+            }
+            assert!(Instant::now() < end, "no answer");
+            self.turn(false, Duration::from_millis(50));
+        }
+    }
+
+    pub(crate) fn wait(&mut self, tag: u64) -> Answer {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.answers.iter().position(|(t, _)| *t == tag) {
+                return self.answers.remove(at).1;
+            }
+            assert!(Instant::now() < end, "no answer");
+            self.turn(true, Duration::from_millis(50));
+        }
+    }
+
+    pub(crate) fn ask(&mut self, op: Op, range: Extent) -> Answer {
+        let tag = self.submit(op, range, None);
+        self.wait(tag)
+    }
+
+    pub(crate) fn write(&mut self, range: Extent, bytes: &[u8]) -> Result<(), IoError> {
+        let tag = self.submit(Op::Write { fua: false }, range, Some(bytes));
+        self.wait(tag).map(drop)
+    }
+}

@@ -1,0 +1,134 @@
+//! The loop device over the FUSE file.
+//!
+//! - Numbers are given to others as soon as they are free. A loop device is ours as long as its sequence number is the
+//!   one that the kernel gave it when we bound it (`diskseq`, Linux 5.15; before, a bound one is taken for ours).
+//! - The driver is never asked for its settings: it would ask the file's server for the inode, of whatever volume that
+//!   is, and wait for it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use lh_ring::sys::loops;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+/// Attempts to bind: between the question for a free device and the binding somebody else may take it.
+const ATTEMPTS: u32 = 64;
+
+/// A loop device as it was bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LoopDevice {
+    pub(super) number: u32,
+    /// Differs after every other binding; 0 if the kernel does not tell.
+    pub(super) sequence: u64,
+}
+
+/// Why a loop device is still there.
+#[derive(Debug)]
+pub(super) enum ClearError {
+    /// Somebody has it open.
+    InUse,
+    Io(io::Error),
+}
+
+impl LoopDevice {
+    /// Binds `file` to a free loop device, with direct I/O. The server of the file is asked for its size and more, and
+    /// must be answering.
+    pub(super) fn bind(file: &File, block_size: u32, name: &str) -> io::Result<Self> {
+        let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
+        for _ in 0..ATTEMPTS {
+            let free = Self { number: loops::get_free()?, sequence: 0 };
+            let opened = free.open()?;
+            match loops::configure(opened.as_fd(), file.as_fd(), block_size, name) {
+                Ok(()) => return Ok(Self { sequence: free.current_sequence(), ..free }),
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => last = e,
+                Err(e) => return Err(e),
+            }
+        }
+        Err(last)
+    }
+
+    pub(super) fn path(self) -> PathBuf {
+        PathBuf::from(format!("/dev/loop{}", self.number))
+    }
+
+    /// The device's own numbers.
+    pub(super) fn rdev(self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.sys().join("dev"))?;
+        let (major, minor) = text.trim().split_once(':').ok_or(io::ErrorKind::InvalidData)?;
+        match (major.parse(), minor.parse()) {
+            (Ok(major), Ok(minor)) => Ok(makedev(major, minor)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// True while the device is bound as it was.
+    pub(super) fn is_bound(self) -> bool {
+        // The directory is there while a file is bound.
+        self.sys().join("loop").exists() && self.current_sequence() == self.sequence
+    }
+
+    fn current_sequence(self) -> u64 {
+        let text = fs::read_to_string(self.sys().join("diskseq")).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
+    fn sys(self) -> PathBuf {
+        PathBuf::from(format!("/sys/block/loop{}", self.number))
+    }
+
+    /// Takes the file's new size over. The server is asked for it.
+    pub(super) fn grow(self) -> io::Result<()> {
+        loops::set_capacity(self.open()?.as_fd())
+    }
+
+    /// Unbinds the device, if nobody else has it open.
+    pub(super) fn clear(self, name: &str) -> Result<(), ClearError> {
+        self.clear_at_last_close().map_err(ClearError::Io)?;
+        if !self.is_bound() {
+            return Ok(());
+        }
+        // Others have it open, and the driver would unbind it under their successors.
+        let device = self.open().map_err(ClearError::Io)?;
+        match loops::keep_after_last_close(device.as_fd(), name) {
+            Ok(()) => Err(ClearError::InUse),
+            // They have closed it in between.
+            Err(_) if !self.is_bound() => Ok(()),
+            Err(e) => Err(ClearError::Io(e)),
+        }
+    }
+
+    /// Unbinds the device as soon as nobody has it open: now, or later.
+    pub(super) fn clear_at_last_close(self) -> io::Result<()> {
+        if !self.is_bound() {
+            return Ok(());
+        }
+        match loops::clear(self.open()?.as_fd()) {
+            // Unbound in between.
+            Err(e) if e.raw_os_error() == Some(nix::errno::Errno::ENXIO as i32) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Opens the device, whose node is made if nobody did (containers have a /dev of their own).
+    fn open(self) -> io::Result<File> {
+        let (path, rdev) = (self.path(), self.rdev()?);
+        if !path.exists() {
+            mknod(&path, SFlag::S_IFBLK, Mode::from_bits_truncate(0o660), rdev)?;
+        }
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(nix::fcntl::OFlag::O_CLOEXEC.bits())
+            .open(&path)?;
+        if file.metadata()?.rdev() != rdev {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} is another device's node", path.display()),
+            ));
+        }
+        Ok(file)
+    }
+}

@@ -1,0 +1,197 @@
+//! Who uses a block device: what `down` tells a person when a device cannot be stopped.
+//!
+//! It only looks and never opens the device. What it misses (a mapping without a descriptor, a process that comes a
+//! moment later) the kernel still sees: the keeper's stop asks the loop driver, which counts the openers.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lh_ring::sys::mounts::cached_identity_at;
+use nix::sys::stat::{major, minor};
+
+use crate::node;
+
+/// One user of a device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// The process; `None` where the kernel itself holds the device.
+    pub pid: Option<i32>,
+    /// The process's name, or the part of the kernel: `mount`, `swap`, `dm-0`, `loop3`.
+    pub name: String,
+    /// What it does: `mounted on /mnt`, `has it open`, ...
+    pub what: String,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "{} (pid {pid}) {}", self.name, self.what),
+            None => write!(f, "{}: {}", self.name, self.what),
+        }
+    }
+}
+
+/// Everybody who uses the block device that the node `device` names, in a fixed order; empty if `device` is no node.
+/// The caller's own process is left out.
+pub fn users_of(device: &Path) -> Vec<Holder> {
+    let Some(rdev) = node::rdev(device) else { return Vec::new() };
+    let mut holders = stacked(rdev);
+    holders.extend(swaps(rdev));
+    holders.extend(loops(rdev));
+    processes(rdev, &mut holders);
+    holders.sort();
+    holders.dedup();
+    holders
+}
+
+/// Device mapper, md and their like on top (sysfs, `holders`).
+fn stacked(rdev: u64) -> Vec<Holder> {
+    let Ok(entries) = fs::read_dir(node::sys_directory(rdev).join("holders")) else { return Vec::new() };
+    entries
+        .filter_map(Result::ok)
+        .map(|e| Holder {
+            pid: None,
+            name: e.file_name().to_string_lossy().into_owned(),
+            what: "stands on it".into(),
+        })
+        .collect()
+}
+
+fn swaps(rdev: u64) -> Option<Holder> {
+    let swaps = fs::read_to_string("/proc/swaps").ok()?;
+    let own = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    let mut own = own.filter(|path| node::rdev(Path::new(path)) == Some(rdev));
+    own.next().map(|_| Holder { pid: None, name: "swap".into(), what: "swaps to it".into() })
+}
+
+/// Loop devices whose file is the device.
+fn loops(rdev: u64) -> Vec<Holder> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let backing = |e: &fs::DirEntry| fs::read_to_string(e.path().join("loop/backing_file")).ok();
+    entries
+        .filter_map(Result::ok)
+        .filter(|e| backing(e).is_some_and(|file| node::rdev(Path::new(file.trim_end())) == Some(rdev)))
+        .map(|e| Holder {
+            pid: None,
+            name: e.file_name().to_string_lossy().into_owned(),
+            what: "is a loop device on it".into(),
+        })
+        .collect()
+}
+
+/// Open descriptors of all processes, and mounts in all their mount namespaces.
+fn processes(rdev: u64, holders: &mut Vec<Holder>) {
+    let Ok(entries) = fs::read_dir("/proc") else { return };
+    let own = i32::try_from(std::process::id()).ok();
+    let mut namespaces = HashSet::new();
+    // The caller's own namespace first: its mounts are named without a process.
+    if let Ok(namespace) = fs::read_link("/proc/self/ns/mnt") {
+        namespaces.insert(namespace);
+        holders.extend(mounts(rdev, Path::new("/proc/self/mountinfo"), None));
+    }
+    for entry in entries.filter_map(Result::ok) {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let directory = entry.path();
+        if fs::read_link(directory.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
+            holders.extend(mounts(rdev, &directory.join("mountinfo"), Some(pid)));
+        }
+        if Some(pid) != own && has_open(rdev, &directory) {
+            let what = "has it open".into();
+            holders.push(Holder { pid: Some(pid), name: process_name(&directory), what });
+        }
+    }
+}
+
+fn process_name(directory: &Path) -> String {
+    fs::read_to_string(directory.join("comm")).map_or_else(|_| "?".into(), |name| name.trim_end().to_owned())
+}
+
+fn has_open(rdev: u64, process: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(process.join("fd")) else { return false };
+    entries.filter_map(Result::ok).any(|e| is_device(&e.path(), rdev))
+}
+
+/// True if the descriptor is open on the device. No file's server is asked: some may be dead, this device's own among
+/// them.
+fn is_device(descriptor: &Path, rdev: u64) -> bool {
+    let Ok(target) = fs::read_link(descriptor) else { return false };
+    let name = target.as_os_str().as_encoded_bytes();
+    if !name.starts_with(b"/") || name.starts_with(b"/memfd:") {
+        return false;
+    }
+    cached_identity_at(descriptor).is_ok_and(|identity| identity.block_device == Some(rdev))
+}
+
+/// Mounts of the device in one namespace (proc_pid_mountinfo(5)).
+fn mounts(rdev: u64, mountinfo: &Path, pid: Option<i32>) -> Vec<Holder> {
+    let Ok(bytes) = fs::read(mountinfo) else { return Vec::new() };
+    mounts_in(&String::from_utf8_lossy(&bytes), &format!("{}:{}", major(rdev), minor(rdev)))
+        .map(|at| Holder { pid, name: "mount".into(), what: format!("mounted on {}", at.display()) })
+        .collect()
+}
+
+/// Mount points of the device `numbers` ("major:minor"), also where the mount's own number is another (btrfs) but its
+/// source is a node of the device.
+fn mounts_in<'a>(mountinfo: &'a str, numbers: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+    mountinfo.lines().filter_map(move |line| {
+        let mut fields = line.split(' ');
+        let device = fields.nth(2)?;
+        let point = fields.nth(1)?;
+        let source = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').nth(1));
+        let source_is = || {
+            let rdev = node::rdev(Path::new(&unescape(source?)))?;
+            (format!("{}:{}", major(rdev), minor(rdev)) == numbers).then_some(())
+        };
+        (device == numbers || source_is().is_some()).then(|| PathBuf::from(unescape(point)))
+    })
+}
+
+/// Undoes the kernel's `\040` for a space and its like.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = tail.get(..3).and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        match octal {
+            Some(byte) if first == b'\\' => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_of_a_device() {
+        let text = "28 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+                    40 28 7:3 / /mnt/a\\040b rw shared:1 - ext4 /dev/longhorn/x rw\n\
+                    41 28 7:30 / /other rw - ext4 /dev/loop30 rw\n";
+        let found: Vec<_> = mounts_in(text, "7:3").collect();
+        assert_eq!(found, [PathBuf::from("/mnt/a b")]);
+        assert_eq!(mounts_in("broken\n\n", "7:3").count(), 0);
+    }
+
+    #[test]
+    fn a_path_that_is_no_device_has_no_users() {
+        assert_eq!(users_of(Path::new("/proc/self/exe")), []);
+        assert_eq!(users_of(Path::new("/nonexistent")), []);
+    }
+
+    #[test]
+    fn holders_read_well() {
+        let process = Holder { pid: Some(7), name: "fio".into(), what: "has it open".into() };
+        assert_eq!(process.to_string(), "fio (pid 7) has it open");
+        let mount = Holder { pid: None, name: "mount".into(), what: "mounted on /mnt".into() };
+        assert_eq!(mount.to_string(), "mount: mounted on /mnt");
+    }
+}

@@ -1,0 +1,107 @@
+//! Who may write, and who holds everything that was acknowledged.
+
+use serde::{Deserialize, Serialize};
+
+/// A random number that tells one start of one process from every other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Instance(#[serde(with = "hex128")] pub u128);
+
+/// The number that decides between two engines of one volume: the higher one wins, on every replica, for ever.
+///
+/// Written as one number, attachment x 2^32 + restart, in `status` and `--generation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "u64", into = "u64")]
+pub struct Generation {
+    /// Issued by the volume's authority at every attachment.
+    pub attachment: u32,
+    /// Counted by the node's own manager at every restart of the engine within one attachment.
+    pub restart: u32,
+}
+
+impl From<u64> for Generation {
+    #[expect(clippy::cast_possible_truncation, reason = "splits a number into its two halves")]
+    fn from(n: u64) -> Self {
+        Self { attachment: (n >> 32) as u32, restart: n as u32 }
+    }
+}
+
+impl From<Generation> for u64 {
+    fn from(g: Generation) -> Self {
+        u64::from(g.attachment) << 32 | u64::from(g.restart)
+    }
+}
+
+impl Generation {
+    /// The first generation above this one that a new attachment uses.
+    pub const fn next_attachment(self) -> Self {
+        Self { attachment: self.attachment + 1, restart: 0 }
+    }
+
+    /// The next generation within the same attachment.
+    pub const fn next_restart(self) -> Self {
+        Self { attachment: self.attachment, restart: self.restart + 1 }
+    }
+}
+
+impl std::fmt::Display for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", u64::from(*self))
+    }
+}
+
+/// One state of a volume's membership: the replicas that hold every acknowledged write made under it.
+///
+/// Epochs of one volume are ordered by (generation, counter). A write that some replica missed is acknowledged only
+/// after an epoch without that replica is durable (`docs/invariants.md`, 1).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The generation of the engine that made it.
+    pub generation: Generation,
+    /// Counts the epochs made under one generation, from 1.
+    pub counter: u64,
+    /// Names of the member replicas, sorted.
+    pub members: Vec<String>,
+    /// Tells apart two epochs that two engines made under equal numbers, which must never happen.
+    pub id: Instance,
+}
+
+impl Epoch {
+    /// What epochs are ordered and compared-and-swapped by.
+    pub const fn order(&self) -> (Generation, u64) {
+        (self.generation, self.counter)
+    }
+
+    /// True if the replica of that name is a member.
+    pub fn has(&self, replica: &str) -> bool {
+        self.members.iter().any(|m| m == replica)
+    }
+}
+
+/// 128-bit numbers as 32 hex digits: JSON numbers beyond 2^53 are not portable.
+mod hex128 {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(n: &u128, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&format!("{n:032x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
+        u128::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_is_younger_and_an_attachment_younger_still() {
+        let g = Generation { attachment: 3, restart: 7 };
+        assert!(g.next_restart() > g);
+        assert!(g.next_attachment() > g.next_restart());
+        assert_eq!(Generation::from(u64::from(g)), g);
+        assert_eq!(u64::from(g), (3 << 32) + 7);
+    }
+}

@@ -1,0 +1,16 @@
+//! The vocabulary every crate shares: units and ranges, names and sizes as people write them, generations and
+//! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
+
+mod device;
+mod epoch;
+mod error;
+mod extent;
+mod name;
+mod size;
+
+pub use device::{Allocation, Device, Done, Geometry, Op, Request};
+pub use epoch::{Epoch, Generation, Instance};
+pub use error::IoError;
+pub use extent::{BLOCK, Extent, SECTOR};
+pub use name::{NameError, PROCESS_NAME_MAX, check_name, check_process_name};
+pub use size::{SizeError, format_size, parse_size};

@@ -1,0 +1,41 @@
+//! System calls that no crate wraps safely: each file one part of the kernel.
+
+use std::io;
+
+pub mod loops;
+pub mod mounts;
+
+mod allocation;
+mod extents;
+mod file_systems;
+mod freeze;
+mod locks;
+mod memory_pressure;
+mod random;
+mod rights;
+mod sockets;
+mod xattr;
+
+pub use allocation::{clone_range, fallocate, punch_hole};
+pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
+pub use file_systems::{FileSystem, dio_align, file_system};
+pub use freeze::{freeze, thaw};
+pub use locks::{lock, lock_until};
+pub use memory_pressure::{lock_memory_on_fault, set_io_flusher, set_oom_score};
+pub use random::random;
+pub use rights::{RIGHTS_MAX, receive_with_fds, send_with_fds};
+pub use sockets::set_socket_buffers;
+pub use xattr::{get_xattr, remove_xattr, set_xattr};
+
+/// Makes a call that returns -1 on error, again if a signal interrupts it.
+fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
+    loop {
+        if call() >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Control messages: rare, and in the order of the data stream. JSON, so that a capture can be read and a field can
+//! be added; `docs/decisions/0002-control-messages-are-json.md` says why.
+
+use std::collections::BTreeMap;
+
+use lh_block::{Epoch, Extent, Generation, Instance};
+use serde::{Deserialize, Serialize};
+
+/// One layer of a replica's chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerInfo {
+    /// Snapshot name; empty for the head.
+    pub name: String,
+    /// Name of the snapshot below; empty for the lowest layer.
+    pub parent: String,
+    /// Marked for removal.
+    pub removed: bool,
+    /// Made by a user, not by the system.
+    pub user_created: bool,
+    /// RFC 3339, as in Longhorn's `.meta` files.
+    pub created: String,
+    /// Labels of the snapshot.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Length of the layer's file in bytes: the volume's size when the layer was the head.
+    pub length: u64,
+    /// Bytes that the layer's file takes on its disk.
+    pub allocated: u64,
+}
+
+/// A change of the chain that all members do, or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum ChainOp {
+    /// The head becomes the snapshot `name`, a new head is put over it.
+    Snapshot {
+        /// Name of the snapshot.
+        name: String,
+        /// Asked for by a user.
+        user_created: bool,
+        /// Time of creation, the same on every replica.
+        created: String,
+        /// Labels.
+        labels: BTreeMap<String, String>,
+    },
+    /// The snapshot `name` is marked as removed.
+    MarkRemoved {
+        /// Name of the snapshot.
+        name: String,
+    },
+}
+
+/// A request in the payload of an `OpCode::Control` message. The answer's payload is JSON as each variant says; a
+/// refusal (`Status::Refused`) carries one sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "do")]
+pub enum Control {
+    /// Answer: [`ReplicaState`].
+    State,
+    /// Stores the epoch. Answered when it is durable. Refused if the replica has a higher one.
+    SetEpoch {
+        /// The epoch that counts from now on.
+        epoch: Epoch,
+    },
+    /// Every range in doubt is equal on all members: what earlier sessions left is forgotten.
+    Resolved,
+    /// Makes everything ready for a chain operation; answered when that is durable.
+    Prepare {
+        /// Names this decision in `Commit` and `Abort`.
+        id: Instance,
+        /// The operation.
+        op: ChainOp,
+    },
+    /// Carries a prepared operation out. Doing it twice is doing it once.
+    Commit {
+        /// As in `Prepare`.
+        id: Instance,
+    },
+    /// As `Commit`, but answered as soon as the chain is switched, so that I/O pauses no longer than that. What was
+    /// written into the former head is on stable storage only after a flush, which the engine sends next.
+    Switch {
+        /// As in `Prepare`.
+        id: Instance,
+    },
+    /// Takes a prepared operation back. Refused if it was carried out.
+    Abort {
+        /// As in `Prepare`.
+        id: Instance,
+    },
+    /// The layers up to this snapshot are on stable storage on every member.
+    Settled {
+        /// Name of the snapshot.
+        snapshot: String,
+    },
+    /// Durably marks the replica as unusable alone and replaces its chain by empty layers of this form, base first,
+    /// the head last.
+    RebuildBegin {
+        /// Volume size in bytes.
+        size: u64,
+        /// The source's chain.
+        chain: Vec<LayerInfo>,
+    },
+    /// The replica holds everything: syncs all layers and takes the mark back. Answered when that is durable.
+    RebuildEnd,
+    /// No request is in flight, all is flushed everywhere: closes the directory cleanly. Answered when durable.
+    Close,
+}
+
+/// What a replica knows of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaState {
+    /// Volume size in bytes.
+    pub size: u64,
+    /// Highest generation that has fenced this replica before the asking session.
+    pub previous_generation: Generation,
+    /// The last epoch stored, if there ever was one.
+    pub epoch: Option<Epoch>,
+    /// Base first, the head last.
+    pub chain: Vec<LayerInfo>,
+    /// A chain operation that was prepared and neither carried out nor taken back.
+    pub prepared: Option<(Instance, ChainOp)>,
+    /// The id of the last chain operation that was carried out.
+    pub committed: Option<Instance>,
+    /// Ranges of writes that earlier engines had in flight, as long as this process remembers.
+    pub in_doubt: Vec<Extent>,
+    /// Bytes in a chunk of the intent bitmap.
+    pub intent_chunk: u64,
+    /// Ranges (whole chunks) that the intent bitmap marks.
+    pub intent: Vec<Extent>,
+    /// This process has held the directory since before the earlier engines' last writes: `in_doubt` is complete and
+    /// nothing acknowledged by it can be missing.
+    pub lived: bool,
+    /// Marked as unusable alone: a rebuild began and did not end.
+    pub rebuilding: bool,
+    /// Snapshots that are not known to be on stable storage everywhere, base first.
+    pub unsettled: Vec<String>,
+    /// The directory was closed cleanly and not written since.
+    pub clean: bool,
+    /// An import: the directory was written by another program, or never by this one.
+    pub imported: bool,
+}

@@ -1,0 +1,406 @@
+//! The handshake: both sides prove the volume's key, the replica learns who comes, and answers once the engines
+//! before are fenced off.
+//!
+//! ```text
+//! replica                                        engine
+//!   Challenge { versions, nonce }          ->
+//!                                          <-    Hello { who, generation, session, queue, nonce, proof }
+//!   (checks; fences durably; drains)
+//!   Welcome { verdict, generation, proof } ->
+//! ```
+//!
+//! A proof is HMAC-SHA-256 over a label and all bytes exchanged so far, so neither side's proof can be used again, nor
+//! the other side's be sent back. The first message byte follows directly behind `Welcome` / `Hello`.
+
+use hmac::{Hmac, KeyInit, Mac};
+use lh_block::{Generation, Instance};
+use sha2::Sha256;
+use thiserror::Error;
+use zerocopy::byteorder::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::header::VERSION;
+
+/// First bytes of each handshake message: "LHhs".
+const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
+
+/// A volume's secret: 32 bytes.
+pub type Key = [u8; 32];
+
+/// Longest name on the wire: a replica's.
+const NAME: usize = lh_block::PROCESS_NAME_MAX;
+
+/// The replica's first message.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawChallenge {
+    magic: U32,
+    version_min: u8,
+    version_max: u8,
+    reserved: U16,
+    nonce: [u8; 32],
+}
+
+/// The engine's answer.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawHello {
+    magic: U32,
+    version: u8,
+    flags: u8,
+    queue: U16,
+    queues: U16,
+    reserved: U16,
+    generation: U64,
+    instance: U128,
+    session: U128,
+    volume: [u8; NAME],
+    replica: [u8; NAME],
+    nonce: [u8; 32],
+    proof: [u8; 32],
+}
+
+/// The replica's verdict.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawWelcome {
+    magic: U32,
+    verdict: U32,
+    generation: U64,
+    proof: [u8; 32],
+}
+
+/// Bytes of the replica's first message.
+pub const CHALLENGE_LEN: usize = size_of::<RawChallenge>();
+/// Bytes of the engine's message.
+pub const HELLO_LEN: usize = size_of::<RawHello>();
+/// Bytes of the replica's last message.
+pub const WELCOME_LEN: usize = size_of::<RawWelcome>();
+
+const _: () = assert!(CHALLENGE_LEN == 40 && HELLO_LEN == 276 && WELCOME_LEN == 48);
+
+/// Who connects, and to what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Name of the volume.
+    pub volume: String,
+    /// Name of the replica that the engine believes to reach.
+    pub replica: String,
+    /// The engine's generation.
+    pub generation: Generation,
+    /// The engine process. Equal generations from another instance are refused.
+    pub instance: Instance,
+    /// All connections of one session carry the same number; a new number ends the session before.
+    pub session: Instance,
+    /// Number of this connection's queue, from 0.
+    pub queue: u16,
+    /// Queues, hence connections, of the session.
+    pub queues: u16,
+    /// Payloads carry checksums (on for TCP).
+    pub checksums: bool,
+}
+
+/// The replica's answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Verdict {
+    /// Every earlier session is fenced off and drained; messages may follow.
+    Welcome = 0,
+    /// The replica has seen a younger engine.
+    Stale = 1,
+    /// The key's proof is wrong.
+    BadKey = 2,
+    /// This is a replica of another volume, or another replica.
+    WrongName = 3,
+    /// No common version.
+    BadVersion = 4,
+    /// The numbers in the hello contradict each other or the session.
+    Invalid = 5,
+    /// The replica could not make the fence durable, or its directory is not usable.
+    Unusable = 6,
+}
+
+impl Verdict {
+    fn from_u32(n: u32) -> Option<Self> {
+        [
+            Self::Welcome,
+            Self::Stale,
+            Self::BadKey,
+            Self::WrongName,
+            Self::BadVersion,
+            Self::Invalid,
+            Self::Unusable,
+        ]
+        .into_iter()
+        .find(|v| *v as u32 == n)
+    }
+}
+
+/// Why the handshake failed on this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum HandshakeError {
+    /// Something else talks on this port.
+    #[error("the other side does not speak the data protocol of this program")]
+    NotThisProtocol,
+    /// No common version.
+    #[error("the other side speaks protocol versions {0} to {1}, this one {VERSION}")]
+    Version(u8, u8),
+    /// The other side does not know the key. It may be an impostor: nothing it says counts.
+    #[error("the other side does not hold this volume's key")]
+    BadProof,
+    /// A field that no correct peer sends.
+    #[error("malformed handshake")]
+    Malformed,
+}
+
+/// A challenge that was sent or received, with its bytes for the proofs.
+#[derive(Clone)]
+pub struct Challenge([u8; CHALLENGE_LEN]);
+
+impl Challenge {
+    /// A new challenge; `nonce` must be fresh from the system's random source.
+    pub fn new(nonce: [u8; 32]) -> Self {
+        let raw = RawChallenge {
+            magic: MAGIC.into(),
+            version_min: VERSION,
+            version_max: VERSION,
+            reserved: 0.into(),
+            nonce,
+        };
+        let mut bytes = [0; CHALLENGE_LEN];
+        bytes.copy_from_slice(raw.as_bytes());
+        Self(bytes)
+    }
+
+    /// The bytes to send.
+    pub const fn as_bytes(&self) -> &[u8; CHALLENGE_LEN] {
+        &self.0
+    }
+
+    /// Reads a challenge.
+    ///
+    /// # Errors
+    /// Another protocol, or no common version.
+    pub fn decode(bytes: &[u8; CHALLENGE_LEN]) -> Result<Self, HandshakeError> {
+        let raw = RawChallenge::read_from_bytes(bytes).map_err(|_| HandshakeError::Malformed)?;
+        if raw.magic.get() != MAGIC {
+            return Err(HandshakeError::NotThisProtocol);
+        }
+        if raw.version_min > VERSION || raw.version_max < VERSION {
+            return Err(HandshakeError::Version(raw.version_min, raw.version_max));
+        }
+        Ok(Self(*bytes))
+    }
+}
+
+/// HMAC-SHA-256 over a label and the transcript.
+fn prover(key: &Key, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = match Hmac::<Sha256>::new_from_slice(key) {
+        Ok(mac) => mac,
+        Err(_) => unreachable!("HMAC takes keys of any length"),
+    };
+    mac.update(label);
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}
+
+fn prove(key: &Key, label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    prover(key, label, parts).finalize().into_bytes().into()
+}
+
+/// Bytes of a hello that its proof covers.
+const HELLO_PROVEN: usize = HELLO_LEN - 32;
+/// Bytes of a welcome that its proof covers.
+const WELCOME_PROVEN: usize = WELCOME_LEN - 32;
+
+fn put_name(name: &str) -> Result<[u8; NAME], HandshakeError> {
+    let mut field = [0; NAME];
+    field.get_mut(..name.len()).ok_or(HandshakeError::Malformed)?.copy_from_slice(name.as_bytes());
+    Ok(field)
+}
+
+fn get_name(field: &[u8; NAME]) -> Result<String, HandshakeError> {
+    let len = field.iter().position(|b| *b == 0).unwrap_or(NAME);
+    let name = std::str::from_utf8(&field[..len]).map_err(|_| HandshakeError::Malformed)?;
+    lh_block::check_process_name("peer", name).map_err(|_| HandshakeError::Malformed)?;
+    Ok(name.to_owned())
+}
+
+impl Hello {
+    /// The engine's answer to a challenge. `nonce` must be fresh from the system's random source.
+    ///
+    /// # Errors
+    /// A name longer than 80 bytes.
+    pub fn encode(
+        &self,
+        challenge: &Challenge,
+        key: &Key,
+        nonce: [u8; 32],
+    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
+        let raw = RawHello {
+            magic: MAGIC.into(),
+            version: VERSION,
+            flags: u8::from(self.checksums),
+            queue: self.queue.into(),
+            queues: self.queues.into(),
+            reserved: 0.into(),
+            generation: u64::from(self.generation).into(),
+            instance: self.instance.0.into(),
+            session: self.session.0.into(),
+            volume: put_name(&self.volume)?,
+            replica: put_name(&self.replica)?,
+            nonce,
+            proof: [0; 32],
+        };
+        let mut bytes = [0; HELLO_LEN];
+        bytes.copy_from_slice(raw.as_bytes());
+        let proof = prove(key, b"longhorn engine 1", &[&challenge.0, &bytes[..HELLO_PROVEN]]);
+        bytes[HELLO_PROVEN..].copy_from_slice(&proof);
+        Ok(bytes)
+    }
+
+    /// Reads a hello and checks its proof. The error tells what to answer.
+    ///
+    /// # Errors
+    /// The verdict to refuse with.
+    pub fn decode(bytes: &[u8; HELLO_LEN], challenge: &Challenge, key: &Key) -> Result<Self, Verdict> {
+        let raw = RawHello::read_from_bytes(bytes).map_err(|_| Verdict::Invalid)?;
+        if raw.magic.get() != MAGIC {
+            return Err(Verdict::Invalid);
+        }
+        if raw.version != VERSION {
+            return Err(Verdict::BadVersion);
+        }
+        // Compared in constant time by the hmac crate.
+        prover(key, b"longhorn engine 1", &[&challenge.0, &bytes[..HELLO_PROVEN]])
+            .verify_slice(&raw.proof)
+            .map_err(|_| Verdict::BadKey)?;
+        let hello = Self {
+            volume: get_name(&raw.volume).map_err(|_| Verdict::Invalid)?,
+            replica: get_name(&raw.replica).map_err(|_| Verdict::Invalid)?,
+            generation: Generation::from(raw.generation.get()),
+            instance: Instance(raw.instance.get()),
+            session: Instance(raw.session.get()),
+            queue: raw.queue.get(),
+            queues: raw.queues.get(),
+            checksums: raw.flags & 1 != 0,
+        };
+        if raw.flags & !1 != 0 || hello.queue >= hello.queues {
+            return Err(Verdict::Invalid);
+        }
+        Ok(hello)
+    }
+}
+
+/// The replica's last message. `generation` is the highest that it has seen.
+pub fn encode_welcome(
+    verdict: Verdict,
+    generation: Generation,
+    challenge: &Challenge,
+    hello: &[u8; HELLO_LEN],
+    key: &Key,
+) -> [u8; WELCOME_LEN] {
+    let raw = RawWelcome {
+        magic: MAGIC.into(),
+        verdict: (verdict as u32).into(),
+        generation: u64::from(generation).into(),
+        proof: [0; 32],
+    };
+    let mut bytes = [0; WELCOME_LEN];
+    bytes.copy_from_slice(raw.as_bytes());
+    // A peer that did not prove the key gets no proof to learn from.
+    if verdict != Verdict::BadKey {
+        let proof = prove(key, b"longhorn replica 1", &[&challenge.0, hello, &bytes[..WELCOME_PROVEN]]);
+        bytes[WELCOME_PROVEN..].copy_from_slice(&proof);
+    }
+    bytes
+}
+
+/// Reads the replica's verdict and checks its proof.
+///
+/// # Errors
+/// The replica does not hold the key, or speaks nonsense. A refusal is no error here.
+pub fn decode_welcome(
+    bytes: &[u8; WELCOME_LEN],
+    challenge: &Challenge,
+    hello: &[u8; HELLO_LEN],
+    key: &Key,
+) -> Result<(Verdict, Generation), HandshakeError> {
+    let raw = RawWelcome::read_from_bytes(bytes).map_err(|_| HandshakeError::Malformed)?;
+    if raw.magic.get() != MAGIC {
+        return Err(HandshakeError::NotThisProtocol);
+    }
+    let verdict = Verdict::from_u32(raw.verdict.get()).ok_or(HandshakeError::Malformed)?;
+    let generation = Generation::from(raw.generation.get());
+    if verdict == Verdict::BadKey {
+        // Without proof: a wrong key on either side looks the same, and nothing is believed but the refusal.
+        return Ok((verdict, Generation::default()));
+    }
+    prover(key, b"longhorn replica 1", &[&challenge.0, hello, &bytes[..WELCOME_PROVEN]])
+        .verify_slice(&raw.proof)
+        .map_err(|_| HandshakeError::BadProof)?;
+    Ok((verdict, generation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            volume: "demo".into(),
+            replica: "demo-r-0a1b2c3d".into(),
+            generation: Generation { attachment: 5, restart: 2 },
+            instance: Instance(77),
+            session: Instance(78),
+            queue: 1,
+            queues: 2,
+            checksums: true,
+        }
+    }
+
+    #[test]
+    fn both_sides_agree() {
+        let key = [7; 32];
+        let challenge = Challenge::new([1; 32]);
+        let bytes = hello().encode(&challenge, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&bytes, &challenge, &key), Ok(hello()));
+        let welcome = encode_welcome(Verdict::Welcome, hello().generation, &challenge, &bytes, &key);
+        assert_eq!(
+            decode_welcome(&welcome, &challenge, &bytes, &key),
+            Ok((Verdict::Welcome, hello().generation))
+        );
+    }
+
+    #[test]
+    fn a_wrong_key_or_a_replayed_hello_is_refused() {
+        let challenge = Challenge::new([1; 32]);
+        let bytes = hello().encode(&challenge, &[7; 32], [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&bytes, &challenge, &[8; 32]), Err(Verdict::BadKey));
+        assert_eq!(Hello::decode(&bytes, &Challenge::new([3; 32]), &[7; 32]), Err(Verdict::BadKey));
+    }
+
+    #[test]
+    fn a_replica_without_the_key_cannot_say_anything() {
+        let challenge = Challenge::new([1; 32]);
+        let bytes = hello().encode(&challenge, &[7; 32], [2; 32]).unwrap();
+        for verdict in [Verdict::Welcome, Verdict::Stale, Verdict::WrongName] {
+            let forged = encode_welcome(verdict, Generation::default(), &challenge, &bytes, &[8; 32]);
+            assert_eq!(decode_welcome(&forged, &challenge, &bytes, &[7; 32]), Err(HandshakeError::BadProof));
+        }
+    }
+
+    #[test]
+    fn changed_bytes_are_noticed() {
+        let key = [7; 32];
+        let challenge = Challenge::new([1; 32]);
+        let good = hello().encode(&challenge, &key, [2; 32]).unwrap();
+        for at in 0..HELLO_LEN {
+            let mut bad = good;
+            bad[at] ^= 1;
+            assert!(Hello::decode(&bad, &challenge, &key).is_err(), "byte {at}");
+        }
+    }
+}

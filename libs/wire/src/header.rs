@@ -1,0 +1,373 @@
+//! The header before every message, in both directions.
+
+use lh_block::Generation;
+use thiserror::Error;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// First four bytes of every header: "LHr1".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"LHr1");
+
+/// Version of header and messages.
+///
+/// - 1: the first.
+pub const VERSION: u8 = 1;
+
+/// Bytes in a header.
+pub const HEADER_LEN: usize = 64;
+
+/// Payloads of requests begin at a multiple of this in their stream: the memory alignment that O_DIRECT asks for on
+/// disks with 512-byte sectors (statx(2), stx_dio_mem_align).
+pub const PAYLOAD_ALIGN: u64 = 512;
+
+/// Largest data of a read or write, in bytes.
+pub const MAX_DATA: u32 = 1 << 20;
+
+/// Largest payload of any message: a layer image of [`MAX_DATA`] with its trailer, or a control message.
+pub const MAX_PAYLOAD: u32 = MAX_DATA + (64 << 10);
+
+/// Bits of [`Header::flags`].
+pub mod flags {
+    /// On stable storage before the answer (write, write zeroes).
+    pub const FUA: u8 = 1;
+    /// The message answers a request.
+    pub const RESPONSE: u8 = 2;
+    /// `payload_crc` is set and must match.
+    pub const CRC: u8 = 4;
+    /// All bits that this version knows.
+    pub const ALL: u8 = FUA | RESPONSE | CRC;
+}
+
+/// What a message asks for. A response repeats its request's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum OpCode {
+    /// The bytes of the range through the whole chain.
+    Read = 1,
+    /// Bytes for the range, into the head.
+    Write = 2,
+    /// The range reads back as zero.
+    WriteZeroes = 3,
+    /// The range reads back as zero, its space is given back.
+    Unmap = 4,
+    /// Everything answered before is on stable storage; `aux` is unused, the flush's number is in `flush`.
+    Flush = 5,
+    /// Nothing; proves that the replica is alive.
+    Ping = 6,
+    /// What one layer holds of the range; payload: the layer's name (empty: the head).
+    ReadLayer = 7,
+    /// Makes the range of one layer exactly so; payload: a layer image. The answer's `aux` counts changed blocks.
+    PutLayer = 8,
+    /// No write is unfinished in the range: its chunks may be unmarked in the intent bitmap.
+    ClearIntent = 9,
+    /// A [`crate::Control`] message as JSON.
+    Control = 10,
+}
+
+impl OpCode {
+    /// All codes, in order.
+    pub const ALL: [Self; 10] = [
+        Self::Read,
+        Self::Write,
+        Self::WriteZeroes,
+        Self::Unmap,
+        Self::Flush,
+        Self::Ping,
+        Self::ReadLayer,
+        Self::PutLayer,
+        Self::ClearIntent,
+        Self::Control,
+    ];
+
+    fn from_u8(n: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|op| *op as u8 == n)
+    }
+}
+
+/// How a request ended. What the engine does about each is its own decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// A younger engine has fenced this one off: stop, answer nobody, exit.
+    Stale = 1,
+    /// The replica's file system is full. Nothing was changed.
+    NoSpace = 2,
+    /// The disk failed. The replica is to be put out.
+    Io = 3,
+    /// Checksum mismatch on the wire. Nothing was changed.
+    Corrupt = 4,
+    /// The request makes no sense: a bug of the sender.
+    Invalid = 5,
+    /// Refused for a reason that the payload tells in words.
+    Refused = 6,
+}
+
+impl Status {
+    const ALL: [Self; 7] =
+        [Self::Ok, Self::Stale, Self::NoSpace, Self::Io, Self::Corrupt, Self::Invalid, Self::Refused];
+
+    fn from_u8(n: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| *s as u8 == n)
+    }
+}
+
+/// The header as it lies on the wire. Little-endian, no padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Raw {
+    magic: U32,
+    version: u8,
+    op: u8,
+    flags: u8,
+    status: u8,
+    tag: U64,
+    offset: U64,
+    length: U32,
+    payload: U32,
+    generation: U64,
+    flush: U64,
+    aux: U32,
+    pad: U16,
+    reserved: U16,
+    payload_crc: U32,
+    header_crc: U32,
+}
+
+const _: () = assert!(size_of::<Raw>() == HEADER_LEN);
+
+/// Bytes of `header_crc`, the last field: the checksum covers everything before it.
+const CRC_AT: usize = HEADER_LEN - 4;
+
+/// A message's header, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What is asked for, or what is answered.
+    pub op: OpCode,
+    /// See [`flags`].
+    pub flags: u8,
+    /// How it ended; [`Status::Ok`] in requests.
+    pub status: Status,
+    /// Chosen by the engine, repeated in the answer. Unique among the requests in flight of one connection.
+    pub tag: u64,
+    /// First byte of the range in the volume.
+    pub offset: u64,
+    /// Bytes in the range. For zeroes and unmap it may be larger than [`MAX_DATA`].
+    pub length: u32,
+    /// Bytes that follow header and padding.
+    pub payload: u32,
+    /// The engine's generation: the session's own, or the message is refused.
+    pub generation: Generation,
+    /// In requests the number of the last flush complete on every member; in a flush its own number.
+    pub flush: u64,
+    /// Depends on the operation: length of a trailer, count of changed blocks.
+    pub aux: u32,
+    /// Bytes between header and payload.
+    pub pad: u16,
+    /// crc32c of the payload, if [`flags::CRC`] is set.
+    pub payload_crc: u32,
+}
+
+/// Why bytes are no header. Each ends the connection: there is no way to find the next message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// Another protocol talks here.
+    #[error("not this protocol (first bytes {0:#010x})")]
+    Magic(u32),
+    /// Right protocol, other version.
+    #[error("protocol version {0}, this side speaks {VERSION}")]
+    Version(u8),
+    /// The header's own checksum does not match.
+    #[error("header checksum mismatch")]
+    Checksum,
+    /// Unknown operation, status or flag.
+    #[error("unknown operation {op}, status {status} or flags {flags:#x}")]
+    Unknown {
+        /// Operation code.
+        op: u8,
+        /// Status code.
+        status: u8,
+        /// Flag bits.
+        flags: u8,
+    },
+    /// A length beyond the protocol's limits.
+    #[error("payload of {payload} bytes with {pad} of padding is beyond the limit")]
+    Oversize {
+        /// Payload length.
+        payload: u32,
+        /// Padding length.
+        pad: u16,
+    },
+}
+
+/// Padding that a sender puts behind a header so that the payload is aligned, when the header begins at byte
+/// `position` of the stream.
+pub const fn padding(position: u64) -> u16 {
+    let after = (position + HEADER_LEN as u64) % PAYLOAD_ALIGN;
+    ((PAYLOAD_ALIGN - after) % PAYLOAD_ALIGN) as u16
+}
+
+impl Header {
+    /// A request without payload, padding or flags.
+    pub const fn request(op: OpCode, tag: u64, offset: u64, length: u32, generation: Generation) -> Self {
+        Self {
+            op,
+            flags: 0,
+            status: Status::Ok,
+            tag,
+            offset,
+            length,
+            payload: 0,
+            generation,
+            flush: 0,
+            aux: 0,
+            pad: 0,
+            payload_crc: 0,
+        }
+    }
+
+    /// The answer to this request, without payload.
+    pub const fn response(&self, status: Status) -> Self {
+        Self { flags: flags::RESPONSE, status, payload: 0, aux: 0, pad: 0, payload_crc: 0, ..*self }
+    }
+
+    /// True if the bit is set; `bit` is one of [`flags`].
+    pub const fn has(&self, bit: u8) -> bool {
+        self.flags & bit != 0
+    }
+
+    /// The bytes on the wire.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let raw = Raw {
+            magic: MAGIC.into(),
+            version: VERSION,
+            op: self.op as u8,
+            flags: self.flags,
+            status: self.status as u8,
+            tag: self.tag.into(),
+            offset: self.offset.into(),
+            length: self.length.into(),
+            payload: self.payload.into(),
+            generation: u64::from(self.generation).into(),
+            flush: self.flush.into(),
+            aux: self.aux.into(),
+            pad: self.pad.into(),
+            reserved: 0.into(),
+            payload_crc: self.payload_crc.into(),
+            header_crc: 0.into(),
+        };
+        let mut bytes = [0; HEADER_LEN];
+        bytes.copy_from_slice(raw.as_bytes());
+        let crc = crc32c::crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`DecodeError`]: the connection cannot be used any more.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, DecodeError> {
+        let raw = Raw::read_from_bytes(bytes).map_err(|_| DecodeError::Checksum)?;
+        if raw.magic.get() != MAGIC {
+            return Err(DecodeError::Magic(raw.magic.get()));
+        }
+        if raw.version != VERSION {
+            return Err(DecodeError::Version(raw.version));
+        }
+        if raw.header_crc.get() != crc32c::crc32c(&bytes[..CRC_AT]) {
+            return Err(DecodeError::Checksum);
+        }
+        let unknown = DecodeError::Unknown { op: raw.op, status: raw.status, flags: raw.flags };
+        let op = OpCode::from_u8(raw.op).ok_or(unknown)?;
+        let status = Status::from_u8(raw.status).ok_or(unknown)?;
+        if raw.flags & !flags::ALL != 0 {
+            return Err(unknown);
+        }
+        let (payload, pad) = (raw.payload.get(), raw.pad.get());
+        if payload > MAX_PAYLOAD || u64::from(pad) >= PAYLOAD_ALIGN {
+            return Err(DecodeError::Oversize { payload, pad });
+        }
+        Ok(Self {
+            op,
+            flags: raw.flags,
+            status,
+            tag: raw.tag.get(),
+            offset: raw.offset.get(),
+            length: raw.length.get(),
+            payload,
+            generation: Generation::from(raw.generation.get()),
+            flush: raw.flush.get(),
+            aux: raw.aux.get(),
+            pad,
+            payload_crc: raw.payload_crc.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Header {
+        Header {
+            op: OpCode::Write,
+            flags: flags::FUA | flags::CRC,
+            status: Status::Ok,
+            tag: 0x0102_0304_0506_0708,
+            offset: 0x1000,
+            length: 4096,
+            payload: 4096,
+            generation: Generation { attachment: 2, restart: 1 },
+            flush: 9,
+            aux: 5,
+            pad: 448,
+            payload_crc: 0xdead_beef,
+        }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let hex: String = sample().encode().iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(
+            hex,
+            "4c487231010205000807060504030201001000000000000000100000001000000100000002000000\
+             090000000000000005000000c0010000efbeadde54f37a49"
+        );
+        assert_eq!(Header::decode(&sample().encode()), Ok(sample()));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let good = sample().encode();
+        for bit in 0..HEADER_LEN * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::decode(&bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn every_operation_and_status_survives() {
+        for op in OpCode::ALL {
+            for status in Status::ALL {
+                let h = Header { op, status, ..sample() };
+                assert_eq!(Header::decode(&h.encode()), Ok(h));
+            }
+        }
+    }
+
+    #[test]
+    fn padding_aligns_the_payload() {
+        for position in [0_u64, 64, 448, 449, 1 << 40] {
+            assert_eq!((position + 64 + u64::from(padding(position))) % PAYLOAD_ALIGN, 0);
+        }
+    }
+
+    #[test]
+    fn oversize_is_refused_even_with_a_right_checksum() {
+        let h = Header { payload: MAX_PAYLOAD + 1, ..sample() };
+        assert!(matches!(Header::decode(&h.encode()), Err(DecodeError::Oversize { .. })));
+    }
+}

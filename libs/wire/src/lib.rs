@@ -1,0 +1,33 @@
+//! The protocol between engine and replica: its header, its handshake, and the control messages that need the order
+//! of the data stream. No I/O: bytes in, structures out, and back. `docs/formats/wire.md` is the same for people.
+//!
+//! A connection begins with the handshake ([`handshake`]), then carries messages: a [`Header`] of 64 bytes, up to 511
+//! bytes of padding, a payload. The engine pads the header of a message with data so that the payload begins at a
+//! multiple of [`PAYLOAD_ALIGN`] of its stream, counted from the first byte behind the handshake: a receiver that
+//! keeps its buffers congruent to the stream can hand the payload to O_DIRECT where it lies.
+
+mod control;
+pub mod handshake;
+mod header;
+mod layer;
+
+pub use control::{ChainOp, Control, LayerInfo, ReplicaState};
+pub use header::{
+    DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Status, VERSION,
+    flags, padding,
+};
+pub use layer::{BlockState, LayerTrailer, TrailerError};
+
+/// Writes of one connection that a replica remembers as possibly unfinished elsewhere, and that an engine may run
+/// beyond its oldest one not complete on every member (`docs/invariants.md`, 4).
+pub const WRITE_WINDOW: usize = 256;
+
+/// Bytes of writes that an engine may run beyond its oldest incomplete one: what a new engine has to make equal.
+pub const WRITE_WINDOW_BYTES: u64 = 16 << 20;
+
+/// Bytes in a chunk of the intent bitmap of a volume of `size` bytes: a power of two, at least 4 MiB (below it, marks
+/// cost more syncs than they save comparisons), and such that the bitmap stays within 64 KiB.
+pub const fn intent_chunk(size: u64) -> u64 {
+    let chunk = size.div_ceil((64 << 10) * 8).next_power_of_two();
+    if chunk < 4 << 20 { 4 << 20 } else { chunk }
+}

@@ -1,0 +1,152 @@
+//! What both command lines share: how values are written.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use lh_block::NameError;
+
+/// Where everything lies unless `--root` or `LONGHORN_ROOT` says otherwise.
+pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
+
+/// The port of the NBD protocol (IANA).
+pub const NBD_PORT: u16 = 10809;
+
+/// How a volume is shown. Only what this build has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Frontend {
+    /// The first of the block devices below that this kernel has
+    Auto,
+    /// A block device, /dev/longhorn/VOLUME, through FUSE and a loop device
+    Fuse,
+    /// No device: an NBD export for QEMU, nbd-client or libnbd
+    NbdServer,
+    /// The engine runs, nothing is shown
+    None,
+}
+
+impl Frontend {
+    /// As written on the command line and in records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fuse => "fuse",
+            Self::NbdServer => "nbd-server",
+            Self::None => "none",
+        }
+    }
+}
+
+impl std::fmt::Display for Frontend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Who must agree before a change of the membership counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Quorum {
+    /// The members left: the volume runs as long as one replica does
+    Any,
+    /// A majority of all replicas: fewer stop the volume
+    Majority,
+    /// Nobody, as in Longhorn: acknowledged writes may be lost
+    Unsafe,
+}
+
+impl From<Quorum> for control::host::Quorum {
+    fn from(quorum: Quorum) -> Self {
+        match quorum {
+            Quorum::Any => Self::Any,
+            Quorum::Majority => Self::Majority,
+            Quorum::Unsafe => Self::Unsafe,
+        }
+    }
+}
+
+/// A volume's name.
+///
+/// # Errors
+/// A name that is not allowed.
+pub fn volume_name(text: &str) -> Result<String, NameError> {
+    lh_block::check_name("volume", text).map(|()| text.to_owned())
+}
+
+/// A snapshot's name.
+///
+/// # Errors
+/// A name that is not allowed.
+pub fn snapshot_name(text: &str) -> Result<String, NameError> {
+    lh_block::check_name("snapshot", text).map(|()| text.to_owned())
+}
+
+/// The name of a replica or another process.
+///
+/// # Errors
+/// A name that is not allowed.
+pub fn process_name(text: &str) -> Result<String, NameError> {
+    lh_block::check_process_name("process", text).map(|()| text.to_owned())
+}
+
+/// A logical block: 512 or 4096 bytes.
+///
+/// # Errors
+/// Anything else.
+pub fn block_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err(format!("{text:?} is not a block size: 512 and 4096 are")),
+    }
+}
+
+/// `ADDRESS[:PORT]`, an IPv6 address with a port in brackets.
+///
+/// # Errors
+/// Not an address, nor a name of this host.
+pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    let found = text
+        .to_socket_addrs()
+        .or_else(|_| (bare, NBD_PORT).to_socket_addrs())
+        .map_err(|e| format!("{text:?} is not ADDRESS[:PORT]: {e}"))?
+        .next();
+    found.ok_or_else(|| format!("{text:?} has no address"))
+}
+
+/// `unix:PATH`.
+///
+/// # Errors
+/// Anything else: nothing listens on TCP yet.
+pub fn unix_address(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("unix:").map(PathBuf::from) {
+        Some(path) if path.is_absolute() => Ok(path),
+        Some(_) => Err(format!("the path in {text:?} is not absolute")),
+        None => Err(format!("{text:?} is not unix:PATH, and other addresses are not built yet")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_and_without_a_port() {
+        let parsed = |text| nbd_address(text).unwrap().to_string();
+        assert_eq!(parsed("127.0.0.1"), "127.0.0.1:10809");
+        assert_eq!(parsed("127.0.0.1:7"), "127.0.0.1:7");
+        assert_eq!(parsed("::1"), "[::1]:10809");
+        assert_eq!(parsed("[::1]:7"), "[::1]:7");
+        assert_eq!(parsed("[::1]"), "[::1]:10809");
+        assert!(nbd_address("no such host").is_err());
+        assert!(nbd_address("127.0.0.1:99999").is_err());
+    }
+
+    #[test]
+    fn sockets_are_named_by_absolute_paths() {
+        assert_eq!(unix_address("unix:/a/b").unwrap(), PathBuf::from("/a/b"));
+        for bad in ["/a/b", "unix:a", "tcp://1.2.3.4:5", "1.2.3.4:5"] {
+            assert!(unix_address(bad).is_err(), "{bad}");
+        }
+    }
+}

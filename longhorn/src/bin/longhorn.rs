@@ -1,0 +1,7 @@
+//! The processes behind volumes: instance manager, engines, replicas.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    longhorn::daemon::main()
+}

@@ -1,0 +1,7 @@
+//! Works with volumes.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    longhorn::ctl::main()
+}

@@ -1,0 +1,137 @@
+//! `longhornctl`: volumes for people. Results go to standard output, progress and errors to standard error; the exit
+//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
+
+mod args;
+mod device;
+mod doctor;
+mod down;
+mod import;
+mod kernel;
+mod manager;
+mod observe;
+mod output;
+mod progress;
+mod remove;
+mod replica;
+mod show;
+mod snapshot;
+mod up;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{CommandFactory, Parser};
+use control::host::Root;
+
+pub use args::Program;
+pub use observe::{ReplicaView, VolumeView};
+pub use snapshot::SnapshotView;
+
+use args::{CheckCommand, Command, Output, ReplicaCommand, SnapshotCommand};
+
+/// What every command is given.
+#[derive(Clone, Debug)]
+struct Context {
+    root: Root,
+    output: Output,
+}
+
+/// Runs the command that the command line asks for.
+pub fn main() -> ExitCode {
+    let program = Program::parse();
+    match run(program) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {}", sentence(&e));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(program: Program) -> Result<()> {
+    let root = Root::at(&program.root).with_context(|| program.root.display().to_string())?;
+    let context = Context { root, output: program.output };
+    if let Command::Completion { shell } = program.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
+        return Ok(std::io::stdout().write_all(&script)?);
+    }
+    if needs_root(&program.command) && !nix::unistd::geteuid().is_root() {
+        bail!("volumes belong to root: run it again with sudo");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(dispatch(&context, program.command))
+}
+
+async fn dispatch(context: &Context, command: Command) -> Result<()> {
+    match command {
+        Command::Up(args) => up::run(context, args).await,
+        Command::Down(args) => down::run(context, &args).await,
+        Command::Ls => show::list(context).await,
+        Command::Status { volume, watch } => show::status(context, &volume, watch).await,
+        Command::Rm { volume, yes } => remove::run(context, &volume, yes),
+        Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
+        Command::Snapshot { command } => match command {
+            SnapshotCommand::Create { volume, name } => snapshot::create(context, &volume, name).await,
+            SnapshotCommand::Ls { volume } => snapshot::list(context, &volume).await,
+            SnapshotCommand::Export { volume, name, file } => {
+                snapshot::export(context, &volume, &name, &file).await
+            }
+        },
+        Command::Replica { command } => match command {
+            ReplicaCommand::Ls { volume } => replica::list(context, &volume).await,
+            ReplicaCommand::Export { directory, snapshot, file } => {
+                replica::export(&directory, snapshot.as_deref(), &file)
+            }
+        },
+        Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
+        Command::Completion { .. } => Ok(()),
+    }
+}
+
+const fn needs_root(command: &Command) -> bool {
+    !matches!(command, Command::Doctor | Command::Check { .. } | Command::Completion { .. })
+}
+
+fn is_closed_pipe(e: &anyhow::Error) -> bool {
+    let kind = e.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    kind == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+/// The error as one line; a gRPC status is told by its message alone.
+fn sentence(e: &anyhow::Error) -> String {
+    let parts = e.chain().map(|cause| match cause.downcast_ref::<tonic::Status>() {
+        Some(status) if status.message().is_empty() => status.code().to_string(),
+        Some(status) => status.message().to_owned(),
+        None => cause.to_string(),
+    });
+    let mut text: Vec<String> = Vec::new();
+    for part in parts {
+        // Errors whose text contains their source's are said once.
+        if !text.last().is_some_and(|last| last.contains(&part)) {
+            text.push(part);
+        }
+    }
+    text.join(": ").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+    }
+
+    #[test]
+    fn an_error_is_one_line_and_says_nothing_twice() {
+        let e = anyhow::Error::from(tonic::Status::permission_denied("not\nrun here")).context("start it");
+        assert_eq!(sentence(&e), "start it: not run here");
+        let inner = anyhow::anyhow!("no such file");
+        assert_eq!(sentence(&inner.context("open /x: no such file")), "open /x: no such file");
+    }
+}

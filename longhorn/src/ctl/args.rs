@@ -1,0 +1,265 @@
+//! The command line of `longhornctl`, with help that teaches.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::arguments::{DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, snapshot_name, volume_name};
+
+/// Replicated block volumes on this host.
+#[derive(Debug, Parser)]
+#[command(name = "longhornctl", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Program {
+    /// Where volumes, replicas, logs and sockets lie
+    #[arg(long, global = true, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
+    pub(super) root: PathBuf,
+    /// How results are printed
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    pub(super) output: Output,
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  longhornctl up demo --size 10GiB      create a volume with 3 replicas and show its device
+  mkfs.ext4 /dev/longhorn/demo          use it like any disk
+  longhornctl status demo               see how it fares
+  longhornctl down demo                 stop it; its data stays
+
+Each command has its own examples: longhornctl COMMAND --help";
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Create a volume if it is not there, start it, and wait until it can be used
+    Up(UpArgs),
+    /// Flush and stop a volume; its data stays
+    Down(DownArgs),
+    /// List all volumes
+    Ls,
+    /// Show how a volume and its replicas fare
+    #[command(after_help = STATUS_HELP)]
+    Status {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Go on, and show every change
+        #[arg(short, long)]
+        watch: bool,
+    },
+    /// Delete a volume and all its data
+    #[command(after_help = RM_HELP)]
+    Rm {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Make a volume of replica directories, Longhorn's or ours, where they are
+    #[command(after_help = IMPORT_HELP)]
+    Import {
+        /// Name of the new volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// The replica directories; the first is the source if they differ
+        #[arg(required = true, value_name = "DIR")]
+        directories: Vec<PathBuf>,
+    },
+    /// Take, list and export snapshots
+    Snapshot {
+        #[command(subcommand)]
+        command: SnapshotCommand,
+    },
+    /// List replicas, and export from a replica's directory
+    Replica {
+        #[command(subcommand)]
+        command: ReplicaCommand,
+    },
+    /// Look what this host has and lacks for volumes
+    Doctor,
+    /// As Longhorn's longhornctl has it
+    #[command(hide = true)]
+    Check {
+        #[command(subcommand)]
+        command: CheckCommand,
+    },
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETION_HELP)]
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+/// Arguments of `up`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = UP_HELP)]
+pub(super) struct UpArgs {
+    /// Name of the volume
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+    /// Size of a new volume: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
+    #[arg(long, value_parser = lh_block::parse_size)]
+    pub size: Option<u64>,
+    /// How many copies a new volume has, 1 to 20 [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=20))]
+    pub replicas: Option<u8>,
+    /// Who must agree before a replica is left out [default: any]
+    #[arg(long, value_enum)]
+    pub quorum: Option<Quorum>,
+    /// How the volume is shown [default: auto]
+    #[arg(long, value_enum, value_name = "F")]
+    pub frontend: Option<Frontend>,
+    /// Logical block of the device: 512 or 4096 bytes [default: 512]
+    #[arg(long, value_parser = block_size, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    pub io_timeout: Option<u64>,
+    /// With --frontend nbd-server: listen on TCP, which anybody who reaches it may use
+    #[arg(long, value_parser = nbd_address, value_name = "ADDRESS[:PORT]")]
+    pub listen: Option<SocketAddr>,
+}
+
+/// Arguments of `down`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = DOWN_HELP)]
+pub(super) struct DownArgs {
+    /// Name of the volume
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SnapshotCommand {
+    /// Keep the volume's bytes as they are now, and print the snapshot's name
+    #[command(after_help = SNAPSHOT_CREATE_HELP)]
+    Create {
+        /// Name of the volume, which is up
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the snapshot; a new one is made up without it
+        #[arg(value_parser = snapshot_name)]
+        name: Option<String>,
+    },
+    /// List a volume's snapshots, oldest first
+    Ls {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+    },
+    /// Write a snapshot's bytes to a file, holes as holes
+    #[command(after_help = SNAPSHOT_EXPORT_HELP)]
+    Export {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = snapshot_name)]
+        name: String,
+        /// The file, which is replaced
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ReplicaCommand {
+    /// List a volume's replicas
+    Ls {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+    },
+    /// Write the bytes of a replica directory, Longhorn's or ours, to a file; no engine is needed
+    #[command(after_help = REPLICA_EXPORT_HELP)]
+    Export {
+        /// The replica's directory, which no process uses
+        directory: PathBuf,
+        /// As of this snapshot, not as of the end
+        #[arg(long, value_parser = snapshot_name, value_name = "NAME")]
+        snapshot: Option<String>,
+        /// The file, which is replaced
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum CheckCommand {
+    /// The same as `doctor`
+    Preflight,
+}
+
+const UP_HELP: &str = "\
+Examples:
+  longhornctl up demo --size 10GiB    3 replicas below ROOT/replicas, and /dev/longhorn/demo
+  longhornctl up demo                 start it again
+  longhornctl up vm --size 1TiB --replicas 2 --frontend nbd-server
+                                      no device: an NBD export for QEMU
+
+On a volume that is up this changes nothing and succeeds. Of a stopped one, --frontend, --listen and
+--io-timeout may change.";
+
+const DOWN_HELP: &str = "\
+Example:
+  umount /mnt/demo && longhornctl down demo
+
+A device that is in use is not stopped; who uses it is named. Stopping a stopped volume succeeds.";
+
+const STATUS_HELP: &str = "\
+Examples:
+  longhornctl status demo
+  longhornctl status demo --watch
+  longhornctl -o json status demo | jq -r .endpoint
+
+Modes: RW takes writes and answers reads; WO is being brought in sync; ERR is left out.";
+
+const RM_HELP: &str = "\
+Example:
+  longhornctl down demo && longhornctl rm demo
+
+All replica directories are deleted, imported ones too. This cannot be undone.";
+
+const IMPORT_HELP: &str = "\
+Examples:
+  longhornctl import old /mnt/disk1/replicas/old-0a1b2c3d /mnt/disk2/replicas/old-4e5f6a7b
+  longhornctl up old
+
+Nothing in the directories changes before `up`. If they differ, the first one counts and the others
+are brought in line with it.";
+
+const SNAPSHOT_CREATE_HELP: &str = "\
+Examples:
+  longhornctl snapshot create demo before-upgrade
+  name=$(longhornctl snapshot create demo)
+
+The bytes are those of one moment, as after a power cut. With `fsfreeze` around it, a file system is
+clean in it.";
+
+const SNAPSHOT_EXPORT_HELP: &str = "\
+Example:
+  longhornctl snapshot export demo before-upgrade demo.img";
+
+const REPLICA_EXPORT_HELP: &str = "\
+Examples:
+  longhornctl replica export /mnt/disk1/replicas/old-0a1b2c3d old.img
+  longhornctl replica export --snapshot before-upgrade /mnt/disk1/replicas/old-0a1b2c3d old.img";
+
+const COMPLETION_HELP: &str = "\
+Examples:
+  longhornctl completion bash > /etc/bash_completion.d/longhornctl
+  longhornctl completion zsh > \"${fpath[1]}/_longhornctl\"
+  longhornctl completion fish > ~/.config/fish/completions/longhornctl.fish";

@@ -1,0 +1,274 @@
+//! `doctor`: what this host has and lacks, each line with the next step.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use control::host::Root;
+use lh_block::format_size;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statfs::{FsType, statfs};
+use serde::Serialize;
+
+use super::Context;
+use super::args::Output;
+use super::output::{print_json, print_table, table};
+
+/// Below this much space a warning is due.
+const SPACE_MIN: u64 = 1 << 30;
+
+/// What a process locks at most: its buffers, its code, its index (`docs/invariants.md` bounds them).
+const MEMLOCK_MIN: u64 = 512 << 20;
+
+/// What is right and what is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Volumes run, with the disadvantage that the text names.
+    Warn,
+    /// No volume runs.
+    Fail,
+}
+
+impl Verdict {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    detail: String,
+    /// What to do; empty if nothing.
+    next: String,
+}
+
+impl Finding {
+    fn ok(check: &'static str, detail: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Ok, detail: detail.into(), next: String::new() }
+    }
+
+    fn warn(check: &'static str, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Warn, detail: detail.into(), next: next.into() }
+    }
+
+    fn fail(check: &'static str, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Fail, detail: detail.into(), next: next.into() }
+    }
+}
+
+pub(super) fn run(context: &Context) -> Result<()> {
+    let findings = [
+        user(),
+        io_uring(),
+        fuse(),
+        loop_device(),
+        other_frontend("nbd", "/dev/nbd0"),
+        other_frontend("ublk", "/dev/ublk-control"),
+        iscsi(),
+        devices(),
+        io_flusher(),
+        memlock(),
+        root_directory(&context.root),
+        file_system(&context.root),
+        manager(&context.root),
+    ];
+    match context.output {
+        Output::Json => print_json(&findings)?,
+        Output::Table => {
+            let mut rows = table(&["CHECK", "", "FOUND", "NEXT STEP"]);
+            for f in &findings {
+                rows.add_row([f.check, f.verdict.as_str(), &f.detail, &f.next]);
+            }
+            print_table(&rows)?;
+        }
+    }
+    match findings.iter().filter(|f| f.verdict == Verdict::Fail).count() {
+        0 => Ok(()),
+        n => bail!("{n} of {} checks failed: volumes do not run here yet", findings.len()),
+    }
+}
+
+fn user() -> Finding {
+    if nix::unistd::geteuid().is_root() {
+        Finding::ok("user", "root")
+    } else {
+        Finding::fail("user", "not root", "run it again with sudo")
+    }
+}
+
+fn io_uring() -> Finding {
+    match lh_ring::Ring::new(8) {
+        Ok(_) => Finding::ok("io_uring", "works"),
+        Err(e) => {
+            let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+            let next = if matches!(disabled.trim(), "1" | "2") {
+                "sysctl kernel.io_uring_disabled=0"
+            } else {
+                "use Linux 5.19 or newer; in a container, allow io_uring in its seccomp profile"
+            };
+            Finding::fail("io_uring", e.to_string(), next)
+        }
+    }
+}
+
+fn fuse() -> Finding {
+    module("fuse", "/dev/fuse")
+}
+
+fn loop_device() -> Finding {
+    module("loop", "/dev/loop-control")
+}
+
+/// What the only block device of this build is made of.
+fn module(check: &'static str, path: &str) -> Finding {
+    if is_char_device(path) {
+        Finding::ok(check, path)
+    } else {
+        let next = format!("modprobe {check}, or use --frontend nbd-server");
+        Finding::warn(check, format!("no {path}: no block devices"), next)
+    }
+}
+
+/// What this build makes no devices of.
+fn other_frontend(check: &'static str, path: &str) -> Finding {
+    let has = if Path::new(path).exists() { "here" } else { "not here" };
+    Finding::ok(check, format!("{has}; this build does not use it"))
+}
+
+fn iscsi() -> Finding {
+    let has = if Path::new("/sys/class/iscsi_transport").exists() { "here" } else { "not here" };
+    Finding::ok("iscsi", format!("{has}; this build does not use it"))
+}
+
+fn is_char_device(path: &str) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device())
+}
+
+/// Nodes are made in /dev/longhorn, on a file system that lets them be devices.
+fn devices() -> Finding {
+    match statfs("/dev") {
+        Ok(stat) if stat.flags().contains(nix::sys::statvfs::FsFlags::ST_NODEV) => Finding::warn(
+            "/dev",
+            "mounted with nodev: no block devices",
+            "mount it without nodev, or use --frontend nbd-server",
+        ),
+        Ok(stat) if stat.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) => Finding::warn(
+            "/dev",
+            "read-only: no block devices",
+            "mount it writable, or use --frontend nbd-server",
+        ),
+        Ok(_) => Finding::ok("/dev", "takes device nodes"),
+        Err(e) => Finding::warn("/dev", e.to_string(), "mount it"),
+    }
+}
+
+fn io_flusher() -> Finding {
+    match lh_ring::sys::set_io_flusher() {
+        Ok(()) => Finding::ok("io flusher", "allowed"),
+        Err(e) => Finding::warn(
+            "io flusher",
+            format!("{e}: under memory pressure a volume may wait for itself"),
+            "give CAP_SYS_RESOURCE",
+        ),
+    }
+}
+
+fn memlock() -> Finding {
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        // CAP_IPC_LOCK lifts the limit (capabilities(7)).
+        _ if has_capability(14) => Finding::ok("memlock", "unlimited"),
+        Ok((limit, _)) if limit >= MEMLOCK_MIN => Finding::ok("memlock", format_size(limit)),
+        Ok((limit, _)) => Finding::warn(
+            "memlock",
+            format!("{}: memory of volumes may be swapped out", format_size(limit)),
+            format!("give CAP_IPC_LOCK, or ulimit -l {}", MEMLOCK_MIN >> 10),
+        ),
+        Err(e) => Finding::warn("memlock", e.to_string(), "give CAP_IPC_LOCK"),
+    }
+}
+
+/// True if this process has the capability of that number in effect.
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> number & 1 == 1)
+}
+
+fn root_directory(root: &Root) -> Finding {
+    const CHECK: &str = "root";
+    let path = root.path().display().to_string();
+    match fs::metadata(root.path()) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            Finding::ok(CHECK, format!("{path} will be made by the first `longhornctl up`"))
+        }
+        Err(e) => Finding::fail(CHECK, format!("{path}: {e}"), "choose another with --root"),
+        Ok(meta) if !meta.is_dir() => {
+            Finding::fail(CHECK, format!("{path} is no directory"), "choose another with --root")
+        }
+        Ok(meta) if meta.uid() != 0 || meta.mode() & 0o022 != 0 => Finding::fail(
+            CHECK,
+            format!(
+                "{path} (mode {:03o}, user {}) can be changed by others than root",
+                meta.mode() & 0o777,
+                meta.uid()
+            ),
+            format!("chown root {path} && chmod 700 {path}"),
+        ),
+        Ok(_) => Finding::ok(CHECK, path),
+    }
+}
+
+fn file_system(root: &Root) -> Finding {
+    const CHECK: &str = "disk";
+    let existing = root.path().ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let stat = match statfs(existing) {
+        Ok(stat) => stat,
+        Err(e) => {
+            return Finding::fail(
+                CHECK,
+                format!("{}: {e}", existing.display()),
+                "choose another with --root",
+            );
+        }
+    };
+    let block = u64::try_from(stat.block_size()).unwrap_or(0);
+    let (free, all) = (stat.blocks_available() * block, stat.blocks() * block);
+    let kind = file_system_name(stat.filesystem_type());
+    let found = format!("{kind}, {} of {} free", format_size(free), format_size(all));
+    match kind {
+        "tmpfs" => Finding::warn(CHECK, format!("{found}: gone after a reboot"), "put the root on a disk"),
+        _ if free < SPACE_MIN => {
+            Finding::warn(CHECK, found, "make space: writes wait when all replicas are full")
+        }
+        "another file system" => Finding::warn(CHECK, found, "ext4 and XFS are what volumes are tested on"),
+        _ => Finding::ok(CHECK, found),
+    }
+}
+
+fn file_system_name(kind: FsType) -> &'static str {
+    use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC};
+    match kind {
+        EXT4_SUPER_MAGIC => "ext4",
+        XFS_SUPER_MAGIC => "xfs",
+        TMPFS_MAGIC => "tmpfs",
+        _ => "another file system",
+    }
+}
+
+fn manager(root: &Root) -> Finding {
+    match std::os::unix::net::UnixStream::connect(root.manager_socket()) {
+        Ok(_) => Finding::ok("instance manager", "runs"),
+        Err(_) => Finding::ok("instance manager", "does not run; the first `longhornctl up` starts it"),
+    }
+}

@@ -1,0 +1,72 @@
+//! `down`: flush and stop.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{VolumeLock, VolumeRecord, engine_name};
+use control::manager::ProcessRecord;
+
+use super::args::{DownArgs, Output};
+use super::manager::Manager;
+use super::observe::{connect_engine, has_processes, observe};
+use super::output::print_json;
+use super::progress::Progress;
+use super::{Context, device};
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a flush on every replica and their clean close may take.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
+
+pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
+    let root = &context.root;
+    let volume = &args.volume;
+    // Before the lock, so that a name that is not there leaves no lock file.
+    VolumeRecord::load(root, volume)?;
+    let mut progress = Progress::new();
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let record = VolumeRecord::load(root, volume)?;
+    if has_processes(root, &record)? {
+        let mut manager = Manager::ensure(root).await?;
+        let engine = engine_name(volume);
+        if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
+            shut_down(context, volume, &mut progress).await?;
+        }
+        progress.say("stopping the processes");
+        manager.end(&[engine]).await?;
+        let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
+        manager.end(&replicas).await?;
+    }
+    device::release(volume, root)?;
+    drop(progress);
+    match context.output {
+        Output::Json => print_json(&observe(root, &record).await?),
+        Output::Table => {
+            eprintln!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
+            Ok(())
+        }
+    }
+}
+
+/// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs.
+async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<()> {
+    let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(()) };
+    let view = engine.volume_get(()).await.context("the engine does not answer")?.into_inner();
+    if !view.device.is_empty() {
+        device::check_unused(Path::new(&view.device))?;
+    }
+    progress.say("flushing");
+    match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
+        Ok(Ok(_)) => Ok(()),
+        // It ended before its answer was through: what counts is that it is gone.
+        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => Ok(()),
+        Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
+        Err(_) => bail!(
+            "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
+            SHUTDOWN_PATIENCE.as_secs(),
+            if view.waiting_for.is_empty() { String::new() } else { format!(" ({})", view.waiting_for) }
+        ),
+    }
+}

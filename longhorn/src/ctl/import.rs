@@ -1,0 +1,95 @@
+//! `import`: a volume of replica directories where they are.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{
+    LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, new_replica_suffix, replica_name,
+};
+use lh_block::format_size;
+use replica::store::SnapshotView;
+
+use super::Context;
+use super::args::Output;
+use super::observe::observe;
+use super::output::print_json;
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
+    let root = &context.root;
+    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    LiveDirs::default().check_free(volume, root)?;
+    match VolumeRecord::load(root, volume) {
+        Err(RecordError::Missing { .. }) => {}
+        Err(e) => return Err(e.into()),
+        Ok(_) => bail!("there is a volume {volume} already: choose another name"),
+    }
+    let mut record = VolumeRecord::new(volume, 0);
+    for directory in directories {
+        let directory = directory.canonicalize().with_context(|| directory.display().to_string())?;
+        check_unowned(root, &directory)?;
+        // Opening it for reading judges everything that opening it for writing would.
+        let size = SnapshotView::open(&directory, None)?.size();
+        if record.size != 0 && record.size != size {
+            bail!(
+                "{} holds {} and {} {}: replicas of one volume have one size",
+                record.replicas[0].directory.display(),
+                format_size(record.size),
+                directory.display(),
+                format_size(size)
+            );
+        }
+        record.size = size;
+        let name = free_name(&record, &directory)?;
+        record.replicas.push(ReplicaRecord { name, directory, imported: true });
+    }
+    record.create(root)?;
+    match context.output {
+        Output::Json => print_json(&observe(root, &record).await?),
+        Output::Table => {
+            let count = record.replicas.len();
+            eprintln!(
+                "{volume} is made of {count} replicas of {}: longhornctl up {volume} starts it",
+                format_size(record.size)
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Refuses a directory that a volume of this root has already.
+fn check_unowned(root: &Root, directory: &Path) -> Result<()> {
+    for name in VolumeRecord::list(root)? {
+        // A record that cannot be read cannot be asked; the replica's locks still keep two volumes apart.
+        let Ok(record) = VolumeRecord::load(root, &name) else { continue };
+        let owns = |r: &ReplicaRecord| r.directory.canonicalize().is_ok_and(|own| own == directory);
+        if record.replicas.iter().any(owns) {
+            bail!(
+                "{} belongs to volume {name}: import it after `longhornctl rm`, or copy it",
+                directory.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A name with the directory's own suffix, if it has Longhorn's form and is free.
+fn free_name(record: &VolumeRecord, directory: &Path) -> Result<String> {
+    let own = directory.file_name().and_then(|name| name.to_str()?.rsplit_once('-'));
+    let is_suffix = |s: &str| s.len() == 8 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let mut suffix = match own {
+        Some((_, suffix)) if is_suffix(suffix) => suffix.to_owned(),
+        _ => new_replica_suffix()?,
+    };
+    loop {
+        let name = replica_name(&record.name, &suffix);
+        if record.replica(&name).is_none() {
+            return Ok(name);
+        }
+        suffix = new_replica_suffix()?;
+    }
+}

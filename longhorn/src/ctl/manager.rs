@@ -1,0 +1,133 @@
+//! The instance manager as its client sees it, and how one is started.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use control::host::Root;
+use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
+use control::proto::imrpc::{
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessResponse, ProcessSpec,
+};
+use tonic::Code;
+use tonic::transport::Channel;
+
+/// How long a new manager may take until it answers: it reads a directory and binds a socket.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often it is asked meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long processes may take to end: their own 30 s, and what a disk keeps a killed one for.
+const END_PATIENCE: Duration = Duration::from_secs(90);
+
+/// A connection to the root's instance manager.
+#[derive(Debug)]
+pub(super) struct Manager {
+    client: ProcessManagerServiceClient<Channel>,
+}
+
+impl Manager {
+    /// The root's manager, if it runs.
+    pub(super) async fn find(root: &Root) -> Result<Option<Self>> {
+        match control::transport::connect(&root.manager_socket()).await {
+            Ok(channel) => Ok(Some(Self { client: ProcessManagerServiceClient::new(channel) })),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                Ok(None)
+            }
+            Err(e) => Err(e).with_context(|| root.manager_socket().display().to_string()),
+        }
+    }
+
+    /// The root's manager, started if it does not run.
+    pub(super) async fn ensure(root: &Root) -> Result<Self> {
+        if let Some(manager) = Self::find(root).await? {
+            return Ok(manager);
+        }
+        let mut child = start(root)?;
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if let Some(manager) = Self::find(root).await? {
+                return Ok(manager);
+            }
+            let ended = child.try_wait()?;
+            // One that found another in its place ends, and that other one is as good.
+            if ended.is_some()
+                && let Some(manager) = Self::find(root).await?
+            {
+                return Ok(manager);
+            }
+            let log = root.log(MANAGER_LOG);
+            match ended {
+                Some(status) => bail!("the instance manager ended with {status}: {} says why", log.display()),
+                None if Instant::now() > deadline => {
+                    bail!("the instance manager does not answer: {} may say why", log.display())
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Starts a process of the manager's own program. One that is there already is left as it is.
+    pub(super) async fn create(&mut self, name: &str, args: Vec<String>) -> Result<()> {
+        let spec = ProcessSpec { name: name.to_owned(), args, ..Default::default() };
+        match self.client.process_create(ProcessCreateRequest { spec: Some(spec) }).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            Err(status) => Err(status).with_context(|| format!("process {name} cannot be started")),
+        }
+    }
+
+    /// Everything the manager runs.
+    pub(super) async fn list(&mut self) -> Result<HashMap<String, ProcessResponse>> {
+        Ok(self.client.process_list(ProcessListRequest {}).await?.into_inner().processes)
+    }
+
+    /// Ends processes and waits until they are gone. Those that are not there are gone.
+    pub(super) async fn end(&mut self, names: &[String]) -> Result<()> {
+        for name in names {
+            let request = ProcessDeleteRequest { name: name.clone(), uuid: String::new() };
+            match self.client.process_delete(request).await {
+                Err(status) if status.code() != Code::NotFound => return Err(status.into()),
+                _ => {}
+            }
+        }
+        let deadline = Instant::now() + END_PATIENCE;
+        loop {
+            let running = self.list().await?;
+            let Some(left) = names.iter().find(|name| running.contains_key(*name)) else { return Ok(()) };
+            if Instant::now() > deadline {
+                bail!("process {left} does not end: it may wait for a disk; try again later");
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// The log that a manager started here writes.
+const MANAGER_LOG: &str = "instance-manager";
+
+/// Starts a manager that outlives this command.
+fn start(root: &Root) -> Result<std::process::Child> {
+    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    let program = std::env::current_exe().context("this program's own path")?.with_file_name("longhorn");
+    let log = root.log(MANAGER_LOG);
+    let out = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
+    let out = out.with_context(|| log.display().to_string())?;
+    Command::new(&program)
+        .arg("instance-manager")
+        .arg("--own-session")
+        .arg("--root")
+        .arg(root.path())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(out.try_clone()?)
+        .stderr(out)
+        .spawn()
+        .with_context(|| format!("{} cannot be started", program.display()))
+}

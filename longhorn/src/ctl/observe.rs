@@ -1,0 +1,311 @@
+//! What a volume is like right now: its record, what its instance manager remembers of its processes, and what its
+//! engine says. Nothing is changed, and no manager need run.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name};
+use control::manager::{ProcessRecord, State};
+use control::proto::ptypes;
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
+use serde::Serialize;
+use tonic::transport::Channel;
+
+/// How long an engine may take to say how it fares. It answers from memory.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A volume, as `status -o json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VolumeView {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// "attached", "detached", "attaching" or "detaching".
+    pub state: &'static str,
+    /// "healthy", "degraded", "faulted" or "unknown".
+    pub robustness: &'static str,
+    /// The frontend in use; of a stopped volume, the one asked for.
+    pub frontend: String,
+    /// The device if there is one, else the URI, else empty.
+    pub endpoint: String,
+    /// The block device.
+    pub device: Option<String>,
+    /// The URI of the export.
+    pub uri: Option<String>,
+    /// The engine's generation; of a stopped volume, the last one issued.
+    pub generation: u64,
+    /// Every replica of the record.
+    pub replicas: Vec<ReplicaView>,
+    /// The engine's process.
+    pub engine_pid: Option<u32>,
+    /// Blocks that differed between members when the engine started, and were made equal.
+    pub repaired_blocks: u64,
+    /// What is wrong or being waited for, one sentence; empty if nothing.
+    #[serde(skip)]
+    pub remark: String,
+}
+
+/// A replica, as `replica ls -o json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReplicaView {
+    /// Its name.
+    pub name: String,
+    /// "RW", "WO" or "ERR"; of a stopped volume, the last one known.
+    pub mode: &'static str,
+    /// Where its engine reaches it.
+    pub address: String,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// Why it is not RW, one sentence; empty if it is.
+    #[serde(skip)]
+    pub remark: String,
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Debug)]
+pub(super) struct EngineView {
+    pub volume: ptypes::Volume,
+    pub replicas: Vec<ptypes::ControllerReplica>,
+}
+
+/// An engine's control connection, if its process listens.
+pub(super) async fn connect_engine(root: &Root, volume: &str) -> Option<ControllerServiceClient<Channel>> {
+    let socket = root.control_socket(&engine_name(volume));
+    control::transport::connect(&socket).await.ok().map(ControllerServiceClient::new)
+}
+
+/// What the volume's engine says, if it answers.
+pub(super) async fn ask_engine(root: &Root, volume: &str) -> Option<EngineView> {
+    let ask = async {
+        let mut engine = connect_engine(root, volume).await?;
+        let volume = engine.volume_get(()).await.ok()?.into_inner();
+        let replicas = engine.replica_list(()).await.ok()?.into_inner().replicas;
+        Some(EngineView { volume, replicas })
+    };
+    tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
+}
+
+/// The volume of that record.
+pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<VolumeView> {
+    let process = ProcessRecord::load(root, &engine_name(&record.name))?;
+    let running = process.as_ref().is_some_and(|p| p.pid().is_some());
+    let engine = if running { ask_engine(root, &record.name).await } else { None };
+    let abandoned = process.is_some() && !running && !has_manager(root);
+    let mut processes = HashMap::new();
+    for replica in &record.replicas {
+        if let Some(process) = ProcessRecord::load(root, &replica.name)? {
+            processes.insert(replica.name.as_str(), process);
+        }
+    }
+    let last_modes = LastModes::of(root, record)?;
+    let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
+        let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
+        let last = last_modes.mode(number, replica);
+        replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
+    });
+    let replicas: Vec<ReplicaView> = replicas.collect();
+    let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
+    let said = engine.as_ref().map(|e| &e.volume);
+    let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
+    let issued = record.authority(root).generation()?;
+    Ok(VolumeView {
+        name: record.name.clone(),
+        size: record.size,
+        state,
+        robustness: robustness(state, engine.is_some(), &replicas),
+        frontend: text(|v| &v.frontend).unwrap_or_else(|| record.frontend.clone()),
+        endpoint: text(|v| &v.endpoint).unwrap_or_default(),
+        device: text(|v| &v.device),
+        uri: text(|v| &v.uri),
+        generation: said.map_or(issued.into(), |v| v.generation),
+        replicas,
+        engine_pid: process.as_ref().and_then(ProcessRecord::pid),
+        repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
+        remark: if abandoned {
+            format!(
+                "its engine died and no instance manager runs: `longhornctl up {}` starts both",
+                record.name
+            )
+        } else {
+            remark(process.as_ref(), said)
+        },
+    })
+}
+
+/// True if the instance manager of the root has anything to do with the volume.
+pub(super) fn has_processes(root: &Root, record: &VolumeRecord) -> Result<bool> {
+    let engine = engine_name(&record.name);
+    for name in record.replicas.iter().map(|r| &r.name).chain([&engine]) {
+        if ProcessRecord::load(root, name)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// True if somebody would start the root's processes again.
+fn has_manager(root: &Root) -> bool {
+    std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok()
+}
+
+fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'static str {
+    match (process.map(|p| p.state), engine) {
+        (None | Some(State::Stopped | State::Error), _) => "detached",
+        (Some(State::Stopping), _) => "detaching",
+        (Some(State::Starting | State::Running), Some(engine)) if engine.volume.frontend_state == "up" => {
+            "attached"
+        }
+        (Some(State::Starting | State::Running), _) => "attaching",
+    }
+}
+
+fn robustness(state: &str, engine_answers: bool, replicas: &[ReplicaView]) -> &'static str {
+    if state != "attached" || !engine_answers {
+        return "unknown";
+    }
+    match replicas.iter().filter(|r| r.mode == "RW").count() {
+        0 => "faulted",
+        n if n == replicas.len() => "healthy",
+        _ => "degraded",
+    }
+}
+
+fn remark(process: Option<&ProcessRecord>, engine: Option<&ptypes::Volume>) -> String {
+    match (process, engine) {
+        (Some(process), _) if process.state == State::Error => {
+            format!("the engine gave up: {}", process.error)
+        }
+        (_, Some(engine)) => engine.waiting_for.clone(),
+        (Some(process), None) if process.state == State::Starting && !process.error.is_empty() => {
+            format!("the engine is started again: {}", process.error)
+        }
+        (Some(process), None) if process.pid().is_some() => "the engine does not answer yet".to_owned(),
+        _ => String::new(),
+    }
+}
+
+fn find<'a>(replicas: &'a [ptypes::ControllerReplica], name: &str) -> Option<&'a ptypes::ControllerReplica> {
+    replicas.iter().find(|r| r.address.as_ref().is_some_and(|a| a.instance_name == name))
+}
+
+fn replica_view(
+    root: &Root,
+    record: &ReplicaRecord,
+    said: Option<&ptypes::ControllerReplica>,
+    process: Option<&ProcessRecord>,
+    last: &'static str,
+) -> ReplicaView {
+    let remark = match (said, process) {
+        (_, Some(process)) if process.state == State::Error => process.error.clone(),
+        (Some(said), _) if said.mode() == ptypes::ReplicaMode::Wo && said.rebuild_progress > 0 => {
+            format!("{} % in sync", said.rebuild_progress)
+        }
+        (Some(said), _) => said.reason.clone(),
+        (None, _) => String::new(),
+    };
+    ReplicaView {
+        name: record.name.clone(),
+        mode: said.map_or(last, |r| r.mode().as_str_name()),
+        address: format!("unix:{}", root.data_socket(&record.name).display()),
+        path: record.directory.clone(),
+        pid: process.and_then(ProcessRecord::pid),
+        remark,
+    }
+}
+
+/// What each replica was when the volume stopped: a member of the epoch that counts has everything.
+struct LastModes {
+    members: Option<Vec<String>>,
+}
+
+impl LastModes {
+    fn of(root: &Root, record: &VolumeRecord) -> Result<Self> {
+        Ok(Self { members: record.authority(root).epoch()?.map(|epoch| epoch.members) })
+    }
+
+    fn mode(&self, number: usize, replica: &ReplicaRecord) -> &'static str {
+        let in_sync = match &self.members {
+            Some(members) => members.contains(&replica.name),
+            // Never started: new ones are all empty, of imported ones the first counts.
+            None => !replica.imported || number == 0,
+        };
+        if in_sync { "RW" } else { "ERR" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica(mode: &'static str) -> ReplicaView {
+        ReplicaView {
+            name: "demo-r-1".into(),
+            mode,
+            address: "unix:/r/1.sock".into(),
+            path: "/r/replicas/demo-1".into(),
+            pid: Some(3),
+            remark: String::new(),
+        }
+    }
+
+    #[test]
+    fn robustness_counts_those_that_can_serve() {
+        let of = |modes: &[&'static str]| {
+            let replicas: Vec<_> = modes.iter().map(|m| replica(m)).collect();
+            robustness("attached", true, &replicas)
+        };
+        assert_eq!(of(&["RW", "RW", "RW"]), "healthy");
+        assert_eq!(of(&["RW", "WO", "RW"]), "degraded");
+        assert_eq!(of(&["ERR", "WO"]), "faulted");
+        assert_eq!(robustness("detached", false, &[replica("RW")]), "unknown");
+        assert_eq!(robustness("attaching", true, &[replica("ERR")]), "unknown");
+    }
+
+    #[tokio::test]
+    async fn of_a_volume_whose_processes_were_all_killed_the_way_back_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 30);
+        record.add_replica(&root).unwrap();
+        record.create(&root).unwrap();
+        let left = r#"{"format":1,"name":"demo-e-0","binary":"","args":[],"uuid":"1","state":"running",
+            "process":{"pid":1,"start_time":0,"boot":"another"}}"#;
+        std::fs::write(root.process("demo-e-0"), left).unwrap();
+        let view = observe(&root, &record).await.unwrap();
+        assert_eq!((view.state, view.engine_pid), ("detached", None));
+        assert!(view.remark.contains("longhornctl up demo"), "{}", view.remark);
+        assert!(has_processes(&root, &record).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_stopped_volume_is_told_from_its_record_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 30);
+        record.add_replica(&root).unwrap();
+        record.add_replica(&root).unwrap();
+        record.create(&root).unwrap();
+        let authority = record.authority(&root);
+        let generation = authority.issue_generation(Default::default()).unwrap();
+        let epoch = lh_block::Epoch {
+            generation,
+            counter: 1,
+            members: vec![record.replicas[1].name.clone()],
+            id: lh_block::Instance(1),
+        };
+        authority.store_epoch(None, &epoch).unwrap();
+        let view = observe(&root, &record).await.unwrap();
+        assert_eq!((view.state, view.robustness), ("detached", "unknown"));
+        assert_eq!(view.replicas.iter().map(|r| r.mode).collect::<Vec<_>>(), ["ERR", "RW"]);
+        assert!(view.replicas.iter().all(|r| r.pid.is_none()) && view.engine_pid.is_none());
+        assert_eq!(view.generation, 1 << 32);
+        assert!(!has_processes(&root, &record).unwrap());
+    }
+}

@@ -1,0 +1,63 @@
+//! What is being waited for: a moving line on a terminal, plain lines elsewhere, always on standard error.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Tells what is being done until it is dropped.
+pub(super) struct Progress {
+    bar: Option<ProgressBar>,
+    last: String,
+}
+
+impl Progress {
+    /// Nothing is said yet.
+    pub(super) fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self { bar, last: String::new() }
+    }
+
+    /// A bar for work of a known size in bytes.
+    pub(super) fn of_bytes(what: &str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}");
+            ProgressBar::new(0)
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+                .with_message(what.to_owned())
+        });
+        Self { bar, last: String::new() }
+    }
+
+    /// Says what is being done now.
+    pub(super) fn say(&mut self, what: &str) {
+        if self.last == what {
+            return;
+        }
+        what.clone_into(&mut self.last);
+        match &self.bar {
+            Some(bar) => bar.set_message(what.to_owned()),
+            None => eprintln!("{what}"),
+        }
+    }
+
+    /// Says how far it is.
+    pub(super) fn at(&self, done: u64, of: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(of);
+            bar.set_position(done);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `rm`: a volume and all its data.
+
+use std::fs;
+use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{Root, VolumeLock, VolumeRecord, VolumeState, engine_name, sync_dir};
+
+use super::Context;
+use super::observe::has_processes;
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
+    let root = &context.root;
+    // Before the lock, so that a name that is not there leaves no lock file.
+    VolumeRecord::load(root, volume)?;
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let mut record = VolumeRecord::load(root, volume)?;
+    if has_processes(root, &record)? {
+        bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
+    }
+    if !yes && !confirmed(&record)? {
+        bail!("nothing was deleted");
+    }
+    record.state = VolumeState::Removing;
+    record.store(root)?;
+    everything(root, &record)?;
+    eprintln!("{volume} and its data are deleted");
+    Ok(())
+}
+
+/// Asks on a terminal; elsewhere nobody can answer.
+fn confirmed(record: &VolumeRecord) -> Result<bool> {
+    if !io::stdin().is_terminal() {
+        bail!("deleting volume {} and all its data needs --yes where nobody can be asked", record.name);
+    }
+    eprintln!("Volume {} and all its data will be deleted:", record.name);
+    for replica in &record.replicas {
+        eprintln!("  {}", replica.directory.display());
+    }
+    eprint!("Type the volume's name to go on: ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(answer.trim() == record.name)
+}
+
+/// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
+/// caller holds the volume's lock, and no process of the volume is left.
+pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
+    for replica in &record.replicas {
+        let directory = &replica.directory;
+        let removed = if replica.imported { remove_replica_files(directory) } else { remove_tree(directory) };
+        removed.with_context(|| format!("{} cannot be deleted", directory.display()))?;
+    }
+    for name in record.replicas.iter().map(|r| r.name.clone()).chain([engine_name(&record.name)]) {
+        let log = root.log(&name);
+        let mut older = log.clone().into_os_string();
+        older.push(".1");
+        for path in [log, older.into(), root.control_socket(&name), root.data_socket(&name)] {
+            // What is left of these is no data and stands in nobody's way.
+            let _ = fs::remove_file(path);
+        }
+    }
+    Ok(record.remove(root)?)
+}
+
+/// Deletes a directory of ours.
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => directory.parent().map_or(Ok(()), sync_dir),
+    }
+}
+
+/// Deletes the replica's files in a directory that somebody else made; whatever else lies there stays, and so does the
+/// directory then.
+fn remove_replica_files(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let mut left = false;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == "engine" && entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else if is_replica_file(&name.to_string_lossy()) {
+            fs::remove_file(entry.path())?;
+        } else {
+            left = true;
+        }
+    }
+    sync_dir(directory)?;
+    if left { Ok(()) } else { remove_tree(directory) }
+}
+
+/// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
+fn is_replica_file(name: &str) -> bool {
+    name == "revision.counter" || name.starts_with("volume.meta") || name.starts_with("volume-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_imported_directory_only_the_replica_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let names =
+            ["volume.meta", "volume-head-000.img", "volume-head-000.img.meta", "volume-snap-a.img.checksum"];
+        let fill = |directory: &Path| {
+            fs::create_dir_all(directory.join("engine")).unwrap();
+            for name in names {
+                fs::write(directory.join(name), "x").unwrap();
+            }
+        };
+        let (alone, shared) = (dir.path().join("alone"), dir.path().join("shared"));
+        fill(&alone);
+        fill(&shared);
+        fs::write(shared.join("photos.tar"), "x").unwrap();
+        remove_replica_files(&alone).unwrap();
+        remove_replica_files(&shared).unwrap();
+        assert!(!alone.exists());
+        let left: Vec<_> = fs::read_dir(&shared).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["photos.tar"]);
+        remove_replica_files(&alone).unwrap();
+    }
+}

@@ -1,0 +1,134 @@
+//! `ls` and `status`.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use control::host::VolumeRecord;
+use lh_block::{Generation, format_size};
+
+use super::Context;
+use super::args::Output;
+use super::observe::{VolumeView, observe};
+use super::output::{print, print_json, print_json_line, print_table, table};
+
+/// How often `status --watch` looks.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Home and clear (ECMA-48: CUP, ED).
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+pub(super) async fn list(context: &Context) -> Result<()> {
+    let (mut views, mut broken) = (Vec::new(), 0);
+    for name in VolumeRecord::list(&context.root)? {
+        match VolumeRecord::load(&context.root, &name) {
+            Ok(record) => views.push(observe(&context.root, &record).await?),
+            Err(e) => {
+                eprintln!("error: {e}");
+                broken += 1;
+            }
+        }
+    }
+    match context.output {
+        Output::Json => print_json(&views)?,
+        Output::Table if views.is_empty() && broken == 0 => {
+            eprintln!(
+                "no volumes under {}: longhornctl up NAME --size SIZE makes one",
+                context.root.path().display()
+            );
+        }
+        Output::Table => print_list(&views)?,
+    }
+    if broken > 0 {
+        bail!("{broken} of {} volumes cannot be read", views.len() + broken);
+    }
+    Ok(())
+}
+
+fn print_list(views: &[VolumeView]) -> Result<()> {
+    let mut rows = table(&["NAME", "STATE", "ROBUSTNESS", "SIZE", "REPLICAS", "ENDPOINT"]);
+    for view in views {
+        let serving = view.replicas.iter().filter(|r| r.mode == "RW").count();
+        rows.add_row([
+            view.name.clone(),
+            view.state.to_owned(),
+            view.robustness.to_owned(),
+            format_size(view.size),
+            format!("{serving}/{}", view.replicas.len()),
+            view.endpoint.clone(),
+        ]);
+    }
+    print_table(&rows)
+}
+
+pub(super) async fn status(context: &Context, volume: &str, watch: bool) -> Result<()> {
+    let screen = watch && context.output == Output::Table && std::io::stdout().is_terminal();
+    let mut last = None;
+    loop {
+        let record = VolumeRecord::load(&context.root, volume)?;
+        let view = observe(&context.root, &record).await?;
+        if last.as_ref() != Some(&view) {
+            match context.output {
+                Output::Json if watch => print_json_line(&view)?,
+                Output::Json => print_json(&view)?,
+                Output::Table => {
+                    if screen {
+                        print(CLEAR)?;
+                    } else if last.is_some() {
+                        print("\n")?;
+                    }
+                    print_status(&view)?;
+                }
+            }
+            last = Some(view);
+        }
+        if !watch {
+            return Ok(());
+        }
+        tokio::time::sleep(WATCH).await;
+    }
+}
+
+fn print_status(view: &VolumeView) -> Result<()> {
+    let mut text = format!("{}: {}", view.name, view.state);
+    if view.robustness != "unknown" {
+        text += &format!(", {}", view.robustness);
+    }
+    text += "\n";
+    if !view.remark.is_empty() {
+        text += &format!("  {}\n", view.remark);
+    }
+    if !view.endpoint.is_empty() {
+        text += &format!("  endpoint    {}\n", view.endpoint);
+    }
+    if let (Some(_), Some(uri)) = (&view.device, &view.uri) {
+        text += &format!("  uri         {uri}\n");
+    }
+    text += &format!("  frontend    {}\n  size        {}\n", view.frontend, format_size(view.size));
+    let generation = Generation::from(view.generation);
+    text += &format!(
+        "  generation  {generation} (attachment {}, restart {})\n",
+        generation.attachment, generation.restart
+    );
+    if let Some(pid) = view.engine_pid {
+        text += &format!("  engine      process {pid}\n");
+    }
+    print(&text)?;
+    print("\n")?;
+    print_replicas(view)
+}
+
+/// The replicas as a table.
+pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
+    let mut rows = table(&["REPLICA", "MODE", "PID", "PATH", ""]);
+    for replica in &view.replicas {
+        rows.add_row([
+            replica.name.clone(),
+            replica.mode.to_owned(),
+            replica.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            replica.path.display().to_string(),
+            replica.remark.clone(),
+        ]);
+    }
+    print_table(&rows)
+}

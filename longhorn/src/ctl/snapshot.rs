@@ -1,0 +1,164 @@
+//! `snapshot create`, `ls` and `export`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{Root, VolumeRecord};
+use control::proto::ptypes;
+use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use control::replica::{Layer, chain_of};
+use lh_block::format_size;
+use serde::Serialize;
+
+use super::Context;
+use super::args::Output;
+use super::observe::{VolumeView, connect_engine, observe};
+use super::output::{print, print_json, print_table, table};
+use super::replica::write_out;
+
+/// How long a replica may take to tell its chain.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A snapshot, as `snapshot ls -o json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SnapshotView {
+    /// Its name.
+    pub name: String,
+    /// The snapshot below; empty for the lowest.
+    pub parent: String,
+    /// The snapshots above.
+    pub children: Vec<String>,
+    /// RFC 3339.
+    pub created: String,
+    /// Bytes that its layer takes on its disk.
+    pub size: u64,
+    /// Marked for removal.
+    pub removed: bool,
+    /// Asked for by a user.
+    pub user_created: bool,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+pub(super) async fn create(context: &Context, volume: &str, name: Option<String>) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    let Some(mut engine) = connect_engine(&context.root, &record.name).await else {
+        bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
+    };
+    let name = name.unwrap_or_default();
+    let request = ptypes::VolumeSnapshotRequest { name, ..Default::default() };
+    let reply = engine.volume_snapshot(request).await;
+    let name = reply.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name;
+    match context.output {
+        Output::Table => print(&format!("{name}\n")),
+        Output::Json => {
+            let made = snapshots(context, &record).await?.into_iter().find(|s| s.name == name);
+            print_json(&made)
+        }
+    }
+}
+
+pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    let snapshots = snapshots(context, &record).await?;
+    match context.output {
+        Output::Json => print_json(&snapshots),
+        Output::Table => {
+            let mut rows = table(&["NAME", "PARENT", "CREATED", "SIZE", "USER", "LABELS"]);
+            for s in snapshots {
+                let labels: Vec<String> = s.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+                rows.add_row([
+                    if s.removed { format!("{} (removed)", s.name) } else { s.name },
+                    s.parent,
+                    s.created,
+                    format_size(s.size),
+                    if s.user_created { "yes" } else { "no" }.to_owned(),
+                    labels.join(" "),
+                ]);
+            }
+            print_table(&rows)
+        }
+    }
+}
+
+pub(super) async fn export(context: &Context, volume: &str, name: &str, file: &Path) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    if !snapshots(context, &record).await?.iter().any(|s| s.name == name) {
+        bail!("volume {volume} has no snapshot {name}: `longhornctl snapshot ls {volume}` lists them");
+    }
+    let view = observe(&context.root, &record).await?;
+    let directory = directory_in_sync(&view)?;
+    write_out(&replica::store::SnapshotView::open_beside(&directory, name)?, file)
+}
+
+/// The volume's snapshots, oldest first, from a replica in sync: by its process if it runs, else from its directory.
+async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
+    let view = observe(&context.root, record).await?;
+    for replica in view.replicas.iter().filter(|r| r.mode == "RW" && r.pid.is_some()) {
+        if let Some(chain) = ask_replica(&context.root, &replica.name).await {
+            return Ok(views(&chain));
+        }
+    }
+    let directory = directory_in_sync(&view)?;
+    if !directory.exists() {
+        // Created by its first start.
+        return Ok(Vec::new());
+    }
+    let offline = replica::store::SnapshotView::open(&directory, None)?;
+    let chain: Vec<Layer> = offline.layers().iter().cloned().map(crate::daemon::layer).collect();
+    Ok(views(&chain))
+}
+
+fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
+    match view.replicas.iter().find(|r| r.mode == "RW") {
+        Some(replica) => Ok(replica.path.clone()),
+        None => {
+            bail!("no replica of volume {} is in sync: see `longhornctl status {}`", view.name, view.name)
+        }
+    }
+}
+
+async fn ask_replica(root: &Root, name: &str) -> Option<Vec<Layer>> {
+    let ask = async {
+        let channel = control::transport::connect(&root.control_socket(name)).await.ok()?;
+        let answer = ReplicaServiceClient::new(channel).replica_get(()).await.ok()?;
+        Some(chain_of(&answer.into_inner().replica?))
+    };
+    tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
+}
+
+fn views(chain: &[Layer]) -> Vec<SnapshotView> {
+    let snapshots = chain.iter().filter(|layer| !layer.name.is_empty());
+    let above = |name: &str| {
+        let children = chain.iter().filter(|layer| layer.parent == name && !layer.name.is_empty());
+        children.map(|layer| layer.name.clone()).collect()
+    };
+    let view = |layer: &Layer| SnapshotView {
+        name: layer.name.clone(),
+        parent: layer.parent.clone(),
+        children: above(&layer.name),
+        created: layer.created.clone(),
+        size: layer.allocated,
+        removed: layer.removed,
+        user_created: layer.user_created,
+        labels: layer.labels.clone(),
+    };
+    snapshots.map(view).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_head_is_no_snapshot_and_children_are_named() {
+        let layer =
+            |name: &str, parent: &str| Layer { name: name.into(), parent: parent.into(), ..Layer::default() };
+        let views = views(&[layer("a", ""), layer("b", "a"), layer("", "b")]);
+        assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(views[0].children, ["b"]);
+        assert!(views[1].children.is_empty());
+    }
+}

@@ -1,0 +1,382 @@
+//! `up`: from a name to a usable endpoint.
+//!
+//! The volume's lock is held while record and processes change, not while the engine makes itself ready: `down` can
+//! always come in between. A volume that this command made and that did not come up is taken back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use control::host::{
+    LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name,
+};
+use control::manager::State;
+use control::proto::imrpc::ProcessStatus;
+use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use lh_block::{Generation, format_size};
+
+use super::Context;
+use super::args::{Output, UpArgs};
+use super::manager::Manager;
+use super::observe::{VolumeView, ask_engine, observe};
+use super::output::{print, print_json};
+use super::progress::Progress;
+use super::{kernel, remove};
+use crate::arguments::{Frontend, Quorum};
+use crate::daemon::{ControllerArgs, ReplicaArgs};
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long replicas may take to open their directories before the engine is started without those that have not.
+/// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
+const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a replica may take to say that it is open.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
+const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
+
+/// How often is asked meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A replica of a new volume that has died so often will not come up.
+const STARTS_MAX: u32 = 2;
+
+pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
+    let root = &context.root;
+    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    let mut progress = Progress::new();
+    let lock = VolumeLock::take(root, &args.volume, LOCK_PATIENCE)?;
+    LiveDirs::default().check_free(&args.volume, root)?;
+    let (record, is_new) = record_of(root, &args)?;
+    let mut manager = Manager::ensure(root).await?;
+    if is_new {
+        record.create(root)?;
+    }
+    let started = start(root, &record, &mut manager, is_new, &mut progress).await;
+    let ready = match started {
+        Ok(()) => {
+            // Nothing but waiting is left, unless a new volume may have to be taken back.
+            let lock = if is_new { Some(lock) } else { None };
+            let ready = wait_until_usable(root, &record, &mut manager, &mut progress).await;
+            drop(lock);
+            ready
+        }
+        Err(e) => Err(e),
+    };
+    match ready {
+        Ok(view) => {
+            drop(progress);
+            announce(context, &view)
+        }
+        Err(e) if is_new => {
+            progress.say("taking back what was begun");
+            Err(match take_back(root, &record, &mut manager).await {
+                Ok(()) => e,
+                Err(left) => e.context(format!("(and the new volume could not be taken back: {left:#})")),
+            })
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The volume's record, and whether it is yet to be created.
+fn record_of(root: &Root, args: &UpArgs) -> Result<(VolumeRecord, bool)> {
+    match VolumeRecord::load(root, &args.volume) {
+        Ok(record) => Ok((changed_record(root, args, record)?, false)),
+        Err(RecordError::Missing { .. }) => Ok((new_record(root, args)?, true)),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
+    let volume = &args.volume;
+    let Some(size) = args.size else {
+        bail!("there is no volume {volume} yet: give it a size to create it, for example --size 10GiB");
+    };
+    let frontend = args.frontend.unwrap_or(Frontend::Auto);
+    check_listen(args, frontend)?;
+    kernel::check(frontend)?;
+    let mut record = VolumeRecord::new(volume, size);
+    record.block_size = args.block_size.unwrap_or(record.block_size);
+    record.quorum = args.quorum.unwrap_or(Quorum::Any).into();
+    record.frontend = frontend.to_string();
+    record.listen = args.listen;
+    record.io_timeout_seconds = args.io_timeout.unwrap_or(record.io_timeout_seconds);
+    for _ in 0..args.replicas.unwrap_or(3) {
+        record.add_replica(root)?;
+    }
+    Ok(record)
+}
+
+fn check_listen(args: &UpArgs, frontend: Frontend) -> Result<()> {
+    if args.listen.is_some() && frontend != Frontend::NbdServer {
+        bail!("--listen is for --frontend nbd-server: frontend {frontend} serves nothing over TCP");
+    }
+    Ok(())
+}
+
+/// The record of a volume that exists, with the options that may change while it is stopped.
+fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
+    let volume = &args.volume;
+    if record.state == VolumeState::Removing {
+        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
+    }
+    if let Some(size) = args.size.filter(|size| *size != record.size) {
+        bail!(
+            "volume {volume} has {}: changing that to {} is for `longhornctl resize`, which this build does not have yet",
+            format_size(record.size),
+            format_size(size)
+        );
+    }
+    let replicas = record.replicas.len();
+    if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
+        bail!(
+            "volume {volume} has {replicas} replicas: changing that is for `longhornctl replica add` and `replica rm`, which this build does not have yet"
+        );
+    }
+    if args.block_size.is_some_and(|b| b != record.block_size) {
+        bail!("volume {volume} has blocks of {} bytes for ever: make another volume", record.block_size);
+    }
+    if args.quorum.is_some_and(|q| control::host::Quorum::from(q) != record.quorum) {
+        bail!("volume {volume} has the quorum {} for ever: make another volume", record.quorum);
+    }
+    let frontend = args.frontend.map_or_else(|| record.frontend.clone(), |f| f.to_string());
+    let listen = args.listen.or(record.listen.filter(|_| frontend == Frontend::NbdServer.as_str()));
+    let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
+    let wanted = frontend_of(&frontend)?;
+    if (&frontend, listen, io_timeout) == (&record.frontend, record.listen, record.io_timeout_seconds) {
+        kernel::check(wanted)?;
+        return Ok(record);
+    }
+    if super::observe::has_processes(root, &record)? {
+        bail!(
+            "volume {volume} is up with --frontend {} and --io-timeout {}: stop it with `longhornctl down {volume}`, then start it with other options",
+            record.frontend,
+            record.io_timeout_seconds
+        );
+    }
+    check_listen(args, wanted)?;
+    kernel::check(wanted)?;
+    (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
+    record.store(root)?;
+    Ok(record)
+}
+
+fn frontend_of(name: &str) -> Result<Frontend> {
+    <Frontend as clap::ValueEnum>::from_str(name, false)
+        .map_err(|_| anyhow!("frontend {name} is not in this build: choose another with --frontend"))
+}
+
+fn quorum_of(quorum: control::host::Quorum) -> Quorum {
+    match quorum {
+        control::host::Quorum::Any => Quorum::Any,
+        control::host::Quorum::Majority => Quorum::Majority,
+        control::host::Quorum::Unsafe => Quorum::Unsafe,
+    }
+}
+
+/// Starts the processes that are not there.
+async fn start(
+    root: &Root,
+    record: &VolumeRecord,
+    manager: &mut Manager,
+    is_new: bool,
+    progress: &mut Progress,
+) -> Result<()> {
+    let engine = engine_name(&record.name);
+    let given_up = given_up(manager, record, &engine).await?;
+    manager.end(&given_up).await?;
+    for replica in &record.replicas {
+        manager.create(&replica.name, replica_args(root, record, replica).command_line()).await?;
+    }
+    if manager.list().await?.contains_key(&engine) {
+        return Ok(());
+    }
+    progress.say("starting the replicas");
+    let seen = wait_for_replicas(root, record, manager, is_new).await?;
+    let generation = record.authority(root).issue_generation(seen)?;
+    progress.say("starting the engine");
+    manager.create(&engine, engine_args(root, record, generation)?.command_line()).await
+}
+
+/// The volume's processes that ended and are not started again by themselves.
+async fn given_up(manager: &mut Manager, record: &VolumeRecord, engine: &str) -> Result<Vec<String>> {
+    let processes = manager.list().await?;
+    let names = record.replicas.iter().map(|r| r.name.as_str()).chain([engine]);
+    let ended = names.filter(|name| {
+        let state = processes.get(*name).and_then(|p| p.status.as_ref()).map(|s| s.state.as_str());
+        state == Some(State::Error.as_str()) || state == Some(State::Stopped.as_str())
+    });
+    Ok(ended.map(str::to_owned).collect())
+}
+
+fn replica_args(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> ReplicaArgs {
+    ReplicaArgs {
+        directory: replica.directory.clone(),
+        size: Some(record.size),
+        volume_name: record.name.clone(),
+        replica_instance_name: replica.name.clone(),
+        listen: root.control_socket(&replica.name),
+        data_listen: root.data_socket(&replica.name),
+        key_file: root.key(&record.name),
+    }
+}
+
+fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Result<ControllerArgs> {
+    let name = engine_name(&record.name);
+    let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name)));
+    Ok(ControllerArgs {
+        volume: record.name.clone(),
+        listen: root.control_socket(&name),
+        engine_instance_name: Some(name),
+        replicas: replicas.collect(),
+        size: Some(record.size),
+        block_size: record.block_size,
+        frontend: frontend_of(&record.frontend)?,
+        nbd_listen: record.listen,
+        quorum: quorum_of(record.quorum),
+        io_timeout: record.io_timeout_seconds,
+        generation: Some(generation.into()),
+        authority: Some(root.volume(&record.name)),
+        key_file: root.key(&record.name),
+        queues: 0,
+        root: root.path().to_owned(),
+    })
+}
+
+/// Waits until every replica is open or cannot be. The highest generation that any of them has seen.
+async fn wait_for_replicas(
+    root: &Root,
+    record: &VolumeRecord,
+    manager: &mut Manager,
+    is_new: bool,
+) -> Result<Generation> {
+    let deadline = Instant::now() + REPLICA_PATIENCE;
+    let mut waiting: Vec<&str> = record.replicas.iter().map(|r| r.name.as_str()).collect();
+    let (mut seen, mut open, mut reason) = (Generation::default(), 0_usize, None);
+    loop {
+        let processes = manager.list().await?;
+        let mut still = Vec::new();
+        for name in waiting {
+            let status = processes.get(name).and_then(|p| p.status.as_ref());
+            if let Some(generation) = generation_of(root, name).await {
+                seen = seen.max(generation);
+                open += 1;
+            } else if let Some(failure) = status.and_then(failure) {
+                if is_new {
+                    bail!("{failure}");
+                }
+                reason.get_or_insert(failure);
+            } else {
+                still.push(name);
+            }
+        }
+        waiting = still;
+        let is_late = Instant::now() > deadline;
+        if waiting.is_empty() || is_late && open > 0 && !is_new {
+            break;
+        }
+        if is_late {
+            bail!("replica {} does not answer: {} may say why", waiting[0], root.log(waiting[0]).display());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    match reason {
+        Some(reason) if open == 0 => bail!("no replica of volume {} can be opened: {reason}", record.name),
+        _ => Ok(seen),
+    }
+}
+
+/// Why the process will not come up, if it will not.
+fn failure(status: &ProcessStatus) -> Option<String> {
+    let dies = status.state == State::Starting.as_str() && status.restarts > STARTS_MAX;
+    (dies || status.state == State::Error.as_str()).then(|| status.error_msg.clone())
+}
+
+/// The highest generation that an open replica has seen.
+async fn generation_of(root: &Root, name: &str) -> Option<Generation> {
+    let ask = async {
+        let channel = control::transport::connect(&root.control_socket(name)).await.ok()?;
+        let answer = ReplicaServiceClient::new(channel).replica_get(()).await.ok()?;
+        Some(Generation::from(answer.into_inner().replica?.generation))
+    };
+    tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
+}
+
+/// Waits until the engine says that its endpoint is usable.
+async fn wait_until_usable(
+    root: &Root,
+    record: &VolumeRecord,
+    manager: &mut Manager,
+    progress: &mut Progress,
+) -> Result<VolumeView> {
+    let engine = engine_name(&record.name);
+    let deadline = Instant::now() + ENGINE_PATIENCE;
+    let mut remark = String::new();
+    loop {
+        if let Some(answer) = ask_engine(root, &record.name).await {
+            if answer.volume.frontend_state == "up" {
+                return observe(root, record).await;
+            }
+            remark = answer.volume.waiting_for;
+            if !remark.is_empty() {
+                progress.say(&format!("waiting: {remark}"));
+            }
+        }
+        match manager.list().await?.get(&engine).and_then(|p| p.status.as_ref()) {
+            None => bail!("volume {} was stopped by another command", record.name),
+            Some(status) if status.state == State::Stopped.as_str() => bail!("the engine was stopped"),
+            Some(status) => {
+                if let Some(failure) = failure(status) {
+                    bail!("the engine does not start: {failure}");
+                }
+            }
+        }
+        if Instant::now() > deadline {
+            let why = if remark.is_empty() {
+                root.log(&engine).display().to_string() + " may say why"
+            } else {
+                remark
+            };
+            bail!(
+                "volume {} is not usable yet ({why}); it goes on trying: `longhornctl status {0}`, or `down {0}`",
+                record.name
+            );
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Makes a volume that never came up not exist.
+async fn take_back(root: &Root, record: &VolumeRecord, manager: &mut Manager) -> Result<()> {
+    let engine = engine_name(&record.name);
+    manager.end(&[engine]).await?;
+    let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
+    manager.end(&replicas).await?;
+    remove::everything(root, record)
+}
+
+fn announce(context: &Context, view: &VolumeView) -> Result<()> {
+    if context.output == Output::Json {
+        return print_json(view);
+    }
+    let size = format_size(view.size);
+    let replicas = view.replicas.len();
+    eprintln!("{} is up: {size}, {replicas} replicas, {}", view.name, view.robustness);
+    if !view.endpoint.is_empty() {
+        print(&format!("{}\n", view.endpoint))?;
+    }
+    let volume = &view.name;
+    if let Some(device) = &view.device {
+        eprintln!(
+            "\nTo use it:   mkfs.ext4 {device} && mkdir -p /mnt/{volume} && mount {device} /mnt/{volume}\nTo stop it:  umount /mnt/{volume} && longhornctl down {volume}"
+        );
+    } else if let Some(uri) = &view.uri {
+        eprintln!("\nTo use it:   nbdinfo '{uri}'\nTo stop it:  longhornctl down {volume}");
+    } else {
+        eprintln!("\nTo stop it:  longhornctl down {volume}");
+    }
+    Ok(())
+}

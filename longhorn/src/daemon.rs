@@ -1,0 +1,127 @@
+//! `longhorn`: the processes. Command lines follow Longhorn's where it has the same thing.
+//!
+//! A process that fails says why in its last line, which begins with `error:`; its exit status tells its manager
+//! whether starting it again can help.
+
+mod clock;
+mod controller;
+mod keeper;
+mod logging;
+mod manager;
+mod memory;
+mod replica;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
+
+pub use controller::ControllerArgs;
+pub(crate) use keeper::socket as keeper_socket;
+pub use replica::ReplicaArgs;
+pub(crate) use replica::layer;
+
+use crate::arguments::DEFAULT_ROOT;
+
+/// A failure that another start would meet again. Its text is the sentence for people.
+#[derive(Debug)]
+pub(crate) struct GivesUp(pub(crate) String);
+
+impl std::fmt::Display for GivesUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for GivesUp {}
+
+/// The processes of Longhorn volumes.
+#[derive(Debug, Parser)]
+#[command(name = "longhorn", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Program {
+    /// Log more
+    #[arg(long, global = true)]
+    debug: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+These are the processes behind a volume. To work with volumes, use longhornctl:
+
+  longhornctl up demo --size 1GiB";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start, watch and restart the processes of one root
+    InstanceManager(ManagerArgs),
+    /// Run a volume's engine
+    Controller(ControllerArgs),
+    /// Serve a replica's directory
+    Replica(ReplicaArgs),
+    /// Hold a volume's FUSE connection while its engine is away
+    #[command(hide = true)]
+    FuseKeeper(keeper::KeeperArgs),
+}
+
+/// Arguments of the instance manager.
+#[derive(Debug, clap::Args)]
+#[command(after_help = MANAGER_HELP)]
+pub struct ManagerArgs {
+    /// Where volumes, logs and sockets lie
+    #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
+    root: PathBuf,
+    /// Listen on TCP, too, for example on 127.0.0.1:8500
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<std::net::SocketAddr>,
+    /// Obey whoever reaches the TCP address
+    #[arg(long)]
+    insecure: bool,
+    /// Leave the session of whoever started it
+    #[arg(long, hide = true)]
+    own_session: bool,
+}
+
+const MANAGER_HELP: &str = "\
+There is one instance manager per root; `longhornctl up` starts it where there is none. It listens on
+DIR/run/instance-manager.sock. Its end changes nothing for running volumes: the next one takes them over.";
+
+/// Runs the program that the command line asks for.
+pub fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    if args.next().is_some_and(|name| name == LAUNCH_NAME) {
+        let e = run_launched(args);
+        eprintln!("error: the program cannot be started: {e}");
+        return ExitCode::FAILURE;
+    }
+    let program = Program::parse();
+    let logging = logging::start(program.debug);
+    let result = match program.command {
+        Command::InstanceManager(args) => manager::run(args),
+        Command::Controller(args) => controller::run(&args),
+        Command::Replica(args) => replica::run(args),
+        Command::FuseKeeper(args) => keeper::run(args),
+    };
+    drop(logging);
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            let gives_up = e.downcast_ref::<GivesUp>().is_some();
+            ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+    }
+}

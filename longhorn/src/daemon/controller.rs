@@ -1,0 +1,148 @@
+//! `longhorn controller`: a volume's engine.
+
+mod authority;
+mod face;
+mod queues;
+mod run;
+mod show;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+pub(super) use run::run;
+
+use crate::arguments::{
+    DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, process_name, unix_address, volume_name,
+};
+
+/// Arguments of an engine.
+#[derive(Debug, clap::Args, PartialEq, Eq)]
+pub struct ControllerArgs {
+    /// Name of the volume
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+    /// Name of this engine
+    #[arg(long, value_parser = process_name, value_name = "NAME")]
+    pub engine_instance_name: Option<String>,
+    /// A replica and where it listens for the engine; once for each
+    #[arg(long = "replica", value_parser = replica_address, value_name = "NAME=unix:PATH")]
+    pub replicas: Vec<(String, PathBuf)>,
+    /// Size of the volume in bytes
+    #[arg(long, value_parser = lh_block::parse_size)]
+    pub size: Option<u64>,
+    /// Logical block of the device in bytes
+    #[arg(long, value_parser = block_size, default_value = "512")]
+    pub block_size: u32,
+    /// How the volume is shown
+    #[arg(long, value_enum, default_value_t = Frontend::Auto)]
+    pub frontend: Frontend,
+    /// Serve the NBD export on this TCP address instead of a unix socket
+    #[arg(long, value_parser = nbd_address, value_name = "ADDRESS[:PORT]")]
+    pub nbd_listen: Option<SocketAddr>,
+    /// Who must agree before a change of the membership counts
+    #[arg(long, value_enum, default_value_t = Quorum::Any)]
+    pub quorum: Quorum,
+    /// How long requests wait for a replica, in seconds; 0 for ever
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub io_timeout: u64,
+    /// Attachment number x 2^32 + restart number; without it, the highest that the replicas know, plus one
+    #[arg(long, value_name = "NUMBER")]
+    pub generation: Option<u64>,
+    /// The directory of the volume's record, whose authority stores epochs
+    #[arg(long, value_name = "DIR")]
+    pub authority: Option<PathBuf>,
+    /// The volume's key, 32 bytes
+    #[arg(long, value_name = "FILE")]
+    pub key_file: PathBuf,
+    /// Where to listen for control (gRPC)
+    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
+    pub listen: PathBuf,
+    /// Device queues, each a thread; 0: by the number of processors
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=64), value_name = "N")]
+    pub queues: u8,
+    /// The root that the volume belongs to
+    #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
+    pub root: PathBuf,
+}
+
+impl ControllerArgs {
+    /// The command line that means these arguments, for a process that an instance manager starts.
+    pub fn command_line(&self) -> Vec<String> {
+        let mut line = vec!["controller".to_owned()];
+        let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
+        if let Some(name) = &self.engine_instance_name {
+            option("engine-instance-name", name.clone());
+        }
+        if let Some(size) = self.size {
+            option("size", size.to_string());
+        }
+        option("block-size", self.block_size.to_string());
+        option("frontend", self.frontend.to_string());
+        if let Some(address) = self.nbd_listen {
+            option("nbd-listen", address.to_string());
+        }
+        option("quorum", control::host::Quorum::from(self.quorum).to_string());
+        option("io-timeout", self.io_timeout.to_string());
+        if let Some(generation) = self.generation {
+            option("generation", generation.to_string());
+        }
+        if let Some(dir) = &self.authority {
+            option("authority", dir.display().to_string());
+        }
+        option("key-file", self.key_file.display().to_string());
+        option("listen", format!("unix:{}", self.listen.display()));
+        if self.queues != 0 {
+            option("queues", self.queues.to_string());
+        }
+        option("root", self.root.display().to_string());
+        for (name, path) in &self.replicas {
+            option("replica", format!("{name}=unix:{}", path.display()));
+        }
+        line.push(self.volume.clone());
+        line
+    }
+}
+
+/// `NAME=unix:PATH`.
+fn replica_address(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, address) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=unix:PATH"))?;
+    let name = process_name(name).map_err(|e| e.to_string())?;
+    Ok((name, unix_address(address)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::daemon::{Command, Program};
+
+    #[test]
+    fn a_composed_command_line_means_what_it_was_made_from() {
+        let args = ControllerArgs {
+            volume: "demo".into(),
+            engine_instance_name: Some("demo-e-0".into()),
+            replicas: vec![
+                ("demo-r-1".into(), "/r/1.sock".into()),
+                ("demo-r-2".into(), "/r/a=2.sock".into()),
+            ],
+            size: Some(1 << 30),
+            block_size: 4096,
+            frontend: Frontend::NbdServer,
+            nbd_listen: Some("127.0.0.1:10809".parse().unwrap()),
+            quorum: Quorum::Majority,
+            io_timeout: 0,
+            generation: Some(3 << 32),
+            authority: Some("/r/volumes/demo".into()),
+            key_file: "/r/volumes/demo/key".into(),
+            listen: "/r/run/demo-e-0.grpc.sock".into(),
+            queues: 2,
+            root: "/r".into(),
+        };
+        let line = args.command_line();
+        assert_eq!(line.first().map(String::as_str), Some("controller"));
+        assert_eq!(line.last().map(String::as_str), Some("demo"));
+        let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
+        assert!(matches!(parsed.command, Command::Controller(parsed) if parsed == args));
+    }
+}

@@ -1,0 +1,284 @@
+//! An engine's life: its locks, the engine, its face, the frontend; and the way back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use control::engine::EngineError;
+use control::host::{self, LiveDirs, LiveError, LiveLock, Root, engine_name};
+use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
+use datapath::conductor::{self, Command, Limits, Why};
+use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
+use lh_block::Generation;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ControllerArgs;
+use super::authority::OnHost;
+use super::face::{Face, Shown, Shutdown};
+use super::queues::{DEPTH, Notice, Queues};
+use super::show::{HideError, Show};
+use crate::arguments::Quorum;
+use crate::daemon::{GivesUp, memory};
+
+/// How long the engine before this one may take to end after it was killed.
+const PREDECESSOR: Duration = Duration::from_secs(10);
+
+/// Between two looks at what the volume is shown by.
+const CARE: Duration = Duration::from_secs(5);
+
+/// How long the answer to the shutdown may take to leave the process.
+const LAST_ANSWER: Duration = Duration::from_millis(200);
+
+/// Runs an engine.
+pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
+    memory::prepare();
+    let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
+    // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
+    let _live = take_name(&args.volume, &root)?;
+    let (generation, authority) = authority(args)?;
+    let show = Show::prepare(args.frontend, &args.volume, root.path(), args.block_size, args.nbd_listen)?;
+    let (handle, parts, events) =
+        engine::start(options(args, generation, authority)?).context("the engine cannot be started")?;
+    let queues = Queues::start(&handle, parts, show.memory())?;
+    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
+    let shutdowns = serve_face(args, generation, &handle, &shown)?;
+    Life { handle, events, shutdowns, queues, show, shown }.live()
+}
+
+fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
+    LiveDirs::default().acquire(volume, root, PREDECESSOR).map_err(|e| match e {
+        LiveError::Elsewhere { .. } => GivesUp(e.to_string()).into(),
+        LiveError::Running { .. } | LiveError::Io { .. } => e.into(),
+    })
+}
+
+/// The engine's generation, and who stores its epochs.
+fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Authority>)> {
+    let Some(directory) = &args.authority else {
+        return Err(
+            GivesUp("an engine needs --authority: the directory of its volume's record".to_owned()).into()
+        );
+    };
+    let authority = host::Authority::in_directory(directory);
+    let generation = match args.generation {
+        Some(generation) => generation.into(),
+        None => authority.issue_generation(Generation::default())?,
+    };
+    Ok((generation, Box::new(OnHost(authority))))
+}
+
+fn options(
+    args: &ControllerArgs,
+    generation: Generation,
+    authority: Box<dyn engine::Authority>,
+) -> Result<engine::Options> {
+    let Some(size) = args.size else {
+        return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
+    };
+    if args.replicas.is_empty() {
+        return Err(GivesUp("an engine needs at least one --replica NAME=unix:PATH".to_owned()).into());
+    }
+    let address = |(name, path): &(String, std::path::PathBuf)| ReplicaAddress {
+        name: name.clone(),
+        address: path.clone().into(),
+    };
+    Ok(engine::Options {
+        volume: args.volume.clone(),
+        replicas: args.replicas.iter().map(address).collect(),
+        key: host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?,
+        generation,
+        size,
+        logical_block: args.block_size,
+        queues: if args.queues == 0 { queues_by_processors() } else { args.queues },
+        depth: DEPTH,
+        io_timeout: Duration::from_secs(args.io_timeout),
+        quorum: match args.quorum {
+            Quorum::Any => conductor::Quorum::Any,
+            Quorum::Majority => conductor::Quorum::Majority,
+            Quorum::Unsafe => conductor::Quorum::Unsafe,
+        },
+        // The volume's replicas are reached by unix sockets, so every engine that they had ran on this host, and the
+        // name's lock says that it has ended.
+        known_dead: true,
+        authority,
+        limits: Limits::default(),
+    })
+}
+
+/// Engine, replicas and whoever uses the volume share the processors: a second queue pays where there are four.
+fn queues_by_processors() -> u8 {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
+}
+
+/// Starts the thread that answers on the control socket and hears signals. What comes out are wishes to end.
+fn serve_face(
+    args: &ControllerArgs,
+    generation: Generation,
+    handle: &EngineHandle,
+    shown: &Arc<Mutex<Shown>>,
+) -> Result<Receiver<Shutdown>> {
+    let (sender, shutdowns) = unbounded();
+    let address =
+        |(name, path): &(String, std::path::PathBuf)| (name.clone(), format!("unix:{}", path.display()));
+    let face = Arc::new(Face {
+        volume: args.volume.clone(),
+        generation,
+        addresses: args.replicas.iter().map(address).collect(),
+        engine: handle.clone(),
+        shown: shown.clone(),
+        shutdowns: sender.clone(),
+        last_metrics: Mutex::new(None),
+    });
+    let socket = args.listen.clone();
+    let instance = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let work = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                ended = control::engine::serve(&socket, &instance, face) => {
+                    // The volume goes on without; who asks for its status is told that nobody answers.
+                    if let Err(e) = ended {
+                        tracing::error!("control socket {}: {e}", socket.display());
+                    }
+                }
+                ended = hear_signals(&sender) => {
+                    if let Err(e) = ended {
+                        tracing::error!("signals cannot be heard: {e}");
+                    }
+                }
+            }
+        });
+    };
+    std::thread::Builder::new().name("grpc".into()).spawn(work).context("a thread for the control socket")?;
+    Ok(shutdowns)
+}
+
+/// Asks for the end at each signal that asks for it.
+async fn hear_signals(shutdowns: &Sender<Shutdown>) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        if shutdowns.send(sender).is_err() {
+            return Ok(());
+        }
+        if let Ok(Err(refused)) = answer.await {
+            tracing::warn!("not stopped: {refused}");
+        }
+    }
+}
+
+/// What an engine's main thread has in its hands.
+struct Life {
+    handle: EngineHandle,
+    events: Receiver<Event>,
+    shutdowns: Receiver<Shutdown>,
+    queues: Queues,
+    show: Show,
+    shown: Arc<Mutex<Shown>>,
+}
+
+impl Life {
+    /// Until the engine ends, by whatever.
+    fn live(mut self) -> Result<()> {
+        let care = tick(CARE);
+        loop {
+            select! {
+                recv(self.events) -> event => match event.context("the engine's control thread has ended")? {
+                    Event::Open { size } => {
+                        tracing::info!(size, "open");
+                        if let Err(e) = self.open() {
+                            if let Err(left) = self.close_replicas() {
+                                tracing::error!("{left}");
+                            }
+                            return Err(e);
+                        }
+                    }
+                    Event::Stopped(why) => return Err(ended_by_itself(&why)),
+                },
+                recv(self.queues.notices) -> notice => {
+                    if let Notice::Ended(result) = notice.context("all queue threads have ended")? {
+                        result.context("a queue's thread has failed")?;
+                    }
+                    return Err(anyhow!("the device was taken away by somebody else"));
+                }
+                recv(self.shutdowns) -> wish => {
+                    let answer = wish.context("the control socket's thread has ended")?;
+                    match self.hide() {
+                        Ok(()) => return self.shut_down(answer),
+                        // Whoever asked may be gone.
+                        Err(refused) => drop(answer.send(Err(refused))),
+                    }
+                }
+                recv(care) -> _ => self.show.look_after(),
+            }
+        }
+    }
+
+    fn open(&mut self) -> Result<()> {
+        let endpoint = self.show.show(&self.queues)?;
+        tracing::info!(?endpoint, "shown");
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = Some(endpoint);
+        Ok(())
+    }
+
+    /// Takes the frontend away.
+    fn hide(&mut self) -> Result<(), EngineError> {
+        self.show.hide(&self.queues).map_err(|e| match e {
+            HideError::InUse(text) => EngineError::NotNow(text),
+            HideError::Failed(e) => EngineError::Failed(format!("{e:#}")),
+        })?;
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = None;
+        Ok(())
+    }
+
+    /// Flushes, closes the replicas, ends the queues.
+    fn shut_down(self, answer: Shutdown) -> Result<()> {
+        let done = self.close_replicas();
+        self.queues.end();
+        let _ = answer.send(done.clone());
+        // The process's end would cut the answer off.
+        std::thread::sleep(LAST_ANSWER);
+        match done {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                // The frontend is gone already: another start would only show what somebody wanted to go.
+                tracing::error!("{e}");
+                Ok(())
+            }
+        }
+    }
+
+    fn close_replicas(&self) -> Result<(), EngineError> {
+        let failed = |text: &str| Err(EngineError::Failed(text.to_owned()));
+        match self.handle.command(Command::Shutdown).recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return failed(&e.to_string()),
+            Err(_) => {}
+        }
+        // Its last word says how it went.
+        while let Ok(event) = self.events.recv() {
+            match event {
+                Event::Open { .. } => {}
+                Event::Stopped(Why::Clean) => return Ok(()),
+                Event::Stopped(why) => return failed(&why.to_string()),
+            }
+        }
+        failed("the engine ended without a word")
+    }
+}
+
+/// The end that nobody here asked for.
+fn ended_by_itself(why: &Why) -> anyhow::Error {
+    if why.is_fenced() {
+        // Not one answer more: neither to clients, nor by taking the device away from them.
+        eprintln!("error: {why}");
+        std::process::exit(control::manager::EXIT_GIVES_UP);
+    }
+    anyhow!("the engine ended: {why}")
+}

@@ -1,0 +1,231 @@
+//! How the volume is shown: what is made before the engine is open, what then, and how it is taken away.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use crossbeam_channel::RecvTimeoutError;
+use fuse_frontend::keeper::KeeperError;
+use fuse_frontend::{Attach, AttachError, Attached, attach};
+use nbd_frontend::{Export, Listener};
+
+use super::queues::{Memory, Notice, Order, Queues};
+use crate::arguments::Frontend;
+use crate::daemon::{GivesUp, keeper};
+
+/// How long clients may take to let go of what was in flight when the frontend ends.
+const HIDING: Duration = Duration::from_secs(40);
+
+/// Where the volume can be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) device: Option<PathBuf>,
+    pub(super) uri: Option<String>,
+}
+
+/// The frontend on its way from chosen to shown.
+pub(super) enum Show {
+    Nothing,
+    Nbd { volume: String, listener: Option<Listener>, uri: String },
+    Fuse { options: Attach, block_size: u32, attached: Option<Box<Attached>> },
+}
+
+/// Why a frontend is not taken away.
+pub(super) enum HideError {
+    /// Somebody uses the device; nothing has changed.
+    InUse(String),
+    /// It failed.
+    Failed(anyhow::Error),
+}
+
+impl Show {
+    /// Takes what can be missing or taken before anything is started.
+    pub(super) fn prepare(
+        frontend: Frontend,
+        volume: &str,
+        root: &Path,
+        block_size: u32,
+        listen: Option<SocketAddr>,
+    ) -> Result<Self> {
+        match frontend {
+            Frontend::None => Ok(Self::Nothing),
+            Frontend::NbdServer => {
+                let (listener, uri) = nbd_listener(volume, listen)?;
+                Ok(Self::Nbd { volume: volume.to_owned(), listener: Some(listener), uri })
+            }
+            Frontend::Auto | Frontend::Fuse => {
+                if let Some(missing) = fuse_frontend::missing() {
+                    let text = format!("frontend {frontend} needs {missing}: load it, or use nbd-server");
+                    return Err(GivesUp(text).into());
+                }
+                let options = keeper::attach_options(volume, root)?;
+                Ok(Self::Fuse { options, block_size, attached: None })
+            }
+        }
+    }
+
+    /// The memory that a queue needs for it.
+    pub(super) const fn memory(&self) -> Memory {
+        match self {
+            // Four reads of /dev/fuse in flight take 4.5 MiB, used or not; the rest is 128 requests of 128 KiB. None of
+            // it may be given back: the kernel's copy into a page that is not there makes a killed engine lose the
+            // request.
+            Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
+            // 64 requests of 1 MiB, of which a quiet server keeps 8.
+            Self::Nbd { .. } | Self::Nothing => Memory { soft: 8 << 20, hard: 64 << 20, resident: false },
+        }
+    }
+
+    /// The frontend's name.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Nothing => "none",
+            Self::Nbd { .. } => "nbd-server",
+            Self::Fuse { .. } => "fuse",
+        }
+    }
+
+    /// Shows the volume, which is open.
+    pub(super) fn show(&mut self, queues: &Queues) -> Result<Endpoint> {
+        match self {
+            Self::Nothing => Ok(Endpoint::default()),
+            Self::Nbd { volume, listener, uri } => {
+                let export = |name: &str| Export {
+                    name: name.to_owned(),
+                    description: "Longhorn volume".to_owned(),
+                    read_only: false,
+                };
+                queues.order(|number| {
+                    let listener = if number == 0 { listener.take() } else { None };
+                    Ok(Order::Nbd(export(volume), listener))
+                })?;
+                Ok(Endpoint { device: None, uri: Some(uri.clone()) })
+            }
+            Self::Fuse { options, block_size, attached } => {
+                let mut fuse = attach(options).map_err(attach_error)?;
+                if fuse.may_have_lost {
+                    tracing::warn!(
+                        "this kernel does not hand out again what the engine before had read (Linux 6.9 does): a program that waits for that waits until the device is stopped"
+                    );
+                }
+                let agreement = fuse.agreement;
+                queues.order(|_| Ok(Order::Fuse(fuse.fuse.try_clone()?, agreement)))?;
+                let node = fuse.serve(*block_size).map_err(keeper_error)?.node.clone();
+                *attached = Some(Box::new(fuse));
+                Ok(Endpoint { device: Some(node), uri: None })
+            }
+        }
+    }
+
+    /// Looks after what the volume is shown by.
+    pub(super) fn look_after(&mut self) {
+        if let Self::Fuse { options, attached: Some(attached), .. } = self {
+            match attached.replace_dead_keeper(options) {
+                Ok(false) => {}
+                Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
+                Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
+            }
+        }
+    }
+
+    /// Takes the volume away from its users, who have none of it in use.
+    pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
+        match self {
+            Self::Nothing => return Ok(()),
+            // Never shown.
+            Self::Nbd { listener: Some(_), .. } => return Ok(()),
+            Self::Nbd { listener: None, .. } => {
+                queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
+            }
+            Self::Fuse { attached, .. } => {
+                let Some(fuse) = attached else { return Ok(()) };
+                match fuse.stop() {
+                    Ok(()) => {}
+                    Err(KeeperError::InUse(_)) => return Err(HideError::InUse(users(&fuse.info.node))),
+                    Err(e) => return Err(HideError::Failed(e.into())),
+                }
+                // Its descriptor is one of those that keep the connection.
+                *attached = None;
+            }
+        }
+        wait_until_hidden(queues).map_err(HideError::Failed)
+    }
+}
+
+fn wait_until_hidden(queues: &Queues) -> Result<()> {
+    let deadline = Instant::now() + HIDING;
+    let mut left = queues.len();
+    while left > 0 {
+        match queues.notices.recv_deadline(deadline) {
+            Ok(Notice::Hidden) => left -= 1,
+            Ok(Notice::Ended(result)) => {
+                result.context("a queue has failed")?;
+                left -= 1;
+            }
+            Err(RecvTimeoutError::Timeout) => return Err(anyhow!("clients do not let go of the volume")),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Who uses a device, as one sentence.
+fn users(device: &Path) -> String {
+    let users: Vec<String> = fuse_frontend::users_of(device).iter().map(ToString::to_string).collect();
+    let by = if users.is_empty() { "a process that was not found".to_owned() } else { users.join(", ") };
+    format!("{} is in use by {by}: unmount or close it first", device.display())
+}
+
+fn nbd_listener(volume: &str, listen: Option<SocketAddr>) -> Result<(Listener, String)> {
+    match listen {
+        None => {
+            let path = Path::new("/run/longhorn").join(format!("{volume}.nbd.sock"));
+            let listener =
+                Listener::unix(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+            Ok((listener, format!("nbd+unix:///{volume}?socket={}", path.display())))
+        }
+        Some(address) => {
+            let listener = Listener::tcp(address).with_context(|| format!("cannot listen on {address}"))?;
+            let port = listener.tcp_address().context("the port that was chosen")?.port();
+            tracing::warn!(%address, "insecure: whoever reaches this address may read and write the volume");
+            Ok((listener, format!("nbd://{}/{volume}", host_of(SocketAddr::new(address.ip(), port)))))
+        }
+    }
+}
+
+/// The address as others write it: this host's name where the server listens on all addresses.
+fn host_of(address: SocketAddr) -> String {
+    if !address.ip().is_unspecified() {
+        return address.to_string();
+    }
+    format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), address.port())
+}
+
+fn attach_error(e: AttachError) -> anyhow::Error {
+    match e {
+        AttachError::Keeper(e) => keeper_error(e),
+        e => e.into(),
+    }
+}
+
+/// What stands in the way will stand there at the next start, too.
+fn keeper_error(e: KeeperError) -> anyhow::Error {
+    match e {
+        KeeperError::Owner(text) | KeeperError::Node(text) => GivesUp(text).into(),
+        e => e.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_stands_for_all_is_told_by_the_hosts_name() {
+        let host = |text: &str| host_of(text.parse().unwrap());
+        assert_eq!(host("127.0.0.1:10809"), "127.0.0.1:10809");
+        assert_eq!(host("[::1]:10809"), "[::1]:10809");
+        assert!(!host("0.0.0.0:10809").starts_with("0.0.0.0"));
+    }
+}

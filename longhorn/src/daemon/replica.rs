@@ -1,0 +1,185 @@
+//! `longhorn replica`: one replica's directory, served to its engine.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use control::replica::{Layer, ReplicaControl, ReplicaStatus};
+use lh_wire::LayerInfo;
+use replica::serve::{Listen, Mode, Options, ServeError, Status, run as serve};
+use replica::store::OpenError;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::GivesUp;
+use crate::arguments::{process_name, unix_address, volume_name};
+
+/// How long the process before this one may take to let go of the directory: a write that a killed process left in
+/// the kernel was seen to take 3 s.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+
+/// How often a starting replica is asked whether it listens.
+const STARTING: Duration = Duration::from_millis(5);
+
+/// Arguments of a replica.
+#[derive(Debug, clap::Args, PartialEq, Eq)]
+pub struct ReplicaArgs {
+    /// Where the replica's files are
+    pub directory: PathBuf,
+    /// Create the directory with a volume of this size in bytes if it is missing or empty
+    #[arg(long, value_parser = lh_block::parse_size)]
+    pub size: Option<u64>,
+    /// Name of the volume
+    #[arg(long, value_parser = volume_name, value_name = "NAME")]
+    pub volume_name: String,
+    /// Name of the replica
+    #[arg(long, value_parser = process_name, value_name = "NAME")]
+    pub replica_instance_name: String,
+    /// Where to listen for control (gRPC)
+    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
+    pub listen: PathBuf,
+    /// Where to listen for the engine
+    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
+    pub data_listen: PathBuf,
+    /// The volume's key, 32 bytes
+    #[arg(long, value_name = "FILE")]
+    pub key_file: PathBuf,
+}
+
+impl ReplicaArgs {
+    /// The command line that means these arguments, for a process that an instance manager starts.
+    pub fn command_line(&self) -> Vec<String> {
+        let mut line = vec!["replica".to_owned()];
+        let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
+        option("volume-name", self.volume_name.clone());
+        option("replica-instance-name", self.replica_instance_name.clone());
+        if let Some(size) = self.size {
+            option("size", size.to_string());
+        }
+        option("listen", format!("unix:{}", self.listen.display()));
+        option("data-listen", format!("unix:{}", self.data_listen.display()));
+        option("key-file", self.key_file.display().to_string());
+        line.push(self.directory.display().to_string());
+        line
+    }
+}
+
+pub(super) fn run(args: ReplicaArgs) -> Result<()> {
+    let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
+    let status = Status::default();
+    let options = Options {
+        directory: args.directory.clone(),
+        size: args.size,
+        lock_wait: LOCK_WAIT,
+        volume: args.volume_name.clone(),
+        replica: args.replica_instance_name.clone(),
+        key,
+        listen: Listen::Unix(args.data_listen.clone()),
+        status: status.clone(),
+    };
+    super::memory::prepare();
+    let face = std::thread::Builder::new().name("grpc".into());
+    face.spawn(move || match serve_control(&args, &status) {
+        Ok(()) => status.stop(),
+        // The data goes on without its control socket; what asks for the status is told that nobody answers.
+        Err(e) => tracing::error!("control socket {}: {e:#}", args.listen.display()),
+    })
+    .context("a thread for the control socket")?;
+    serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
+}
+
+/// True for what another start would meet again. A directory that is not there may be on a disk that comes back.
+const fn is_final(e: &ServeError) -> bool {
+    use OpenError::{BadSize, Damaged, FileSystem, NotEmpty, TooLarge};
+    matches!(
+        e,
+        ServeError::Open(Damaged { .. } | NotEmpty(_) | BadSize(_) | TooLarge { .. } | FileSystem { .. })
+    )
+}
+
+/// Answers on the control socket until the process is asked to end.
+fn serve_control(args: &ReplicaArgs, status: &Status) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        // Once it listens it holds the directory's locks: nobody else answers under its name.
+        while status.address().is_none() {
+            tokio::time::sleep(STARTING).await;
+        }
+        let handle = Arc::new(Handle(status.clone()));
+        let served =
+            control::replica::serve(&args.listen, &args.volume_name, &args.replica_instance_name, handle);
+        tokio::select! {
+            ended = served => Ok(ended?),
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+        }
+    })
+}
+
+struct Handle(Status);
+
+impl ReplicaControl for Handle {
+    fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
+        let status = self.0.clone();
+        Box::pin(async move {
+            // The state comes from the replica's worker thread, which may be busy with a sync.
+            tokio::task::spawn_blocking(move || describe(&status)).await.ok().flatten()
+        })
+    }
+}
+
+fn describe(status: &Status) -> Option<ReplicaStatus> {
+    let state = status.state()?;
+    let live = status.snapshot();
+    Some(ReplicaStatus {
+        size: state.size,
+        generation: live.generation.max(state.previous_generation),
+        open: live.mode == Mode::Serving,
+        dirty: !state.clean,
+        rebuilding: state.rebuilding,
+        chain: state.chain.into_iter().map(layer).collect(),
+    })
+}
+
+/// A layer in the control plane's words.
+pub(crate) fn layer(info: LayerInfo) -> Layer {
+    Layer {
+        name: info.name,
+        parent: info.parent,
+        removed: info.removed,
+        user_created: info.user_created,
+        created: info.created,
+        labels: info.labels,
+        allocated: info.allocated,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::daemon::{Command, Program};
+
+    #[test]
+    fn a_composed_command_line_means_what_it_was_made_from() {
+        let args = ReplicaArgs {
+            directory: "/r/replicas/demo-0a1b2c3d".into(),
+            size: Some(1 << 30),
+            volume_name: "demo".into(),
+            replica_instance_name: "demo-r-0a1b2c3d".into(),
+            listen: "/r/run/demo-r-0a1b2c3d.grpc.sock".into(),
+            data_listen: "/r/run/demo-r-0a1b2c3d.sock".into(),
+            key_file: "/r/volumes/demo/key".into(),
+        };
+        let line = args.command_line();
+        assert_eq!(line.first().map(String::as_str), Some("replica"));
+        assert_eq!(line.last().map(String::as_str), Some("/r/replicas/demo-0a1b2c3d"));
+        let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
+        assert!(matches!(parsed.command, Command::Replica(parsed) if parsed == args));
+    }
+}

@@ -1,0 +1,5 @@
+//! The two programs: command line and composition. `longhornctl` is for people; `longhorn` is the processes.
+
+pub mod arguments;
+pub mod ctl;
+pub mod daemon;

@@ -1,0 +1,249 @@
+//! What people and scripts see of the programs: help, JSON, refusals, exit statuses.
+//!
+//! `golden/` holds what is promised. With `UPDATE_GOLDEN=1` the files are written anew, to be looked at in the diff.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use control::host::{Root, VolumeRecord, replica_name};
+use lh_block::{Epoch, Generation, Instance};
+
+const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
+const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
+
+fn golden(name: &str, actual: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, actual).unwrap();
+    }
+    let promised = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert!(promised == actual, "{} differs; promised:\n{promised}\nis:\n{actual}", path.display());
+}
+
+/// Runs a program as a script would: no terminal anywhere.
+fn run(program: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).env_remove("LONGHORN_ROOT").env_remove("COLUMNS");
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A root with one volume that was up once, and is down.
+fn root_with_a_volume() -> (tempfile::TempDir, Root) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::at(dir.path()).unwrap();
+    root.create().unwrap();
+    let mut record = VolumeRecord::new("demo", 1 << 30);
+    for suffix in ["0a1b2c3d", "4e5f6a7b"] {
+        record.replicas.push(control::host::ReplicaRecord {
+            name: replica_name("demo", suffix),
+            directory: root.replica("demo", suffix),
+            imported: false,
+        });
+    }
+    record.create(&root).unwrap();
+    let authority = record.authority(&root);
+    let generation = authority.issue_generation(Generation::default()).unwrap();
+    let members = vec![replica_name("demo", "4e5f6a7b")];
+    authority.store_epoch(None, &Epoch { generation, counter: 1, members, id: Instance(1) }).unwrap();
+    (dir, root)
+}
+
+fn ctl(root: &Root, args: &[&str]) -> Output {
+    let root = root.path().to_str().unwrap();
+    run(CTL, &[&["--root", root], args].concat())
+}
+
+#[test]
+fn help_is_as_promised() {
+    let ctl_commands: &[&[&str]] = &[
+        &[],
+        &["up"],
+        &["down"],
+        &["ls"],
+        &["status"],
+        &["rm"],
+        &["import"],
+        &["snapshot"],
+        &["snapshot", "create"],
+        &["snapshot", "ls"],
+        &["snapshot", "export"],
+        &["replica"],
+        &["replica", "ls"],
+        &["replica", "export"],
+        &["doctor"],
+        &["completion"],
+    ];
+    let commands: &[&[&str]] = &[&[], &["instance-manager"], &["controller"], &["replica"]];
+    for (program, name, commands) in [(CTL, "longhornctl", ctl_commands), (PROGRAM, "longhorn", commands)] {
+        for command in commands {
+            let help = run(program, &[command, &["--help"][..]].concat());
+            assert!(help.status.success() && help.stderr.is_empty());
+            let file: PathBuf =
+                ["help", &format!("{}.txt", [&[name], *command].concat().join("-"))].iter().collect();
+            golden(file.to_str().unwrap(), &text(&help.stdout));
+        }
+    }
+}
+
+#[test]
+fn json_of_a_stopped_volume_is_as_promised() {
+    let (_dir, root) = root_with_a_volume();
+    for (file, args) in [
+        ("status.json", &["-o", "json", "status", "demo"][..]),
+        ("ls.json", &["ls", "-o", "json"]),
+        ("replica-ls.json", &["replica", "ls", "demo", "--output", "json"]),
+        ("snapshot-ls.json", &["snapshot", "ls", "demo", "-o", "json"]),
+    ] {
+        let done = ctl(&root, args);
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+        golden(file, &text(&done.stdout).replace(root.path().to_str().unwrap(), "ROOT"));
+    }
+}
+
+#[test]
+fn tables_name_everything_that_matters() {
+    let (_dir, root) = root_with_a_volume();
+    let list = text(&ctl(&root, &["ls"]).stdout);
+    assert!(list.starts_with("NAME "), "{list}");
+    for word in ["demo", "detached", "unknown", "1 GiB", "1/2"] {
+        assert!(list.contains(word), "{word}: {list}");
+    }
+    let status = text(&ctl(&root, &["status", "demo"]).stdout);
+    for word in ["demo: detached", "auto", "attachment 1, restart 0", "demo-r-0a1b2c3d", "ERR", "RW"] {
+        assert!(status.contains(word), "{word}: {status}");
+    }
+}
+
+#[test]
+fn nothing_there_is_no_failure_for_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::at(&dir.path().join("never-made")).unwrap();
+    let list = ctl(&root, &["-o", "json", "ls"]);
+    assert_eq!((list.status.code(), text(&list.stdout).trim()), (Some(0), "[]"));
+    assert!(!root.path().exists(), "looking changes nothing");
+}
+
+#[test]
+fn wrong_command_lines_end_with_2_and_say_what_is_right() {
+    let (_dir, root) = root_with_a_volume();
+    for (args, says) in [
+        (&["up", "x", "--size=10G"][..], "10GiB"),
+        (&["up", "x", "--size=5000"], "8192"),
+        (&["up", "x", "--size=0"], "4096"),
+        (&["up", "x", "--size=-1"], "size"),
+        (&["up", "--size=1GiB", "--", "../x"], "name"),
+        (&["up", "--size=1GiB", "--", ""], "name"),
+        (&["up", "x", "--size=1GiB", "--replicas", "21"], "20"),
+        (&["up", "x", "--size=1GiB", "--replicas", "0"], "replicas"),
+        (&["up", "x", "--size=1GiB", "--frontend", "floppy"], "frontend"),
+        (&["up", "x", "--size=1GiB", "--block-size", "1024"], "4096"),
+        (&["status", "a/b"], "name"),
+        (&["snapshot", "create", "demo", "../one"], "name"),
+        (&["frobnicate"], "frobnicate"),
+        (&["import", "x"], "DIR"),
+        (&[], "Usage"),
+    ] {
+        let refused = ctl(&root, args);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.to_lowercase().contains(&says.to_lowercase()), "{args:?} does not say {says}: {said}");
+    }
+    assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+}
+
+#[test]
+fn what_cannot_be_done_ends_with_1_and_one_sentence() {
+    let (dir, root) = root_with_a_volume();
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let empty = empty.to_str().unwrap();
+    for (args, says) in [
+        (&["status", "nosuch"][..], "nosuch"),
+        (&["down", "nosuch"], "nosuch"),
+        (&["rm", "nosuch", "--yes"], "nosuch"),
+        (&["rm", "demo"], "--yes"),
+        (&["up", "nosize"], "--size"),
+        (&["up", "demo", "--size", "2GiB"], "resize"),
+        (&["up", "demo", "--replicas", "3"], "replica"),
+        (&["up", "demo", "--block-size", "4096"], "512"),
+        (&["up", "demo", "--quorum", "majority"], "quorum"),
+        (&["up", "demo", "--frontend", "none", "--listen", "127.0.0.1"], "nbd-server"),
+        (&["import", "demo", empty], "already"),
+        (&["import", "x", "/nonexistent"], "/nonexistent"),
+        (&["snapshot", "create", "demo"], "up"),
+        (&["snapshot", "export", "demo", "nosuch", "/tmp/never"], "nosuch"),
+    ] {
+        let refused = ctl(&root, args);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.to_lowercase().contains(&says.to_lowercase()), "{args:?} does not say {says}: {said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{args:?}: {said}");
+        assert!(refused.stdout.is_empty(), "{args:?}");
+    }
+    assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+}
+
+#[test]
+fn a_stopped_volume_is_down_already_and_can_be_deleted() {
+    let (_dir, root) = root_with_a_volume();
+    let directory = root.replica("demo", "0a1b2c3d");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("volume.meta"), "x").unwrap();
+    assert_eq!(ctl(&root, &["down", "demo"]).status.code(), Some(0));
+    let removed = ctl(&root, &["rm", "demo", "--yes"]);
+    assert_eq!(removed.status.code(), Some(0), "{}", text(&removed.stderr));
+    assert!(!directory.exists() && !root.volume("demo").exists());
+    assert_eq!(ctl(&root, &["status", "demo"]).status.code(), Some(1));
+    let left: Vec<_> = fs::read_dir(root.processes()).unwrap().collect();
+    assert!(left.is_empty(), "no instance manager was needed");
+}
+
+#[test]
+fn a_volume_whose_removal_began_can_only_be_removed() {
+    let (_dir, root) = root_with_a_volume();
+    let mut record = VolumeRecord::load(&root, "demo").unwrap();
+    record.state = control::host::VolumeState::Removing;
+    record.store(&root).unwrap();
+    let refused = ctl(&root, &["up", "demo"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("longhornctl rm demo"));
+    assert_eq!(ctl(&root, &["rm", "demo", "--yes"]).status.code(), Some(0));
+}
+
+#[test]
+fn damaged_records_are_named_by_ls_beside_the_others() {
+    let (_dir, root) = root_with_a_volume();
+    fs::create_dir(root.volume("broken")).unwrap();
+    fs::write(root.volume("broken").join("volume.json"), "{").unwrap();
+    let list = ctl(&root, &["ls", "-o", "json"]);
+    assert_eq!(list.status.code(), Some(1));
+    assert!(text(&list.stdout).contains("\"demo\""));
+    assert!(text(&list.stderr).contains("broken/volume.json"));
+}
+
+#[test]
+fn completion_scripts_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(CTL, &["completion", shell]);
+        assert!(script.status.success());
+        assert!(text(&script.stdout).contains("snapshot"), "{shell}");
+    }
+}
+
+#[test]
+fn doctor_judges_every_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::at(dir.path()).unwrap();
+    let done = ctl(&root, &["doctor", "-o", "json"]);
+    let said = text(&done.stdout);
+    for check in ["user", "io_uring", "fuse", "loop", "nbd", "ublk", "iscsi", "memlock", "root", "disk"] {
+        assert!(said.contains(&format!("\"check\": \"{check}\"")), "{check}: {said}");
+    }
+    assert_eq!(done.status.code() == Some(1), said.contains("\"FAIL\""));
+}

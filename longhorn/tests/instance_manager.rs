@@ -1,0 +1,401 @@
+//! The instance manager with real processes: what it starts lives on without it, and dies only when it should.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use control::host::Root;
+use control::manager::{LAUNCH_NAME, ProcessRecord};
+use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
+use control::proto::imrpc::{
+    LogRequest, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest,
+    ProcessReplaceRequest, ProcessSpec, ProcessStatus,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio_stream::StreamExt;
+use tonic::Code;
+use tonic::transport::Channel;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
+
+/// Far more than anything here takes, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A file that is open for writing cannot be executed, and a child that another test is just starting has a copy of every
+/// descriptor: nobody starts processes while a program is being written.
+static WRITING: Mutex<()> = Mutex::new(());
+
+fn spawn(command: &mut Command) -> Child {
+    let _nobody_writes = WRITING.lock().unwrap();
+    command.spawn().unwrap()
+}
+
+type Client = ProcessManagerServiceClient<Channel>;
+
+/// A root with its manager; nothing of it is left when it is dropped.
+struct Host {
+    root: Root,
+    manager: Option<Child>,
+    _dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut host = Self { root, manager: None, _dir: dir };
+        host.start();
+        host
+    }
+
+    fn start(&mut self) {
+        self.manager = Some(spawn(&mut self.command()));
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(["instance-manager", "--root"]).arg(self.root.path());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    fn kill_manager(&mut self) {
+        let mut manager = self.manager.take().unwrap();
+        manager.kill().unwrap();
+        manager.wait().unwrap();
+    }
+
+    async fn client(&self) -> Client {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match control::transport::connect(&self.root.manager_socket()).await {
+                Ok(channel) => return Client::new(channel),
+                Err(e) => assert!(Instant::now() < until, "the manager does not answer: {e}"),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// A program that the manager may run.
+    fn script(&self, name: &str, text: &str) -> String {
+        let path = self.root.engine_binaries().join(name);
+        if !path.exists() {
+            let _nobody_starts = WRITING.lock().unwrap();
+            fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// A program that runs until it is ended.
+    fn endless(&self) -> String {
+        self.script("endless", "echo \"started with $*\"\nexec sleep 1000")
+    }
+
+    fn record(&self, name: &str) -> ProcessRecord {
+        ProcessRecord::load(&self.root, name).unwrap().unwrap()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.manager.is_some() {
+            self.kill_manager();
+        }
+        for record in ProcessRecord::load_all(&self.root).unwrap().into_iter().flatten() {
+            record.pid().into_iter().for_each(kill_9);
+        }
+    }
+}
+
+fn kill_9(pid: u32) {
+    let pid = Pid::from_raw(pid.try_into().unwrap());
+    // It may have ended by itself.
+    let _ = kill(pid, Signal::SIGKILL);
+}
+
+fn is_alive(pid: u32) -> bool {
+    control::manager::ProcessId::of(pid).unwrap().is_some()
+}
+
+async fn create(client: &mut Client, name: &str, binary: &str, args: &[&str]) -> Result<(), tonic::Status> {
+    let spec = ProcessSpec {
+        name: name.into(),
+        binary: binary.into(),
+        args: args.iter().map(|a| (*a).to_owned()).collect(),
+        ..Default::default()
+    };
+    client.process_create(ProcessCreateRequest { spec: Some(spec) }).await.map(drop)
+}
+
+async fn status(client: &mut Client, name: &str) -> Result<ProcessStatus, tonic::Status> {
+    let request = ProcessGetRequest { name: name.into() };
+    Ok(client.process_get(request).await?.into_inner().status.unwrap())
+}
+
+/// Waits for a state of a process.
+async fn wait(client: &mut Client, name: &str, wanted: impl Fn(&ProcessStatus) -> bool) -> ProcessStatus {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(client, name).await.unwrap();
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < until, "{name} stays {status:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn delete(client: &mut Client, name: &str) {
+    client.process_delete(ProcessDeleteRequest { name: name.into(), uuid: String::new() }).await.unwrap();
+    let until = Instant::now() + PATIENCE;
+    while status(client, name).await.is_ok() {
+        assert!(Instant::now() < until, "{name} is not forgotten");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs a command that ends by itself: its status and what it said on standard error.
+fn run_to_end(mut command: Command) -> (Option<i32>, String) {
+    let mut child = spawn(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let done = child.wait_with_output().unwrap();
+    (done.status.code(), String::from_utf8(done.stderr).unwrap())
+}
+
+const fn running(status: &ProcessStatus) -> bool {
+    status.pid != 0
+}
+
+#[tokio::test]
+async fn a_process_that_dies_is_started_again_with_the_next_generation() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let generation = (7_u64 << 32).to_string();
+    create(&mut client, "demo-e-0", &host.endless(), &["--generation", &generation, "demo"]).await.unwrap();
+    let first = wait(&mut client, "demo-e-0", running).await;
+    assert_eq!((first.state.as_str(), first.restarts), ("running", 0));
+    kill_9(first.pid);
+    let second = wait(&mut client, "demo-e-0", |s| s.restarts == 1 && running(s)).await;
+    assert_ne!(second.pid, first.pid);
+    assert_eq!(second.uuid, first.uuid);
+    assert_eq!(host.record("demo-e-0").args[1], ((7_u64 << 32) + 1).to_string());
+    let again = create(&mut client, "demo-e-0", &host.endless(), &[]).await.unwrap_err();
+    assert_eq!(again.code(), Code::AlreadyExists);
+    delete(&mut client, "demo-e-0").await;
+    assert!(!is_alive(second.pid));
+    assert!(!host.root.process("demo-e-0").exists());
+}
+
+#[tokio::test]
+async fn the_managers_death_changes_nothing_and_the_next_one_adopts() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    create(&mut client, "demo-r-1", &host.endless(), &["dir"]).await.unwrap();
+    create(&mut client, "demo-r-2", &host.endless(), &["dir"]).await.unwrap();
+    let one = wait(&mut client, "demo-r-1", running).await;
+    let two = wait(&mut client, "demo-r-2", running).await;
+    host.kill_manager();
+    // Neither it nor what it held on to was needed.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(is_alive(one.pid) && is_alive(two.pid));
+    // The second one dies while nobody looks.
+    kill_9(two.pid);
+    host.start();
+    let mut client = host.client().await;
+    let adopted = wait(&mut client, "demo-r-1", running).await;
+    assert_eq!((adopted.pid, adopted.restarts, &adopted.uuid), (one.pid, 0, &one.uuid));
+    let restarted = wait(&mut client, "demo-r-2", |s| s.restarts == 1 && running(s)).await;
+    assert_ne!(restarted.pid, two.pid);
+    // Adopted is as good as born here.
+    kill_9(one.pid);
+    wait(&mut client, "demo-r-1", |s| s.restarts == 1 && running(s)).await;
+    delete(&mut client, "demo-r-1").await;
+    delete(&mut client, "demo-r-2").await;
+}
+
+#[tokio::test]
+async fn everything_comes_back_after_everything_was_killed() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    create(&mut client, "demo-e-0", &host.endless(), &["--generation=5"]).await.unwrap();
+    let before = wait(&mut client, "demo-e-0", running).await;
+    host.kill_manager();
+    kill_9(before.pid);
+    host.start();
+    let mut client = host.client().await;
+    wait(&mut client, "demo-e-0", |s| s.restarts == 1 && running(s)).await;
+    assert_eq!(host.record("demo-e-0").args, ["--generation=6"]);
+}
+
+#[tokio::test]
+async fn a_wish_to_stop_outlives_the_manager() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    let stubborn = host.script("stubborn", "trap '' TERM\nwhile :; do sleep 0.05; done");
+    create(&mut client, "demo-r-1", &stubborn, &[]).await.unwrap();
+    let status = wait(&mut client, "demo-r-1", running).await;
+    // Only a shell that runs its first line ignores the signal.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let request = ProcessDeleteRequest { name: "demo-r-1".into(), uuid: String::new() };
+    client.process_delete(request).await.unwrap();
+    wait(&mut client, "demo-r-1", |s| s.state == "stopping").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    host.kill_manager();
+    kill_9(status.pid);
+    host.start();
+    let mut client = host.client().await;
+    let until = Instant::now() + PATIENCE;
+    while client
+        .process_list(ProcessListRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .processes
+        .contains_key("demo-r-1")
+    {
+        assert!(Instant::now() < until, "it came back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!host.root.process("demo-r-1").exists());
+}
+
+#[tokio::test]
+async fn only_our_own_programs_are_run() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    std::os::unix::fs::symlink("/bin/sh", host.root.engine_binaries().join("link")).unwrap();
+    let link = host.root.engine_binaries().join("link");
+    for binary in ["/bin/bash", "/bin/sh", link.to_str().unwrap()] {
+        let refused = create(&mut client, "demo-r-1", binary, &["-c", "true"]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{binary}");
+        assert!(refused.message().contains("engine-binaries"), "{}", refused.message());
+    }
+    let refused = create(&mut client, "demo-r-1", "bash", &[]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    for name in ["", "../x", "a/b", ".x"] {
+        let refused = create(&mut client, name, &host.endless(), &[]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{name:?}");
+    }
+    // The launcher's name is not for clients: as an argument it is only an argument.
+    create(&mut client, "demo-r-2", "", &[LAUNCH_NAME, "/bin/sh"]).await.unwrap();
+    wait(&mut client, "demo-r-2", |s| s.state == "error").await;
+    let replace = client.process_replace(ProcessReplaceRequest::default()).await.unwrap_err();
+    assert_eq!(replace.code(), Code::Unimplemented);
+    assert!(client.process_list(ProcessListRequest {}).await.unwrap().into_inner().processes.len() == 1);
+}
+
+#[tokio::test]
+async fn there_is_one_manager_per_root() {
+    let host = Host::new();
+    host.client().await;
+    let (status, said) = run_to_end(host.command());
+    assert_eq!(status, Some(1));
+    let pid = host.manager.as_ref().unwrap().id();
+    assert!(said.contains("instance manager") && said.contains(&format!("process {pid}")), "{said}");
+    // The first one goes on.
+    host.client().await.version_get(()).await.unwrap();
+}
+
+#[tokio::test]
+async fn tcp_needs_the_word_insecure() {
+    let host = Host::new();
+    host.client().await;
+    let other = tempfile::tempdir().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["instance-manager", "--listen", "127.0.0.1:0", "--root"]).arg(other.path());
+    let (status, said) = run_to_end(command);
+    assert_eq!(status, Some(1));
+    assert!(said.contains("--insecure"), "{said}");
+}
+
+#[tokio::test]
+async fn who_is_done_or_gives_up_is_not_started_again() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let done = host.script("done", "exit 0");
+    let gives_up = host.script("gives-up", "echo 'error: the key is wrong' >&2\nexit 3");
+    create(&mut client, "demo-e-0", &done, &[]).await.unwrap();
+    create(&mut client, "demo-r-1", &gives_up, &[]).await.unwrap();
+    wait(&mut client, "demo-e-0", |s| s.state == "stopped").await;
+    let failed = wait(&mut client, "demo-r-1", |s| s.state == "error").await;
+    assert_eq!(failed.error_msg, "the key is wrong");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(status(&mut client, "demo-e-0").await.unwrap().restarts, 0);
+    delete(&mut client, "demo-e-0").await;
+    delete(&mut client, "demo-r-1").await;
+}
+
+#[tokio::test]
+async fn changes_are_told_and_logs_are_kept() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let mut changes = client.process_watch(()).await.unwrap().into_inner();
+    create(&mut client, "demo-r-1", &host.endless(), &["the", "arguments"]).await.unwrap();
+    let mut seen = Vec::new();
+    while seen.last().map(String::as_str) != Some("running") {
+        let change = tokio::time::timeout(PATIENCE, changes.next()).await.unwrap().unwrap().unwrap();
+        seen.push(change.status.unwrap().state);
+    }
+    assert_eq!(seen, ["starting", "running"]);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let request = LogRequest { name: "demo-r-1".into() };
+        let lines = client.process_log(request).await.unwrap().into_inner();
+        let lines: Vec<String> = lines.map(|l| l.unwrap().line).collect().await;
+        if lines.iter().any(|l| l == "started with the arguments") {
+            break;
+        }
+        assert!(Instant::now() < until, "{lines:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    delete(&mut client, "demo-r-1").await;
+    let last = loop {
+        let change = tokio::time::timeout(PATIENCE, changes.next()).await.unwrap().unwrap().unwrap();
+        if change.deleted {
+            break change;
+        }
+    };
+    assert_eq!(last.spec.unwrap().name, "demo-r-1");
+    let missing = client.process_log(LogRequest { name: "demo-r-1".into() }).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_log_does_not_grow_for_ever() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let chatty = host.script("chatty", "head -c 12000000 /dev/zero | tr '\\0' '\\n'\nexec sleep 1000");
+    create(&mut client, "demo-r-1", &chatty, &[]).await.unwrap();
+    let log = host.root.log("demo-r-1");
+    let older = PathBuf::from(format!("{}.1", log.display()));
+    let until = Instant::now() + PATIENCE;
+    while !older.exists() || fs::metadata(&log).unwrap().len() > 10 << 20 {
+        assert!(Instant::now() < until, "the log is never rotated");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn a_launched_process_whose_manager_died_runs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("it-ran");
+    let mut command = Command::new(PROGRAM);
+    command.arg0(LAUNCH_NAME).args(["/bin/sh", "-c"]).arg(format!("touch {}", trace.display()));
+    // An empty standard input is what the manager's death looks like.
+    let ended = spawn(command.stdin(Stdio::null()).stderr(Stdio::null())).wait().unwrap();
+    assert!(!ended.success());
+    assert!(!trace.exists());
+}

@@ -1,0 +1,193 @@
+//! A volume's life through the commands, with real processes and without a frontend: no kernel feature is needed but
+//! io_uring. Real devices are the end-to-end scenarios' affair.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
+
+/// Far more than anything here takes, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A root with its processes; nothing of it is left when it is dropped.
+struct Host {
+    dir: tempfile::TempDir,
+    volume: String,
+}
+
+impl Host {
+    /// `None` where volumes cannot run: they belong to root.
+    fn new(word: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIP volume_life: not root");
+            return None;
+        }
+        // Volume names are the host's, not the root's.
+        let volume = format!("test-{}-{word}", std::process::id());
+        Some(Self { dir: tempfile::tempdir().unwrap(), volume })
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(CTL);
+        command.arg("--root").arg(self.dir.path()).args(args).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let done = self.run(args);
+        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    fn refused(&self, args: &[&str], says: &str) {
+        let done = self.run(args);
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?} does not say {says}: {said}");
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.ok(&["-o", "json", "status", &self.volume])).unwrap()
+    }
+
+    fn wait(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < until, "{what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The processes of this root.
+    fn processes(&self) -> Vec<i32> {
+        let root = self.dir.path().to_str().unwrap();
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pid = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
+        let is_ours = |path: &Path| {
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            let text = String::from_utf8_lossy(&line);
+            text.starts_with(env!("CARGO_BIN_EXE_longhorn")) && text.contains(root)
+        };
+        entries.map(|e| e.path()).filter(|p| is_ours(p)).filter_map(|p| pid(&p)).collect()
+    }
+
+    fn kill_everything(&self) {
+        loop {
+            let processes = self.processes();
+            if processes.is_empty() {
+                return;
+            }
+            processes.into_iter().for_each(kill_9);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.kill_everything();
+    }
+}
+
+fn kill_9(pid: i32) {
+    // It may have ended by itself.
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+}
+
+fn pid(value: &Value) -> i32 {
+    value.as_i64().and_then(|n| i32::try_from(n).ok()).unwrap_or_else(|| panic!("{value} is no process"))
+}
+
+fn is_healthy(status: &Value) -> bool {
+    status["state"] == "attached" && status["robustness"] == "healthy"
+}
+
+#[test]
+fn up_snapshot_down_rm() {
+    let Some(host) = Host::new("life") else { return };
+    let volume = host.volume.as_str();
+    host.refused(&["up", volume], "--size");
+    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none"]);
+    let up = host.status();
+    assert!(is_healthy(&up), "{up:#}");
+    assert_eq!((&up["generation"], &up["endpoint"]), (&Value::from(1_u64 << 32), &Value::from("")));
+    host.ok(&["up", volume, "--size", "16MiB"]);
+    assert_eq!(host.status()["engine_pid"], up["engine_pid"], "up on a running volume changes nothing");
+    host.refused(&["up", volume, "--io-timeout", "7"], "down");
+    host.refused(&["rm", volume, "--yes"], "down");
+
+    assert_eq!(host.ok(&["snapshot", "create", volume, "one"]).trim(), "one");
+    let second = host.ok(&["snapshot", "create", volume]).trim().to_owned();
+    host.refused(&["snapshot", "create", volume, "one"], "one");
+    let list = |host: &Host| -> Value {
+        serde_json::from_str(&host.ok(&["-o", "json", "snapshot", "ls", volume])).unwrap()
+    };
+    let running = list(&host);
+    assert_eq!(running[0]["name"], "one");
+    assert_eq!(running[0]["children"], Value::from(vec![second.clone()]));
+    assert_eq!(running[1]["parent"], "one");
+    assert_eq!(running[1]["user_created"], true);
+    let out: PathBuf = host.dir.path().join("one.img");
+    host.ok(&["snapshot", "export", volume, "one", out.to_str().unwrap()]);
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 16 << 20);
+
+    host.ok(&["down", volume]);
+    let down = host.status();
+    assert_eq!((&down["state"], &down["engine_pid"]), (&Value::from("detached"), &Value::Null));
+    assert!(down["replicas"].as_array().unwrap().iter().all(|r| r["mode"] == "RW" && r["pid"].is_null()));
+    let stopped = list(&host);
+    let names = |list: &Value| list.as_array().unwrap().iter().map(|s| s["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(&stopped), names(&running));
+    host.ok(&["down", volume]);
+    host.ok(&["up", volume, "--io-timeout", "7"]);
+    assert_eq!(host.status()["generation"], Value::from(2_u64 << 32));
+    host.ok(&["down", volume]);
+    host.ok(&["rm", volume, "--yes"]);
+    assert_eq!(std::fs::read_dir(host.dir.path().join("replicas")).unwrap().count(), 0);
+}
+
+#[test]
+fn whatever_dies_comes_back() {
+    let Some(host) = Host::new("deaths") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none"]);
+    let first = host.status();
+
+    kill_9(pid(&first["engine_pid"]));
+    let second = host.wait("a new engine", |s| is_healthy(s) && s["engine_pid"] != first["engine_pid"]);
+    assert_eq!(second["generation"], Value::from((1_u64 << 32) + 1), "its manager counts restarts");
+
+    let lost = &second["replicas"][1];
+    kill_9(pid(&lost["pid"]));
+    host.wait("the replica again", |s| is_healthy(s) && s["replicas"][1]["pid"] != lost["pid"]);
+
+    host.kill_everything();
+    let dead = host.status();
+    assert_eq!((&dead["state"], &dead["engine_pid"]), (&Value::from("detached"), &Value::Null));
+    host.ok(&["up", volume]);
+    let third = host.wait("everything again", is_healthy);
+    assert!(third["generation"].as_u64() > second["generation"].as_u64());
+    host.ok(&["down", volume]);
+    host.ok(&["rm", volume, "--yes"]);
+}
+
+#[test]
+fn a_name_that_lives_under_another_root_is_refused() {
+    let (Some(host), Some(mut other)) = (Host::new("two-roots"), Host::new("two-roots")) else { return };
+    other.volume.clone_from(&host.volume);
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
+    other
+        .refused(&["up", volume, "--size", "16MiB", "--frontend", "none"], host.dir.path().to_str().unwrap());
+    assert!(other.processes().is_empty());
+    host.ok(&["down", volume]);
+    other.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
+    other.ok(&["down", volume]);
+}

@@ -1,0 +1,22 @@
+//! A volume as an NBD export: a server for the clients of other people (the Linux kernel, QEMU, libnbd).
+//!
+//! Layers, from the wire up: [`proto`] declares the protocol's structures, [`negotiate`] is the handshake and
+//! [`transmit`] the transmission phase as pure machines, [`Server`] drives them on a ring for one queue of a volume.
+//! `docs/formats/nbd.md` tells what is spoken and what is not.
+
+mod budget;
+mod connection;
+mod export;
+mod handshake;
+mod listen;
+pub mod negotiate;
+pub mod proto;
+mod requests;
+mod server;
+mod status;
+pub mod transmit;
+
+pub use export::{Agreed, Export, Framing};
+pub use listen::Listener;
+pub use server::{Ending, Limits, Load, Server, Spread};
+pub use status::EXTENTS_MAX;

@@ -1,0 +1,365 @@
+//! The server: an NBD export on a queue thread's ring.
+//!
+//! - Everything is bounded: connections, those in transmission, bytes of payloads in flight, answers that wait. Beyond a
+//!   bound clients are refused or not read from; nobody is served worse than the others for long.
+//! - A turn takes what came, submits it, and sends what is ready: one receive and one send per connection and turn, all
+//!   in the loop's one system call.
+//! - Time is counted in ticks of a second, and only while somebody is waited for: an idle server does nothing.
+
+mod clock;
+mod look;
+mod places;
+mod turn;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use lh_block::Device;
+use lh_ring::{CHUNK, Completion, Fd, Frontend, Payload, Pool, Ring, Token};
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use tracing::{debug, warn};
+
+use crate::budget::Budget;
+use crate::connection::{Connection, Why, served_geometry};
+use crate::export::{Agreed, Export};
+use crate::handshake::{Handshake, Outcome};
+use crate::listen::Listener;
+use crate::negotiate::{Admission, Offer};
+use crate::requests::Requests;
+use crate::transmit::Session;
+
+use clock::Clock;
+use places::{Place, Places};
+
+/// Kinds of [`Token`].
+mod kind {
+    pub(super) const ACCEPT: u8 = 0;
+    pub(super) const POLL: u8 = 1;
+    pub(super) const RECV: u8 = 2;
+    pub(super) const SEND: u8 = 3;
+    pub(super) const TICK: u8 = 4;
+}
+
+/// Bounds of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections, in whatever phase. Further ones are closed as soon as they are accepted.
+    pub connections: usize,
+    /// Connections in transmission, which hold memory of the pool. Further ones are refused in the handshake.
+    pub transmissions: usize,
+    /// Bytes of payloads in flight, of all connections together.
+    pub payload_bytes: usize,
+    /// The same of one connection.
+    pub connection_bytes: usize,
+    /// Receives that need memory wait while the pool has fewer free chunks: the rest is for what brings memory back.
+    pub spare_chunks: usize,
+    /// Seconds that a client may take for its handshake, for the rest of a request it has begun, or for its answers:
+    /// long enough for a network to recover, short enough that what it holds comes back (`docs/invariants.md`, 3).
+    pub patience_s: u32,
+}
+
+impl Limits {
+    /// Bounds for a server that shares this pool with its device: half of it for payloads, a quarter for the buffers
+    /// of the connections (each holds a chunk to receive and one for its answers), an eighth kept free.
+    pub fn of_pool(pool: &Pool) -> Self {
+        let hard = pool.hard_bytes();
+        Self {
+            connections: 1024,
+            transmissions: (hard / CHUNK / 8).clamp(1, 64),
+            payload_bytes: hard / 2,
+            connection_bytes: hard / 8,
+            spare_chunks: hard / CHUNK / 8,
+            patience_s: 30,
+        }
+    }
+}
+
+/// What becomes of the requests that come while a server is being stopped. Those already submitted are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// They get `NBD_ESHUTDOWN`: the volume goes away.
+    Refuse,
+    /// They get no answer: another server takes over, and the client sends them again.
+    Leave,
+}
+
+/// How much a server has to do at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Connections in whatever phase.
+    pub connections: usize,
+    /// Those in transmission.
+    pub transmissions: usize,
+    /// Requests that the device has.
+    pub requests: usize,
+    /// Bytes of payloads in flight.
+    pub payload_bytes: usize,
+}
+
+/// A callback that may move an accepted connection to another thread; what it gives back stays here.
+pub type Spread = Box<dyn FnMut(OwnedFd) -> Option<OwnedFd>>;
+
+struct Listening {
+    fd: Fd,
+    /// Removes a unix socket's path.
+    _guard: Listener,
+    accepting: bool,
+}
+
+/// An NBD server for one queue of a volume.
+pub struct Server {
+    export: Export,
+    limits: Limits,
+    owner: u8,
+    pool: Pool,
+    listeners: Vec<Listening>,
+    spread: Option<Spread>,
+    places: Places,
+    /// Where the next round over the connections begins.
+    cursor: usize,
+    requests: Requests,
+    budget: Budget,
+    clock: Clock,
+    ending: Option<Ending>,
+    scratch: Vec<u8>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("export", &self.export)
+            .field("load", &self.load())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server without a listener. `owner` marks its tokens; `depth` is the device's.
+    pub fn new(export: Export, limits: Limits, owner: u8, pool: &Pool, depth: u32) -> Self {
+        Self {
+            export,
+            limits,
+            owner,
+            pool: pool.clone(),
+            listeners: Vec::new(),
+            spread: None,
+            places: Places::default(),
+            cursor: 0,
+            requests: Requests::with_capacity(depth),
+            budget: Budget::new(limits.payload_bytes),
+            clock: Clock::default(),
+            ending: None,
+            scratch: Vec::with_capacity(16 << 10),
+        }
+    }
+
+    /// Accepts connections from this socket, too.
+    pub fn listen(&mut self, ring: &mut Ring, listener: Listener) {
+        let (Some(fd), guard) = listener.split() else { return };
+        let token = self.accept_token(self.listeners.len());
+        let fd = Fd::new(fd);
+        ring.accept(token, &fd);
+        self.listeners.push(Listening { fd, _guard: guard, accepting: true });
+    }
+
+    /// Lets `spread` decide which accepted connections stay here.
+    pub fn set_spread(&mut self, spread: Spread) {
+        self.spread = Some(spread);
+    }
+
+    /// Serves a connection that was accepted elsewhere, from its handshake on.
+    pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) {
+        if self.ending.is_some() || self.places.len() >= self.limits.connections {
+            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
+            return;
+        }
+        tune(&connection);
+        let fd = Fd::from(connection);
+        let Some(handshake) = Handshake::begin(fd.clone(), self.clock.now(), &mut self.scratch) else {
+            return;
+        };
+        let (slot, serial) = self.places.insert(handshake);
+        ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+    }
+
+    /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].
+    pub fn stop(&mut self, ring: &mut Ring, ending: Ending) {
+        for index in 0..self.listeners.len() {
+            ring.cancel(self.accept_token(index));
+        }
+        self.listeners.clear();
+        self.ending = Some(ending);
+        self.clock.begin_ending();
+        for index in 0..self.places.transmissions().len() {
+            let slot = self.places.transmissions()[index];
+            if let Some(connection) = self.places.connection(slot) {
+                connection.stop(ending == Ending::Refuse, &mut self.budget);
+            }
+        }
+    }
+
+    /// True when a stopped server has nothing more to do: every submitted request has been answered, every
+    /// connection is closed.
+    pub fn is_done(&self) -> bool {
+        self.ending.is_some() && self.places.len() == 0 && self.requests.len() == 0
+    }
+
+    /// How much there is to do at the moment.
+    pub fn load(&self) -> Load {
+        Load {
+            connections: self.places.len(),
+            transmissions: self.places.transmissions().len(),
+            requests: self.requests.len(),
+            payload_bytes: self.budget.used(),
+        }
+    }
+
+    fn token(&self, kind: u8, slot: u16, serial: u32) -> Token {
+        Token::new(self.owner, kind, slot, serial)
+    }
+
+    fn accept_token(&self, index: usize) -> Token {
+        self.token(kind::ACCEPT, u16::try_from(index).unwrap_or(u16::MAX), 0)
+    }
+
+    fn accepted(&mut self, ring: &mut Ring, index: usize, result: io::Result<Option<Fd>>) {
+        let token = self.accept_token(index);
+        let Some(listening) = self.listeners.get_mut(index) else { return };
+        match result {
+            Ok(_) => ring.accept(token, &listening.fd),
+            Err(ref e) => {
+                // Out of descriptors or memory: once more with the next tick, not at once.
+                warn!("cannot accept a connection: {e}");
+                listening.accepting = false;
+            }
+        }
+        let Some(connection) = result.ok().flatten().and_then(Fd::into_owned) else { return };
+        let stays = match &mut self.spread {
+            Some(spread) => spread(connection),
+            None => Some(connection),
+        };
+        if let Some(connection) = stays {
+            self.adopt(ring, connection);
+        }
+    }
+
+    fn admission(&self) -> Admission {
+        if self.ending.is_some() {
+            Admission::Stopping
+        } else if self.places.transmissions().len() >= self.limits.transmissions {
+            Admission::Full
+        } else {
+            Admission::Open
+        }
+    }
+
+    fn greet(&mut self, ring: &mut Ring, device: &dyn Device<Payload>, slot: u16, serial: u32) {
+        let admission = self.admission();
+        let offer = Offer { export: &self.export, geometry: served_geometry(device), admission };
+        let Some(handshake) = self.places.handshake(slot) else { return };
+        match handshake.advance(&offer, &mut self.scratch) {
+            Outcome::Wait => {
+                let fd = handshake.fd.clone();
+                ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+            }
+            Outcome::Ready(agreed) => self.begin_transmission(slot, serial, agreed),
+            Outcome::Close(reason) => {
+                if let Some(reason) = reason {
+                    debug!(slot, "handshake ended: {reason}");
+                }
+                self.places.remove(slot);
+            }
+        }
+    }
+
+    fn begin_transmission(&mut self, slot: u16, serial: u32, agreed: Agreed) {
+        debug!(slot, ?agreed, "transmission begins");
+        let session = Session { agreed, read_only: self.export.read_only };
+        let Some(fd) = self.places.handshake(slot).map(|handshake| handshake.fd.clone()) else { return };
+        let connection = Connection::new(fd, session, (slot, serial), &self.pool);
+        self.places.promote(slot, connection);
+    }
+
+    fn received(&mut self, slot: u16, result: &io::Result<u32>) {
+        let now = self.clock.now();
+        let Some(connection) = self.places.connection(slot) else { return };
+        match result {
+            // A client that only lost its way would wait for its answers; one that is gone must not hold a place
+            // for as long as the volume may pause.
+            Ok(0) if connection.is_finishing() => {}
+            Ok(0) => self.close(slot, Why::Left),
+            Ok(_) => connection.received_at = now,
+            Err(e) => {
+                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+                self.close(slot, why);
+            }
+        }
+    }
+
+    fn sent(&mut self, slot: u16, result: &io::Result<u32>) {
+        let now = self.clock.now();
+        let Some(connection) = self.places.connection(slot) else { return };
+        connection.sent(&mut self.budget);
+        match result {
+            Ok(_) => connection.sent_at = now,
+            Err(e) => {
+                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+                self.close(slot, why);
+            }
+        }
+    }
+
+    fn close(&mut self, slot: u16, why: Why) {
+        debug!(slot, "connection closed: {why}");
+        if let Some(Place::Connection(connection)) = self.places.remove(slot) {
+            // Ends what the ring still does with the socket, which holds the descriptor until then.
+            let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
+            connection.close(&mut self.budget);
+        }
+    }
+}
+
+/// Sets what TCP needs. Unix sockets have none of it and refuse.
+fn tune(connection: &OwnedFd) {
+    // Answers leave at once: they are collected here already.
+    let _ = setsockopt(connection, sockopt::TcpNoDelay, &true);
+    // A client whose host is gone gives its place back after about 90 s.
+    let _ = setsockopt(connection, sockopt::TcpKeepIdle, &60);
+    let _ = setsockopt(connection, sockopt::TcpKeepInterval, &10);
+    let _ = setsockopt(connection, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(connection, sockopt::KeepAlive, &true);
+}
+
+impl Frontend for Server {
+    fn completion(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>, completion: Completion) {
+        let Token { kind, slot, data: serial, .. } = completion.token;
+        match kind {
+            kind::ACCEPT => {
+                let Completion { result, accepted, .. } = completion;
+                return self.accepted(ring, usize::from(slot), result.map(|_| accepted));
+            }
+            kind::TICK => return self.tick(ring),
+            _ => {}
+        }
+        if !self.places.is_current(slot, serial) {
+            // Of a connection that has been closed.
+            return;
+        }
+        match kind {
+            kind::POLL => self.greet(ring, device, slot, serial),
+            kind::RECV => self.received(slot, &completion.result),
+            _ => self.sent(slot, &completion.result),
+        }
+    }
+
+    fn turn(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>) {
+        self.serve_all(device);
+        self.arm(ring);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.places.shut_all();
+    }
+}

@@ -1,0 +1,328 @@
+//! Everything a client can take is bounded, and who takes it does not keep the others from being served.
+
+mod support;
+
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use lh_block::Extent;
+use lh_ring::{Answers, CHUNK};
+use nbd_frontend::proto::{command, error, reply};
+use nbd_frontend::{Framing, Limits};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use support::client::{Client, greeted};
+use support::{Running, Setup};
+
+/// Bytes of this process in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+fn pool_bytes(server: &Running) -> usize {
+    server.inside(|inside| inside.pool.used_bytes())
+}
+
+#[test]
+fn a_thousand_connections() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(8192), hard).unwrap();
+    let server = Running::start();
+    let before = resident();
+    // Handshakes that go no further hold no memory of the pool.
+    let shaking: Vec<UnixStream> = (0..900).map(|_| greeted(&server)).collect();
+    server.until("greeted", |load| load.connections == 900);
+    assert_eq!(pool_bytes(&server), 0);
+    // Transmission for as many as there may be, words for the rest.
+    let mut clients: Vec<Client> = Vec::new();
+    let mut refused = 0;
+    for _ in 0..100 {
+        match Client::try_connect(&server, Framing::Structured) {
+            Ok(client) => clients.push(client),
+            Err(kind) => {
+                assert_eq!(kind, reply::ERR_POLICY);
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((clients.len(), refused), (64, 36));
+    // Beyond the limit connections are closed at once.
+    server.until("refused ones gone", |load| load.connections == 964);
+    let more: Vec<UnixStream> = (0..60).map(|_| greeted(&server)).collect();
+    let mut beyond = server.connect();
+    assert_eq!(std::io::Read::read(&mut beyond, &mut [0]).unwrap_or(0), 0);
+    assert_eq!(server.load().connections, 1024);
+    // Who is in is served.
+    for client in &mut clients {
+        assert_eq!(client.write(0, &[1; 4096]).error, 0);
+        assert_eq!(client.read(0, 4096).data, [1; 4096]);
+    }
+    let used = pool_bytes(&server);
+    assert!(used <= 64 * 2 * CHUNK + CHUNK, "{used} bytes of the pool");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes more in memory");
+    drop((shaking, more, clients));
+    server.until("all gone", |load| load.connections == 0);
+    assert_eq!(Client::connect(&server, Framing::Simple).read(0, 512).error, 0);
+}
+
+/// Sends without waiting until nothing more is taken; bytes sent.
+fn flood(client: &mut Client, kind: u16, length: u64, limit: usize) -> usize {
+    client.stream.set_nonblocking(true).unwrap();
+    let (mut sent, mut quiet_since) = (0, Instant::now());
+    while sent < limit && quiet_since.elapsed() < Duration::from_millis(300) {
+        let (request, _) = client.encode(kind, 0, 0, length);
+        let mut rest = &request[..];
+        while !rest.is_empty() && quiet_since.elapsed() < Duration::from_millis(300) {
+            match client.stream.write(rest) {
+                Ok(n) => {
+                    rest = &rest[n..];
+                    sent += n;
+                    quiet_since = Instant::now();
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) => panic!("{e}"),
+            }
+        }
+    }
+    client.stream.set_nonblocking(false).unwrap();
+    sent
+}
+
+#[test]
+fn a_client_that_never_reads_costs_little_and_keeps_nobody_waiting() {
+    let server = Running::start();
+    // Reads: their data waits, counted.
+    let mut greedy = Client::connect(&server, Framing::Structured);
+    let sent = flood(&mut greedy, command::READ, 1 << 20, 64 << 20);
+    assert!(sent < 8 << 20, "{sent} bytes of requests were taken");
+    let load = server.load();
+    let limits = server.inside(|inside| Limits::of_pool(inside.pool));
+    assert!(load.payload_bytes > 0 && load.payload_bytes <= limits.connection_bytes, "{load:?}");
+    // Requests that are refused: their answers wait, and then nothing more is read.
+    let mut wrong = Client::connect(&server, Framing::Structured);
+    let sent = flood(&mut wrong, 77, 512, 64 << 20);
+    assert!(sent < 8 << 20, "{sent} bytes of wrong requests were taken");
+    let used = pool_bytes(&server);
+    assert!(used < 16 << 20, "{used} bytes of the pool");
+    // The others do not notice.
+    let mut other = Client::connect(&server, Framing::Simple);
+    for i in 0..100 {
+        assert_eq!(other.write(i * 4096, &[5; 4096]).error, 0);
+        assert_eq!(other.read(i * 4096, 4096).data, [5; 4096]);
+    }
+    // Who begins to read after all gets everything in order.
+    for _ in 0..20 {
+        assert_eq!(greedy.reply().unwrap().data.len(), 1 << 20);
+        assert_eq!(wrong.reply().unwrap().error, error::EINVAL);
+    }
+    drop((greedy, wrong, other));
+    server.until("all gone", |load| load.connections == 0 && load.payload_bytes == 0);
+}
+
+#[test]
+fn who_takes_no_answer_or_never_finishes_is_closed() {
+    let impatient = Setup { limits: |limits| limits.patience_s = 2, ..Setup::default() };
+    let server = impatient.start();
+    let mut deaf = Client::connect(&server, Framing::Simple);
+    flood(&mut deaf, command::READ, 1 << 20, 1 << 20);
+    let mut half = Client::connect(&server, Framing::Simple);
+    half.header(command::WRITE, 0, 0, 1 << 20);
+    half.stream.write_all(&[1; 1000]).unwrap();
+    let mut part = Client::connect(&server, Framing::Simple);
+    part.stream.write_all(&[0x25]).unwrap();
+    let shaking = greeted(&server);
+    // Idle is no fault.
+    let mut idle = Client::connect(&server, Framing::Simple);
+    let begun = Instant::now();
+    server.until("closed", |load| load.connections == 1 && load.payload_bytes == 0);
+    assert!(begun.elapsed() > Duration::from_millis(900), "too early");
+    assert!(half.is_closed() && part.is_closed());
+    assert_eq!(idle.read(0, 512).error, 0);
+    drop((deaf, shaking));
+}
+
+/// Payloads of all clients together are more than the budget, and each of them is received half before the next one
+/// begins: whoever has begun can finish.
+#[test]
+fn half_received_payloads_do_not_wait_for_each_other() {
+    let small = Setup { pool_bytes: 8 << 20, ..Setup::default() };
+    let server = small.start();
+    let threads: Vec<_> = (0..8_u8)
+        .map(|i| {
+            let mut client = Client::connect(&server, Framing::Simple);
+            let (head, _) = client.encode(command::WRITE, 0, u64::from(i) << 20, 1 << 20);
+            std::thread::spawn(move || {
+                for round in 0..4_u8 {
+                    let data = vec![i * 4 + round + 1; 1 << 20];
+                    client.stream.write_all(&head).unwrap();
+                    client.stream.write_all(&data[..500_000]).unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
+                    client.stream.write_all(&data[500_000..]).unwrap();
+                    assert_eq!(client.reply().unwrap().error, 0);
+                }
+            })
+        })
+        .collect();
+    let mut most = 0;
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        most = most.max(server.load().payload_bytes);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(most > 0 && most <= 4 << 20, "{most}");
+    for i in 0..8_u8 {
+        let bytes = server.store.bytes(Extent::new(u64::from(i) << 20, 1 << 20));
+        assert!(bytes.iter().all(|b| *b == i * 4 + 4));
+    }
+    server.until("nothing kept", |load| load.payload_bytes == 0);
+}
+
+#[test]
+fn a_flood_on_one_connection_leaves_the_others_their_turn() {
+    let geometry = lh_block::Geometry { depth: 4, ..support::GEOMETRY };
+    let server = Setup { geometry, ..Setup::default() }.start();
+    let mut flood = Client::connect(&server, Framing::Simple);
+    let mut writer = flood.stream.try_clone().unwrap();
+    let (stop, stopped) = channel::<()>();
+    let mut burst = Vec::new();
+    for _ in 0..256 {
+        burst.extend_from_slice(&flood.encode(command::TRIM, 0, 0, 4096).0);
+    }
+    let sender =
+        std::thread::spawn(move || while stopped.try_recv().is_err() && writer.write_all(&burst).is_ok() {});
+    let reader = std::thread::spawn(move || {
+        let mut count = 0_u64;
+        while flood.reply().is_ok() {
+            count += 1;
+        }
+        count
+    });
+    let mut other = Client::connect(&server, Framing::Simple);
+    let begun = Instant::now();
+    for _ in 0..200 {
+        assert_eq!(other.read(0, 512).error, 0);
+    }
+    let took = begun.elapsed();
+    stop.send(()).unwrap();
+    sender.join().unwrap();
+    drop(server);
+    assert!(reader.join().unwrap() > 1000, "the flood was none");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn an_idle_server_does_nothing() {
+    let server = Running::start();
+    let mut client = Client::connect(&server, Framing::Simple);
+    assert_eq!(client.write(0, &[1; 4096]).error, 0);
+    // The timer of the handshake runs out once more.
+    std::thread::sleep(Duration::from_millis(1100));
+    let before = server.inside(|inside| inside.ring.turns());
+    std::thread::sleep(Duration::from_millis(1500));
+    let turns = server.inside(|inside| inside.ring.turns()) - before;
+    // Each look from outside is a turn or two.
+    assert!(turns <= 3, "{turns} turns");
+    assert_eq!(client.read(0, 4096).error, 0);
+}
+
+#[test]
+fn connections_take_turns() {
+    let geometry = lh_block::Geometry { depth: 32, ..support::GEOMETRY };
+    let server = Setup { geometry, ..Setup::default() }.start();
+    let mut clients: Vec<_> = (0..3).map(|_| Client::connect(&server, Framing::Simple)).collect();
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    let mut send = |client: usize, count: u64| {
+        let requests: Vec<u8> =
+            (0..count).flat_map(|i| clients[client].encode(command::READ, 0, i * 512, 512).0).collect();
+        clients[client].stream.write_all(&requests).unwrap();
+    };
+    send(0, 32);
+    server.until("full", |load| load.requests == 32);
+    send(1, 64);
+    send(2, 64);
+    // Each look from outside is a turn of the ring: it has taken both. The device takes none.
+    for _ in 0..3 {
+        assert_eq!(server.load().requests, 32);
+    }
+    // The places of the first are shared by the others, to equal parts.
+    server.inside(|inside| inside.disk.set_answers(Answers::Next(32)));
+    server.until("full again", |load| load.requests == 32);
+    server.inside(|inside| inside.disk.set_answers(Answers::Next(32)));
+    for client in &mut clients[1..] {
+        for _ in 0..16 {
+            client.reply().unwrap();
+        }
+    }
+}
+
+thread_local! {
+    /// Memory that somebody else has.
+    static HOARD: std::cell::RefCell<Vec<lh_ring::Payload>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+#[test]
+fn the_last_memory_is_left_to_the_device() {
+    let server = Setup { pool_bytes: 8 << 20, ..Setup::default() }.start();
+    let mut client = Client::connect(&server, Framing::Simple);
+    assert_eq!(client.read(0, 512).error, 0);
+    server.inside(|inside| {
+        let spare = Limits::of_pool(inside.pool).spare_chunks;
+        while inside.pool.free_chunks() > spare {
+            HOARD.with_borrow_mut(|hoard| hoard.push(inside.pool.alloc(128 << 10, 4096).unwrap()));
+        }
+    });
+    // What was asked for before still comes, then nothing is asked for any more.
+    assert_eq!(client.read(0, 512).error, 0);
+    client.header(command::READ, 0, 0, 512);
+    client.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert_eq!(client.reply().unwrap_err().kind(), ErrorKind::WouldBlock);
+    server.inside(|_| HOARD.with_borrow_mut(Vec::clear));
+    client.stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(client.reply().unwrap().error, 0);
+}
+
+#[test]
+fn nothing_is_read_while_the_device_is_full() {
+    let geometry = lh_block::Geometry { depth: 2, ..support::GEOMETRY };
+    let server = Setup { geometry, ..Setup::default() }.start();
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    let mut client = Client::connect(&server, Framing::Simple);
+    let sent = flood(&mut client, command::READ, 4096, 16 << 20);
+    assert!(sent < 2 << 20, "{sent} bytes were taken");
+    let load = server.load();
+    assert_eq!((load.requests, load.payload_bytes), (2, 8192));
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    for _ in 0..100 {
+        assert_eq!(client.reply().unwrap().data.len(), 4096);
+    }
+}
+
+#[test]
+fn connections_can_be_served_by_another_thread() {
+    let (first, second) = (Running::start(), Running::start());
+    let (away, moved) = channel();
+    first.inside(move |inside| {
+        let mut count = 0;
+        inside.server.set_spread(Box::new(move |connection| {
+            count += 1;
+            if count % 2 == 0 {
+                away.send(connection).unwrap();
+                return None;
+            }
+            Some(connection)
+        }));
+    });
+    let mut here = Client::connect(&first, Framing::Simple);
+    let stream = first.connect();
+    let connection = moved.recv().unwrap();
+    second.inside(move |inside| inside.server.adopt(inside.ring, connection));
+    second.until("adopted", |load| load.connections == 1);
+    assert_eq!(first.load().connections, 1);
+    assert_eq!(here.read(0, 512).error, 0);
+    drop(stream);
+    second.until("gone", |load| load.connections == 0);
+}

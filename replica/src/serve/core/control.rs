@@ -1,0 +1,226 @@
+//! Control operations: one at a time, in the order in which a session sent them, whichever connection they came by.
+
+use lh_wire::{ChainOp, Control, ReplicaState, Status};
+
+use super::{Body, Completed, Core, Directory, Failure, Output, Purpose, Record, RequestId, Stage};
+
+/// What a control operation comes to.
+enum Step {
+    /// Answered at once.
+    Answer,
+    /// Refused with a sentence.
+    Refuse(String),
+    /// Not beside a sync or a record of the intent bitmap: tried again after it.
+    Later,
+    /// Asks the directory first.
+    Describe,
+    /// A record, then the answer.
+    Save(Record),
+    /// A record that nothing else may run beside, then the answer.
+    Switch(Record),
+    /// A sync, then more.
+    Sync,
+}
+
+impl Core {
+    /// A control message has come.
+    pub(super) fn queue_control(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        let readable = self.request(id).is_some_and(|r| r.control.is_some());
+        match self.session.as_mut() {
+            Some(session) if readable => session.controls.push_back(id),
+            _ => self.finish(id, Status::Invalid, Completed::default(), Body::None, out),
+        }
+    }
+
+    /// Starts whatever control operations can start.
+    pub(super) fn start_controls(&mut self, out: &mut Vec<Output>) {
+        while let Some(session) = self.session.as_mut().filter(|s| s.control.is_none()) {
+            let Some(id) = session.controls.pop_front() else { return };
+            let synced = session.synced;
+            session.control = Some(id);
+            let control = self.request(id).and_then(|r| r.control.take());
+            let step = match control.as_deref() {
+                Some(control) => self.step(control, synced),
+                None => Step::Answer,
+            };
+            if let Some(request) = self.request(id) {
+                request.control = control;
+            }
+            if matches!(step, Step::Later) {
+                if let Some(session) = self.session.as_mut() {
+                    session.control = None;
+                    session.controls.push_front(id);
+                }
+                return;
+            }
+            self.take_step(id, step, out);
+        }
+    }
+
+    fn take_step(&mut self, id: RequestId, step: Step, out: &mut Vec<Output>) {
+        match step {
+            Step::Later => {}
+            Step::Answer => self.finish(id, Status::Ok, Completed::default(), Body::None, out),
+            Step::Refuse(text) => self.fail_request(id, Failure::Refused(text.into()), out),
+            Step::Sync => self.await_sync(id),
+            Step::Describe => {
+                self.set_stage(id, Stage::Running);
+                out.push(Output::Describe { request: id });
+            }
+            Step::Save(record) => {
+                self.set_stage(id, Stage::Running);
+                self.persist(Purpose::Control(id), record, out);
+            }
+            Step::Switch(record) => {
+                self.switching = true;
+                if record == Record::Close {
+                    self.directory = Directory::Closing;
+                }
+                self.set_stage(id, Stage::Running);
+                self.persist(Purpose::Control(id), record, out);
+            }
+        }
+    }
+
+    fn step(&mut self, control: &Control, synced: bool) -> Step {
+        if self.directory != Directory::Open {
+            return Step::Refuse(super::CLOSED.into());
+        }
+        match control {
+            Control::State => Step::Describe,
+            Control::SetEpoch { epoch } => self.step_epoch(epoch),
+            Control::Resolved => {
+                self.doubt.resolve();
+                self.lived = true;
+                Step::Answer
+            }
+            Control::Prepare { id, op } => match &self.prepared {
+                Some((prepared, _)) if prepared == id => Step::Answer,
+                Some(_) => {
+                    Step::Refuse("another chain operation is prepared: commit or abort it first".into())
+                }
+                None if self.committed == Some(*id) => {
+                    Step::Refuse("this chain operation was carried out already".into())
+                }
+                None => Step::Save(Record::Prepare { id: *id, op: op.clone() }),
+            },
+            Control::Commit { id } => self.step_commit(*id),
+            Control::Switch { id } if self.committed == Some(*id) => Step::Answer,
+            Control::Switch { id } => self.step_commit(*id),
+            Control::Abort { id } => match &self.prepared {
+                Some((prepared, _)) if prepared == id => Step::Save(Record::Abort { id: *id }),
+                _ if self.committed == Some(*id) => {
+                    Step::Refuse("this chain operation was carried out and cannot be taken back".into())
+                }
+                _ => Step::Answer,
+            },
+            Control::Settled { snapshot } => Step::Save(Record::Settled { snapshot: snapshot.clone() }),
+            Control::RebuildBegin { size, chain } => match self.quiet("a rebuild can begin") {
+                Ok(()) => Step::Switch(Record::RebuildBegin { size: *size, chain: chain.clone() }),
+                Err(step) => step,
+            },
+            Control::RebuildEnd if synced => Step::Save(Record::RebuildEnd),
+            Control::RebuildEnd => Step::Sync,
+            Control::Close => self.step_close(synced),
+        }
+    }
+
+    fn step_epoch(&self, epoch: &lh_block::Epoch) -> Step {
+        let own = self.generation();
+        if epoch.generation > own {
+            return Step::Refuse(format!(
+                "an epoch of generation {} cannot be set by an engine of generation {own}",
+                epoch.generation
+            ));
+        }
+        match &self.epoch {
+            Some(stored) if stored == epoch => Step::Answer,
+            Some(stored) if stored.order() >= epoch.order() => Step::Refuse(format!(
+                "this replica has a younger epoch: generation {}, number {}",
+                stored.generation, stored.counter
+            )),
+            _ => Step::Save(Record::Epoch(epoch.clone())),
+        }
+    }
+
+    fn step_commit(&self, id: lh_block::Instance) -> Step {
+        if self.committed == Some(id) {
+            // The switch is done; the sync that its answer stands for may not be.
+            return Step::Sync;
+        }
+        match &self.prepared {
+            Some((prepared, op)) if *prepared == id => match op {
+                ChainOp::Snapshot { .. } if self.writes > 0 => {
+                    Step::Refuse(in_flight("a snapshot can be taken"))
+                }
+                ChainOp::Snapshot { .. } => Step::Switch(Record::Commit { id }),
+                ChainOp::MarkRemoved { .. } => Step::Save(Record::Commit { id }),
+            },
+            _ => Step::Refuse("this chain operation was not prepared here".into()),
+        }
+    }
+
+    /// No request is in the store, no sync runs, no mark is on its way.
+    fn quiet(&self, what: &str) -> Result<(), Step> {
+        if self.jobs > 0 {
+            Err(Step::Refuse(in_flight(what)))
+        } else if self.syncs.is_running() || self.intent.is_saving() {
+            Err(Step::Later)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The sync that a control operation begins with has ended: it is its turn again.
+    pub(super) fn control_synced(&mut self, id: RequestId) {
+        self.set_stage(id, Stage::Queued);
+        if let Some(session) = self.session.as_mut() {
+            session.control = None;
+            session.synced = true;
+            session.controls.push_front(id);
+        }
+    }
+
+    /// A directory is closed after a sync that nothing was written behind.
+    fn step_close(&self, synced: bool) -> Step {
+        let late = self.written || !self.syncs.nobody_waits();
+        if self.jobs > 0 || (synced && late) {
+            return Step::Refuse(in_flight("the directory can be closed"));
+        }
+        match synced {
+            false => Step::Sync,
+            true if self.syncs.is_running() || self.intent.is_saving() => Step::Later,
+            true => Step::Switch(Record::Close),
+        }
+    }
+
+    /// The directory has spoken; the machine adds what only it knows.
+    pub(super) fn described(
+        &mut self,
+        id: RequestId,
+        result: Result<Box<ReplicaState>, Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        let mut state = match result {
+            Ok(state) if !self.failed => state,
+            Ok(_) => return self.fail_request(id, Failure::Io, out),
+            Err(failure) => return self.fail_request(id, failure, out),
+        };
+        state.previous_generation = self.session.as_ref().map(|s| s.previous).unwrap_or_default();
+        state.in_doubt = self.doubt.report(self.size);
+        state.intent_chunk = self.intent.chunk();
+        state.intent = self.intent.report(self.size);
+        state.lived = self.lived;
+        state.clean = self.clean;
+        self.finish(id, Status::Ok, Completed::default(), Body::State(state), out);
+    }
+
+    /// The control operations that have not begun.
+    pub(super) fn take_queued_controls(&mut self) -> Vec<RequestId> {
+        self.session.as_mut().map(|s| s.controls.drain(..).collect()).unwrap_or_default()
+    }
+}
+
+fn in_flight(what: &str) -> String {
+    format!("requests are in flight: pause them before {what}")
+}

@@ -1,0 +1,120 @@
+//! Records on their way to stable storage, and what becomes true when they are there.
+
+use super::intent::IntentMap;
+use super::{Body, Completed, Core, Directory, Failure, Output, PersistId, Purpose, Record, RequestId};
+use lh_wire::{Control, Status};
+
+impl Core {
+    pub(super) fn persist(&mut self, purpose: Purpose, record: Record, out: &mut Vec<Output>) {
+        let id = PersistId(self.persist_next);
+        self.persist_next += 1;
+        self.persists.push((id, purpose));
+        out.push(Output::Persist { id, record });
+    }
+
+    /// Puts out the next record of the intent bitmap, if there is one.
+    pub(super) fn save_intent(&mut self, now_ns: u64, out: &mut Vec<Output>) {
+        if self.directory != Directory::Open || self.switching || self.failed {
+            return;
+        }
+        if let Some(record) = self.intent.next_record(now_ns) {
+            self.persist(Purpose::Intent, record, out);
+        }
+    }
+
+    pub(super) fn persisted(
+        &mut self,
+        now_ns: u64,
+        id: PersistId,
+        result: Result<(), Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(at) = self.persists.iter().position(|(p, _)| *p == id) else { return };
+        let (_, purpose) = self.persists.swap_remove(at);
+        // The disk may hold half of it and would not tell: as with a failed sync, nothing more is believed.
+        if result == Err(Failure::Io) {
+            self.fail(out);
+        }
+        match purpose {
+            Purpose::Fence(generation, instance) => {
+                self.fence_saving = false;
+                match result {
+                    Ok(_) => self.fence_durable = Some((generation, instance)),
+                    Err(_) => self.refuse_waiting(out),
+                }
+            }
+            Purpose::Intent => {
+                self.intent.saved(now_ns, result.is_ok());
+                self.release_marked(result.as_ref().err(), out);
+            }
+            Purpose::Begin => {
+                self.directory = if result.is_ok() { Directory::Open } else { Directory::Closed };
+                if result.is_err() {
+                    self.refuse_waiting(out);
+                }
+            }
+            Purpose::Control(request) => self.control_persisted(request, result, out),
+        }
+    }
+
+    fn control_persisted(&mut self, id: RequestId, result: Result<(), Failure>, out: &mut Vec<Output>) {
+        let Some(control) = self.request(id).and_then(|r| r.control.take()) else { return };
+        let done = result.is_ok();
+        let commits = matches!(*control, Control::Commit { .. });
+        self.take_effect(*control, done);
+        // Control operations run one at a time, so a switch that is on its way is this one.
+        if std::mem::take(&mut self.switching) {
+            self.release_held(out);
+        }
+        match result {
+            _ if self.failed => self.fail_request(id, Failure::Io, out),
+            Err(failure) => self.fail_request(id, failure, out),
+            Ok(_) if commits && !self.is_orphan(id) => self.await_sync(id),
+            Ok(_) => self.finish(id, Status::Ok, Completed::default(), Body::None, out),
+        }
+    }
+
+    /// What is true from now on.
+    fn take_effect(&mut self, control: Control, done: bool) {
+        match control {
+            Control::Close if done => self.closed_cleanly(),
+            Control::Close => self.directory = Directory::Open,
+            _ if !done => {}
+            Control::SetEpoch { epoch } => self.epoch = Some(epoch),
+            Control::Prepare { id, op } => self.prepared = Some((id, op)),
+            Control::Commit { id } | Control::Switch { id } => {
+                self.prepared = None;
+                self.committed = Some(id);
+            }
+            Control::Abort { .. } => self.prepared = None,
+            Control::RebuildBegin { size, .. } => {
+                self.size = size;
+                self.intent.resize(size);
+                self.prepared = None;
+                self.committed = None;
+                self.clean = false;
+                self.filling = true;
+            }
+            // Everything it holds came through this process and is synced.
+            Control::RebuildEnd => {
+                self.lived = true;
+                self.filling = false;
+            }
+            Control::State | Control::Resolved | Control::Settled { .. } => {}
+        }
+    }
+
+    /// All is complete, on stable storage, and the same on every member: nothing is in doubt.
+    fn closed_cleanly(&mut self) {
+        self.directory = Directory::Closed;
+        self.intent = IntentMap::new(self.intent.chunk(), self.size, &[]);
+        self.doubt.resolve();
+        self.conns.iter_mut().for_each(|c| c.window.clear());
+        self.clean = true;
+        self.lived = true;
+    }
+
+    fn is_orphan(&mut self, id: RequestId) -> bool {
+        self.request(id).is_some_and(|r| r.orphan)
+    }
+}

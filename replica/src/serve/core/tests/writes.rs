@@ -1,0 +1,224 @@
+use super::*;
+
+fn whole(n: u64) -> Extent {
+    Extent::new(n * CHUNK, CHUNK)
+}
+
+fn state(r: &mut Rig, conn: ConnId, n: u32) -> Box<ReplicaState> {
+    let id = r.control(conn, n, Control::State);
+    r.describe(id)
+}
+
+#[test]
+fn the_first_write_into_a_chunk_waits_for_its_mark() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let a = r.send(conn, write(0, 1));
+    let b = r.send(conn, write(4096, 1));
+    let c = r.send(conn, write(2 * CHUNK, 1));
+    assert!(!r.in_store(a) && !r.in_store(b) && !r.in_store(c));
+    assert_eq!(r.records(), [&Record::Intent { mark: vec![0], clear: vec![] }]);
+    let (id, _) = r.take_persist().unwrap();
+    r.apply(Input::Persisted { id, result: Ok(()) });
+    assert!(r.in_store(a) && r.in_store(b) && !r.in_store(c));
+    assert_eq!(r.records(), [&Record::Intent { mark: vec![2], clear: vec![] }]);
+    r.persist_all();
+    assert!(r.in_store(c));
+    let again = r.send(conn, write(2 * CHUNK + 4096, 1));
+    assert!(r.in_store(again) && r.records().is_empty());
+}
+
+#[test]
+fn reads_need_no_mark() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let read = r.send(conn, request(OpCode::Read, 0, 4096, 1));
+    assert!(r.in_store(read) && r.records().is_empty());
+    let result = Ok(Completed { payload: 4096, ..Completed::default() });
+    r.apply(Input::Done { request: read, result });
+    assert_eq!(r.reply(read), Some((Status::Ok, Body::Data)));
+}
+
+#[test]
+fn a_full_disk_is_an_answer_and_no_failure() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let marking = r.send(conn, write(0, 1));
+    let (id, _) = r.take_persist().unwrap();
+    r.apply(Input::Persisted { id, result: Err(Failure::NoSpace) });
+    assert_eq!(r.status(marking), Some(Status::NoSpace));
+    let write = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.apply(Input::Done { request: write, result: Err(Failure::NoSpace) });
+    assert_eq!(r.status(write), Some(Status::NoSpace));
+    assert!(!r.core.is_failed());
+    let ping = r.send(conn, request(OpCode::Ping, 0, 0, 1));
+    assert_eq!(r.status(ping), Some(Status::Ok));
+}
+
+#[test]
+fn a_clear_spares_the_chunks_that_are_being_written() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let (a, b) = (r.send(conn, write(0, 1)), r.send(conn, write(CHUNK, 1)));
+    r.persist_all();
+    r.done(a);
+    let clear = r.send(conn, request(OpCode::ClearIntent, 0, 2 << 22, 1));
+    assert_eq!(r.status(clear), Some(Status::Ok));
+    assert_eq!(state(&mut r, conn, 1).intent, [whole(1)]);
+    r.now = r.core.wake_at().unwrap();
+    r.apply(Input::Tick);
+    assert_eq!(r.records(), [&Record::Intent { mark: vec![], clear: vec![0] }]);
+    r.done(b);
+}
+
+#[test]
+fn the_last_chunk_is_cleared_though_the_volume_ends_in_it() {
+    let last = Extent::new(CHUNK, 8192);
+    let mut r = Rig::new(Facts { size: CHUNK + 8192, intent: vec![last], ..facts() });
+    let conn = r.open(1, 1);
+    assert_eq!(state(&mut r, conn, 1).intent, [last]);
+    let clear = r.send(conn, request(OpCode::ClearIntent, CHUNK, 8192, 1));
+    assert_eq!(r.status(clear), Some(Status::Ok));
+    assert!(state(&mut r, conn, 1).intent.is_empty());
+}
+
+#[test]
+fn what_dead_engines_had_in_flight_is_reported_until_it_is_resolved() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let zero = r.send(conn, request(OpCode::WriteZeroes, CHUNK, 8192, 1));
+    r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(zero);
+    r.apply(Input::Closed { conn });
+    r.apply(Input::Done { request: RequestId(1), result: Ok(Completed::default()) });
+    let conn = r.open(2, 2);
+    r.send(conn, request(OpCode::Unmap, 2 * CHUNK, 4096, 2));
+    r.apply(Input::Closed { conn });
+    let conn = r.open(3, 3);
+    let reported = state(&mut r, conn, 3);
+    let left = [Extent::new(0, 4096), Extent::new(CHUNK, 8192), Extent::new(2 * CHUNK, 4096)];
+    assert_eq!(reported.in_doubt, left);
+    assert!(reported.lived);
+    assert_eq!(reported.previous_generation, generation(2));
+    // Its own writes are in nobody's doubt.
+    r.send(conn, write(8 * CHUNK, 3));
+    let resolved = r.control(conn, 3, Control::Resolved);
+    assert_eq!(r.status(resolved), Some(Status::Ok));
+    assert!(state(&mut r, conn, 3).in_doubt.is_empty());
+    r.apply(Input::Closed { conn });
+    let conn = r.open(4, 4);
+    assert_eq!(state(&mut r, conn, 4).in_doubt, [Extent::new(8 * CHUNK, 4096)]);
+}
+
+#[test]
+fn a_process_that_opened_a_dirty_directory_has_not_lived_until_all_is_resolved() {
+    let mut r = Rig::new(Facts { clean: false, intent: vec![whole(3)], ..facts() });
+    let conn = r.open(1, 1);
+    let found = state(&mut r, conn, 1);
+    assert!(!found.lived && !found.clean);
+    assert_eq!(found.intent, [whole(3)]);
+    assert_eq!(found.intent_chunk, CHUNK);
+    r.control(conn, 1, Control::Resolved);
+    r.apply(Input::Closed { conn });
+    let conn = r.open(2, 2);
+    assert!(state(&mut r, conn, 2).lived);
+}
+
+#[test]
+fn clean_until_the_first_write() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    assert!(state(&mut r, conn, 1).clean);
+    r.send(conn, write(0, 1));
+    assert!(!state(&mut r, conn, 1).clean);
+}
+
+#[test]
+fn headers_that_make_no_sense_are_invalid_and_reach_nothing() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let write = write(0, 1);
+    let wrong = [
+        Header { offset: 512, ..write },
+        Header { length: 0, payload: 0, ..write },
+        Header { payload: 8192, ..write },
+        Header { offset: SIZE, ..write },
+        Header { offset: u64::MAX - 4095, ..write },
+        Header { length: (1 << 20) + 4096, payload: (1 << 20) + 4096, ..write },
+        Header { flags: flags::RESPONSE, ..write },
+        Header { payload: 4096, ..request(OpCode::Read, 0, 4096, 1) },
+        Header { payload: 4096, ..request(OpCode::WriteZeroes, 0, 4096, 1) },
+        Header { aux: 1, ..request(OpCode::PutLayer, 0, 4096, 1) },
+        request(OpCode::Control, 0, 0, 1),
+    ];
+    for header in wrong {
+        let id = r.send(conn, header);
+        assert_eq!(r.status(id), Some(Status::Invalid), "{header:?}");
+        assert!(!r.in_store(id));
+    }
+    assert!(r.records().is_empty());
+    let zeroes = r.send(conn, request(OpCode::Unmap, 0, 32 << 20, 1));
+    r.persist_all();
+    assert!(r.in_store(zeroes), "zeroes may be longer than any payload");
+}
+
+#[test]
+fn a_layer_image_waits_for_its_mark_and_leaves_no_range_in_doubt() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let put = Header { payload: 4097, aux: 1, ..request(OpCode::PutLayer, 0, 4096, 1) };
+    let put = r.send(conn, put);
+    assert!(!r.in_store(put), "the power may go before what was copied is flushed");
+    assert_eq!(r.records(), [&Record::Intent { mark: vec![0], clear: vec![] }]);
+    r.persist_all();
+    assert!(r.in_store(put));
+    r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
+    assert_eq!(r.core.intent.report(SIZE), [whole(0)], "it is being written");
+    r.apply(Input::Done { request: put, result: Ok(Completed { aux: 1, ..Completed::default() }) });
+    let aux = r.out.iter().find_map(|o| match o {
+        Output::Reply { header, .. } if header.op == OpCode::PutLayer => Some(header.aux),
+        _ => None,
+    });
+    assert_eq!(aux, Some(1));
+    r.apply(Input::Closed { conn });
+    let conn = r.open(2, 2);
+    assert!(state(&mut r, conn, 2).in_doubt.is_empty());
+}
+
+#[test]
+fn what_a_rebuild_copies_needs_no_mark() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new() });
+    r.persist_all();
+    let put = r.send(conn, Header { payload: 4097, aux: 1, ..request(OpCode::PutLayer, 0, 4096, 1) });
+    assert!(r.in_store(put));
+    let write = r.send(conn, write(CHUNK, 1));
+    assert!(!r.in_store(write), "a client's write is marked all the same");
+    r.persist_all();
+    r.done(put);
+    r.done(write);
+    r.control(conn, 1, Control::RebuildEnd);
+    r.synced();
+    r.persist_all();
+    let late = r.send(conn, Header { payload: 4097, aux: 1, ..request(OpCode::PutLayer, 0, 4096, 1) });
+    assert!(!r.in_store(late));
+}
+
+#[test]
+fn while_the_chain_is_switched_no_time_is_asked_for() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let write = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(write);
+    r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
+    let due = r.core.wake_at();
+    assert!(due.is_some());
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new() });
+    assert_eq!(r.core.wake_at(), None, "nothing could be done then");
+    r.persist_all();
+    assert_eq!(r.core.wake_at(), due);
+}

@@ -1,0 +1,261 @@
+//! Who comes in: listening, the handshake, and the last word to who is sent away.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use lh_block::Generation;
+use lh_ring::sys::random;
+use lh_ring::{Completion, Fd, Token};
+use lh_wire::handshake::{CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome};
+
+use super::core::{ConnId, Input, SessionHello};
+use super::peer::{HELLO_PATIENCE_NS, HELLOS_MAX, Peer, Phase};
+use super::server::{OWNER, Server, kind};
+use super::{Listen, Options, ServeError};
+
+/// How long nothing is accepted after the system refused to: it is out of descriptors or memory.
+const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
+
+/// The listening socket and what a peer must know.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: Option<Fd>,
+    address: Listen,
+    accepting: bool,
+    retry_at: Option<u64>,
+    volume: String,
+    replica: String,
+    key: Key,
+    /// Removed at the end.
+    socket: Option<PathBuf>,
+}
+
+impl Door {
+    /// Listens.
+    ///
+    /// # Errors
+    /// The address is taken or not ours.
+    pub(super) fn open(options: Options) -> Result<Self, ServeError> {
+        let listen = options.listen;
+        let (listener, address) = match listen_on(&listen) {
+            Ok(both) => both,
+            Err(source) => return Err(ServeError::Listen { listen, source }),
+        };
+        let socket = match &address {
+            Listen::Unix(path) => Some(path.clone()),
+            Listen::Tcp(_) => None,
+        };
+        Ok(Self {
+            listener: Some(listener),
+            address,
+            accepting: false,
+            retry_at: None,
+            volume: options.volume,
+            replica: options.replica,
+            key: options.key,
+            socket,
+        })
+    }
+
+    pub(super) const fn address(&self) -> &Listen {
+        &self.address
+    }
+
+    pub(super) const fn wake_at(&self) -> Option<u64> {
+        self.retry_at
+    }
+
+    /// Reads a hello; an error is what to answer.
+    fn examine(&self, bytes: &[u8; HELLO_LEN], challenge: &Challenge) -> Result<Hello, Verdict> {
+        let hello = Hello::decode(bytes, challenge, &self.key)?;
+        if hello.volume != self.volume || hello.replica != self.replica {
+            return Err(Verdict::WrongName);
+        }
+        Ok(hello)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if let Some(path) = &self.socket {
+            // Best effort: a socket left behind is replaced by the next process.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn listen_on(listen: &Listen) -> io::Result<(Fd, Listen)> {
+    match listen {
+        Listen::Tcp(address) => {
+            let listener = TcpListener::bind(address)?;
+            let address = Listen::Tcp(listener.local_addr()?);
+            Ok((Fd::new(listener), address))
+        }
+        Listen::Unix(path) => {
+            let listener = bind_unix(path)?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            Ok((Fd::new(listener), listen.clone()))
+        }
+    }
+}
+
+/// Binds, in place of a socket that nobody listens on any more if there is one.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect(path) {
+            Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)
+            }
+            _ => Err(e),
+        },
+        other => other,
+    }
+}
+
+/// Small messages of a TCP connection leave at once.
+fn without_delay(fd: Fd) -> io::Result<Fd> {
+    let owned = fd.into_owned().ok_or(io::ErrorKind::ResourceBusy)?;
+    let stream = TcpStream::from(owned);
+    stream.set_nodelay(true)?;
+    Ok(Fd::new(stream))
+}
+
+impl Server {
+    /// Accepts the next connection if that is not going on, and there is room for its handshake.
+    pub(super) fn pump_door(&mut self, now: u64) {
+        let door = &mut self.door;
+        if door.retry_at.is_some_and(|at| at <= now) {
+            door.retry_at = None;
+        }
+        if door.accepting || door.retry_at.is_some() {
+            return;
+        }
+        if let Some(listener) = &door.listener {
+            door.accepting = true;
+            self.ring.accept(Token::new(OWNER, kind::ACCEPT, 0, 0), listener);
+        }
+    }
+
+    pub(super) fn accepted(&mut self, c: Completion) {
+        self.door.accepting = false;
+        let now = self.now();
+        match (c.result, c.accepted) {
+            (Ok(_), Some(fd)) if self.door.listener.is_some() => self.greet(fd, now),
+            (Ok(_), _) => {}
+            (Err(e), _) if self.door.listener.is_some() => {
+                tracing::warn!("no connection accepted: {e}");
+                self.door.retry_at = Some(now + ACCEPT_PAUSE_NS);
+            }
+            (Err(_), _) => {}
+        }
+    }
+
+    fn greet(&mut self, fd: Fd, now: u64) {
+        if self.peers.iter().filter(|p| p.is_stranger()).count() >= HELLOS_MAX {
+            tracing::warn!("a connection is turned away: {HELLOS_MAX} others are in their handshake");
+            return;
+        }
+        let fd = match self.door.address {
+            Listen::Tcp(_) => without_delay(fd),
+            Listen::Unix(_) => Ok(fd),
+        };
+        let mut nonce = [0; 32];
+        let fd = match fd.and_then(|fd| random(&mut nonce).map(|()| fd)) {
+            Ok(fd) => fd,
+            Err(e) => {
+                tracing::warn!("a connection is turned away: {e}");
+                return;
+            }
+        };
+        let challenge = Challenge::new(nonce);
+        let bytes: [u8; CHALLENGE_LEN] = *challenge.as_bytes();
+        let conn = self.peers.add(&self.pool, fd, challenge, now + HELLO_PATIENCE_NS);
+        if let Some(peer) = self.peers.get(conn) {
+            peer.tx.push_header(&bytes);
+            peer.wants = missing(HELLO_LEN, 0);
+        }
+    }
+
+    /// The hello, once it is there.
+    pub(super) fn read_hello(&mut self, conn: ConnId) {
+        let Some(peer) = self.peers.get(conn) else { return };
+        let Some(bytes) = peer.rx.peek::<HELLO_LEN>() else {
+            peer.wants = missing(HELLO_LEN, peer.rx.available());
+            return;
+        };
+        peer.rx.skip(HELLO_LEN);
+        peer.wants = 0;
+        peer.deadline = None;
+        let Phase::Hello(challenge) = std::mem::replace(&mut peer.phase, Phase::Leaving) else { return };
+        let examined = self.door.examine(&bytes, &challenge);
+        peer.phase = Phase::Waiting(Box::new((*challenge, bytes)));
+        match examined {
+            Ok(hello) => {
+                peer.checksums = hello.checksums;
+                let hello = SessionHello {
+                    generation: hello.generation,
+                    instance: hello.instance,
+                    session: hello.session,
+                    queue: hello.queue,
+                    queues: hello.queues,
+                };
+                self.inputs.push_back(Input::Hello { conn, hello });
+            }
+            Err(verdict) => {
+                let generation = self.core.generation();
+                self.refuse(conn, verdict, generation);
+            }
+        }
+    }
+
+    /// Queues the replica's last word of the handshake.
+    fn answer_hello(&mut self, conn: ConnId, verdict: Verdict, generation: Generation) -> Option<&mut Peer> {
+        let peer = self.peers.get(conn)?;
+        let Phase::Waiting(waiting) = &peer.phase else { return None };
+        let (challenge, hello) = &**waiting;
+        let bytes = encode_welcome(verdict, generation, challenge, hello, &self.door.key);
+        peer.tx.push_header(&bytes);
+        Some(peer)
+    }
+
+    pub(super) fn welcome(&mut self, conn: ConnId, generation: Generation) {
+        tracing::info!("connection {} let in with generation {generation}", conn.0);
+        let Some(peer) = self.answer_hello(conn, Verdict::Welcome, generation) else { return };
+        peer.phase = Phase::Open;
+        // What the engine sent behind its hello is at the beginning of the stream of messages.
+        if peer.rx.set_position(0) {
+            self.read_messages(conn);
+        } else {
+            self.lose(conn);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, conn: ConnId, verdict: Verdict, generation: Generation) {
+        tracing::info!("connection {} refused: {verdict:?}", conn.0);
+        let deadline = self.now() + HELLO_PATIENCE_NS;
+        if let Some(peer) = self.answer_hello(conn, verdict, generation) {
+            peer.phase = Phase::Leaving;
+            peer.deadline = Some(deadline);
+        }
+    }
+
+    /// Nobody comes in any more, and nobody stays.
+    pub(super) fn close_door(&mut self) {
+        if let Some(listener) = self.door.listener.take() {
+            self.ring.cancel(Token::new(OWNER, kind::ACCEPT, 0, 0));
+            drop(listener);
+        }
+        self.door.retry_at = None;
+        let all: Vec<ConnId> = self.peers.iter().map(|p| p.conn).collect();
+        all.into_iter().for_each(|conn| self.lose(conn));
+    }
+}
+
+/// How many bytes are missing.
+pub(super) fn missing(needed: usize, available: usize) -> u32 {
+    u32::try_from(needed.saturating_sub(available)).unwrap_or(u32::MAX)
+}

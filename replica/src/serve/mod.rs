@@ -1,0 +1,103 @@
+//! The server of a replica: a pure machine that decides ([`core`]), and the driver that carries out ([`run`]).
+//!
+//! One thread with one ring serves all connections and does all reads, writes, punches and syncs of the layers; one
+//! worker thread does what creates, renames and syncs metadata. A request and its answer never leave the ring's
+//! thread, and in the steady state nothing is allocated for them.
+
+pub mod core;
+
+mod door;
+mod flush;
+mod marks;
+mod message;
+mod open;
+mod peer;
+mod put;
+mod read;
+mod request;
+mod server;
+mod status;
+mod worker;
+mod write;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lh_wire::handshake::Key;
+use thiserror::Error;
+
+use crate::store::OpenError;
+
+pub use open::run;
+pub use status::{Counters, Mode, Snapshot, Status};
+
+/// Where a replica listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A unix socket, made with mode 0600. A socket that nobody listens on any more is replaced.
+    Unix(PathBuf),
+    /// A TCP address; port 0 takes any free one ([`Status::address`]).
+    Tcp(SocketAddr),
+}
+
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+/// What a replica's server is given.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The replica's directory.
+    pub directory: PathBuf,
+    /// Size in bytes that a missing or empty directory is created with. `None`: it must be there.
+    pub size: Option<u64>,
+    /// How long to wait for the locks of a process that is about to end.
+    pub lock_wait: Duration,
+    /// Name of the volume: who wants another is sent away.
+    pub volume: String,
+    /// Name of the replica, likewise.
+    pub replica: String,
+    /// The volume's key.
+    pub key: Key,
+    /// Where to listen.
+    pub listen: Listen,
+    /// Through this other threads see how the server fares, and stop it.
+    pub status: Status,
+}
+
+/// Why a server did not begin, or ended.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Nobody can connect.
+    #[error("cannot listen on {listen}: {source}")]
+    Listen {
+        /// Where.
+        listen: Listen,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system has no memory, descriptors or io_uring for it.
+    #[error("cannot set up {what}: {source}")]
+    System {
+        /// What is missing.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The ring cannot be used any more.
+    #[error("io_uring failed: {0}")]
+    Ring(io::Error),
+    /// The worker thread is gone.
+    #[error("the replica's worker thread has ended")]
+    Worker,
+}

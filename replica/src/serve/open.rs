@@ -1,0 +1,118 @@
+//! The beginning: the directory is opened, the machine learns what it says, the door is opened last.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Instant;
+
+use lh_ring::sys::file_system;
+use lh_ring::{Bell, Pool, Ring, Token};
+
+use super::core::{Core, Facts};
+use super::door::Door;
+use super::flush::Flusher;
+use super::marks::Marks;
+use super::peer::Peers;
+use super::request::Requests;
+use super::server::{OWNER, Server, kind};
+use super::worker::Worker;
+use super::{Mode, Options, ServeError};
+use crate::store::{CreateOptions, Directory, OpenOptions, Store};
+
+/// Entries of the submission queue: more than one turn queues at any sensible load.
+const ENTRIES: u32 = 256;
+
+/// Memory that is kept when idle: a read or write of 1 MiB and what small requests need.
+const POOL_SOFT: usize = 2 << 20;
+
+/// Memory for buffers at most. Reads stop at `READS_MAX`, receiving at `RECEIVED_MAX`: what is left above both
+/// lets every received request end, and 64 connections finish receiving one message of the largest size (77 MiB).
+const POOL_HARD: usize = 256 << 20;
+
+/// tmpfs (include/uapi/linux/magic.h).
+const TMPFS: u64 = 0x0102_1994;
+
+/// Opens (or creates) the directory, listens, and serves until [`super::Status::stop`].
+///
+/// # Errors
+/// [`ServeError`]: nothing was begun, or the ring can no longer be used.
+pub fn run(options: Options) -> Result<(), ServeError> {
+    let status = options.status.clone();
+    let result = Server::start(options).and_then(Server::serve);
+    status.end();
+    result
+}
+
+fn open(options: &Options) -> Result<(Directory, Store), ServeError> {
+    let empty = match std::fs::read_dir(&options.directory) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(e) => e.kind() == io::ErrorKind::NotFound,
+    };
+    Ok(match options.size {
+        Some(size) if empty => {
+            let create = CreateOptions { size, backing: None, lock_wait: options.lock_wait };
+            Directory::create(&options.directory, &create)?
+        }
+        _ => Directory::open(&options.directory, &OpenOptions { lock_wait: options.lock_wait })?,
+    })
+}
+
+fn facts(directory: &Directory, store: &Store) -> Facts {
+    let state = directory.state();
+    let fence = directory.fence();
+    Facts {
+        size: store.size(),
+        fence: (fence != Default::default()).then_some(fence),
+        epoch: directory.epoch().cloned(),
+        prepared: state.prepared,
+        committed: state.committed,
+        intent_chunk: store.intent_chunk(),
+        intent: store.intent(),
+        clean: state.clean,
+    }
+}
+
+impl Server {
+    fn start(options: Options) -> Result<Self, ServeError> {
+        let system = |what| move |source| ServeError::System { what, source };
+        let (directory, store) = open(&options)?;
+        let core = Core::new(facts(&directory, &store));
+        let bell = Bell::new().map_err(system("an eventfd"))?;
+        let mut ring = Ring::new(ENTRIES).map_err(system("an io_uring"))?;
+        ring.wake_on(Token::new(OWNER, kind::BELL, 0, 0), &bell);
+        let pool = Pool::new(POOL_SOFT, POOL_HARD).map_err(system("memory for buffers"))?;
+        let status = options.status.clone();
+        let worker = Worker::start(directory, bell.clone(), status.clone()).map_err(system("a thread"))?;
+        let door = Door::open(options)?;
+        status.begin(door.address().clone(), bell, worker.tasks());
+        let mut server = Self {
+            ring,
+            pool,
+            status,
+            started: Instant::now(),
+            core,
+            inputs: VecDeque::new(),
+            outputs: Vec::new(),
+            peers: Peers::default(),
+            requests: Requests::default(),
+            store,
+            files: Vec::new(),
+            in_memory: false,
+            worker,
+            door,
+            flusher: Flusher::default(),
+            marks: Marks::default(),
+            hungry: VecDeque::new(),
+            parked: Vec::new(),
+            unmarked: Vec::new(),
+            mapless: VecDeque::new(),
+            held: None,
+            pieces: Vec::new(),
+            stopping: false,
+            mode: (Mode::Down, Default::default()),
+        };
+        server.open_files().map_err(system("the layers' descriptors"))?;
+        let place = file_system(server.store.layer_file(server.store.head()));
+        server.in_memory = place.is_ok_and(|fs| fs.magic == TMPFS);
+        Ok(server)
+    }
+}

@@ -1,0 +1,218 @@
+//! Layer images: making a range of one layer what another member's layer is.
+
+use lh_block::{BLOCK, Extent};
+use lh_ring::{Completion, Falloc, Payload, Token};
+use lh_wire::{BlockState, LayerTrailer};
+
+use super::core::{Completed, Failure, RequestId};
+use super::read::PAGE;
+use super::request::{Part, Put, Work};
+use super::server::{IMAGES_MAX, OWNER, Server, kind};
+use super::worker::{Task, note};
+use super::write::aligned_copy;
+use crate::store::{Answer, NewZeroMap, Source};
+
+impl Server {
+    /// Makes the range of a layer what the request's image says: what may be equal is compared first.
+    pub(super) fn start_put(&mut self, id: RequestId, range: Extent, trailer: u32) {
+        if !matches!(self.requests.get(id).work, Work::Put(_))
+            && let Err(failure) = self.plan_put(id, range, trailer)
+        {
+            return self.end(id, Err(failure));
+        }
+        let Work::Put(put) = &self.requests.get(id).work else { return };
+        let (layer, held) = (put.plan.layer, put.plan.held.clone());
+        if !self.store.begin_write(layer, range) {
+            self.parked.push(id);
+        } else if self.gather(id, held.into_iter().map(|extent| (extent, Source::Layer(layer))), IMAGES_MAX) {
+            self.read_parts(id);
+        } else {
+            self.starve(id);
+        }
+    }
+
+    fn plan_put(&mut self, id: RequestId, range: Extent, trailer: u32) -> Result<(), Failure> {
+        let image = &self.requests.get(id).payload;
+        let split = image.len() - trailer as usize;
+        let mut bytes = vec![0; trailer as usize];
+        image.read_at(split, &mut bytes);
+        let (len, data) =
+            (u32::try_from(range.len).unwrap_or(u32::MAX), u32::try_from(split).unwrap_or(u32::MAX));
+        let trailer = LayerTrailer::decode(&bytes, len, data).map_err(|_| Failure::Invalid)?;
+        let layer = self.store.layer(trailer.layer);
+        let layer = layer.ok_or_else(|| Failure::Refused("this replica has no layer of that name".into()))?;
+        let states: Vec<BlockState> = trailer.states().collect();
+        let plan = self.store.plan_put(layer, range, &states).map_err(|e| match e.kind() {
+            std::io::ErrorKind::InvalidInput => Failure::Invalid,
+            _ => note(&self.status, &e),
+        })?;
+        let data = image.slice(0, split);
+        let data = match self.store.direct() {
+            Some(wanted) if !data.is_aligned(wanted.memory, wanted.offset) => {
+                aligned_copy(&self.pool, &data).ok_or(Failure::NoSpace)?
+            }
+            _ => data,
+        };
+        let changed = plan.changed;
+        let name = trailer.layer.to_owned();
+        let put = Put { name, plan, data, runs: Vec::new(), changed };
+        self.requests.get(id).work = Work::Put(Box::new(put));
+        Ok(())
+    }
+
+    /// What may be equal has been read: what is not is written.
+    pub(super) fn put_compared(&mut self, id: RequestId) {
+        let slot = self.requests.get(id);
+        let Work::Put(put) = &mut slot.work else { return };
+        put.changed += put.find_runs(&slot.parts);
+        slot.parts.clear();
+        slot.left = u32::try_from(put.plan.punch.len() + put.runs.len()).unwrap_or(u32::MAX);
+        let file = &self.files[usize::from(put.plan.layer.0)];
+        for hole in &put.plan.punch {
+            let token = Token::new(OWNER, kind::PUNCH, 0, id.0);
+            self.ring.fallocate(token, file, Falloc::PunchHole, hole.offset, hole.len);
+        }
+        for (index, (offset, from, len)) in put.runs.iter().enumerate() {
+            // As many runs as blocks in an image, at most.
+            let token = Token::new(OWNER, kind::WRITE, u16::try_from(index).unwrap_or(u16::MAX), id.0);
+            self.ring.writev(token, file, *offset, &put.data.slice(*from, *len));
+        }
+        if slot.left == 0 {
+            self.put_changed(id);
+        }
+    }
+
+    pub(super) fn put_op_done(&mut self, c: &Completion) {
+        let id = RequestId(c.token.data);
+        let slot = self.requests.get(id);
+        let Work::Put(put) = &mut slot.work else { return };
+        if let (kind::WRITE, Ok(n)) = (c.token.kind, &c.result)
+            && let Some((offset, from, len)) = put.runs.get_mut(usize::from(c.token.slot))
+        {
+            let n = *n as usize;
+            (*offset, *from, *len) = (*offset + n as u64, *from + n, *len - n);
+            if *len > 0 && n > 0 {
+                let file = &self.files[usize::from(put.plan.layer.0)];
+                return self.ring.writev(c.token, file, *offset, &put.data.slice(*from, *len));
+            }
+            if n == 0 {
+                slot.failure = Some(Failure::Io);
+            }
+        }
+        slot.left -= 1;
+        if let Err(e) = &c.result {
+            slot.failure = Some(note(&self.status, e));
+        }
+        if slot.left == 0 {
+            self.put_changed(id);
+        }
+    }
+
+    fn put_changed(&mut self, id: RequestId) {
+        let slot = self.requests.get(id);
+        let Work::Put(put) = &mut slot.work else { return };
+        if slot.failure.is_some() {
+            self.put_report(id);
+        } else if std::mem::take(&mut put.plan.needs_map) {
+            self.mapless.push_back(id);
+            if self.mapless.len() == 1 {
+                self.make_zero_map();
+            }
+        } else if put.plan.needs_mark {
+            self.await_mark(id);
+        } else {
+            self.put_report(id);
+        }
+    }
+
+    /// Asks for the zero map that the first of those who wait needs.
+    fn make_zero_map(&mut self) {
+        if let Some(id) = self.mapless.front()
+            && let Work::Put(put) = &self.requests.get(*id).work
+        {
+            let task = Task::MakeZeroMap(put.name.clone());
+            self.ask_worker(task);
+        }
+    }
+
+    /// The map serves all who wait for one of the same layer.
+    pub(super) fn zero_map_made(&mut self, result: Result<Option<Box<NewZeroMap>>, Failure>) {
+        let failure = match result {
+            Ok(Some(map)) => {
+                self.store.attach_zero_map(*map);
+                None
+            }
+            Ok(None) => Some(Failure::Io),
+            Err(failure) => Some(failure),
+        };
+        let mut layer = None;
+        for id in std::mem::take(&mut self.mapless) {
+            let slot = self.requests.get(id);
+            let Work::Put(put) = &slot.work else { continue };
+            if *layer.get_or_insert(put.plan.layer) == put.plan.layer {
+                slot.failure = failure.clone();
+                self.put_changed(id);
+            } else {
+                self.mapless.push_back(id);
+            }
+        }
+        self.make_zero_map();
+    }
+
+    pub(super) fn put_report(&mut self, id: RequestId) {
+        let slot = self.requests.get(id);
+        let Work::Put(put) = std::mem::take(&mut slot.work) else { return };
+        let result = match slot.failure.take() {
+            Some(failure) => {
+                self.refresh(put.plan.layer, put.plan.extent);
+                Err(failure)
+            }
+            None => self.store.put_done(&put.plan).map_err(|e| self.break_down(&e)),
+        };
+        let done = |answer| Completed { aux: put.changed, sync: answer == Answer::AfterFlush, payload: 0 };
+        self.end(id, result.map(done));
+    }
+}
+
+const _: () = assert!(PAGE as u64 == BLOCK);
+
+impl Put {
+    /// Finds what is to be written: what the layer does not hold, and what it holds otherwise. Returns how many blocks
+    /// it holds otherwise.
+    fn find_runs(&mut self, held: &[Part]) -> u32 {
+        let block = PAGE as usize;
+        let (mut from, mut differ) = (0, 0);
+        let (mut image, mut layer) = (vec![0; block], vec![0; block]);
+        for range in &self.plan.write {
+            let blocks = usize::try_from(range.len / BLOCK).unwrap_or(0);
+            for at in 0..blocks {
+                let offset = range.offset + at as u64 * BLOCK;
+                if let Some((payload, within)) = held_at(held, offset) {
+                    self.data.read_at(from, &mut image);
+                    payload.read_at(within, &mut layer);
+                    if image == layer {
+                        from += block;
+                        continue;
+                    }
+                    differ += 1;
+                }
+                match self.runs.last_mut() {
+                    Some((o, f, len)) if *o + *len as u64 == offset && *f + *len == from => *len += block,
+                    _ => self.runs.push((offset, from, block)),
+                }
+                from += block;
+            }
+        }
+        differ
+    }
+}
+
+/// The bytes that were read of the block at `offset`, and where they begin in the payload.
+fn held_at(held: &[Part], offset: u64) -> Option<(&Payload, usize)> {
+    held.iter().find_map(|part| match part {
+        Part::Bytes { offset: o, len, payload, .. } if *o <= offset && offset < *o + u64::from(*len) => {
+            Some((payload, usize::try_from(offset - *o).ok()?))
+        }
+        _ => None,
+    })
+}

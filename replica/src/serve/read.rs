@@ -1,0 +1,221 @@
+//! Reads: through the chain, and of one layer alone.
+
+use lh_block::{BLOCK, Extent};
+use lh_ring::{Completion, Payload, Token};
+use lh_wire::BlockState;
+
+use super::core::{Completed, Failure, Input, RequestId};
+use super::request::{Part, Work, trailer};
+use super::server::{AT_ONCE_MAX, OWNER, READS_MAX, Server, kind};
+use super::worker::note;
+use crate::store::{LayerNo, Source};
+
+/// Alignment of memory that is read into: a page, which suits every disk.
+pub(super) const PAGE: u32 = 4096;
+
+impl Server {
+    /// Reads the range through the chain.
+    pub(super) fn start_read(&mut self, id: RequestId, range: Extent) {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        self.store.plan_read(range, &mut pieces);
+        let parts = pieces.drain(..).map(|piece| (piece.extent, piece.source));
+        let enough = self.gather(id, parts, READS_MAX);
+        self.pieces = pieces;
+        if enough {
+            self.requests.get(id).work = Work::Read;
+            self.read_parts(id);
+        } else {
+            self.starve(id);
+        }
+    }
+
+    /// What one layer holds of the range: its data, then a trailer.
+    pub(super) fn start_read_layer(&mut self, id: RequestId, range: Extent) {
+        let name = self.requests.get(id).payload.to_vec();
+        let layer = std::str::from_utf8(&name).ok();
+        let Some(layer) = layer.and_then(|name| self.store.layer(name)) else {
+            return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
+        };
+        let states = match self.store.layer_states(layer, range) {
+            Ok(states) => states,
+            Err(e) => {
+                let failure = note(&self.status, &e);
+                return self.end(id, Err(failure));
+            }
+        };
+        let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
+        if self.gather(id, parts, READS_MAX) {
+            self.requests.get(id).work = Work::ReadLayer { trailer: trailer(&states, &name) };
+            self.read_parts(id);
+        } else {
+            self.starve(id);
+        }
+    }
+
+    /// Lists what is to be read, with memory for all of it; false, and nothing listed, if there is not enough now, or
+    /// more than `most` bytes are in use.
+    pub(super) fn gather(
+        &mut self,
+        id: RequestId,
+        parts: impl Iterator<Item = (Extent, Source)>,
+        most: usize,
+    ) -> bool {
+        let list = &mut self.requests.get(id).parts;
+        let mut enough = self.pool.used_bytes() <= most;
+        for (extent, source) in parts {
+            if !enough {
+                break;
+            }
+            let len = u32::try_from(extent.len).unwrap_or(u32::MAX);
+            match source {
+                Source::Zero => list.push(Part::Zero(len as usize)),
+                Source::Layer(layer) => match self.pool.alloc(len, PAGE) {
+                    Some(payload) => {
+                        list.push(Part::Bytes { offset: extent.offset, len, layer, payload, again: false });
+                    }
+                    None => enough = false,
+                },
+            }
+        }
+        if !enough {
+            list.clear();
+        }
+        enough
+    }
+
+    /// Submits the reads that were gathered.
+    pub(super) fn read_parts(&mut self, id: RequestId) {
+        let parts = self.requests.get(id).parts.len();
+        self.requests.get(id).left = 0;
+        for index in 0..parts {
+            self.read_part(id, index);
+        }
+        if self.requests.get(id).left == 0 {
+            self.parts_read(id);
+        }
+    }
+
+    fn read_part(&mut self, id: RequestId, index: usize) {
+        let slot = self.requests.get(id);
+        let Some(Part::Bytes { offset, layer, payload, .. }) = slot.parts.get_mut(index) else { return };
+        if self.in_memory && payload.len() <= AT_ONCE_MAX {
+            let read = payload.read_from(self.store.layer_file(*layer), *offset);
+            // Fewer bytes only at the end of the file: zeroes follow.
+            match read {
+                Ok(n) => payload.fill_zero(n..payload.len()),
+                Err(e) => slot.failure = Some(note(&self.status, &e)),
+            }
+            return;
+        }
+        slot.left += 1;
+        // At most as many parts as blocks in the largest read.
+        let index = u16::try_from(index).unwrap_or(u16::MAX);
+        let token = Token::new(OWNER, kind::READ, index, id.0);
+        self.ring.readv(token, &self.files[usize::from(layer.0)], *offset, std::mem::take(payload));
+    }
+
+    pub(super) fn read_done(&mut self, c: Completion) {
+        let id = RequestId(c.token.data);
+        let slot = self.requests.get(id);
+        slot.left -= 1;
+        let Some(Part::Bytes { offset, len, layer, payload, again }) =
+            slot.parts.get_mut(usize::from(c.token.slot))
+        else {
+            return;
+        };
+        *payload = c.payload.unwrap_or_default();
+        match c.result {
+            Ok(n) if n == *len => {}
+            Ok(n) => {
+                let (from, twice) = (*offset + u64::from(n), std::mem::replace(again, true));
+                let end = self.store.layer_file(*layer).metadata().map_or(u64::MAX, |m| m.len());
+                if from >= end {
+                    // Behind the end of the file: as in a hole.
+                    payload.fill_zero(n as usize..*len as usize);
+                } else if twice {
+                    slot.failure = Some(Failure::Io);
+                    self.status.set_error(format!("a read at {from} ended early, and again"));
+                } else {
+                    return self.read_part(id, usize::from(c.token.slot));
+                }
+            }
+            Err(e) => slot.failure = Some(note(&self.status, &e)),
+        }
+        if self.requests.get(id).left == 0 {
+            self.parts_read(id);
+        }
+    }
+
+    /// Every part of a read is there, or has failed.
+    fn parts_read(&mut self, id: RequestId) {
+        let slot = self.requests.get(id);
+        if let Some(failure) = slot.failure.take() {
+            slot.parts.clear();
+            return self.end(id, Err(failure));
+        }
+        match std::mem::take(&mut slot.work) {
+            Work::Read => {
+                let payload = slot.header.length;
+                self.end(id, Ok(Completed { payload, ..Completed::default() }));
+            }
+            Work::ReadLayer { trailer } => self.end_read_layer(id, &trailer),
+            work @ Work::Put(_) => {
+                slot.work = work;
+                self.put_compared(id);
+            }
+            Work::None | Work::Write { .. } | Work::Zero(_) => {}
+        }
+    }
+
+    fn end_read_layer(&mut self, id: RequestId, trailer: &[u8]) {
+        let aux = u32::try_from(trailer.len()).unwrap_or(u32::MAX);
+        let Some(mut payload) = self.pool.alloc(aux, 1) else {
+            // The pool keeps far more free than reads may take: this is the answer to a broken accounting.
+            self.requests.get(id).parts.clear();
+            return self.end(id, Err(Failure::Io));
+        };
+        payload.write_at(0, trailer);
+        let slot = self.requests.get(id);
+        slot.parts.push(Part::Bytes { offset: 0, len: aux, layer: LayerNo(0), payload, again: false });
+        let bytes = slot.parts.iter().map(Part::bytes).sum::<usize>();
+        let payload = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.end(id, Ok(Completed { payload, aux, sync: false }));
+    }
+
+    /// The store is done with a request.
+    pub(super) fn end(&mut self, id: RequestId, result: Result<Completed, Failure>) {
+        // What came with it is of no more use; an answer's parts stay until they are queued.
+        self.requests.get(id).payload = Payload::default();
+        self.inputs.push_back(Input::Done { request: id, result });
+    }
+}
+
+/// The ranges of the blocks that hold data, given the states of the blocks from `offset` on.
+pub(super) fn runs_of(states: &[BlockState], offset: u64) -> impl Iterator<Item = Extent> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let data = |s: &BlockState| *s == BlockState::Data;
+        at += states.get(at..)?.iter().position(data)?;
+        let len = states[at..].iter().take_while(|s| data(s)).count();
+        let run = Extent::new(offset + at as u64 * BLOCK, len as u64 * BLOCK);
+        at += len;
+        Some(run)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_data() {
+        use BlockState::{Absent, Data, Zero};
+        let runs = |states: &[BlockState]| runs_of(states, 8 * BLOCK).collect::<Vec<_>>();
+        assert!(runs(&[]).is_empty());
+        assert!(runs(&[Absent, Zero]).is_empty());
+        assert_eq!(
+            runs(&[Data, Absent, Data, Data]),
+            [Extent::new(8 * BLOCK, BLOCK), Extent::new(10 * BLOCK, 2 * BLOCK)]
+        );
+    }
+}

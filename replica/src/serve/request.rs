@@ -1,0 +1,142 @@
+//! Requests in flight, by place: their payloads and what the store is doing for them.
+
+use lh_ring::Payload;
+use lh_wire::{BlockState, Header};
+
+use super::core::{ConnId, Failure, Job, RequestId};
+use crate::store::{LayerNo, PutPlan, ZeroPlan};
+
+/// A part of what a read answers.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// So many zero bytes.
+    Zero(usize),
+    /// Bytes; empty while they are being read.
+    Bytes {
+        /// Of the volume, where they begin.
+        offset: u64,
+        len: u32,
+        layer: LayerNo,
+        payload: Payload,
+        /// Once more after a short read.
+        again: bool,
+    },
+}
+
+impl Part {
+    /// Number of bytes.
+    pub(super) const fn bytes(&self) -> usize {
+        match self {
+            Self::Zero(n) => *n,
+            Self::Bytes { len, .. } => *len as usize,
+        }
+    }
+}
+
+/// What the store is doing for a request.
+#[derive(Debug, Default)]
+pub(super) enum Work {
+    #[default]
+    None,
+    Read,
+    /// `done` bytes are written.
+    Write {
+        done: usize,
+    },
+    Zero(Box<ZeroPlan>),
+    /// Data runs are read; the trailer is ready.
+    ReadLayer {
+        trailer: Vec<u8>,
+    },
+    Put(Box<Put>),
+}
+
+/// A layer image on its way into a layer.
+#[derive(Debug)]
+pub(super) struct Put {
+    /// Name of the layer.
+    pub(super) name: String,
+    pub(super) plan: PutPlan,
+    /// Its data, without the trailer.
+    pub(super) data: Payload,
+    /// What is to be written: where in the file, where in `data`, how much.
+    pub(super) runs: Vec<(u64, usize, usize)>,
+    /// Blocks that turned out different.
+    pub(super) changed: u32,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) conn: ConnId,
+    pub(super) header: Header,
+    /// What came with it; for a write the bytes as they go to the disk.
+    pub(super) payload: Payload,
+    pub(super) job: Option<Job>,
+    pub(super) work: Work,
+    /// Of a read, in order.
+    pub(super) parts: Vec<Part>,
+    /// Operations of the ring that have not ended.
+    pub(super) left: u32,
+    /// The first thing that went wrong.
+    pub(super) failure: Option<Failure>,
+    used: bool,
+}
+
+/// All requests in flight. A place is used again; its list of parts keeps its memory.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Requests {
+    pub(super) fn add(&mut self, conn: ConnId, header: Header, payload: Payload) -> RequestId {
+        let Some(place) = self.free.pop() else {
+            let place = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+            self.slots.push(Slot {
+                conn,
+                header,
+                payload,
+                job: None,
+                work: Work::None,
+                parts: Vec::new(),
+                left: 0,
+                failure: None,
+                used: true,
+            });
+            return RequestId(place);
+        };
+        let slot = &mut self.slots[place as usize];
+        slot.conn = conn;
+        slot.header = header;
+        slot.payload = payload;
+        slot.used = true;
+        RequestId(place)
+    }
+
+    /// # Panics
+    /// If the place is free: the machine and the ring name only requests in flight.
+    pub(super) fn get(&mut self, id: RequestId) -> &mut Slot {
+        let slot = &mut self.slots[id.0 as usize];
+        assert!(slot.used, "{id:?} is not in flight");
+        slot
+    }
+
+    pub(super) fn remove(&mut self, id: RequestId) {
+        let slot = self.get(id);
+        slot.used = false;
+        slot.payload = Payload::default();
+        slot.job = None;
+        slot.work = Work::None;
+        slot.parts.clear();
+        slot.left = 0;
+        slot.failure = None;
+        self.free.push(id.0);
+    }
+}
+
+/// The bytes of a trailer.
+pub(super) fn trailer(states: &[BlockState], name: &[u8]) -> Vec<u8> {
+    states.iter().map(|s| *s as u8).chain(name.iter().copied()).collect()
+}

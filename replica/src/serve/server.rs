@@ -1,0 +1,362 @@
+//! The ring's thread: completions become inputs of the machine, its outputs become operations.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use lh_block::Generation;
+use lh_ring::{Completion, Fd, Pool, Ring};
+use lh_wire::LayerInfo;
+
+use super::core::{Core, Failure, Input, Job, Output, PersistId, Record, RequestId};
+use super::door::Door;
+use super::flush::Flusher;
+use super::marks::Marks;
+use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
+use super::request::Requests;
+use super::worker::{Change, Report, Saved, Task, Worker};
+use super::{Mode, ServeError, Status};
+use crate::store::{Piece, Store};
+
+/// Owner of all tokens here: the thread has no other part.
+pub(super) const OWNER: u8 = 1;
+
+/// What an operation is for.
+pub(super) mod kind {
+    pub(in crate::serve) const BELL: u8 = 0;
+    pub(in crate::serve) const ACCEPT: u8 = 1;
+    pub(in crate::serve) const RECV: u8 = 2;
+    pub(in crate::serve) const SEND: u8 = 3;
+    pub(in crate::serve) const SHUTDOWN: u8 = 4;
+    /// These carry a request's place.
+    pub(in crate::serve) const READ: u8 = 5;
+    pub(in crate::serve) const WRITE: u8 = 6;
+    pub(in crate::serve) const PUNCH: u8 = 7;
+    /// These belong to the flusher.
+    pub(in crate::serve) const SYNC: u8 = 8;
+    pub(in crate::serve) const IDLE_PUNCH: u8 = 9;
+    /// These belong to the intent bitmap.
+    pub(in crate::serve) const MARK_WRITE: u8 = 10;
+    pub(in crate::serve) const MARK_SYNC: u8 = 11;
+}
+
+/// Largest read or write that is made at once where layers lie in memory: a ring would hand it to a thread of the
+/// kernel's, which costs more than copying this much. Larger ones are worth a second processor.
+pub(super) const AT_ONCE_MAX: usize = 64 << 10;
+
+/// Memory in use above which no read begins.
+pub(super) const READS_MAX: usize = 48 << 20;
+
+/// Memory in use above which no layer image is compared with what is there. Images hold memory themselves: the limit
+/// lies above [`RECEIVED_MAX`], so that they always end.
+pub(super) const IMAGES_MAX: usize = 200 << 20;
+
+/// Memory in use above which nothing is received: above reads and half-received messages together.
+const RECEIVED_MAX: usize = 160 << 20;
+
+/// A record that nothing may be done beside: a punch or a sync that nobody asked for is waited for.
+pub(super) enum Held {
+    Rebuild(u64, Vec<LayerInfo>),
+    Close,
+}
+
+/// The ring thread's state.
+pub(super) struct Server {
+    pub(super) ring: Ring,
+    pub(super) pool: Pool,
+    pub(super) status: Status,
+    pub(super) started: Instant,
+    pub(super) core: Core,
+    pub(super) inputs: VecDeque<Input>,
+    pub(super) outputs: Vec<Output>,
+    pub(super) peers: Peers,
+    pub(super) requests: Requests,
+    pub(super) store: Store,
+    /// The layers' files, by number.
+    pub(super) files: Vec<Fd>,
+    /// The layers lie in memory: reading and writing them never waits.
+    pub(super) in_memory: bool,
+    pub(super) worker: Worker,
+    pub(super) door: Door,
+    pub(super) flusher: Flusher,
+    pub(super) marks: Marks,
+    /// Requests that wait for memory, in order of arrival.
+    pub(super) hungry: VecDeque<RequestId>,
+    /// Writes that wait for the end of a punch.
+    pub(super) parked: Vec<RequestId>,
+    /// Requests that wait for the mark of zeroes in volume.meta.
+    pub(super) unmarked: Vec<RequestId>,
+    /// Layer images that wait for a zero map of their layer; the first one's is being made.
+    pub(super) mapless: VecDeque<RequestId>,
+    /// A record that waits until nothing is done to the layers that nobody asked for.
+    pub(super) held: Option<(PersistId, Held)>,
+    /// Room for plans of reads.
+    pub(super) pieces: Vec<Piece>,
+    pub(super) stopping: bool,
+    /// What was last published.
+    pub(super) mode: (Mode, Generation),
+}
+
+impl Server {
+    /// Takes the files of layers that have come: after the start and after each change of the chain.
+    pub(super) fn open_files(&mut self) -> io::Result<()> {
+        let known = u16::try_from(self.files.len()).unwrap_or(u16::MAX);
+        for n in known..self.store.layers() {
+            let file = self.store.layer_file(crate::store::LayerNo(n)).try_clone()?;
+            self.files.push(Fd::new(file));
+        }
+        self.marks.open(&self.store)
+    }
+
+    pub(super) fn serve(mut self) -> Result<(), ServeError> {
+        loop {
+            self.pump();
+            if self.worker.is_gone() {
+                return Err(ServeError::Worker);
+            }
+            if self.stopping && self.is_quiet() {
+                break;
+            }
+            let timeout = self.next_wake().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
+            self.ring.turn(timeout).map_err(ServeError::Ring)?;
+            while let Some(completion) = self.ring.next() {
+                self.completed(completion);
+            }
+        }
+        self.worker.stop();
+        Ok(())
+    }
+
+    /// Nanoseconds since the start: the machine's clock.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.core.is_idle() && self.flusher.is_idle() && self.peers.iter().next().is_none()
+    }
+
+    fn completed(&mut self, c: Completion) {
+        match c.token.kind {
+            kind::BELL => self.heard(),
+            kind::ACCEPT => self.accepted(c),
+            kind::RECV => self.received(c),
+            kind::SEND => self.sent(&c),
+            kind::READ => self.read_done(c),
+            kind::WRITE => self.write_done(&c),
+            kind::PUNCH => self.punch_done(&c),
+            kind::SYNC => self.sync_done(&c),
+            kind::IDLE_PUNCH => self.idle_punch_done(&c),
+            kind::MARK_WRITE | kind::MARK_SYNC => self.mark_op_done(&c),
+            _ => {}
+        }
+        // Applied at once, so that answers of one batch leave in one send, and memory is used again early.
+        self.run_machine();
+    }
+
+    /// Somebody rang: the worker with a report, or another thread that wants the server to end.
+    fn heard(&mut self) {
+        while let Some(report) = self.worker.next_report() {
+            self.reported(report);
+        }
+        if self.status.is_stopping() && !self.stopping {
+            self.stopping = true;
+            self.close_door();
+        }
+    }
+
+    fn reported(&mut self, report: Report) {
+        match report {
+            Report::Recorded(id, result) => {
+                let result = result.and_then(|change| self.take_change(change));
+                self.inputs.push_back(Input::Persisted { id, result });
+            }
+            Report::Described(request, state) => {
+                self.inputs.push_back(Input::Described { request, result: Ok(state) });
+            }
+            Report::ZeroesMarked(result) => self.zeroes_marked(result),
+            Report::ZeroMapMade(result) => self.zero_map_made(result),
+            Report::CommitSynced(result) => self.commit_synced(result),
+        }
+        self.run_machine();
+    }
+
+    /// The worker changed the directory: the store follows before anybody else acts on it.
+    fn take_change(&mut self, change: Change) -> Result<(), Failure> {
+        match change {
+            Change::None => return Ok(()),
+            Change::Committed(head) => {
+                self.flusher.commit_follows();
+                match head {
+                    Some(head) => self.store.switch_head(*head),
+                    None => return Ok(()),
+                }
+            }
+            Change::Rebuilt(parts) => {
+                self.store.replace(*parts);
+                self.files.clear();
+            }
+        }
+        self.open_files().map_err(|e| super::worker::note(&self.status, &e))
+    }
+
+    /// Feeds the machine and carries out what it wants, until it wants nothing more.
+    pub(super) fn run_machine(&mut self) {
+        while let Some(input) = self.inputs.pop_front() {
+            let now = self.now();
+            self.core.apply(now, input, &mut self.outputs);
+            let mut outputs = std::mem::take(&mut self.outputs);
+            outputs.drain(..).for_each(|output| self.carry_out(output));
+            self.outputs = outputs;
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Welcome { conn, generation } => self.welcome(conn, generation),
+            Output::Refuse { conn, verdict, generation } => self.refuse(conn, verdict, generation),
+            Output::Reply { conn, request, header, body } => self.reply(conn, request, header, body),
+            Output::Drop { request } => self.requests.remove(request),
+            Output::Store { request, job } => self.start_job(request, job),
+            Output::Sync => self.flusher.core_waits(),
+            Output::Describe { request } => self.ask_worker(Task::Describe(request)),
+            Output::Persist { id, record } => self.persist(id, record),
+            Output::Close { conn, reason } => {
+                tracing::info!("connection {} closed: {reason:?}", conn.0);
+                self.hang_up(conn);
+            }
+        }
+    }
+
+    fn persist(&mut self, id: PersistId, record: Record) {
+        let saved = match record {
+            Record::Intent { mark, clear } => return self.save_marks(id, &mark, &clear),
+            Record::RebuildEnd => return self.end_rebuild(id),
+            Record::Begin => Saved::Begin,
+            Record::Fence { generation, instance } => Saved::Fence(generation, instance),
+            Record::Epoch(epoch) => Saved::Epoch(epoch),
+            Record::Prepare { id, op } => Saved::Prepare(id, op),
+            Record::Commit { id } => Saved::Commit(id),
+            Record::Abort { id } => Saved::Abort(id),
+            Record::Settled { snapshot } => Saved::Settled(snapshot),
+            Record::RebuildBegin { size, chain } => return self.hold(id, Held::Rebuild(size, chain)),
+            Record::Close => return self.hold(id, Held::Close),
+        };
+        self.ask_worker(Task::Record(id, saved));
+    }
+
+    fn hold(&mut self, id: PersistId, held: Held) {
+        self.held = Some((id, held));
+    }
+
+    /// Goes on with a record that had to wait.
+    fn release_held(&mut self) {
+        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle()) else { return };
+        let saved = match held {
+            Held::Rebuild(size, chain) => Saved::RebuildBegin(size, chain),
+            Held::Close => Saved::Close(self.store.close()),
+        };
+        self.ask_worker(Task::Record(id, saved));
+    }
+
+    /// A worker that is gone is noticed by the loop, which ends then.
+    pub(super) fn ask_worker(&mut self, task: Task) {
+        self.worker.send(task);
+    }
+
+    /// Hands a job to the store. The one place that a range order of the replica's own would be asked at.
+    pub(super) fn start_job(&mut self, id: RequestId, job: Job) {
+        self.requests.get(id).job = Some(job);
+        match job {
+            Job::Read(range) => self.start_read(id, range),
+            Job::Write(range) => self.start_write(id, range),
+            Job::Zero(range) | Job::Unmap(range) => self.start_zero(id, range),
+            Job::ReadLayer(range) => self.start_read_layer(id, range),
+            Job::PutLayer { range, trailer } => self.start_put(id, range, trailer),
+        }
+    }
+
+    /// Between two turns: everything that can go on goes on, everything queued is submitted.
+    fn pump(&mut self) {
+        let now = self.now();
+        if self.core.wake_at().is_some_and(|at| at <= now) {
+            self.inputs.push_back(Input::Tick);
+        }
+        self.part_with_the_late(now);
+        loop {
+            self.run_machine();
+            self.feed_hungry();
+            self.resume_stalled();
+            self.pump_flush(now);
+            self.release_held();
+            self.pump_marks();
+            // What ended at once has something to say to the machine, which may want more.
+            if self.inputs.is_empty() {
+                break;
+            }
+        }
+        self.pump_door(now);
+        self.pump_streams(now);
+        self.publish();
+    }
+
+    /// There is no memory for the request now. Writes come first: they bring memory with them that they hold.
+    pub(super) fn starve(&mut self, id: RequestId) {
+        match self.requests.get(id).job {
+            Some(job) if job.is_write() => self.hungry.push_front(id),
+            _ => self.hungry.push_back(id),
+        }
+    }
+
+    /// Requests that waited for memory try again, up to the first that goes on waiting.
+    fn feed_hungry(&mut self) {
+        while let Some(id) = self.hungry.pop_front() {
+            if let Some(job) = self.requests.get(id).job {
+                self.start_job(id, job);
+            }
+            if self.hungry.front() == Some(&id) {
+                return;
+            }
+            if self.hungry.back() == Some(&id) {
+                self.hungry.rotate_right(1);
+                return;
+            }
+        }
+    }
+
+    /// Submits receives and sends.
+    fn pump_streams(&mut self, now: u64) {
+        let may_receive = self.pool.used_bytes() < RECEIVED_MAX;
+        for peer in self.peers.iter_mut() {
+            if peer.wants > 0 && may_receive && !peer.rx.is_outstanding() && !peer.is_clogged() {
+                // Without memory just now it is tried again with the next turn: something is in flight that holds it.
+                let _ = self.ring.recv(peer.conn.token(kind::RECV), &peer.fd, &mut peer.rx, peer.wants);
+            }
+            if self.ring.send(peer.conn.token(kind::SEND), &peer.fd, &mut peer.tx)
+                && matches!(peer.phase, Phase::Open)
+            {
+                peer.deadline.get_or_insert(now + SEND_PATIENCE_NS);
+            }
+        }
+    }
+
+    /// When the loop has something to do although nothing happens.
+    fn next_wake(&self) -> Option<u64> {
+        let deadlines = self.peers.iter().filter_map(|p| p.deadline);
+        let own = [self.core.wake_at(), self.flusher.wake_at(), self.door.wake_at()];
+        deadlines.chain(own.into_iter().flatten()).min()
+    }
+
+    fn publish(&mut self) {
+        let mode = match (self.core.is_failed(), self.core.is_serving()) {
+            (true, _) => Mode::Failed,
+            (false, true) => Mode::Serving,
+            (false, false) => Mode::Idle,
+        };
+        let news = (mode, self.core.generation());
+        if news != self.mode {
+            self.mode = news;
+            self.status.set_mode(news.0, news.1);
+        }
+    }
+}

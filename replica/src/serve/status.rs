@@ -1,0 +1,182 @@
+//! What other threads may know of a running server, and the one thing they may ask of it: to stop.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::{Sender, bounded};
+use lh_block::Generation;
+use lh_ring::Bell;
+use lh_wire::ReplicaState;
+
+use super::Listen;
+use super::worker::Task;
+
+/// What a replica is up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Its directory is not open yet, or not any more.
+    #[default]
+    Down,
+    /// The directory is open, no engine has been let in.
+    Idle,
+    /// An engine is connected.
+    Serving,
+    /// A sync or a record failed: it answers everything with an error until its process is replaced.
+    Failed,
+}
+
+/// What a server has done since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads answered.
+    pub reads: u64,
+    /// Bytes of these.
+    pub read_bytes: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Bytes of these.
+    pub written_bytes: u64,
+    /// Zeroes and unmaps answered.
+    pub zeroes: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Syncs that served them.
+    pub syncs: u64,
+}
+
+/// How a server fares.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// What it is up to.
+    pub mode: Mode,
+    /// The highest generation accepted.
+    pub generation: Generation,
+    /// What it has done.
+    pub counters: Counters,
+    /// The last error of the disk, in words.
+    pub last_error: Option<String>,
+}
+
+/// A handle on a server, for any thread. Made before the server is started.
+#[derive(Clone, Debug, Default)]
+pub struct Status(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    counts: Counts,
+    live: Mutex<Live>,
+}
+
+/// Written by the ring's thread alone, read by anybody.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) reads: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) written_bytes: AtomicU64,
+    pub(super) zeroes: AtomicU64,
+    pub(super) flushes: AtomicU64,
+    pub(super) syncs: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    mode: Mode,
+    generation: Generation,
+    last_error: Option<String>,
+    address: Option<Listen>,
+    bell: Option<Bell>,
+    worker: Option<Sender<Task>>,
+}
+
+impl Status {
+    /// How the server fares.
+    pub fn snapshot(&self) -> Snapshot {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let c = &self.0.counts;
+        let live = self.live();
+        Snapshot {
+            mode: live.mode,
+            generation: live.generation,
+            counters: Counters {
+                reads: get(&c.reads),
+                read_bytes: get(&c.read_bytes),
+                writes: get(&c.writes),
+                written_bytes: get(&c.written_bytes),
+                zeroes: get(&c.zeroes),
+                flushes: get(&c.flushes),
+                syncs: get(&c.syncs),
+            },
+            last_error: live.last_error.clone(),
+        }
+    }
+
+    /// What the directory says: size, chain, epoch, marks. What only the server's memory holds (`in_doubt`, `intent`,
+    /// `lived`, `previous_generation`) is left empty. `None` while the server is not up. Waits for the worker thread:
+    /// not for the ring's own.
+    pub fn state(&self) -> Option<ReplicaState> {
+        let worker = self.live().worker.clone()?;
+        let (reply, answer) = bounded(1);
+        worker.send(Task::Look(reply)).ok()?;
+        answer.recv().ok()
+    }
+
+    /// Where the server listens, once it does.
+    pub fn address(&self) -> Option<Listen> {
+        self.live().address.clone()
+    }
+
+    /// Asks the server to end: it takes no connection any more, ends its sessions, waits for what is in the store, and
+    /// returns from [`super::run`]. The directory counts as closed cleanly only if its engine closed it before.
+    pub fn stop(&self) {
+        self.0.stop.store(true, Ordering::Release);
+        if let Some(bell) = &self.live().bell {
+            bell.ring();
+        }
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.0.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.0.counts
+    }
+
+    pub(super) fn begin(&self, address: Listen, bell: Bell, worker: Sender<Task>) {
+        let mut live = self.live();
+        live.mode = Mode::Idle;
+        live.address = Some(address);
+        live.bell = Some(bell);
+        live.worker = Some(worker);
+    }
+
+    pub(super) fn end(&self) {
+        let mut live = self.live();
+        live.mode = Mode::Down;
+        live.bell = None;
+        live.worker = None;
+    }
+
+    pub(super) fn set_mode(&self, mode: Mode, generation: Generation) {
+        let mut live = self.live();
+        live.mode = mode;
+        live.generation = generation;
+    }
+
+    pub(super) fn set_error(&self, error: String) {
+        self.live().last_error = Some(error);
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        // Nothing that holds it can leave it half written.
+        self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts, from the ring's thread.
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    // One writer: no need for a locked addition.
+    counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}

@@ -1,0 +1,233 @@
+//! The worker thread: everything that creates, renames and syncs metadata. It does its tasks in the order in which
+//! they come, and rings the bell after each.
+
+use std::io;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
+use lh_block::{Epoch, Generation, Instance};
+use lh_ring::Bell;
+use lh_wire::{ChainOp, LayerInfo, ReplicaState};
+
+use super::Status;
+use super::core::{Failure, PersistId, RequestId};
+use crate::store::{ChainError, Closing, Directory, NewHead, NewZeroMap, Parts};
+
+/// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
+/// what [`super::Status::state`] asks.
+#[derive(Debug)]
+pub(super) enum Task {
+    Record(PersistId, Saved),
+    Describe(RequestId),
+    MarkZeroes,
+    /// A zero map for a layer that came with an import, by its name.
+    MakeZeroMap(String),
+    SyncCommit,
+    /// For [`super::Status::state`].
+    Look(Sender<ReplicaState>),
+    Stop,
+}
+
+/// A record that the worker makes durable.
+#[derive(Debug)]
+pub(super) enum Saved {
+    Begin,
+    Fence(Generation, Instance),
+    Epoch(Epoch),
+    Prepare(Instance, ChainOp),
+    Commit(Instance),
+    Abort(Instance),
+    Settled(String),
+    RebuildBegin(u64, Vec<LayerInfo>),
+    RebuildEnd,
+    Close(Closing),
+}
+
+/// What became of a task.
+#[derive(Debug)]
+pub(super) enum Report {
+    Recorded(PersistId, Result<Change, Failure>),
+    Described(RequestId, Box<ReplicaState>),
+    ZeroesMarked(Result<(), Failure>),
+    ZeroMapMade(Result<Option<Box<NewZeroMap>>, Failure>),
+    CommitSynced(Result<(), Failure>),
+}
+
+/// What the ring's thread has to do to its own half after a record.
+#[derive(Debug)]
+pub(super) enum Change {
+    None,
+    Committed(Option<Box<NewHead>>),
+    Rebuilt(Box<Parts>),
+}
+
+/// The ring thread's side of the worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    tasks: Sender<Task>,
+    reports: Receiver<Report>,
+    thread: Option<JoinHandle<()>>,
+    gone: bool,
+}
+
+/// Rings when the thread ends, however it ends.
+struct Toll(Bell);
+
+impl Drop for Toll {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn start(directory: Directory, bell: Bell, status: Status) -> io::Result<Self> {
+        let (tasks, inbox) = unbounded();
+        let (outbox, reports) = unbounded();
+        let run = move || {
+            let toll = Toll(bell);
+            work(directory, &inbox, outbox, &toll.0, &status);
+        };
+        let thread = std::thread::Builder::new().name("replica-worker".into()).spawn(run)?;
+        Ok(Self { tasks, reports, thread: Some(thread), gone: false })
+    }
+
+    pub(super) fn tasks(&self) -> Sender<Task> {
+        self.tasks.clone()
+    }
+
+    pub(super) fn send(&mut self, task: Task) {
+        self.gone |= self.tasks.send(task).is_err();
+    }
+
+    pub(super) fn next_report(&mut self) -> Option<Report> {
+        match self.reports.try_recv() {
+            Ok(report) => Some(report),
+            Err(e) => {
+                self.gone |= e == TryRecvError::Disconnected;
+                None
+            }
+        }
+    }
+
+    /// The thread has ended, though nobody asked it to.
+    pub(super) const fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Ends the thread after what it has to do.
+    pub(super) fn stop(mut self) {
+        self.send(Task::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(
+    mut directory: Directory,
+    inbox: &Receiver<Task>,
+    outbox: Sender<Report>,
+    bell: &Bell,
+    status: &Status,
+) {
+    for task in inbox {
+        let report = match task {
+            Task::Record(id, saved) => {
+                let result = save(&mut directory, saved).map_err(|trouble| trouble.into_failure(status));
+                Report::Recorded(id, result)
+            }
+            Task::Describe(id) => Report::Described(id, Box::new(directory.state())),
+            Task::MarkZeroes => Report::ZeroesMarked(directory.mark_zeroes().map_err(|e| note(status, &e))),
+            Task::MakeZeroMap(layer) => {
+                let made = directory.make_zero_map(&layer).map_err(|e| note(status, &e));
+                Report::ZeroMapMade(made.map(|map| map.map(Box::new)))
+            }
+            Task::SyncCommit => Report::CommitSynced(directory.sync_commit().map_err(|e| note(status, &e))),
+            Task::Look(reply) => {
+                let _ = reply.send(directory.state());
+                continue;
+            }
+            Task::Stop => return,
+        };
+        if outbox.send(report).is_err() {
+            return;
+        }
+        bell.ring();
+    }
+}
+
+/// Why a record was not made durable.
+enum Trouble {
+    Io(io::Error),
+    Chain(ChainError),
+    YoungerEpoch,
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<ChainError> for Trouble {
+    fn from(error: ChainError) -> Self {
+        Self::Chain(error)
+    }
+}
+
+impl Trouble {
+    /// The machine's word for it; what the disk said is noted for people.
+    fn into_failure(self, status: &Status) -> Failure {
+        match self {
+            Self::Io(error) => note(status, &error),
+            Self::Chain(ChainError::Io { what, source }) => {
+                status.set_error(format!("{what}: {source}"));
+                tracing::error!("{what}: {source}");
+                failure_of(&source)
+            }
+            Self::Chain(refusal) => Failure::Refused(refusal.to_string().into()),
+            Self::YoungerEpoch => Failure::Refused("this replica has a younger epoch".into()),
+        }
+    }
+}
+
+/// Notes an error of the disk for people, and gives the machine's word for it.
+pub(super) fn note(status: &Status, error: &io::Error) -> Failure {
+    tracing::error!("{error}");
+    status.set_error(error.to_string());
+    failure_of(error)
+}
+
+/// A full disk is no failure of the replica; everything else is.
+fn failure_of(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::NoSpace,
+        _ => Failure::Io,
+    }
+}
+
+fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
+    match saved {
+        Saved::Begin => directory.begin_use()?,
+        Saved::Fence(generation, instance) => directory.store_fence(generation, instance)?,
+        Saved::Epoch(epoch) => {
+            if !directory.store_epoch(epoch)? {
+                return Err(Trouble::YoungerEpoch);
+            }
+        }
+        Saved::Prepare(id, op) => directory.prepare(id, &op)?,
+        Saved::Commit(id) => return Ok(Change::Committed(directory.commit(id)?.map(Box::new))),
+        Saved::Abort(id) => directory.abort(id)?,
+        Saved::Settled(snapshot) => directory.store_settled(&snapshot)?,
+        Saved::RebuildBegin(size, chain) => {
+            return Ok(Change::Rebuilt(Box::new(directory.begin_rebuild(size, &chain)?)));
+        }
+        Saved::RebuildEnd => directory.end_rebuild()?,
+        Saved::Close(closing) => directory.close_clean(closing)?,
+    }
+    Ok(Change::None)
+}

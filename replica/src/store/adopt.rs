@@ -1,0 +1,161 @@
+//! Taking over a directory that another program wrote.
+//!
+//! Longhorn reads any extent as data, also one that was never written: zeroes that hide what lies below. Here such an
+//! extent is a hole. So where it could make a difference, zeroes are written into it first; the bytes stay the same for
+//! both programs. Then our records are made, volume.meta's attribute last: a crash before leaves an import.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use lh_block::{BLOCK, Extent};
+
+use super::data::Store;
+use super::directory::Directory;
+use super::disk;
+use super::error::{Damage, OpenError};
+use super::fs::Fs;
+use super::load;
+use super::meta::VOLUME_META;
+use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
+use super::record::{
+    ChainRecord, Closed, ENGINE, EpochRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record, Records,
+    VOLUME_ATTRIBUTE,
+};
+use super::tree::{self, Tree};
+use super::zero;
+
+impl Opening {
+    /// Opens a directory that is not ours.
+    pub(super) fn import(self, locked: Locked) -> Result<(Directory, Store), OpenError> {
+        let tree = tree::load(&self.path)?;
+        check(&self.path, &tree)?;
+        super::open::open_backing(&self.path, &tree.volume, self.deadline)?;
+        let files = Files { tree: &tree, locked: &locked };
+        let engine = self.path.join(ENGINE);
+        let new = !engine.is_dir();
+        if new {
+            self.fs.make_directory(&engine).map_err(failed("making", &engine))?;
+        }
+        if let Err(err) = disk::probe(&engine, BLOCK) {
+            if new {
+                // Nothing is lost if this fails: the directory is empty.
+                let _ = self.fs.remove_directory(&engine);
+            }
+            return Err(err);
+        }
+        let adopting = failed("taking over", &self.path);
+        let identity = self.adopt(&files).map_err(adopting)?;
+        let chain = ChainRecord {
+            volume: identity.volume,
+            prepared: None,
+            committed: None,
+            settled: tree
+                .layers
+                .last()
+                .and_then(|head| super::meta::snapshot_name(&head.meta.parent))
+                .map(Into::into),
+        };
+        Records { directory: &self.path }
+            .store(&self.fs, &chain)
+            .map_err(failed("taking over", &self.path))?;
+        // Now that it is ours, it is read as ours.
+        let tree = tree::load(&self.path)?;
+        let files = Files { tree: &tree, locked: &locked };
+        self.assemble(&files, identity, chain, false)
+    }
+
+    fn adopt(&self, files: &Files<'_>) -> io::Result<Identity> {
+        let tree = files.tree;
+        self.forget()?;
+        self.remove_leftovers(tree).map_err(io::Error::other)?;
+        for layer in &tree.layers {
+            let file = files.file(&self.path, layer).map_err(io::Error::other)?;
+            let path = self.path.join(&layer.file);
+            if !layer.meta.parent.is_empty() || !tree.volume.backing_file.is_empty() {
+                fill_unwritten(&file, layer.length)?;
+            }
+            // An id from an earlier life names a zero map that is gone.
+            let is_head = layer.name.is_empty();
+            if is_head || disk::id(&file, LAYER_ATTRIBUTE)?.is_some() {
+                let id = Id::random()?;
+                self.fs.write(&self.path.join(ENGINE).join(zero::file_name(id)), &zero::header(id), None)?;
+                self.fs.set_attribute(&file, &path, LAYER_ATTRIBUTE, &id.to_string())?;
+            }
+            self.fs.sync_file(&file, &path)?;
+        }
+        let identity = Identity { volume: Id::random()?, imported: true };
+        new_intent(&self.fs, &self.path, identity.volume, tree.volume.size(), false)?;
+        let records = Records { directory: &self.path };
+        records.store(&self.fs, &identity)?;
+        self.fs.sync_directory(&self.path)?;
+        let new = self.path.join(ENGINE).join("new-volume");
+        let id = identity.volume.to_string();
+        self.fs.write(&new, &tree.volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
+        self.fs.rename(&new, &self.path.join(VOLUME_META))?;
+        self.fs.sync_directory(&self.path)?;
+        Ok(identity)
+    }
+
+    /// Removes records of an earlier life, the identity first: without it the others mean nothing. The fence stays.
+    fn forget(&self) -> io::Result<()> {
+        let engine = self.path.join(ENGINE);
+        let remove = |fs: &Fs, name: &str| fs.remove(&engine.join(name));
+        remove(&self.fs, Identity::NAME)?;
+        self.fs.sync_directory(&engine)?;
+        for name in [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME] {
+            remove(&self.fs, name)?;
+        }
+        super::chain::remove_next(&self.fs, &self.path, None)?;
+        for entry in std::fs::read_dir(&engine)? {
+            let entry = entry?;
+            if entry.file_name().to_str().and_then(zero::parse_name).is_some() {
+                self.fs.remove(&entry.path())?;
+            }
+        }
+        self.fs.sync_directory(&engine)
+    }
+}
+
+/// An import must be the whole volume.
+pub(super) fn check(path: &std::path::Path, tree: &Tree) -> Result<(), OpenError> {
+    if tree.volume.rebuilding {
+        return Err(damaged(path, Damage::Rebuilding));
+    }
+    if !tree.recovered {
+        return Ok(());
+    }
+    // Longhorn never loses volume.meta without a trace; without it nothing says whether our marks still count.
+    let records = Records { directory: path };
+    let rebuilding = records.load::<Rebuild>()?.is_some();
+    let engine = path.join(ENGINE);
+    let marks = std::fs::read_dir(&engine).into_iter().flatten().flatten().any(|entry| {
+        let zero = entry.file_name().to_str().and_then(zero::parse_name).is_some();
+        zero && entry.metadata().is_ok_and(|stat| zero::may_have_marks(stat.len()))
+    });
+    if rebuilding || marks {
+        return Err(damaged(path, Damage::MarksWithoutVolume));
+    }
+    Ok(())
+}
+
+/// Writes zeroes into extents that were never written.
+fn fill_unwritten(file: &Arc<File>, length: u64) -> io::Result<()> {
+    let extents = load::unwritten(file, length)?;
+    if extents.is_empty() {
+        return Ok(());
+    }
+    // A second descriptor without O_DIRECT needs no aligned memory. The first one holds the lock.
+    let file = disk::reopen(file)?;
+    let zeroes = vec![0; 1 << 20];
+    for extent in extents {
+        let mut rest = extent;
+        while !rest.is_empty() {
+            let now = rest.len.min(zeroes.len() as u64);
+            file.write_all_at(&zeroes[..usize::try_from(now).unwrap_or(0)], rest.offset)?;
+            rest = Extent::new(rest.offset + now, rest.len - now);
+        }
+    }
+    file.sync_all()
+}

@@ -1,0 +1,124 @@
+//! Creating a directory. The record `creating` is its first file and the last to go: a directory that has it was never a
+//! replica, and creating it again begins anew.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lh_block::BLOCK;
+
+use super::data::Store;
+use super::directory::{CreateOptions, Directory, OpenOptions, stat_of};
+use super::disk;
+use super::error::OpenError;
+use super::fs::{Fs, NEW};
+use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, heads_after, meta_name, now};
+use super::open::{failed, lock_directory, new_intent, open, open_backing};
+use super::record::{
+    ChainRecord, Closed, Creating, ENGINE, Id, Identity, LAYER_ATTRIBUTE, Record, Records, VOLUME_ATTRIBUTE,
+};
+use super::zero;
+
+/// See [`Directory::create`].
+pub(super) fn create(path: &Path, options: &CreateOptions, fs: Fs) -> Result<(Directory, Store), OpenError> {
+    let size = options.size;
+    if size == 0 || !size.is_multiple_of(BLOCK) || i64::try_from(size).is_err() {
+        return Err(OpenError::BadSize(size));
+    }
+    let new = match std::fs::create_dir(path) {
+        Ok(()) => true,
+        Err(err) if err.kind() == io::ErrorKind::AlreadyExists => false,
+        Err(err) => return Err(failed("making", path)(err)),
+    };
+    let created = lock_directory(path, true, Instant::now() + options.lock_wait).and_then(|_lock| {
+        check_empty(path, &fs)?;
+        fill(path, options, &fs).inspect_err(|_| remove(path, &fs))
+    });
+    if created.is_err() && new {
+        // Nothing is lost if this fails: the directory is empty.
+        let _ = fs.remove_directory(path);
+    }
+    created?;
+    open(path, &OpenOptions { lock_wait: Duration::ZERO }, fs)
+}
+
+/// Nothing may be there but what an interrupted creation left.
+fn check_empty(path: &Path, fs: &Fs) -> Result<(), OpenError> {
+    let engine = path.join(ENGINE);
+    let creating = [Creating::NAME.to_owned(), format!("{}{NEW}", Creating::NAME)]
+        .iter()
+        .any(|n| engine.join(n).exists());
+    let bare = |name: &std::ffi::OsStr| name == ENGINE && is_empty(&engine);
+    for entry in std::fs::read_dir(path).map_err(failed("reading", path))? {
+        let name = entry.map_err(failed("reading", path))?.file_name();
+        if !(creating || bare(&name) || name == "lost+found") {
+            return Err(OpenError::NotEmpty(path.to_owned()));
+        }
+    }
+    if creating {
+        remove(path, fs);
+        return check_empty(path, fs);
+    }
+    Ok(())
+}
+
+fn is_empty(path: &Path) -> bool {
+    std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Takes away what a creation made: nobody has ever written into it. The mark goes last.
+fn remove(path: &Path, fs: &Fs) {
+    let head = first_head();
+    for name in [VOLUME_META, &meta_name(&head), &head] {
+        let _ = fs.remove(&path.join(name));
+    }
+    let engine = path.join(ENGINE);
+    let names = std::fs::read_dir(&engine).into_iter().flatten().flatten();
+    for entry in names.filter(|e| e.file_name() != Creating::NAME) {
+        let _ = fs.remove(&entry.path());
+    }
+    let _ = fs.remove(&engine.join(Creating::NAME));
+    let _ = fs.remove_directory(&engine);
+}
+
+fn first_head() -> String {
+    heads_after("").next().unwrap_or_default()
+}
+
+fn fill(path: &Path, options: &CreateOptions, fs: &Fs) -> Result<(), OpenError> {
+    let engine = path.join(ENGINE);
+    if !engine.is_dir() {
+        fs.make_directory(&engine).map_err(failed("making", &engine))?;
+    }
+    let records = Records { directory: path };
+    records.store(fs, &Creating {}).map_err(failed("writing", &engine))?;
+    fs.sync_directory(path).map_err(failed("syncing", path))?;
+    let direct = disk::probe(&engine, options.size)?;
+    let mut volume = VolumeMeta::new(options.size, first_head(), String::new());
+    volume.backing_file = options.backing.clone().unwrap_or_default();
+    open_backing(path, &volume, Instant::now())?;
+    fill_with(path, &volume, direct, fs).map_err(failed("filling", path))
+}
+
+fn fill_with(path: &Path, volume: &VolumeMeta, direct: bool, fs: &Fs) -> io::Result<()> {
+    let engine = path.join(ENGINE);
+    let records = Records { directory: path };
+    let (layer, identity) = (Id::random()?, Identity { volume: Id::random()?, imported: false });
+    let id = identity.volume;
+    fs.write(&engine.join(zero::file_name(layer)), &zero::header(layer), None)?;
+    let head = path.join(&volume.head);
+    fs.create_layer(&head, volume.size(), direct, (LAYER_ATTRIBUTE, &layer.to_string()))?;
+    let meta = LayerMeta::head(&volume.head, "", &now());
+    fs.write(&path.join(meta_name(&volume.head)), &meta.encode(), None)?;
+    drop(new_intent(fs, path, id, volume.size(), false)?);
+    records.store(fs, &ChainRecord { volume: id, prepared: None, committed: None, settled: None })?;
+    records.store(fs, &identity)?;
+    fs.write(&path.join(VOLUME_META), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id.to_string())))?;
+    fs.sync_directory(path)?;
+    // Nobody has written into it: that is what a clean close says.
+    let files = vec![stat_of(&volume.head, &head.metadata()?)];
+    records.store(fs, &Closed { volume: id, files })?;
+    records.remove::<Creating>(fs)?;
+    // The directory's own name.
+    path.parent().filter(|p| !p.as_os_str().is_empty()).map_or(Ok(()), |parent| fs.sync_directory(parent))
+}

@@ -1,0 +1,505 @@
+//! The ring thread's half: which layer holds a block, and what a request does to the files.
+//!
+//! The store plans and keeps account; the driver reads, writes, punches and syncs, then reports. What it relies on:
+//!
+//! - Two requests whose ranges overlap, one of which changes something, are never between plan and report at the same
+//!   time.
+//! - After an error of a method that takes `&mut self` (other than a full disk from a plan) the replica has failed.
+//! - The index says what files and zero maps say, at any time between two calls.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use lh_block::{BLOCK, Extent};
+use lh_wire::BlockState;
+
+use super::directory::{Closing, NewHead};
+use super::disk::Look;
+use super::index::Index;
+use super::intent::{self, Intent, IntentWrite};
+use super::load::{self, Layers, Own, Parts, blocks, bytes};
+use super::ranges::RangeSet;
+use super::zero::ZeroMap;
+
+/// Number of a layer within its [`Store`]; stays the same until [`Store::replace`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerNo(pub u16);
+
+/// Where bytes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Nowhere: the range reads as zero.
+    Zero,
+    /// From the same offset of that layer's file. What lies behind the end of the file is zero (a backing file may end
+    /// within a block).
+    Layer(LayerNo),
+}
+
+/// A part of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Range of the volume.
+    pub extent: Extent,
+    /// Who holds it.
+    pub source: Source,
+}
+
+/// What O_DIRECT asks for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of memory.
+    pub memory: u32,
+    /// Of file offsets and lengths.
+    pub offset: u32,
+}
+
+/// When a change may be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Answer {
+    /// At once.
+    Now,
+    /// Only after a flush that begins later (as if it had been FUA).
+    AfterFlush,
+}
+
+/// How a range of the head becomes zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ZeroPlan {
+    /// The range.
+    pub extent: Extent,
+    /// Holes to punch in the head's file, before the report.
+    pub punch: Vec<Extent>,
+    /// Ranges that get zero marks with the report.
+    pub marks: Vec<Extent>,
+    /// [`super::Directory::mark_zeroes`] and then [`Store::marked`] come before the report.
+    pub needs_mark: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    /// Snapshot name; empty for the head; `None` for the backing file.
+    pub(super) name: Option<String>,
+    pub(super) file: Arc<File>,
+    pub(super) length: u64,
+    pub(super) zero: Option<ZeroMap>,
+    /// How its extents are found while requests run.
+    pub(super) look: Look,
+    /// Place in the head's chain from 1, the value in the index; 0 for a layer of another branch.
+    pub(super) rank: u8,
+    /// Written since the last sync began.
+    pub(super) dirty: bool,
+}
+
+/// The ring thread's handle of a replica directory.
+#[derive(Debug)]
+pub struct Store {
+    pub(super) size: u64,
+    pub(super) layers: Vec<Layer>,
+    /// Numbers of the layers of the head's chain, base first.
+    pub(super) chain: Vec<LayerNo>,
+    pub(super) index: Index,
+    direct: Option<Alignment>,
+    intent: Intent,
+    /// Lower layers may still get data: a hole is no zero.
+    pub(super) rebuilding: bool,
+    pub(super) marked: bool,
+    pub(super) touched: bool,
+    pub(super) flushing: bool,
+}
+
+impl Store {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { size, layers: Layers { layers, chain, index }, direct, intent, rebuilding, marked } =
+            parts;
+        let number = |at: usize| LayerNo(u16::try_from(at).unwrap_or(u16::MAX));
+        let rank = |at| {
+            let place = chain.iter().position(|n| *n == at).map_or(0, |place| place + 1);
+            u8::try_from(place).unwrap_or(0)
+        };
+        let layers = layers.into_iter().enumerate().map(|(at, l)| Layer {
+            // A backing file is read through the page cache, which others may have filled.
+            look: if direct.is_some() && l.name.is_some() { Look::Direct } else { Look::Synced },
+            name: l.name,
+            file: l.file,
+            length: l.length,
+            zero: l.zero,
+            rank: rank(at),
+            // A process before this one may have answered writes that it never synced: the next flush covers them.
+            dirty: true,
+        });
+        Self {
+            size,
+            layers: layers.collect(),
+            chain: chain.iter().map(|at| number(*at)).collect(),
+            index,
+            direct,
+            intent,
+            rebuilding,
+            marked,
+            touched: false,
+            flushing: false,
+        }
+    }
+
+    /// Replaces everything by what [`super::Directory::begin_rebuild`] made. Nothing is in flight.
+    pub fn replace(&mut self, parts: Parts) {
+        *self = Self::new(parts);
+        self.touched = true;
+    }
+
+    /// Volume size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What O_DIRECT asks for; `None` if the files are opened without.
+    pub const fn direct(&self) -> Option<Alignment> {
+        self.direct
+    }
+
+    /// The head.
+    pub fn head(&self) -> LayerNo {
+        self.chain[self.chain.len() - 1]
+    }
+
+    /// The layer of a snapshot's name; the empty name is the head.
+    pub fn layer(&self, name: &str) -> Option<LayerNo> {
+        let at = self.layers.iter().position(|l| l.name.as_deref() == Some(name))?;
+        u16::try_from(at).ok().map(LayerNo)
+    }
+
+    /// How many layers there are, the backing file included; numbers count from 0. Grows with each snapshot.
+    pub fn layers(&self) -> u16 {
+        u16::try_from(self.layers.len()).unwrap_or(u16::MAX)
+    }
+
+    /// The layer's file: all I/O on the layer goes through this descriptor (a duplicate is the same to its lock).
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn layer_file(&self, layer: LayerNo) -> &Arc<File> {
+        &self.at(layer).file
+    }
+
+    /// The layer's length in bytes: nothing is written behind it.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn layer_length(&self, layer: LayerNo) -> u64 {
+        self.at(layer).length
+    }
+
+    pub(super) fn at(&self, layer: LayerNo) -> &Layer {
+        &self.layers[usize::from(layer.0)]
+    }
+
+    pub(super) fn at_mut(&mut self, layer: LayerNo) -> &mut Layer {
+        &mut self.layers[usize::from(layer.0)]
+    }
+
+    /// Who holds the range, in order and without gaps, behind what `pieces` has. The range is inside the volume.
+    pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
+        for (range, held) in self.index.runs(blocks(extent)) {
+            let source = match self.chain.get(usize::from(held).wrapping_sub(1)) {
+                Some(layer) => Source::Layer(*layer),
+                None => Source::Zero,
+            };
+            pieces.extend(bytes(range).intersection(extent).map(|extent| Piece { extent, source }));
+        }
+    }
+
+    /// A write of the range (whole blocks) to the head, or a put to `layer`, is about to be submitted: no hole will be
+    /// punched there any more. `false`: a punch of [`Store::take_punch`] is in flight there; ask again after it.
+    #[must_use]
+    pub fn begin_write(&mut self, layer: LayerNo, extent: Extent) -> bool {
+        self.at_mut(layer).zero.as_mut().is_none_or(|zero| zero.begin_write(blocks(extent)))
+    }
+
+    /// A write of the range (whole blocks) to the head has completed.
+    pub fn wrote(&mut self, extent: Extent) -> Answer {
+        let head = self.head();
+        self.touched = true;
+        let layer = self.at_mut(head);
+        layer.dirty = true;
+        let rank = layer.rank;
+        let wait = layer.zero.as_mut().is_some_and(|zero| zero.wrote(blocks(extent)));
+        self.index.set(blocks(extent), rank);
+        if wait { Answer::AfterFlush } else { Answer::Now }
+    }
+
+    /// A write, punch or put of the range failed half-way: reads from the files what they now hold.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn refresh(&mut self, layer: LayerNo, extent: Extent) -> io::Result<()> {
+        self.touched = true;
+        let layer = self.at_mut(layer);
+        layer.dirty = true;
+        if let Some(zero) = &mut layer.zero {
+            zero.write_failed(blocks(extent));
+        }
+        if layer.rank != 0 {
+            let head = self.at(self.head()).rank;
+            self.resolve(blocks(extent), head)?;
+        }
+        Ok(())
+    }
+
+    /// How the range (whole blocks) of the head becomes zero. A full disk shows here, before anything is changed.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn plan_zero(&self, extent: Extent) -> io::Result<ZeroPlan> {
+        let head = self.at(self.head());
+        let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
+        for (range, held) in self.index.runs(blocks(extent)) {
+            if head.rank == 1 {
+                if held != 0 {
+                    punch.insert(range);
+                }
+            } else if self.rebuilding || (held != 0 && held != head.rank) {
+                marks.insert(range);
+            } else if held == head.rank {
+                let below = self.held_below(range.clone(), head.rank)?;
+                punch.insert(range.clone());
+                punch.subtract(&below);
+                marks.append(&below);
+            }
+        }
+        if let Some(zero) = &head.zero {
+            // Where there is a mark already, even one that later data overruled, the hole alone would not do.
+            let marked: Vec<_> = punch.iter().flat_map(|range| zero.touched(range)).collect();
+            for range in marked {
+                punch.remove(range.clone());
+                marks.insert(range);
+            }
+            for range in marks.iter() {
+                zero.reserve(range)?;
+            }
+        }
+        let needs_mark = !marks.is_empty() && !self.marked;
+        Ok(ZeroPlan {
+            extent,
+            punch: punch.iter().map(bytes).collect(),
+            marks: marks.iter().map(bytes).collect(),
+            needs_mark,
+        })
+    }
+
+    /// The plan's holes are punched: the range is zero. Writes marks into the page cache, so that they outlive this
+    /// process; a flush makes them durable.
+    ///
+    /// # Errors
+    /// The disk's, or a plan whose mark was not made.
+    pub fn zeroed(&mut self, plan: &ZeroPlan) -> io::Result<()> {
+        self.touched = true;
+        self.check_marked(!plan.marks.is_empty())?;
+        let head = self.head();
+        let layer = self.at_mut(head);
+        layer.dirty |= !plan.punch.is_empty();
+        if let Some(zero) = &mut layer.zero {
+            for extent in &plan.marks {
+                zero.set(blocks(*extent))?;
+            }
+        }
+        for extent in plan.punch.iter().chain(&plan.marks) {
+            self.index.set(blocks(*extent), 0);
+        }
+        Ok(())
+    }
+
+    /// volume.meta says that there are zero marks.
+    pub fn marked(&mut self) {
+        self.marked = true;
+    }
+
+    pub(super) fn check_marked(&self, needed: bool) -> io::Result<()> {
+        if needed && !self.marked {
+            return Err(io::Error::other("zero marks before volume.meta was marked"));
+        }
+        Ok(())
+    }
+
+    /// What the layer itself says of each block of the range.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn layer_states(&self, layer: LayerNo, extent: Extent) -> io::Result<Vec<BlockState>> {
+        let range = blocks(extent);
+        let own = self.own(layer, range.clone())?;
+        let mut states = vec![BlockState::Absent; usize::try_from(range.end - range.start).unwrap_or(0)];
+        for (set, state) in [(&own.data, BlockState::Data), (&own.zero, BlockState::Zero)] {
+            for block in set.within(range.clone()).flatten() {
+                states[usize::try_from(block - range.start).unwrap_or(0)] = state;
+            }
+        }
+        Ok(states)
+    }
+
+    pub(super) fn own(&self, layer: LayerNo, range: Range<u64>) -> io::Result<Own> {
+        let layer = self.at(layer);
+        load::own(&layer.file, layer.length, layer.zero.as_ref(), range, layer.look)
+    }
+
+    /// The blocks of the range that read as data through the chain below a rank.
+    pub(super) fn held_below(&self, range: Range<u64>, rank: u8) -> io::Result<RangeSet> {
+        let (mut rest, mut held) = (RangeSet::default(), RangeSet::default());
+        rest.insert(range);
+        for layer in self.chain.iter().take(usize::from(rank) - 1).rev() {
+            for part in rest.clone().iter() {
+                let own = self.own(*layer, part)?;
+                held.append(&own.data);
+                rest.subtract(&own.data);
+                rest.subtract(&own.zero);
+            }
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(held)
+    }
+
+    /// Makes the index of a range anew from the layers up to a rank, those above being known to say nothing.
+    pub(super) fn resolve(&mut self, range: Range<u64>, rank: u8) -> io::Result<()> {
+        let mut rest = RangeSet::default();
+        rest.insert(range);
+        for place in (0..usize::from(rank)).rev() {
+            let (layer, value) = (self.chain[place], u8::try_from(place + 1).unwrap_or(0));
+            for part in rest.clone().iter() {
+                let own = self.own(layer, part)?;
+                for (set, value) in [(&own.data, value), (&own.zero, 0)] {
+                    self.index.set_all(set.iter(), value);
+                    rest.subtract(set);
+                }
+            }
+        }
+        self.index.set_all(rest.iter(), 0);
+        Ok(())
+    }
+
+    /// Bytes in a chunk of the intent bitmap.
+    pub const fn intent_chunk(&self) -> u64 {
+        self.intent.chunk()
+    }
+
+    /// The marked ranges of the intent bitmap, whole chunks, the last cut at the volume's end.
+    pub fn intent(&self) -> Vec<Extent> {
+        self.intent.ranges()
+    }
+
+    /// The chunks that the range touches are marked with the next [`Store::intent_begin`].
+    pub fn intent_mark(&mut self, extent: Extent) {
+        self.touched = true;
+        self.intent.mark(extent);
+    }
+
+    /// The chunks wholly inside the range are marked no more, from the next [`Store::intent_begin`] on.
+    pub fn intent_clear(&mut self, extent: Extent) {
+        self.intent.clear(extent);
+    }
+
+    /// What is to be written, then synced (`fdatasync`), into [`Store::intent_file`]. `None`: the file has it all, or a
+    /// write is on its way.
+    pub fn intent_begin(&mut self) -> Option<IntentWrite> {
+        self.intent.begin()
+    }
+
+    /// The pages are stable.
+    pub fn intent_done(&mut self, write: IntentWrite) {
+        self.intent.done(write);
+    }
+
+    /// The intent bitmap's file.
+    pub const fn intent_file(&self) -> &Arc<File> {
+        self.intent.file()
+    }
+
+    /// Writes and syncs what [`Store::intent_begin`] would give out.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn save_intent(&mut self) -> io::Result<()> {
+        let Some(write) = self.intent.begin() else { return Ok(()) };
+        intent::write(self.intent.file(), write.pages())?;
+        self.intent.done(write);
+        Ok(())
+    }
+
+    /// True if anything was written since the store was opened or closed cleanly.
+    pub const fn touched(&self) -> bool {
+        self.touched
+    }
+
+    /// True if there are zero marks: the files alone are not the volume.
+    pub fn has_zero_marks(&self) -> bool {
+        self.layers.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks)
+    }
+
+    /// Puts the head of a commit over the former one. Nothing is in flight on the head. The former head is synced by the
+    /// next flush.
+    pub fn switch_head(&mut self, new: NewHead) {
+        let head = self.head();
+        let former = self.at_mut(head);
+        former.name = Some(new.snapshot);
+        former.dirty = true;
+        let (rank, look) = (former.rank + 1, former.look);
+        self.chain.push(LayerNo(self.layers()));
+        self.layers.push(Layer {
+            name: Some(String::new()),
+            file: new.file,
+            length: self.size,
+            zero: Some(new.zero),
+            look,
+            rank,
+            dirty: false,
+        });
+        self.touched = true;
+    }
+
+    /// The rebuild is complete: lower layers get nothing any more, so marks over nothing are taken away. A flush follows,
+    /// then [`super::Directory::end_rebuild`].
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn end_rebuild(&mut self) -> io::Result<()> {
+        self.rebuilding = false;
+        let head = self.head();
+        let rank = self.at(head).rank;
+        let all = 0..self.size / BLOCK;
+        let marks = self.at(head).zero.as_ref().map(|zero| zero.zeroes(all)).unwrap_or_default();
+        for range in marks.iter() {
+            let mut useless = RangeSet::default();
+            useless.insert(range.clone());
+            useless.subtract(&self.held_below(range.clone(), rank)?);
+            // Old data below a mark that waits for its punch.
+            let layer = self.at(head);
+            let file = load::own(&layer.file, layer.length, None, range, layer.look)?;
+            useless.subtract(&file.data);
+            let layer = self.at_mut(head);
+            layer.dirty |= !useless.is_empty();
+            for part in useless.iter() {
+                if let Some(zero) = &mut layer.zero
+                    && zero.begin_write(part.clone())
+                {
+                    zero.wrote(part);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All is flushed and nothing in flight: what [`super::Directory::close_clean`] needs.
+    pub fn close(&mut self) -> Closing {
+        self.touched = false;
+        // Without marks the close takes the word in volume.meta back: the next mark has to say it again.
+        self.marked = self.has_zero_marks();
+        Closing {
+            has_marks: self.marked,
+            intent: Arc::clone(self.intent.file()),
+            pages: self.intent.clear_all(),
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The worker's half: everything that creates, renames and syncs files. All calls block.
+//!
+//! Whose a directory is: volume.meta carries a random id of ours as an extended attribute, and our records name the same
+//! id. Longhorn replaces volume.meta at every open, so that our records become void; so does a layer that differs from
+//! what a clean close recorded. A directory without valid records is an import.
+//!
+//! Each change is durable when its call returns, but for [`Directory::commit`]. After an error of the disk (`io::Error`,
+//! [`super::ChainError::Io`]) the replica has failed: nobody knows what the directory holds.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lh_block::{Epoch, Generation, Instance};
+use lh_wire::{LayerInfo, ReplicaState};
+
+use super::chain::NextHead;
+use super::data::{Alignment, Store};
+use super::disk;
+use super::error::OpenError;
+use super::fs::Fs;
+use super::load;
+use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
+use super::record::{
+    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE, Rebuild,
+    Records, VOLUME_ATTRIBUTE,
+};
+use super::zero::{self, ZeroMap};
+
+/// How to open a directory.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// How long to wait for the locks of a process that is about to end.
+    pub lock_wait: Duration,
+}
+
+/// What a new directory is made for.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Volume size in bytes.
+    pub size: u64,
+    /// Raw backing file below the lowest layer, if there is one. A relative path counts from the replica directory.
+    pub backing: Option<String>,
+    /// As in [`OpenOptions`].
+    pub lock_wait: Duration,
+}
+
+/// The new head that a commit made, for [`Store::switch_head`].
+#[derive(Debug)]
+pub struct NewHead {
+    /// Name of the snapshot that the former head became.
+    pub(super) snapshot: String,
+    pub(super) file: Arc<File>,
+    pub(super) zero: ZeroMap,
+}
+
+/// A layer's new zero map, for [`Store::attach_zero_map`].
+#[derive(Debug)]
+pub struct NewZeroMap {
+    /// Name of the layer.
+    pub(super) layer: String,
+    pub(super) zero: ZeroMap,
+}
+
+/// What [`Store::close`] hands over for [`Directory::close_clean`].
+#[derive(Debug)]
+pub struct Closing {
+    pub(super) has_marks: bool,
+    pub(super) intent: Arc<File>,
+    pub(super) pages: Vec<(u64, Vec<u8>)>,
+}
+
+/// A layer as the directory knows it.
+#[derive(Debug)]
+pub(super) struct DirLayer {
+    /// File name.
+    pub(super) file_name: String,
+    /// Snapshot name; empty for the head.
+    pub(super) name: String,
+    pub(super) meta: LayerMeta,
+    pub(super) file: Arc<File>,
+    pub(super) length: u64,
+}
+
+/// The worker's handle of a replica directory.
+#[derive(Debug)]
+pub struct Directory {
+    pub(super) path: PathBuf,
+    /// The directory itself: its lock says that a process is here.
+    pub(super) _lock: File,
+    pub(super) fs: Fs,
+    pub(super) identity: Identity,
+    pub(super) volume: VolumeMeta,
+    /// Parents before children, the head last.
+    pub(super) layers: Vec<DirLayer>,
+    pub(super) fence: Option<Fence>,
+    pub(super) epoch: Option<EpochRecord>,
+    pub(super) chain: ChainRecord,
+    pub(super) rebuild: Option<Rebuild>,
+    /// The prepared snapshot's head.
+    pub(super) next: Option<NextHead>,
+    /// Zero marks may be in the files, so volume.meta has to say `Rebuilding`.
+    pub(super) zero_marked: bool,
+    /// Closed cleanly when it was opened, or since.
+    pub(super) clean: bool,
+    /// [`Directory::begin_use`] was called since.
+    pub(super) in_use: bool,
+    pub(super) direct: Option<Alignment>,
+    /// The intent bitmap's file, which the ring thread writes.
+    pub(super) intent: Arc<File>,
+}
+
+impl Directory {
+    /// Creates a directory (missing or empty before) with one empty head. Nothing is left behind on error.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn create(path: &Path, options: &CreateOptions) -> Result<(Self, Store), OpenError> {
+        super::create::create(path, options, Fs::default())
+    }
+
+    /// Opens a directory for writing: waits for its locks, finishes what a crash interrupted, takes an import over.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<(Self, Store), OpenError> {
+        super::open::open(path, options, Fs::default())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn engine(&self) -> PathBuf {
+        self.path.join(ENGINE)
+    }
+
+    pub(super) fn records(&self) -> Records<'_> {
+        Records { directory: &self.path }
+    }
+
+    /// Volume size in bytes.
+    pub fn size(&self) -> u64 {
+        self.volume.size()
+    }
+
+    /// What the replica knows of itself. The ring thread's part is left empty: `in_doubt`, `lived`, `intent` and
+    /// `intent_chunk`; and `clean` is true only if it has taken no write since ([`Store::touched`]).
+    ///
+    /// The chain has every layer, of other branches, too: parents before children, the head last.
+    pub fn state(&self) -> ReplicaState {
+        let prepared = self.chain.prepared.as_ref();
+        ReplicaState {
+            size: self.size(),
+            previous_generation: self.fence.map(|f| f.generation).unwrap_or_default(),
+            epoch: self.epoch().cloned(),
+            chain: self.layers.iter().map(layer_info).collect(),
+            prepared: prepared.map(|p| (p.id, p.op.clone())),
+            committed: self.chain.committed,
+            rebuilding: self.rebuild.is_some(),
+            unsettled: self.unsettled(),
+            clean: self.clean,
+            imported: self.identity.imported,
+            ..ReplicaState::default()
+        }
+    }
+
+    /// Snapshots of the head's chain above the settled one, base first.
+    fn unsettled(&self) -> Vec<String> {
+        let by_file: BTreeMap<&str, &DirLayer> =
+            self.layers.iter().map(|l| (l.file_name.as_str(), l)).collect();
+        let mut names = Vec::new();
+        let mut at = by_file.get(self.volume.parent.as_str());
+        while let Some(layer) = at.filter(|l| Some(&l.name) != self.chain.settled.as_ref()) {
+            names.push(layer.name.clone());
+            at = by_file.get(layer.meta.parent.as_str());
+        }
+        names.reverse();
+        names
+    }
+
+    /// The highest generation ever fenced for, and whose it was; zeroes if there never was one.
+    pub fn fence(&self) -> (Generation, Instance) {
+        self.fence.map(|f| (f.generation, f.instance)).unwrap_or_default()
+    }
+
+    /// Makes a fence durable. The caller has compared it.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn store_fence(&mut self, generation: Generation, instance: Instance) -> io::Result<()> {
+        let fence = Fence { generation, instance };
+        self.records().store(&self.fs, &fence)?;
+        self.fence = Some(fence);
+        Ok(())
+    }
+
+    /// The epoch stored last.
+    pub fn epoch(&self) -> Option<&Epoch> {
+        self.epoch.as_ref().map(|e| &e.epoch)
+    }
+
+    /// Makes an epoch durable; from then on an import is a replica like any other. `Ok(false)`: a higher one is stored.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn store_epoch(&mut self, epoch: Epoch) -> io::Result<bool> {
+        if self.epoch().is_some_and(|e| e.order() > epoch.order()) {
+            return Ok(false);
+        }
+        let record = EpochRecord { volume: self.identity.volume, epoch };
+        self.records().store(&self.fs, &record)?;
+        self.epoch = Some(record);
+        self.end_import()?;
+        Ok(true)
+    }
+
+    /// The directory is ours for good.
+    pub(super) fn end_import(&mut self) -> io::Result<()> {
+        if self.identity.imported {
+            let identity = Identity { imported: false, ..self.identity };
+            self.records().store(&self.fs, &identity)?;
+            self.identity = identity;
+        }
+        Ok(())
+    }
+
+    /// The layers up to this snapshot are stable on every member.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn store_settled(&mut self, snapshot: &str) -> io::Result<()> {
+        let record = ChainRecord { settled: Some(snapshot.to_owned()), ..self.chain.clone() };
+        self.save_chain(record)
+    }
+
+    pub(super) fn save_chain(&mut self, record: ChainRecord) -> io::Result<()> {
+        self.records().store(&self.fs, &record)?;
+        self.chain = record;
+        Ok(())
+    }
+
+    /// The directory is about to be written: takes the mark of a clean close back. Comes before the first mark of the
+    /// intent bitmap and the first write; cheap when done already.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn begin_use(&mut self) -> io::Result<()> {
+        if self.in_use {
+            return Ok(());
+        }
+        self.records().remove::<Closed>(&self.fs)?;
+        self.save_volume(|volume| volume.dirty = true)?;
+        self.in_use = true;
+        Ok(())
+    }
+
+    /// Notes in volume.meta that the files alone are not the volume: before the first zero mark is written.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn mark_zeroes(&mut self) -> io::Result<()> {
+        self.save_volume(|volume| volume.rebuilding = true)?;
+        self.zero_marked = true;
+        Ok(())
+    }
+
+    /// Makes a zero map for a layer that came with an import and has none. `None`: there is no such layer.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn make_zero_map(&mut self, layer: &str) -> io::Result<Option<NewZeroMap>> {
+        let Some(held) = self.layers.iter().find(|l| l.name == layer) else { return Ok(None) };
+        let (path, file) = (self.path.join(&held.file_name), Arc::clone(&held.file));
+        self.begin_use()?;
+        let id = Id::random()?;
+        let zero = self.new_zero_map(id, self.size())?;
+        self.fs.sync_directory(&self.engine())?;
+        self.fs.set_attribute(&file, &path, LAYER_ATTRIBUTE, &id.to_string())?;
+        self.fs.sync_file(&file, &path)?;
+        Ok(Some(NewZeroMap { layer: layer.to_owned(), zero }))
+    }
+
+    /// An empty zero map for a volume of that size; its name is not durable yet.
+    pub(super) fn new_zero_map(&self, id: Id, size: u64) -> io::Result<ZeroMap> {
+        let path = self.engine().join(zero::file_name(id));
+        self.fs.write(&path, &zero::header(id), None)?;
+        let file = disk::open_layer(&path, true, false)?;
+        Ok(ZeroMap::empty(id, Arc::new(file), size / lh_block::BLOCK))
+    }
+
+    /// Closes cleanly. [`Directory::begin_use`] opens it again.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn close_clean(&mut self, closing: Closing) -> io::Result<()> {
+        super::intent::write(&closing.intent, &closing.pages)?;
+        for layer in &self.layers {
+            // A write that failed half-way can leave such extents; Longhorn would read them as data.
+            for extent in load::unwritten(&layer.file, layer.length)? {
+                disk::punch(&layer.file, extent)?;
+            }
+            self.fs.sync_file(&layer.file, &self.path.join(&layer.file_name))?;
+        }
+        let rebuilding = self.rebuild.is_some() || closing.has_marks;
+        self.save_volume(|volume| {
+            volume.dirty = false;
+            volume.rebuilding = rebuilding;
+        })?;
+        self.zero_marked = closing.has_marks;
+        let files = self.layers.iter().map(closed_file).collect::<io::Result<_>>()?;
+        self.records().store(&self.fs, &Closed { volume: self.identity.volume, files })?;
+        self.in_use = false;
+        self.clean = true;
+        Ok(())
+    }
+
+    /// Replaces volume.meta, if it changes. The new file carries the id before it has the name.
+    pub(super) fn save_volume(&mut self, change: impl FnOnce(&mut VolumeMeta)) -> io::Result<()> {
+        let mut volume = self.volume.clone();
+        change(&mut volume);
+        if volume == self.volume {
+            return Ok(());
+        }
+        self.write_volume(&volume, &self.path.join(VOLUME_META))?;
+        self.fs.sync_directory(&self.path)?;
+        self.volume = volume;
+        self.remake_switch()
+    }
+
+    /// Writes a volume.meta under a name of the replica directory or of `engine/`; the name is not durable yet.
+    pub(super) fn write_volume(&self, volume: &VolumeMeta, path: &Path) -> io::Result<()> {
+        let new = self.engine().join("new-volume");
+        let id = self.identity.volume.to_string();
+        self.fs.write(&new, &volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
+        self.fs.rename(&new, path)
+    }
+
+    /// Writes a layer's meta; the name is not durable yet.
+    pub(super) fn write_layer_meta(&self, meta: &LayerMeta, path: &Path) -> io::Result<()> {
+        let new = self.engine().join("new-layer");
+        self.fs.write(&new, &meta.encode(), None)?;
+        self.fs.rename(&new, path)
+    }
+}
+
+/// What others are told of a layer.
+fn layer_info(layer: &DirLayer) -> LayerInfo {
+    // A number for people; an open file that cannot be asked for it shows up elsewhere.
+    let allocated = layer.file.metadata().map_or(0, |stat| stat.blocks() * 512);
+    info(&layer.name, &layer.meta, layer.length, allocated)
+}
+
+/// What others are told of a layer.
+pub(super) fn info(name: &str, meta: &LayerMeta, length: u64, allocated: u64) -> LayerInfo {
+    LayerInfo {
+        name: name.to_owned(),
+        parent: snapshot_name(&meta.parent).unwrap_or_default().to_owned(),
+        removed: meta.removed,
+        user_created: meta.user_created,
+        created: meta.created.clone(),
+        labels: meta.labels.clone(),
+        length,
+        allocated,
+    }
+}
+
+fn closed_file(layer: &DirLayer) -> io::Result<ClosedFile> {
+    Ok(stat_of(&layer.file_name, &layer.file.metadata()?))
+}
+
+/// What a clean close records of a file.
+pub(super) fn stat_of(name: &str, stat: &std::fs::Metadata) -> ClosedFile {
+    ClosedFile {
+        name: name.to_owned(),
+        inode: stat.ino(),
+        length: stat.len(),
+        ctime: stat.ctime(),
+        ctime_nsec: stat.ctime_nsec(),
+    }
+}

@@ -1,0 +1,44 @@
+//! A replica's directory: layer files, chain, extent index, zero maps, and the records beside them.
+//!
+//! Two handles share the work. [`Store`] belongs to the thread that does the I/O: it knows which layer holds a block and
+//! plans reads, zeroes, layer images and flushes; the driver does the reads and writes and reports back. [`Directory`]
+//! belongs to a worker thread: everything that creates, renames and syncs files. Both are `Send`; neither locks the
+//! other out, since the directory never changes what the store has in memory, and the store writes only into files that
+//! it was handed open. `docs/formats/replica-directory.md` describes every file.
+
+mod adopt;
+mod chain;
+mod create;
+mod data;
+mod directory;
+mod disk;
+mod error;
+mod flush;
+mod fs;
+mod gojson;
+mod index;
+mod intent;
+mod load;
+mod meta;
+mod offline;
+mod open;
+mod put;
+mod ranges;
+mod rebuild;
+mod record;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod zero;
+
+#[cfg(test)]
+use tests::tape;
+
+pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
+pub use directory::{Closing, CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
+pub use error::{ChainError, Damage, OpenError};
+pub use flush::Flush;
+pub use intent::IntentWrite;
+pub use load::Parts;
+pub use offline::SnapshotView;
+pub use put::PutPlan;

@@ -1,0 +1,237 @@
+//! Reads a directory without changing it: `longhornctl replica export` and `snapshot export`.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lh_block::Extent;
+use lh_wire::LayerInfo;
+
+use super::directory::info;
+use super::disk;
+use super::error::{Damage, OpenError};
+use super::index::Index;
+use super::load::{self, LayerParts, Unwritten, blocks, bytes};
+use super::open::{
+    Files, Owner, damaged, failed, load_zero_map, lock_directory, lock_layers, open_backing, open_layers,
+    owner, zero_maps,
+};
+use super::record::{Creating, LAYER_ATTRIBUTE, Rebuild, Records};
+use super::tree::{self, LayerFile, Tree};
+
+/// How often, and how far apart, a directory that its process is just changing is looked at again.
+const LOOKS: u32 = 20;
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The volume as a snapshot, or the head, has it.
+#[derive(Debug)]
+pub struct SnapshotView {
+    _lock: Option<File>,
+    size: u64,
+    infos: Vec<LayerInfo>,
+    layers: Vec<LayerParts>,
+    chain: Vec<usize>,
+    index: Index,
+}
+
+impl SnapshotView {
+    /// Opens a directory for reading. `snapshot`: its name; `None`: the head. Holds shared locks: no process can open the
+    /// directory for writing meanwhile.
+    ///
+    /// # Errors
+    /// [`OpenError`], also if a process holds the directory.
+    pub fn open(path: &Path, snapshot: Option<&str>) -> Result<Self, OpenError> {
+        Self::load(path, snapshot, true)
+    }
+
+    /// Opens a snapshot for reading beside the process that holds the directory. What a snapshot stands on never changes
+    /// (`docs/invariants.md`, 9); only the names around it may be moving, so a look that fails is taken again.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_beside(path: &Path, snapshot: &str) -> Result<Self, OpenError> {
+        if snapshot.is_empty() {
+            // The head, which does change.
+            let (name, known) = (String::new(), "names for all of them".to_owned());
+            return Err(OpenError::NoSnapshot { dir: path.to_owned(), name, known });
+        }
+        let mut looks = 1;
+        loop {
+            match Self::load(path, Some(snapshot), false) {
+                Err(OpenError::Damaged { .. } | OpenError::Io { .. }) if looks < LOOKS => looks += 1,
+                done => return done,
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn load(path: &Path, snapshot: Option<&str>, alone: bool) -> Result<Self, OpenError> {
+        let now = Instant::now();
+        let lock = if alone { Some(lock_directory(path, false, now)?) } else { None };
+        let records = Records { directory: path };
+        if records.load::<Creating>()?.is_some() {
+            return Err(damaged(path, Damage::Unfinished));
+        }
+        let locked = if alone { lock_layers(path, false, now)? } else { open_layers(path)? };
+        let tree = tree::load(path)?;
+        let ours = check_usable(&records, &tree)?;
+        let top = find(path, &tree, snapshot)?;
+        let files = Files { tree: &tree, locked: &locked };
+        let mut below = tree::chain_of(&tree.layers, top);
+        let (mut layers, mut infos) = (Vec::new(), Vec::new());
+        for (place, layer) in tree.layers.iter().enumerate() {
+            // Beside a process, the maps of what it still writes are not to be trusted, nor are they needed.
+            let parts = open_layer(path, &files, layer, ours && (alone || below.contains(&place)))?;
+            let allocated = parts.file.metadata().map_err(failed("reading", path))?.blocks() * 512;
+            infos.push(info(&layer.name, &layer.meta, layer.length, allocated));
+            layers.push(parts);
+        }
+        let backing = open_backing(path, &tree.volume, now)?;
+        let mut chain: Vec<usize> = backing.is_some().then_some(layers.len()).into_iter().collect();
+        chain.append(&mut below);
+        layers.extend(backing);
+        let size = tree.volume.size();
+        let mut unwritten = if ours { Unwritten::Hole(Vec::new()) } else { Unwritten::Data };
+        let index =
+            load::index(size, &mut layers, &chain, &mut unwritten).map_err(failed("reading", path))?;
+        Ok(Self { _lock: lock, size, infos, layers, chain, index })
+    }
+
+    /// Size in bytes: the volume's, also for a snapshot from before it grew.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// All layers of the directory, parents before children, the head, whose name is empty, last.
+    pub fn layers(&self) -> &[LayerInfo] {
+        &self.infos
+    }
+
+    /// Fills `buffer` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The disk's, or a range beyond the end.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let extent = Extent::new(offset, buffer.len() as u64);
+        if extent.end() > self.size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        buffer.fill(0);
+        for (range, held) in self.held(extent) {
+            let Some(part) = bytes(range).intersection(extent) else { continue };
+            let at = |n: u64| usize::try_from(n - offset).unwrap_or(usize::MAX);
+            read_layer(&self.layers[held].file, part.offset, &mut buffer[at(part.offset)..at(part.end())])?;
+        }
+        Ok(())
+    }
+
+    /// Ranges of blocks that a layer holds, with its place in `layers`.
+    fn held(&self, extent: Extent) -> impl Iterator<Item = (Range<u64>, usize)> + '_ {
+        let layer = |held: u8| self.chain.get(usize::from(held).wrapping_sub(1)).copied();
+        self.index.runs(blocks(extent)).filter_map(move |(range, held)| Some((range, layer(held)?)))
+    }
+
+    /// Writes all bytes to `out` (empty before), zeroes as holes. `progress`: bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// The disks'.
+    pub fn export(&self, out: &File, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+        /// Bytes copied at a time.
+        const STEP: u64 = 1 << 20;
+        let mut buffer = vec![0; 1 << 20];
+        out.set_len(self.size)?;
+        for (range, held) in self.held(Extent::new(0, self.size)) {
+            let mut rest = bytes(range);
+            while !rest.is_empty() {
+                let now = rest.len.min(STEP);
+                let part = &mut buffer[..usize::try_from(now).unwrap_or(0)];
+                read_layer(&self.layers[held].file, rest.offset, part)?;
+                write_sparse(out, rest.offset, part)?;
+                rest = Extent::new(rest.offset + now, rest.len - now);
+                progress(rest.offset, self.size);
+            }
+        }
+        progress(self.size, self.size);
+        out.sync_all()
+    }
+}
+
+/// Fails for a directory that is not the whole volume. `true`: the records are valid, zero maps count.
+fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, OpenError> {
+    match owner(records)? {
+        Owner::Ours { .. } if records.load::<Rebuild>()?.is_some() => {
+            Err(damaged(records.directory, Damage::Rebuilding))
+        }
+        Owner::Ours { .. } => Ok(true),
+        Owner::Other => super::adopt::check(records.directory, tree).map(|()| false),
+    }
+}
+
+/// The place of the snapshot, or of the head.
+fn find(path: &Path, tree: &Tree, snapshot: Option<&str>) -> Result<usize, OpenError> {
+    let Some(name) = snapshot.filter(|name| !name.is_empty()) else { return Ok(tree.layers.len() - 1) };
+    tree.layers.iter().position(|l| l.name == name).ok_or_else(|| {
+        let names: Vec<&str> =
+            tree.layers.iter().map(|l| l.name.as_str()).filter(|n| !n.is_empty()).collect();
+        let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        OpenError::NoSnapshot { dir: path.to_owned(), name: name.to_owned(), known }
+    })
+}
+
+fn open_layer(
+    path: &Path,
+    files: &Files<'_>,
+    layer: &LayerFile,
+    ours: bool,
+) -> Result<LayerParts, OpenError> {
+    let file = files.file(path, layer)?;
+    let id = disk::id(&file, LAYER_ATTRIBUTE).map_err(failed("reading", path))?.filter(|_| ours);
+    let zero = match id {
+        None => None,
+        Some(id) => {
+            let map = zero_maps(path)?.remove(&id);
+            let map = map.ok_or_else(|| damaged(path, Damage::ZeroMissing(layer.file.clone())))?;
+            Some(load_zero_map(path, id, &map, files.tree.volume.size(), false)?)
+        }
+    };
+    Ok(LayerParts { name: Some(layer.name.clone()), file: Arc::clone(&file), length: layer.length, zero })
+}
+
+/// Fills the buffer from a file; what lies behind its end is zero.
+fn read_layer(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    buffer[done..].fill(0);
+    Ok(())
+}
+
+/// Writes the blocks that are not zero.
+fn write_sparse(out: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    const STEP: usize = 4096;
+    let mut start = 0;
+    while start < bytes.len() {
+        let zero = |at: usize| bytes[at..(at + STEP).min(bytes.len())].iter().all(|b| *b == 0);
+        let mut end = start;
+        while end < bytes.len() && !zero(end) {
+            end = (end + STEP).min(bytes.len());
+        }
+        if end > start {
+            out.write_all_at(&bytes[start..end], offset + start as u64)?;
+            start = end;
+        } else {
+            start += STEP;
+        }
+    }
+    Ok(())
+}

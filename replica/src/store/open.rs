@@ -1,0 +1,462 @@
+//! Opening a directory for writing: locks first, then what a crash interrupted, then the layers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use lh_block::BLOCK;
+
+use super::chain;
+use super::data::{Alignment, Store};
+use super::directory::{DirLayer, Directory, OpenOptions, stat_of};
+use super::disk;
+use super::error::{Damage, OpenError};
+use super::fs::Fs;
+use super::intent::{self, Intent};
+use super::load::{self, LayerParts, Layers, Parts, Unwritten};
+use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
+use super::record::{
+    ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
+    Rebuild, Records, VOLUME_ATTRIBUTE,
+};
+use super::tree::{self, LayerFile, Tree};
+use super::zero::{self, LoadError, ZeroMap};
+
+/// Turns an error of the disk into one with the name of what was tried.
+pub(super) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Io { what: format!("{what} {}", path.display()), source }
+}
+
+pub(super) fn damaged(directory: &Path, damage: Damage) -> OpenError {
+    OpenError::Damaged { dir: directory.to_owned(), damage }
+}
+
+/// Opens the directory itself and takes its lock.
+pub(super) fn lock_directory(path: &Path, exclusive: bool, deadline: Instant) -> Result<File, OpenError> {
+    let open = std::fs::OpenOptions::new().read(true).open(path);
+    let file = match open {
+        Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => file,
+        Ok(_) => return Err(OpenError::NoDirectory(path.to_owned())),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => {
+            return Err(OpenError::NoDirectory(path.to_owned()));
+        }
+        Err(err) => return Err(failed("opening", path)(err)),
+    };
+    disk::lock(&file, path, exclusive, deadline)?;
+    Ok(file)
+}
+
+/// The layers' files by inode, each locked on the descriptor that will do its I/O. One file may have two names.
+pub(super) type Locked = BTreeMap<u64, Arc<File>>;
+
+/// Locks every layer's file before anything is read: the last writes of a process that is gone may still be in flight,
+/// and hold the lock.
+pub(super) fn lock_layers(path: &Path, write: bool, deadline: Instant) -> Result<Locked, OpenError> {
+    each_layer(path, |file| {
+        let open = open_layer(file, write).map_err(failed("opening", file))?;
+        disk::lock(&open, file, write, deadline)?;
+        Ok(open)
+    })
+}
+
+/// The layers' files without locks, for reading what no process changes.
+pub(super) fn open_layers(path: &Path) -> Result<Locked, OpenError> {
+    each_layer(path, |file| open_layer(file, false).map_err(failed("opening", file)))
+}
+
+fn each_layer(
+    path: &Path,
+    mut open: impl FnMut(&Path) -> Result<File, OpenError>,
+) -> Result<Locked, OpenError> {
+    let mut locked = Locked::new();
+    for entry in std::fs::read_dir(path).map_err(failed("reading", path))? {
+        let entry = entry.map_err(failed("reading", path))?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if !(is_head(&name) || snapshot_name(&name).is_some()) {
+            continue;
+        }
+        let file = path.join(&name);
+        let stat = file.symlink_metadata().map_err(failed("reading", &file))?;
+        if stat.is_file() && !locked.contains_key(&stat.ino()) {
+            locked.insert(stat.ino(), Arc::new(open(&file)?));
+        }
+    }
+    Ok(locked)
+}
+
+/// With O_DIRECT where that works; an offline reader does without.
+fn open_layer(path: &Path, write: bool) -> io::Result<File> {
+    if write && disk::direct_alignment(path)?.is_some() {
+        return disk::open_layer(path, true, true);
+    }
+    disk::open_layer(path, write, false)
+}
+
+/// What the records say of whose the directory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Owner {
+    /// The records are valid.
+    Ours {
+        /// They say so.
+        identity: Identity,
+        /// Closed cleanly and not touched since.
+        clean: bool,
+    },
+    /// Never ours, or written by another program since.
+    Other,
+}
+
+/// Compares records and files.
+pub(super) fn owner(records: &Records<'_>) -> Result<Owner, OpenError> {
+    let path = records.directory;
+    let Some(identity) = records.load::<Identity>()? else { return Ok(Owner::Other) };
+    let volume = path.join(VOLUME_META);
+    let found = match disk::open_layer(&volume, false, false) {
+        Ok(file) => disk::id(&file, VOLUME_ATTRIBUTE).map_err(failed("reading", &volume))?,
+        Err(err) if err.kind() == io::ErrorKind::NotFound => None,
+        Err(err) => return Err(failed("opening", &volume)(err)),
+    };
+    if found != Some(identity.volume) {
+        return Ok(Owner::Other);
+    }
+    // A rotten record of the clean close only means that the close is not believed.
+    let closed = match records.load::<Closed>() {
+        Err(OpenError::Damaged { .. }) => None,
+        other => other?.filter(|closed| closed.volume == identity.volume),
+    };
+    let Some(closed) = closed else { return Ok(Owner::Ours { identity, clean: false }) };
+    let same = |file: &ClosedFile| {
+        path.join(&file.name).symlink_metadata().is_ok_and(|stat| stat_of(&file.name, &stat) == *file)
+    };
+    let untouched = closed.files.iter().all(same);
+    Ok(if untouched { Owner::Ours { identity, clean: true } } else { Owner::Other })
+}
+
+/// See [`Directory::open`].
+pub(super) fn open(path: &Path, options: &OpenOptions, fs: Fs) -> Result<(Directory, Store), OpenError> {
+    let deadline = Instant::now() + options.lock_wait;
+    let lock = lock_directory(path, true, deadline)?;
+    let records = Records { directory: path };
+    if records.load::<Creating>()?.is_some() {
+        return Err(damaged(path, Damage::Unfinished));
+    }
+    let locked = lock_layers(path, true, deadline)?;
+    let opening = Opening { path: path.to_owned(), fs, lock, deadline };
+    match owner(&records)? {
+        Owner::Ours { identity, clean } => opening.ours(locked, identity, clean),
+        Owner::Other => opening.import(locked),
+    }
+}
+
+/// A directory that is being opened.
+pub(super) struct Opening {
+    pub(super) path: PathBuf,
+    pub(super) fs: Fs,
+    pub(super) lock: File,
+    pub(super) deadline: Instant,
+}
+
+impl Opening {
+    pub(super) fn records(&self) -> Records<'_> {
+        Records { directory: &self.path }
+    }
+
+    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+        failed(what, &self.path)
+    }
+
+    fn ours(self, locked: Locked, identity: Identity, clean: bool) -> Result<(Directory, Store), OpenError> {
+        let id = identity.volume;
+        let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
+        if let Some(rebuild) = rebuild.filter(|r| r.emptying) {
+            drop(locked);
+            let locked = self.restart_rebuild(identity, rebuild)?;
+            return self.ours(locked, Identity { imported: false, ..identity }, false);
+        }
+        let none = ChainRecord { volume: id, prepared: None, committed: None, settled: None };
+        let chain = self.records().load::<ChainRecord>()?.filter(|c| c.volume == id).unwrap_or(none);
+        let found = self.recover(&chain)?;
+        let tree = tree::load(&self.path)?;
+        self.remove_leftovers(&tree)?;
+        let files = Files { tree: &tree, locked: &locked };
+        let (mut directory, store) = self.assemble(&files, identity, chain, clean)?;
+        let finish = match found {
+            Some(chain::Found::Committed(record)) => directory.save_chain(record),
+            Some(chain::Found::Prepared(prepared)) => directory.make_next(&prepared),
+            None => Ok(()),
+        };
+        finish.map_err(failed("recovering", &directory.path))?;
+        Ok((directory, store))
+    }
+
+    fn recover(&self, chain: &ChainRecord) -> Result<Option<chain::Found>, OpenError> {
+        let bytes = disk::read_small(&self.path.join(VOLUME_META), super::meta::META_MAX)
+            .map_err(failed("reading volume.meta in", &self.path))?;
+        let volume = VolumeMeta::parse(&bytes).map_err(|damage| damaged(&self.path, damage))?;
+        chain::recover(&self.fs, &self.path, chain, &volume).map_err(self.failed("recovering"))
+    }
+
+    /// What Longhorn left of an interrupted snapshot. Metas go first: a file without one is known for what it is.
+    pub(super) fn remove_leftovers(&self, tree: &Tree) -> Result<(), OpenError> {
+        for name in &tree.leftovers {
+            let remove = |name: &str| self.fs.remove(&self.path.join(name));
+            remove(&meta_name(name)).and_then(|()| remove(name)).map_err(self.failed("tidying"))?;
+        }
+        if !tree.leftovers.is_empty() {
+            self.fs.sync_directory(&self.path).map_err(self.failed("syncing"))?;
+        }
+        Ok(())
+    }
+
+    /// Both halves from what is in the files.
+    pub(super) fn assemble(
+        self,
+        files: &Files<'_>,
+        identity: Identity,
+        chain: ChainRecord,
+        clean: bool,
+    ) -> Result<(Directory, Store), OpenError> {
+        let id = identity.volume;
+        let fence = self.records().load::<Fence>()?;
+        let epoch = self.records().load::<EpochRecord>()?.filter(|e| e.volume == id);
+        let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
+        let gather = Gather { path: &self.path, fs: &self.fs, deadline: self.deadline, id, clean };
+        let intent = gather.intent(files.tree.volume.size())?;
+        let (layers, parts) = gather.all(files, intent, rebuild.is_some())?;
+        let mut directory = Directory {
+            identity,
+            volume: files.tree.volume.clone(),
+            layers,
+            fence,
+            epoch,
+            chain,
+            rebuild,
+            next: None,
+            zero_marked: parts.marked,
+            clean,
+            in_use: false,
+            direct: parts.direct,
+            intent: Arc::clone(parts.intent.file()),
+            path: self.path,
+            _lock: self.lock,
+            fs: self.fs,
+        };
+        if parts.marked {
+            let path = directory.path.clone();
+            directory.mark_zeroes().map_err(failed("marking", &path))?;
+        }
+        Ok((directory, Store::new(parts)))
+    }
+}
+
+/// Both halves' view of the layers, from the files.
+pub(super) struct Gather<'a> {
+    pub(super) path: &'a Path,
+    pub(super) fs: &'a Fs,
+    pub(super) deadline: Instant,
+    pub(super) id: Id,
+    /// Closed cleanly: there is nothing to tidy up.
+    pub(super) clean: bool,
+}
+
+impl Gather<'_> {
+    fn engine(&self) -> PathBuf {
+        self.path.join(ENGINE)
+    }
+
+    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+        failed(what, self.path)
+    }
+
+    pub(super) fn all(
+        &self,
+        files: &Files<'_>,
+        intent: Intent,
+        rebuilding: bool,
+    ) -> Result<(Vec<DirLayer>, Parts), OpenError> {
+        let volume = &files.tree.volume;
+        let size = volume.size();
+        let direct = files.direct(self.path)?;
+        let layers = files.directory_layers(self.path)?;
+        let mut parts = self.layer_parts(&layers, size)?;
+        parts.extend(open_backing(self.path, volume, self.deadline)?);
+        let chain = files.chain(parts.len() > layers.len());
+        let mut unwritten = Unwritten::Hole(Vec::new());
+        let index = load::index(size, &mut parts, &chain, &mut unwritten);
+        let index = index.map_err(self.failed("reading"))?;
+        self.tidy(&mut parts, &chain, unwritten).map_err(self.failed("reading"))?;
+        let marks = parts.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks);
+        let marked = marks || (volume.rebuilding && !rebuilding);
+        let parts = Layers { layers: parts, chain, index };
+        Ok((layers, Parts { size, layers: parts, direct, intent, rebuilding, marked }))
+    }
+
+    /// What the index did not look at, and holes for extents that were never written: Longhorn would read them as data.
+    /// The backing file is none of ours.
+    fn tidy(&self, parts: &mut [LayerParts], chain: &[usize], unwritten: Unwritten) -> io::Result<()> {
+        let mut holes = match unwritten {
+            Unwritten::Hole(found) => found,
+            Unwritten::Data => Vec::new(),
+        };
+        for (at, layer) in parts.iter_mut().enumerate().filter(|(at, _)| !chain.contains(at)) {
+            load::look_through(layer)?;
+            if !self.clean {
+                holes.extend(load::unwritten(&layer.file, layer.length)?.into_iter().map(|e| (at, e)));
+            }
+        }
+        for (at, extent) in holes.into_iter().filter(|(at, _)| !self.clean && parts[*at].name.is_some()) {
+            disk::punch(&parts[at].file, extent)?;
+        }
+        Ok(())
+    }
+
+    /// Zero maps for the layers, and a check that none is left over: its layer would have been replaced.
+    fn layer_parts(&self, layers: &[DirLayer], size: u64) -> Result<Vec<LayerParts>, OpenError> {
+        let damage = |damage| damaged(self.path, damage);
+        let mut maps = zero_maps(self.path)?;
+        let mut parts = Vec::new();
+        for layer in layers {
+            let id = disk::id(&layer.file, LAYER_ATTRIBUTE).map_err(self.failed("reading"))?;
+            let zero = match id {
+                None => None,
+                Some(id) => {
+                    let path = maps.remove(&id);
+                    let path = path.ok_or_else(|| damage(Damage::ZeroMissing(layer.file_name.clone())))?;
+                    Some(load_zero_map(self.path, id, &path, size, true)?)
+                }
+            };
+            let (name, file) = (Some(layer.name.clone()), Arc::clone(&layer.file));
+            parts.push(LayerParts { name, file, length: layer.length, zero });
+        }
+        for (id, path) in maps {
+            // One without room for marks may not even have its header: its layer was never made.
+            let length = path.symlink_metadata().map_err(self.failed("reading"))?.len();
+            if zero::may_have_marks(length) && load_zero_map(self.path, id, &path, size, true)?.has_marks() {
+                return Err(damage(Damage::ZeroOrphan(zero::file_name(id))));
+            }
+            self.fs.remove(&path).map_err(self.failed("tidying"))?;
+        }
+        Ok(parts)
+    }
+
+    /// The intent bitmap. Without a readable one every chunk counts as marked.
+    pub(super) fn intent(&self, size: u64) -> Result<Intent, OpenError> {
+        let path = self.engine().join(intent::FILE);
+        match disk::open_layer(&path, true, false) {
+            Ok(file) => {
+                disk::lock(&file, &path, true, self.deadline)?;
+                let loaded = Intent::load(self.id, Arc::new(file), size).map_err(failed("reading", &path))?;
+                if let Some(intent) = loaded {
+                    return Ok(intent);
+                }
+            }
+            Err(err) if err.kind() == io::ErrorKind::NotFound => {}
+            Err(err) => return Err(failed("opening", &path)(err)),
+        }
+        new_intent(self.fs, self.path, self.id, size, true).map_err(failed("making", &path))
+    }
+}
+
+/// The zero maps in `engine/`.
+pub(super) fn zero_maps(directory: &Path) -> Result<BTreeMap<Id, PathBuf>, OpenError> {
+    let engine = directory.join(ENGINE);
+    let mut maps = BTreeMap::new();
+    for entry in std::fs::read_dir(&engine).map_err(failed("reading", &engine))? {
+        let entry = entry.map_err(failed("reading", &engine))?;
+        let id = entry.file_name().to_str().and_then(zero::parse_name);
+        maps.extend(id.map(|id| (id, entry.path())));
+    }
+    Ok(maps)
+}
+
+pub(super) fn load_zero_map(
+    directory: &Path,
+    id: Id,
+    path: &Path,
+    size: u64,
+    write: bool,
+) -> Result<ZeroMap, OpenError> {
+    let file = disk::open_layer(path, write, false).map_err(failed("opening", path))?;
+    ZeroMap::load(id, Arc::new(file), size / BLOCK).map_err(|err| match err {
+        LoadError::Damaged(damage) => damaged(directory, damage),
+        LoadError::Io(source) => failed("reading", path)(source),
+    })
+}
+
+/// Makes the file of an intent bitmap.
+pub(super) fn new_intent(fs: &Fs, directory: &Path, id: Id, size: u64, marked: bool) -> io::Result<Intent> {
+    let path = directory.join(ENGINE).join(intent::FILE);
+    let image = |file| Intent::new(id, Arc::new(file), size, intent::chunk_for(size), marked);
+    // The image needs no file; the file needs the image.
+    let bytes = image(File::open("/dev/null")?).image();
+    fs.write(&path, &bytes, None)?;
+    fs.sync_directory(&directory.join(ENGINE))?;
+    let file = disk::open_layer(&path, true, false)?;
+    disk::lock_new(&file)?;
+    Ok(image(file))
+}
+
+/// The layers and their open files.
+pub(super) struct Files<'a> {
+    pub(super) tree: &'a Tree,
+    pub(super) locked: &'a Locked,
+}
+
+impl Files<'_> {
+    pub(super) fn file(&self, directory: &Path, layer: &LayerFile) -> Result<Arc<File>, OpenError> {
+        let gone = || io::Error::other("it changed while the directory was being opened");
+        let file = self.locked.get(&layer.inode).ok_or_else(gone);
+        file.map(Arc::clone).map_err(failed("opening", &directory.join(&layer.file)))
+    }
+
+    fn directory_layers(&self, directory: &Path) -> Result<Vec<DirLayer>, OpenError> {
+        let open = |layer: &LayerFile| {
+            Ok(DirLayer {
+                file_name: layer.file.clone(),
+                name: layer.name.clone(),
+                meta: layer.meta.clone(),
+                file: self.file(directory, layer)?,
+                length: layer.length,
+            })
+        };
+        self.tree.layers.iter().map(open).collect()
+    }
+
+    /// What O_DIRECT asks for, where the layers are opened so.
+    fn direct(&self, directory: &Path) -> Result<Option<Alignment>, OpenError> {
+        let path = directory.join(&self.tree.volume.head);
+        disk::direct_alignment(&path).map_err(failed("opening", &path))
+    }
+
+    /// The head's chain, below it the backing file, whose place is behind all layers.
+    pub(super) fn chain(&self, backing: bool) -> Vec<usize> {
+        backing.then_some(self.tree.layers.len()).into_iter().chain(self.tree.chain.iter().copied()).collect()
+    }
+}
+
+/// Opens the backing file that volume.meta names. Nobody writes it, so a shared lock will do.
+pub(super) fn open_backing(
+    directory: &Path,
+    volume: &VolumeMeta,
+    deadline: Instant,
+) -> Result<Option<LayerParts>, OpenError> {
+    if volume.backing_file.is_empty() {
+        return Ok(None);
+    }
+    let path =
+        disk::backing_path(directory, &volume.backing_file).map_err(|damage| damaged(directory, damage))?;
+    let file = std::fs::OpenOptions::new().read(true).open(&path).map_err(failed("opening", &path))?;
+    let (length, size) = (file.metadata().map_err(failed("reading", &path))?.len(), volume.size());
+    if disk::is_qcow2(&file).map_err(failed("reading", &path))? {
+        return Err(damaged(directory, Damage::BackingQcow2(path)));
+    }
+    if length == 0 || length % lh_block::SECTOR != 0 || length > size {
+        return Err(damaged(directory, Damage::BackingLength { file: path, length, size }));
+    }
+    disk::lock(&file, &path, false, deadline)?;
+    Ok(Some(LayerParts { name: None, file: Arc::new(file), length, zero: None }))
+}

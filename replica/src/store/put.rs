@@ -1,0 +1,151 @@
+//! Layer images: making a range of one layer exactly what another replica's layer is.
+
+use std::io;
+use std::ops::Range;
+
+use lh_block::{BLOCK, Extent};
+use lh_wire::BlockState;
+
+use super::data::{Answer, LayerNo, Store};
+use super::load::{blocks, bytes};
+use super::ranges::RangeSet;
+
+/// How a range of one layer becomes what a layer image says. The driver punches and writes, then reports.
+#[derive(Clone, Debug)]
+pub struct PutPlan {
+    /// The layer.
+    pub layer: LayerNo,
+    /// The range.
+    pub extent: Extent,
+    /// Holes to punch in the layer's file.
+    pub punch: Vec<Extent>,
+    /// Ranges to write, ascending; the image's data fills them one after another.
+    pub write: Vec<Extent>,
+    /// The parts of `write` that hold data already: what turns out equal need not be written.
+    pub held: Vec<Extent>,
+    /// Ranges that get zero marks with the report.
+    pub marks: Vec<Extent>,
+    /// Blocks whose state changes. Blocks of `held` that turn out different count, too; the driver adds them.
+    pub changed: u32,
+    /// [`super::Directory::mark_zeroes`] and then [`Store::marked`] come before the report.
+    pub needs_mark: bool,
+    /// [`super::Directory::make_zero_map`] and then [`Store::attach_zero_map`] come before the report.
+    pub needs_map: bool,
+}
+
+impl Store {
+    /// How the range of a layer becomes what `states` says, a state per block. A full disk may show here, or with the
+    /// writes.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not made of as many blocks, or data would lie behind the layer's end. The disk's.
+    /// Nothing has changed.
+    pub fn plan_put(&self, no: LayerNo, extent: Extent, states: &[BlockState]) -> io::Result<PutPlan> {
+        let layer = self.at(no);
+        let inside =
+            usize::try_from(layer.length.saturating_sub(extent.offset) / BLOCK).unwrap_or(usize::MAX);
+        let behind = states.iter().skip(inside).any(|s| *s != BlockState::Absent);
+        if behind || !extent.is_aligned(BLOCK) || extent.len / BLOCK != states.len() as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let old = self.layer_states(no, extent)?;
+        let first = extent.offset / BLOCK;
+        let mut sets: [RangeSet; 4] = Default::default();
+        let [punch, write, held, marks] = &mut sets;
+        let mut changed = 0;
+        for (block, (old, new)) in (first..).zip(old.iter().zip(states)) {
+            let range = block..block + 1;
+            changed += u32::from(old != new);
+            match (*old, *new) {
+                (BlockState::Data, BlockState::Data) => {
+                    write.insert(range.clone());
+                    held.insert(range);
+                }
+                (_, BlockState::Data) => write.insert(range),
+                (BlockState::Absent, BlockState::Absent) | (BlockState::Zero, BlockState::Zero) => {}
+                (_, BlockState::Absent) => punch.insert(range),
+                (_, BlockState::Zero) => marks.insert(range),
+            }
+        }
+        if let Some(zero) = &layer.zero {
+            for range in marks.iter() {
+                zero.reserve(range)?;
+            }
+        }
+        let needs_mark = !marks.is_empty() && !self.marked;
+        let needs_map = !marks.is_empty() && layer.zero.is_none();
+        let [punch, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
+        Ok(PutPlan { layer: no, extent, punch, write, held, marks, changed, needs_mark, needs_map })
+    }
+
+    /// Gives a layer the zero map that [`super::Directory::make_zero_map`] made.
+    pub fn attach_zero_map(&mut self, map: super::NewZeroMap) {
+        if let Some(layer) = self.layers.iter_mut().find(|l| l.name.as_deref() == Some(&map.layer)) {
+            layer.zero.get_or_insert(map.zero);
+        }
+    }
+
+    /// The plan is carried out.
+    ///
+    /// # Errors
+    /// The disk's, or a plan whose mark or map was not made.
+    pub fn put_done(&mut self, plan: &PutPlan) -> io::Result<Answer> {
+        self.touched = true;
+        self.check_marked(!plan.marks.is_empty())?;
+        let layer = self.at_mut(plan.layer);
+        let rank = layer.rank;
+        layer.dirty = true;
+        let mut wait = false;
+        if let Some(zero) = &mut layer.zero {
+            for extent in &plan.write {
+                wait |= zero.wrote(blocks(*extent));
+            }
+            for extent in &plan.punch {
+                wait |= zero.cleared(blocks(*extent));
+            }
+            for extent in &plan.marks {
+                zero.set(blocks(*extent))?;
+            }
+        } else if !plan.marks.is_empty() {
+            return Err(io::Error::other("zero marks for a layer without a zero map"));
+        }
+        if rank != 0 {
+            self.index_put(plan, rank)?;
+        }
+        Ok(if wait { Answer::AfterFlush } else { Answer::Now })
+    }
+
+    /// The index after a change of a layer of the chain: only where no higher layer says anything.
+    fn index_put(&mut self, plan: &PutPlan, rank: u8) -> io::Result<()> {
+        for extent in &plan.write {
+            let open = self.open_above(blocks(*extent), rank);
+            self.index.set_all(open.iter(), rank);
+        }
+        for extent in &plan.marks {
+            let open = self.open_above(blocks(*extent), rank);
+            self.index.set_all(open.iter(), 0);
+        }
+        for extent in &plan.punch {
+            for part in self.open_above(blocks(*extent), rank).iter() {
+                self.resolve(part, rank - 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks of the range of which no layer above a rank says anything.
+    fn open_above(&self, range: Range<u64>, rank: u8) -> RangeSet {
+        let mut open = RangeSet::default();
+        for (part, held) in self.index.runs(range.clone()) {
+            if held <= rank {
+                open.insert(part);
+            }
+        }
+        for layer in &self.chain[usize::from(rank)..] {
+            if let Some(zero) = &self.at(*layer).zero {
+                open.subtract(&zero.zeroes(range.clone()));
+            }
+        }
+        open
+    }
+}

@@ -1,0 +1,281 @@
+//! The small files in `engine/`: one fact each, replaced whole, with a checksum.
+//!
+//! A record is a line `longhorn NAME 1 CRC32C` and a line of JSON; the checksum covers name and JSON. A record that does
+//! not fit its checksum is an error of the directory, never a missing record: what it would have said is not known.
+//! Records that are void when the directory was written by another program name the volume's id (see
+//! [`super::Directory`]).
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use lh_block::{Epoch, Generation, Instance};
+use lh_wire::ChainOp;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::disk::read_small;
+use super::error::{Damage, OpenError};
+use super::fs::Fs;
+
+/// Our subdirectory, which Longhorn ignores.
+pub(super) const ENGINE: &str = "engine";
+/// Attribute of volume.meta: the id that our records name.
+pub(super) const VOLUME_ATTRIBUTE: &str = "user.longhorn.volume";
+/// Attribute of a layer's file: the id that its zero map names.
+pub(super) const LAYER_ATTRIBUTE: &str = "user.longhorn.layer";
+
+/// A record may carry labels and members; it is still small.
+const RECORD_MAX: usize = 128 << 10;
+
+/// A random id, 32 hex digits as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Id(Instance);
+
+impl Id {
+    pub(super) fn random() -> io::Result<Self> {
+        super::disk::random().map(|n| Self(Instance(n)))
+    }
+
+    pub(super) fn bytes(self) -> [u8; 16] {
+        self.0.0.to_be_bytes()
+    }
+
+    /// Reads the text of an attribute or a file name.
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok().filter(|t| t.len() == 32)?;
+        u128::from_str_radix(text, 16).ok().map(|n| Self(Instance(n)))
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0.0)
+    }
+}
+
+/// A kind of record.
+pub(super) trait Record: Serialize + DeserializeOwned {
+    /// Its file name in `engine/`.
+    const NAME: &'static str;
+}
+
+/// Ties our records to volume.meta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// The id that volume.meta carries as an attribute.
+    pub(super) volume: Id,
+    /// Taken over from another program, and no epoch stored since.
+    pub(super) imported: bool,
+}
+
+/// The highest generation ever accepted. Holds whoever wrote the directory since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fence {
+    pub(super) generation: Generation,
+    pub(super) instance: Instance,
+}
+
+/// The epoch stored last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct EpochRecord {
+    pub(super) volume: Id,
+    pub(super) epoch: Epoch,
+}
+
+/// Where chain operations stand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ChainRecord {
+    pub(super) volume: Id,
+    pub(super) prepared: Option<Prepared>,
+    /// The last operation carried out.
+    pub(super) committed: Option<Instance>,
+    /// The layers up to this snapshot are stable on every member.
+    pub(super) settled: Option<String>,
+}
+
+/// A prepared operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Prepared {
+    pub(super) id: Instance,
+    pub(super) op: ChainOp,
+    /// For a snapshot: what the switch does.
+    pub(super) switch: Option<Switch>,
+    /// For a removal: the snapshot was marked before.
+    #[serde(default)]
+    pub(super) was_removed: bool,
+}
+
+/// The change of heads that a snapshot makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Switch {
+    /// File name of the head that becomes the snapshot.
+    pub(super) old_head: String,
+    /// File name of the head that comes.
+    pub(super) new_head: String,
+    /// The new head's zero map.
+    pub(super) layer: Id,
+}
+
+/// The replica is unusable alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Rebuild {
+    pub(super) volume: Id,
+    /// The volume's size.
+    pub(super) size: u64,
+    /// The layers are being replaced: what lies in the directory is neither the old nor the new form.
+    pub(super) emptying: bool,
+}
+
+/// Left by a clean close: nobody else has written as long as this is true.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Closed {
+    pub(super) volume: Id,
+    pub(super) files: Vec<ClosedFile>,
+}
+
+/// A layer's file as the clean close left it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ClosedFile {
+    pub(super) name: String,
+    pub(super) inode: u64,
+    pub(super) length: u64,
+    pub(super) ctime: i64,
+    pub(super) ctime_nsec: i64,
+}
+
+/// The directory is being created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Creating {}
+
+impl Record for Identity {
+    const NAME: &'static str = "identity";
+}
+impl Record for Fence {
+    const NAME: &'static str = "fence";
+}
+impl Record for EpochRecord {
+    const NAME: &'static str = "epoch";
+}
+impl Record for ChainRecord {
+    const NAME: &'static str = "chain";
+}
+impl Record for Rebuild {
+    const NAME: &'static str = "rebuilding";
+}
+impl Record for Closed {
+    const NAME: &'static str = "closed";
+}
+impl Record for Creating {
+    const NAME: &'static str = "creating";
+}
+
+fn checksum(name: &str, json: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(name.as_bytes()), json)
+}
+
+fn encode<R: Record>(record: &R) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(record)?;
+    let mut bytes = format!("longhorn {} 1 {:08x}\n", R::NAME, checksum(R::NAME, &json)).into_bytes();
+    bytes.extend_from_slice(&json);
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn decode<R: Record>(bytes: &[u8]) -> Option<R> {
+    let bytes = bytes.strip_suffix(b"\n").filter(|b| b.len() < RECORD_MAX)?;
+    let line = bytes.iter().position(|b| *b == b'\n')?;
+    let (head, json) = (&bytes[..line], &bytes[line + 1..]);
+    let right = format!("longhorn {} 1 {:08x}", R::NAME, checksum(R::NAME, json));
+    if head != right.as_bytes() {
+        return None;
+    }
+    serde_json::from_slice(json).ok()
+}
+
+/// The records of one directory.
+#[derive(Clone, Debug)]
+pub(super) struct Records<'a> {
+    /// The replica directory.
+    pub(super) directory: &'a Path,
+}
+
+impl Records<'_> {
+    /// Reads a record; `None` if there is none.
+    pub(super) fn load<R: Record>(&self) -> Result<Option<R>, OpenError> {
+        let path = self.directory.join(ENGINE).join(R::NAME);
+        match read_small(&path, RECORD_MAX) {
+            Ok(bytes) => decode(&bytes).map(Some).ok_or_else(|| OpenError::Damaged {
+                dir: self.directory.to_owned(),
+                damage: Damage::Record(R::NAME.into()),
+            }),
+            Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(OpenError::Io { what: format!("reading {}", path.display()), source }),
+        }
+    }
+
+    /// Makes a record durable.
+    pub(super) fn store<R: Record>(&self, fs: &Fs, record: &R) -> io::Result<()> {
+        fs.replace(&self.directory.join(ENGINE), R::NAME, &encode(record)?, None)
+    }
+
+    /// Removes a record, durably.
+    pub(super) fn remove<R: Record>(&self, fs: &Fs) -> io::Result<()> {
+        let engine = self.directory.join(ENGINE);
+        fs.remove(&engine.join(R::NAME))?;
+        fs.sync_directory(&engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_of_a_record_is_noticed() {
+        let fence = Fence { generation: Generation::from(7 << 32 | 1), instance: Instance(5) };
+        let good = encode(&fence).unwrap();
+        assert_eq!(decode::<Fence>(&good), Some(fence));
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode::<Fence>(&bad), None, "bit {bit}");
+        }
+        for cut in 0..good.len() {
+            assert_eq!(decode::<Fence>(&good[..cut]), None, "{cut} bytes");
+        }
+    }
+
+    #[test]
+    fn a_record_under_another_name_is_none() {
+        let identity = Identity { volume: Id::parse(&[b'a'; 32]).unwrap(), imported: false };
+        assert_eq!(decode::<Fence>(&encode(&identity).unwrap()), None);
+    }
+
+    #[test]
+    fn a_rotten_record_is_not_a_missing_one() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(ENGINE)).unwrap();
+        let records = Records { directory: dir.path() };
+        assert!(records.load::<Fence>().unwrap().is_none());
+        let fence = Fence { generation: Generation::from(1), instance: Instance(1) };
+        records.store(&Fs::default(), &fence).unwrap();
+        assert_eq!(records.load::<Fence>().unwrap(), Some(fence));
+        std::fs::write(dir.path().join("engine/fence"), b"").unwrap();
+        assert!(matches!(
+            records.load::<Fence>(),
+            Err(OpenError::Damaged { damage: Damage::Record(name), .. }) if name == "fence"
+        ));
+    }
+
+    #[test]
+    fn names_are_none_that_longhorn_reads() {
+        for name in
+            [Identity::NAME, Fence::NAME, EpochRecord::NAME, ChainRecord::NAME, Rebuild::NAME, Closed::NAME]
+        {
+            assert!(![".meta", ".tmp", ".checksum"].iter().any(|end| name.ends_with(end)));
+            assert!(!name.contains("volume-"));
+        }
+    }
+}

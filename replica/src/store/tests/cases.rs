@@ -1,0 +1,335 @@
+//! Single stories that chance does not find often enough.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use lh_block::{BLOCK, Extent, Instance};
+use lh_wire::BlockState;
+
+use super::super::data::{Answer, Source};
+use super::super::offline::SnapshotView;
+use super::super::{error::OpenError, fs::Fs, open};
+use super::volume::{OPTIONS, SIZE, Volume, extent, snapshot_op, temporary};
+
+fn meta(volume: &Volume) -> String {
+    fs::read_to_string(volume.path().join("volume.meta")).unwrap()
+}
+
+#[test]
+fn volume_meta_says_what_is_in_force() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    assert!(meta(&volume).contains("\"Dirty\":false"));
+    volume.write(extent(0, 4), 1);
+    assert!(meta(&volume).contains("\"Dirty\":true,\"Rebuilding\":false"));
+    volume.snapshot(1, "one").unwrap();
+    // What changes between `prepare` and `commit` is not undone by the switch.
+    volume.directory.prepare(Instance(2), &snapshot_op("two")).unwrap();
+    volume.zero(extent(0, 1));
+    assert!(meta(&volume).contains("\"Rebuilding\":true"));
+    volume.commit(2).unwrap();
+    assert!(meta(&volume).contains("\"Rebuilding\":true") && meta(&volume).contains("volume-snap-two.img"));
+    let path = volume.close();
+    let mut volume = Volume::open(&path).unwrap();
+    assert!(meta(&volume).contains("\"Dirty\":false,\"Rebuilding\":true"));
+    // Once no mark is left, a clean close says so.
+    volume.put("two", 0, &[(BlockState::Data, 5)]);
+    let path = volume.close();
+    let volume = Volume::open(&path).unwrap();
+    assert!(meta(&volume).contains("\"Dirty\":false,\"Rebuilding\":false"));
+    assert_eq!(volume.blocks()[..4], [5, 1, 1, 1]);
+}
+
+/// The judge of the format reads a directory of ours without `engine/` as Longhorn does.
+#[test]
+fn a_snapshot_is_written_as_longhorn_writes_it() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    let read = |name: &str| fs::read_to_string(volume.path().join(name)).unwrap();
+    assert_eq!(
+        read("volume-snap-one.img.meta"),
+        "{\"Name\":\"volume-head-000.img\",\"Parent\":\"\",\"Removed\":false,\"UserCreated\":true,\
+         \"Created\":\"2026-11-20T06:03:39Z\",\"Labels\":{\"note\":\"a \\u0026 b\"}}\n"
+    );
+    assert_eq!(
+        read("volume-head-001.img.meta"),
+        "{\"Name\":\"volume-head-001.img\",\"Parent\":\"volume-snap-one.img\",\"Removed\":false,\
+         \"UserCreated\":false,\"Created\":\"2026-11-20T06:03:39Z\",\"Labels\":null}\n"
+    );
+    assert_eq!(
+        read("volume.meta"),
+        format!(
+            "{{\"Size\":{SIZE},\"Head\":\"volume-head-001.img\",\"Dirty\":true,\"Rebuilding\":false,\"Error\":\"\",\
+             \"Parent\":\"volume-snap-one.img\",\"SectorSize\":512,\"BackingFilePath\":\"\",\"Encrypted\":false}}\n"
+        )
+    );
+}
+
+/// Marks that wait for their hole go on waiting in a directory that was closed cleanly and not used since: a punch would
+/// change the layer, and it would look as if somebody else had been there.
+#[test]
+fn a_clean_directory_is_not_touched_before_its_use() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(0, 8), 2);
+    volume.zero(extent(0, 4));
+    let path = volume.close();
+    let mut volume = Volume::open(&path).unwrap();
+    assert!(!volume.store.wants_flush());
+    volume.flush();
+    assert!(!volume.punch());
+    drop(volume);
+    let mut volume = Volume::open(&path).unwrap();
+    assert!(!volume.directory.state().imported && volume.directory.state().clean);
+    volume.write(extent(9, 1), 3);
+    assert!(volume.store.wants_flush());
+    volume.flush();
+    assert!(volume.punch() && !volume.punch());
+    assert_eq!(volume.blocks()[..10], [0, 0, 0, 0, 2, 2, 2, 2, 0, 3]);
+    assert_eq!(volume.directory.state().chain[1].allocated, 5 * BLOCK);
+}
+
+/// A mark that newer data has overruled, but that is still in the file, does not come back over a mere hole.
+#[test]
+fn zeroed_written_and_zeroed_again() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 2), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(0, 2), 2);
+    volume.zero(extent(0, 2));
+    volume.flush();
+    while volume.punch() {}
+    volume.flush();
+    volume.write(extent(0, 2), 3);
+    // Nothing lies below any more.
+    volume.put("one", 0, &[(BlockState::Absent, 0); 2]);
+    volume.zero(extent(0, 1));
+    assert_eq!(volume.layer("")[..2], [(BlockState::Zero, 0), (BlockState::Data, 3)]);
+    drop(volume);
+    let volume = Volume::open(&path).unwrap();
+    assert_eq!(volume.layer("")[..2], [(BlockState::Zero, 0), (BlockState::Data, 3)]);
+}
+
+/// Marks of an earlier life say nothing once Longhorn has made the replica whole again.
+#[test]
+fn marks_of_an_earlier_life() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(extent(0, 2));
+    volume.flush();
+    let fence = (lh_block::Generation::from(77), Instance(7));
+    volume.directory.store_fence(fence.0, fence.1).unwrap();
+    let text = meta(&volume).replace("\"Rebuilding\":true", "\"Rebuilding\":false");
+    drop(volume);
+    fs::remove_file(path.join("volume.meta")).unwrap();
+    fs::write(path.join("volume.meta"), text).unwrap();
+    let volume = Volume::open(&path).unwrap();
+    assert!(volume.directory.state().imported && !volume.store.has_zero_marks());
+    assert_eq!(volume.blocks()[..4], [1, 1, 1, 1]);
+    assert_eq!(volume.directory.fence(), fence, "a fence holds for ever");
+}
+
+/// A head that a commit had moved into place is told by the record, even if its attribute takes a block.
+#[test]
+fn what_a_commit_had_moved_is_moved_back() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 4), 1);
+    volume.directory.prepare(Instance(2), &snapshot_op("two")).unwrap();
+    drop(volume);
+    let moved = path.join("volume-head-001.img");
+    fs::rename(path.join("engine/next-head"), &moved).unwrap();
+    fs::OpenOptions::new().write(true).open(&moved).unwrap().write_all_at(&[1], 0).unwrap();
+    let mut volume = Volume::open(&path).unwrap();
+    assert!(!moved.exists());
+    volume.commit(2).unwrap();
+    assert!(moved.exists());
+    assert_eq!(volume.blocks()[..4], [1, 1, 1, 1]);
+    assert_eq!(volume.layer("")[0], (BlockState::Absent, 0));
+}
+
+/// A process that is about to end holds its locks until its last writes have ended: the next one waits.
+#[test]
+fn opening_waits_for_a_dying_process() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let volume = Volume::create(&path);
+    // As if its last write were in flight: one layer's descriptor lives on, everything else is gone.
+    let last = std::sync::Arc::clone(volume.store.layer_file(volume.store.head()));
+    drop(volume);
+    match Volume::open(&path) {
+        Err(OpenError::InUse { file, .. }) => assert!(file.ends_with("volume-head-000.img")),
+        other => panic!("{other:?}"),
+    }
+    let waiting = std::thread::spawn(move || {
+        let options = super::super::OpenOptions { lock_wait: std::time::Duration::from_secs(20) };
+        open::open(&path, &options, Fs::default()).map(drop)
+    });
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(!waiting.is_finished());
+    drop(last);
+    waiting.join().unwrap().unwrap();
+    assert!(OPTIONS.lock_wait.as_secs() < 1);
+}
+
+/// A file that is larger than the index's chunks, with its parts in several layers, and a plan that does not begin at a
+/// block.
+#[test]
+fn plans_follow_the_layers() {
+    let place = temporary();
+    let mut volume = Volume::create_sized(&place.path().join("r"), 64 << 20);
+    volume.write(Extent::new(0, 40 << 20), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(Extent::new((16 << 20) - BLOCK, 2 * BLOCK), 2);
+    let mut pieces = Vec::new();
+    volume.store.plan_read(Extent::new(512, (64 << 20) - 1024), &mut pieces);
+    let told: Vec<_> = pieces.iter().map(|p| (p.extent.offset, p.extent.end(), p.source)).collect();
+    let (head, one) = (volume.store.head(), volume.store.layer("one").unwrap());
+    assert_eq!(
+        told,
+        [
+            (512, (16 << 20) - BLOCK, Source::Layer(one)),
+            ((16 << 20) - BLOCK, (16 << 20) + BLOCK, Source::Layer(head)),
+            ((16 << 20) + BLOCK, 40 << 20, Source::Layer(one)),
+            (40 << 20, (64 << 20) - 512, Source::Zero),
+        ]
+    );
+    // Where nothing lies below, a hole will do; where there is nothing at all, nothing is done.
+    let plan = volume.store.plan_zero(Extent::new(39 << 20, 2 << 20)).unwrap();
+    assert_eq!((plan.punch.len(), plan.marks), (0, vec![Extent::new(39 << 20, 1 << 20)]));
+    assert!(plan.needs_mark);
+    volume.write(Extent::new(50 << 20, 1 << 20), 3);
+    let plan = volume.store.plan_zero(Extent::new(48 << 20, 8 << 20)).unwrap();
+    assert_eq!(
+        (plan.punch, plan.marks.len(), plan.needs_mark),
+        (vec![Extent::new(50 << 20, 1 << 20)], 0, false)
+    );
+}
+
+/// A punch in flight keeps writes away; a write that has begun keeps punches away.
+#[test]
+fn punches_and_writes_keep_apart() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(0, 4), 2);
+    volume.zero(extent(0, 4));
+    volume.flush();
+    let head = volume.store.head();
+    assert!(volume.store.begin_write(head, extent(0, 1)));
+    let (layer, hole) = volume.store.take_punch().unwrap();
+    assert_eq!((layer, hole), (head, extent(1, 3)), "the write's block is left alone");
+    assert!(!volume.store.begin_write(head, extent(3, 2)));
+    assert!(volume.store.begin_write(head, extent(4, 2)));
+    volume.store.punched(layer, hole, true);
+    assert!(volume.store.begin_write(head, extent(3, 2)));
+    // A write over a mark that is not armed is answered after a flush.
+    assert_eq!(volume.store.wrote(extent(0, 1)), Answer::AfterFlush);
+    volume.flush();
+    assert_eq!(volume.store.wrote(extent(0, 1)), Answer::Now);
+}
+
+/// A write that failed in the middle: the index says what the files say.
+#[test]
+fn a_failed_write_is_looked_at() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(extent(3, 1));
+    let head = volume.store.head();
+    assert!(volume.store.begin_write(head, extent(0, 4)));
+    let file = super::super::disk::reopen(volume.store.layer_file(head)).unwrap();
+    file.write_all_at(&vec![2; 4096], 0).unwrap();
+    file.write_all_at(&vec![2; 4096], 3 * BLOCK).unwrap();
+    file.sync_all().unwrap();
+    volume.store.refresh(head, extent(0, 4)).unwrap();
+    assert_eq!(volume.blocks()[..5], [2, 1, 1, 0, 0], "the mark is still in force");
+}
+
+/// A flush after a snapshot covers what was written before it, in the former head.
+#[test]
+fn a_former_head_is_flushed() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.flush();
+    volume.write(extent(0, 1), 1);
+    volume.directory.prepare(Instance(1), &snapshot_op("one")).unwrap();
+    let head = volume.directory.commit(Instance(1)).unwrap().unwrap();
+    volume.store.switch_head(head);
+    let flush = volume.store.begin_flush();
+    assert_eq!(flush.data(), [volume.store.layer("one").unwrap()]);
+    assert!(volume.store.flush_data_done(&flush).unwrap().is_empty());
+    volume.store.end_flush(flush);
+    assert!(volume.store.begin_flush().data().is_empty());
+}
+
+/// While layers come, every zero gets a mark; when all have come, those over nothing are taken away.
+#[test]
+fn a_rebuild_leaves_no_mark_over_nothing() {
+    let (place, elsewhere) = (temporary(), temporary());
+    let mut source = Volume::create(&elsewhere.path().join("s"));
+    source.write(extent(0, 1), 1);
+    source.snapshot(1, "one").unwrap();
+    let mut target = Volume::create(&place.path().join("r"));
+    let parts = target.directory.begin_rebuild(SIZE, &source.directory.state().chain).unwrap();
+    target.store.replace(parts);
+    target.zero(extent(0, 2));
+    assert_eq!(
+        target.layer("")[..3],
+        [(BlockState::Zero, 0), (BlockState::Zero, 0), (BlockState::Absent, 0)]
+    );
+    target.put("one", 0, &source.layer("one"));
+    target.store.end_rebuild().unwrap();
+    target.flush();
+    target.directory.end_rebuild().unwrap();
+    assert_eq!(
+        target.layer("")[..3],
+        [(BlockState::Zero, 0), (BlockState::Absent, 0), (BlockState::Absent, 0)]
+    );
+    assert_eq!(target.blocks()[..3], [0, 0, 0]);
+    assert!(meta(&target).contains("\"Rebuilding\":true"), "a mark is left");
+}
+
+#[test]
+fn export_is_sparse_and_shows_progress() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create_sized(&path, 64 << 20);
+    volume.write(Extent::new(8 << 20, 1 << 20), 1);
+    volume.write(Extent::new(10 << 20, 1 << 20), 0);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(Extent::new(8 << 20, 4096));
+    volume.close();
+    let view = SnapshotView::open(&path, None).unwrap();
+    let out =
+        fs::File::options().read(true).write(true).create_new(true).open(place.path().join("out")).unwrap();
+    let mut told = Vec::new();
+    view.export(&out, &mut |done, all| told.push((done, all))).unwrap();
+    assert!(told.windows(2).all(|pair| pair[0].0 <= pair[1].0) && told.last() == Some(&(64 << 20, 64 << 20)));
+    let stat = out.metadata().unwrap();
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!((stat.len(), stat.blocks() * 512), (64 << 20, (1 << 20) - 4096));
+    assert!(view.read_at((64 << 20) - 1, &mut [0; 2]).is_err());
+}
+
+#[test]
+fn halves_can_be_sent_to_other_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<super::super::Store>();
+    is_send::<super::super::Directory>();
+    is_send::<super::super::Parts>();
+    is_send::<super::super::NewHead>();
+    is_send::<super::super::Closing>();
+}

@@ -1,0 +1,363 @@
+//! A stop after every single operation that changes a directory: it opens, and holds the old state or the new one.
+//!
+//! Each scene is played again and again, stopped one operation later each time, and twice: files that were written but
+//! not synced at the stop are left as they are, or cut off, as a power cut can leave them.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use lh_block::{Epoch, Generation, Instance};
+use lh_wire::{BlockState, ChainOp, LayerInfo};
+
+use super::super::fs::Fs;
+use super::super::offline::SnapshotView;
+use super::super::{create, error::OpenError};
+use super::tape::Tape;
+use super::volume::{SIZE, Volume, create_options, extent, snapshot_op, temporary};
+
+/// Plays a scene with a stop after 0, 1, 2... operations, until it comes to its end. `scene` gets a directory made by
+/// `before` and says whether it came to its end; `after` looks at what is there.
+fn at_every_step(
+    before: impl Fn(&Path),
+    scene: impl Fn(&Path, &Arc<Tape>) -> bool,
+    after: impl Fn(&Path, bool, &str),
+) {
+    for lose in [false, true] {
+        for steps in 0.. {
+            let place = temporary();
+            let path = place.path().join("replica");
+            before(&path);
+            let tape = Arc::new(Tape::default());
+            tape.stop_after(steps);
+            let finished = scene(&path, &tape);
+            assert_ne!(finished, tape.stopped(), "a stop was passed over in silence");
+            if finished {
+                assert_eq!(tape.unsynced(), Vec::<std::path::PathBuf>::new(), "not durable at the end");
+            }
+            if lose {
+                for file in tape.unsynced_files().iter().filter(|f| f.is_file()) {
+                    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
+                }
+            }
+            after(&path, finished, &format!("stopped after {steps} operations, lose {lose}"));
+            if finished {
+                assert!(steps > 3, "the scene has operations");
+                break;
+            }
+        }
+    }
+}
+
+/// A volume with a snapshot "one", written over and with a zeroed block.
+fn sample(path: &Path) {
+    let mut volume = Volume::create(path);
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(2, 2), 2);
+    volume.zero(extent(4, 1));
+    volume.flush();
+}
+
+const SAMPLE: [u8; 9] = [1, 1, 2, 2, 0, 1, 1, 1, 0];
+const ONE: [u8; 9] = [1, 1, 1, 1, 1, 1, 1, 1, 0];
+
+fn reads(path: &Path, snapshot: Option<&str>) -> Vec<u8> {
+    let view = SnapshotView::open(path, snapshot).unwrap();
+    let mut byte = [0];
+    (0..9)
+        .map(|block| {
+            view.read_at(block * 4096, &mut byte).unwrap();
+            byte[0]
+        })
+        .collect()
+}
+
+fn names(volume: &Volume) -> Vec<String> {
+    volume.directory.state().chain.into_iter().map(|l| l.name).collect()
+}
+
+/// No file lies about that is not part of the directory as it is.
+fn is_tidy(path: &Path, volume: &Volume) {
+    let mut found: Vec<String> =
+        fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    found.sort();
+    let chain = volume.directory.state().chain;
+    let mut expected: Vec<String> = ["engine", "volume.meta"].map(str::to_owned).to_vec();
+    for layer in chain.iter().filter(|l| !l.name.is_empty()) {
+        expected.push(format!("volume-snap-{}.img", layer.name));
+        expected.push(format!("volume-snap-{}.img.meta", layer.name));
+    }
+    let heads = found.iter().filter(|n| n.starts_with("volume-head-")).cloned();
+    expected.extend(heads);
+    expected.sort();
+    assert_eq!(found, expected);
+    assert_eq!(found.iter().filter(|n| n.starts_with("volume-head-")).count(), 2, "one head and its meta");
+}
+
+#[test]
+fn snapshot() {
+    at_every_step(
+        sample,
+        |path, tape| {
+            let id = Instance(2);
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            if volume.directory.prepare(id, &snapshot_op("two")).is_err() {
+                return false;
+            }
+            assert_eq!(tape.unsynced(), Vec::<std::path::PathBuf>::new(), "prepared is durable");
+            volume.directory.commit(id).is_ok() && volume.directory.sync_commit().is_ok()
+        },
+        |path, finished, what| {
+            // Readers see the old state or the new one before anything is repaired.
+            assert_eq!(reads(path, None), SAMPLE, "{what}");
+            assert_eq!(reads(path, Some("one")), ONE, "{what}");
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            is_tidy(path, &volume);
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+            let state = volume.directory.state();
+            match (state.committed, &state.prepared) {
+                (Some(Instance(2)), None) => assert_eq!(names(&volume), ["one", "two", ""], "{what}"),
+                (Some(Instance(1)), prepared) => {
+                    assert!(!finished, "{what}");
+                    assert_eq!(names(&volume), ["one", ""], "{what}");
+                    assert!(prepared.as_ref().is_none_or(|(id, _)| *id == Instance(2)));
+                }
+                other => panic!("{what}: {other:?}"),
+            }
+            // What the engine decided is carried out in any case.
+            volume.snapshot(2, "two").unwrap_or_else(|e| panic!("{what}: {e}"));
+            volume.write(extent(0, 1), 9);
+            drop(volume);
+            assert_eq!(reads(path, Some("two")), SAMPLE, "{what}");
+            let volume = Volume::open(path).unwrap();
+            assert_eq!(names(&volume), ["one", "two", ""]);
+            assert_eq!(volume.blocks()[0], 9);
+            is_tidy(path, &volume);
+        },
+    );
+}
+
+#[test]
+fn snapshot_that_is_taken_back() {
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            volume.directory.prepare(Instance(2), &snapshot_op("two")).unwrap();
+        },
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.directory.abort(Instance(2)).is_ok()
+        },
+        |path, finished, what| {
+            assert_eq!(reads(path, None), SAMPLE, "{what}");
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let prepared = volume.directory.state().prepared;
+            assert!(prepared.is_none() || !finished, "{what}");
+            volume.directory.abort(Instance(2)).unwrap();
+            assert_eq!(names(&volume), ["one", ""]);
+            volume.snapshot(3, "two").unwrap();
+            is_tidy(path, &volume);
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+        },
+    );
+}
+
+#[test]
+fn removal() {
+    let op = ChainOp::MarkRemoved { name: "one".into() };
+    at_every_step(
+        sample,
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.directory.prepare(Instance(2), &op).is_ok()
+                && volume.directory.commit(Instance(2)).is_ok()
+                && volume.directory.sync_commit().is_ok()
+        },
+        |path, finished, what| {
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            let removed = state.chain[0].removed;
+            assert_eq!(removed, state.committed == Some(Instance(2)), "{what}");
+            assert!(removed || !finished, "{what}");
+            volume.directory.prepare(Instance(2), &op).unwrap();
+            volume.commit(2).unwrap();
+            assert!(volume.directory.state().chain[0].removed);
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+        },
+    );
+}
+
+#[test]
+fn creation() {
+    at_every_step(
+        |_| {},
+        |path, tape| {
+            let fs = Fs { tape: Some(Arc::clone(tape)) };
+            create::create(path, &create_options(SIZE), fs).is_ok()
+        },
+        |path, finished, what| match Volume::open(path) {
+            Ok(volume) => assert!(volume.blocks().iter().all(|b| *b == 0)),
+            Err(err) => {
+                assert!(!finished, "{what}: {err}");
+                let clear = matches!(err, OpenError::NoDirectory(_) | OpenError::Damaged { .. });
+                assert!(clear, "{what}: {err}");
+                let volume = Volume::create(path);
+                assert!(volume.directory.state().clean && !volume.directory.state().imported);
+            }
+        },
+    );
+}
+
+fn form() -> Vec<LayerInfo> {
+    let layer = |name: &str, parent: &str| LayerInfo {
+        name: name.into(),
+        parent: parent.into(),
+        created: "2026-11-20T06:03:39Z".into(),
+        length: SIZE,
+        ..LayerInfo::default()
+    };
+    vec![layer("a", ""), layer("b", "a"), layer("branch", "a"), layer("", "b")]
+}
+
+#[test]
+fn rebuild() {
+    at_every_step(
+        sample,
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            let Ok(parts) = volume.directory.begin_rebuild(SIZE, &form()) else { return false };
+            volume.store.replace(parts);
+            true
+        },
+        |path, finished, what| {
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            assert!(!state.imported, "{what}");
+            if state.rebuilding {
+                assert!(volume.blocks().iter().all(|b| *b == 0), "{what}");
+                drop(volume);
+                let refused = SnapshotView::open(path, None).map(drop).unwrap_err();
+                assert!(refused.to_string().contains("rebuilt"), "{what}: {refused}");
+                volume = Volume::open(path).unwrap();
+            } else {
+                assert!(!finished, "{what}");
+                assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+            }
+            let parts = volume.directory.begin_rebuild(SIZE, &form()).unwrap();
+            volume.store.replace(parts);
+            assert_eq!(names(&volume), ["a", "b", "branch", ""]);
+            is_tidy(path, &volume);
+            let image: Vec<_> = (0..8).map(|n| (BlockState::Data, n)).collect();
+            volume.put("a", 0, &image);
+            volume.put("b", 3, &[(BlockState::Zero, 0)]);
+            volume.store.end_rebuild().unwrap();
+            volume.flush();
+            volume.directory.end_rebuild().unwrap();
+            drop(volume);
+            assert_eq!(reads(path, None), [0, 1, 2, 0, 4, 5, 6, 7, 0], "{what}");
+            assert_eq!(reads(path, Some("a")), [0, 1, 2, 3, 4, 5, 6, 7, 0], "{what}");
+            assert_eq!(reads(path, Some("branch")), [0, 1, 2, 3, 4, 5, 6, 7, 0], "{what}");
+        },
+    );
+}
+
+#[test]
+fn closing_and_use() {
+    at_every_step(
+        sample,
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.flush();
+            let closing = volume.store.close();
+            if volume.directory.close_clean(closing).is_err() {
+                return false;
+            }
+            volume.directory.begin_use().is_ok()
+        },
+        |path, _, what| {
+            assert_eq!(reads(path, None), SAMPLE, "{what}");
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(!volume.directory.state().imported, "{what}");
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+        },
+    );
+}
+
+/// A directory of another program: the same layers, none of our records.
+fn foreign(path: &Path) {
+    let mut volume = Volume::create(path);
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(2, 2), 2);
+    volume.close();
+    fs::remove_dir_all(path.join("engine")).unwrap();
+}
+
+const FOREIGN: [u8; 9] = [1, 1, 2, 2, 1, 1, 1, 1, 0];
+
+#[test]
+fn import() {
+    at_every_step(
+        foreign,
+        |path, tape| Volume::open_taped(path, tape).is_ok(),
+        |path, finished, what| {
+            assert_eq!(reads(path, None), FOREIGN, "{what}");
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            assert!(state.imported && !state.clean && state.intent.is_empty(), "{what}");
+            assert_eq!(volume.blocks()[..9], FOREIGN, "{what}");
+            volume.zero(extent(1, 1));
+            volume.flush();
+            drop(volume);
+            let _ = finished;
+            assert_eq!(Volume::open(path).unwrap().blocks()[1], 0, "{what}");
+        },
+    );
+}
+
+#[test]
+fn records() {
+    let epoch = |n| Epoch {
+        generation: Generation::from(n),
+        counter: 1,
+        members: vec!["r".into()],
+        id: Instance(u128::from(n)),
+    };
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            volume.directory.store_fence(Generation::from(5), Instance(5)).unwrap();
+            assert!(volume.directory.store_epoch(epoch(5)).unwrap());
+            volume.directory.store_settled("").unwrap();
+        },
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.directory.store_fence(Generation::from(6), Instance(6)).is_ok()
+                && volume.directory.store_epoch(epoch(6)).is_ok()
+                && volume.directory.store_settled("one").is_ok()
+        },
+        |path, finished, what| {
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            let fence = u64::from(volume.directory.fence().0);
+            let stored = state.epoch.as_ref().map(|e| u64::from(e.generation)).unwrap();
+            let settled = state.unsettled.is_empty();
+            assert!((5..=6).contains(&fence) && (5..=6).contains(&stored), "{what}");
+            assert!(fence >= stored && (stored == 6 || !settled), "{what}");
+            assert!(!finished || (fence, stored, settled) == (6, 6, true), "{what}");
+        },
+    );
+}
+
+#[test]
+fn a_lower_epoch_does_not_replace_a_higher_one() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    let epoch = |n| Epoch { generation: Generation::from(n), ..Epoch::default() };
+    assert!(volume.directory.store_epoch(epoch(7)).unwrap());
+    assert!(!volume.directory.store_epoch(epoch(6)).unwrap());
+    assert!(volume.directory.store_epoch(epoch(7)).unwrap());
+}

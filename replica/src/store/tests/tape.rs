@@ -1,0 +1,106 @@
+//! A recorder of the operations that change a directory, which can stop after any of them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use super::super::fs::Step;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Tape {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Steps left before the stop.
+    left: Option<usize>,
+    stopped: bool,
+    /// Files whose content is not on stable storage, by their present name.
+    files: BTreeSet<PathBuf>,
+    /// Files whose attributes are not.
+    attributes: BTreeSet<PathBuf>,
+    /// Names that came or went, and may go or come back.
+    names: BTreeSet<PathBuf>,
+}
+
+impl Tape {
+    pub(crate) fn stop_after(&self, steps: usize) {
+        let mut state = self.state.lock().unwrap();
+        state.left = Some(steps);
+    }
+
+    /// The stop was met.
+    pub(crate) fn stopped(&self) -> bool {
+        self.state.lock().unwrap().stopped
+    }
+
+    /// What a power cut may take away: content, attributes and names that were changed and not synced.
+    pub(crate) fn unsynced(&self) -> Vec<PathBuf> {
+        let state = self.state.lock().unwrap();
+        state.files.iter().chain(&state.attributes).chain(&state.names).cloned().collect()
+    }
+
+    /// Files that a power cut may leave empty.
+    pub(crate) fn unsynced_files(&self) -> Vec<PathBuf> {
+        self.state.lock().unwrap().files.iter().cloned().collect()
+    }
+
+    pub(crate) fn step(&self, step: Step<'_>) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if let Some(left) = &mut state.left {
+            if *left == 0 {
+                state.stopped = true;
+                return Err(io::Error::other("the power is cut"));
+            }
+            *left -= 1;
+        }
+        state.note(step);
+        Ok(())
+    }
+}
+
+impl State {
+    fn note(&mut self, step: Step<'_>) {
+        match step {
+            Step::Create(path) => {
+                self.files.insert(path.to_owned());
+                self.names.insert(path.to_owned());
+            }
+            Step::Change(path) => drop(self.files.insert(path.to_owned())),
+            Step::Attribute(path) => drop(self.attributes.insert(path.to_owned())),
+            Step::SyncFile(path) => {
+                self.files.remove(path);
+                self.attributes.remove(path);
+            }
+            Step::Rename(from, to) => {
+                self.files.remove(to);
+                for set in [&mut self.files, &mut self.attributes] {
+                    if set.remove(from) {
+                        set.insert(to.to_owned());
+                    }
+                }
+                // Both names or one: the rename is one change of the file system.
+                self.names.remove(from);
+                self.names.insert(to.to_owned());
+            }
+            Step::Link(from, to) => {
+                if self.files.contains(from) {
+                    self.files.insert(to.to_owned());
+                }
+                self.names.insert(to.to_owned());
+            }
+            Step::Remove(path) => {
+                self.files.remove(path);
+                self.attributes.remove(path);
+                self.names.insert(path.to_owned());
+            }
+            Step::SyncDirectory(path) => {
+                self.names.retain(|name| name.parent() != Some(path));
+                self.files.remove(path);
+            }
+        }
+    }
+}

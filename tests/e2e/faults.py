@@ -1,0 +1,136 @@
+"""fio with crc32c verification at depth 32 on the device and over NBD, while a replica and then a second is killed and
+stopped: no error, no mismatch, and short pauses."""
+import os, signal, threading, time
+from harness import (FULL, Host, Watch, expect, fail, fio, full, have, kill, rng, run, say, shown, skip, wait_for)
+
+SECONDS = full(20, 60)
+
+
+def disturb(host, volume, seconds, pauses, device):
+    """First one replica, then a second: SIGKILL, and SIGSTOP; each healed before the next."""
+    watch = Watch(device, (1 << 30) - 4096) if device else None
+    until = time.monotonic() + seconds
+    time.sleep(2)
+    for sig in (signal.SIGKILL, signal.SIGSTOP):
+        for index in (0, 1):
+            if time.monotonic() > until:
+                break
+            replica = host.status(volume)["replicas"][index]
+            if watch:
+                watch.take()
+            kill(replica["pid"], sig)
+            time.sleep(2.5)
+            if watch:
+                pauses.setdefault(sig.name, []).append(watch.take())
+            if sig == signal.SIGSTOP:
+                wait_for(f"{replica['name']} cut off", lambda: any(
+                    r["name"] == replica["name"] and r["mode"] != "RW"
+                    for r in host.status(volume)["replicas"]), 10)
+                kill(replica["pid"], signal.SIGCONT)
+            host.healthy(volume)
+    if watch:
+        watch.stop()
+
+
+def verified(host, volume, what, device, *target):
+    pauses = {}
+    worker = threading.Thread(target=disturb, args=(host, volume, SECONDS, pauses, device))
+    worker.start()
+    result = fio("verify", SECONDS, "--rw=randrw", "--bsrange=4k-256k", "--iodepth=32", "--verify=crc32c",
+                 "--verify_backlog=512", "--verify_fatal=1", "--size=512m", *target)
+    worker.join()
+    job = result["jobs"][0]
+    expect(job["error"] == 0, f"fio error {job['error']}")
+    say(f"{what}: {job['read']['total_ios']} reads, {job['write']['total_ios']} writes, pauses {pauses}")
+    return pauses
+
+
+def slow_replica(host, volume):
+    """A replica whose process gets a fiftieth of its time is cut off within 5 s."""
+    replica = host.status(volume)["replicas"][1]
+    stop = threading.Event()
+
+    def throttle():
+        while not stop.is_set():
+            kill(replica["pid"], signal.SIGSTOP)
+            time.sleep(0.049)
+            kill(replica["pid"], signal.SIGCONT)
+            time.sleep(0.001)
+        kill(replica["pid"], signal.SIGCONT)
+    thread = threading.Thread(target=throttle)
+    load = threading.Thread(target=fio, args=("load", 12, "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=512m",
+                                              "--ioengine=io_uring", "--direct=1", f"--filename=/dev/longhorn/{volume}"))
+    load.start()
+    time.sleep(3)
+    began = time.monotonic()
+    thread.start()
+    wait_for("the slow replica cut off", lambda: any(
+        r["name"] == replica["name"] and r["mode"] != "RW" for r in host.status(volume)["replicas"]), 10)
+    took = time.monotonic() - began
+    stop.set()
+    thread.join()
+    load.join()
+    expect(took <= 5.5, f"a slow replica was cut off after {took:.1f} s")
+    host.healthy(volume)
+    return took
+
+
+def no_false_cut_off(host, volume):
+    """Both cores busy: nobody is put out."""
+    burners = [os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", "while :; do :; done") for _ in range(os.cpu_count())]
+    try:
+        fio("busy", full(20, 600), "--rw=randrw", "--bs=4k", "--iodepth=32", "--size=512m", "--ioengine=io_uring",
+            "--direct=1", f"--filename=/dev/longhorn/{volume}")
+    finally:
+        for pid in burners:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    status = host.status(volume)
+    expect(status["robustness"] == "healthy" and all(r["mode"] == "RW" for r in status["replicas"]),
+           f"a false cut-off under load: {status['replicas']}")
+
+
+def all_killed(host, volume, device):
+    """All replicas gone for a while: a pause, no error."""
+    away = full(8, 30)
+    stop = time.monotonic() + away
+    killer = threading.Thread(target=lambda: [
+        ([kill(pid, signal.SIGKILL) for pid in host.replica_pids(volume).values()], time.sleep(0.2))
+        for _ in iter(lambda: time.monotonic() < stop, False)])
+    killer.start()
+    result = fio("pause", away + 10, "--rw=randrw", "--bs=4k", "--iodepth=32", "--size=256m", "--verify=crc32c",
+                 "--verify_fatal=1", "--ioengine=io_uring", "--direct=1", f"--filename={device}")
+    killer.join()
+    expect(result["jobs"][0]["error"] == 0, "an error while all replicas were away")
+    host.healthy(volume)
+
+
+def main():
+    if not have("fio"):
+        return skip("faults", "no fio")
+    host = Host()
+    rng()
+    volume = host.name("faults")
+    host.up(volume, "--size", "1GiB")
+    device = f"/dev/longhorn/{volume}"
+    pauses = verified(host, volume, "device", device, "--ioengine=io_uring", "--direct=1", f"--filename={device}")
+    limits = {"SIGKILL": 0.25, "SIGSTOP": 2.0}
+    for sig, seen in pauses.items():
+        worst = max(seen)
+        # Short runs share their cores with other work: the promise is for an otherwise idle machine.
+        if worst > limits[sig] and FULL:
+            fail(f"{sig}: a pause of {worst:.3f} s, promised {limits[sig]} s")
+    slow = slow_replica(host, volume)
+    no_false_cut_off(host, volume)
+    all_killed(host, volume, device)
+    host.ctl("down", volume)
+
+    nbd = host.name("faultsnbd")
+    host.up(nbd, "--size", "1GiB", "--frontend", "nbd-server")
+    verified(host, nbd, "nbd", None, "--ioengine=nbd", f"--uri=nbd+unix:///{nbd}?socket={host.socket(nbd)}")
+    host.ctl("down", nbd)
+    text = ", ".join(f"{s} {max(v) * 1000:.0f} ms" for s, v in pauses.items())
+    shown(f"no error, no mismatch; longest pauses {text}; slow replica out after {slow:.1f} s")
+
+
+main()

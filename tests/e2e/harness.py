@@ -1,0 +1,217 @@
+"""What the end-to-end scenarios share: a root of their own, the programs, and the certainty that nothing is left behind.
+
+A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1
+at the first thing that is not as promised.
+"""
+import atexit, glob, json, os, random, shutil, signal, subprocess, sys, tempfile, threading, time
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("LH_BIN", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")), "release"))
+FULL = os.environ.get("LH_FULL") == "1"
+JUDGE = os.path.join(TOP, "tests", "judge", "judge.py")
+FIXTURES = os.path.join(TOP, "tests", "fixtures")
+
+
+def full(usual, everything):
+    """A count or time: short in the usual run, as promised under --full."""
+    return everything if FULL else usual
+
+
+def say(text):
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def shown(text):
+    print("SHOWN", text, flush=True)
+
+
+def skip(name, reason):
+    print(f"SKIP {name}: {reason}", flush=True)
+
+
+def fail(text):
+    print("NOT AS PROMISED:", text, flush=True)
+    sys.exit(1)
+
+
+def expect(condition, text):
+    if not condition:
+        fail(text)
+
+
+def run(*command, check=True, timeout=600, **options):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
+    if check and done.returncode != 0:
+        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done
+
+
+def have(*tools):
+    return all(shutil.which(t) for t in tools)
+
+
+def wait_for(what, condition, seconds):
+    until = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            fail(f"{what}: not within {seconds} s")
+        time.sleep(0.02)
+
+
+class Host:
+    """One root with its instance manager and volumes."""
+
+    def __init__(self, where="/var/tmp"):
+        self.root = tempfile.mkdtemp(prefix="lh-e2e-", dir=where)
+        self.prefix = "t" + os.path.basename(self.root)[-8:].replace("_", "x")
+        self.volumes = []
+        atexit.register(self.clean)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def name(self, word):
+        volume = f"{self.prefix}-{word}"
+        self.volumes.append(volume)
+        return volume
+
+    def ctl(self, *args, check=True, timeout=180):
+        return run(os.path.join(BIN, "longhornctl"), "--root", self.root, *args, check=check, timeout=timeout)
+
+    def json(self, *args):
+        return json.loads(self.ctl("-o", "json", *args).stdout)
+
+    def status(self, volume):
+        return self.json("status", volume)
+
+    def up(self, volume, *args):
+        self.ctl("up", volume, *args)
+        return self.status(volume)
+
+    def healthy(self, volume, replicas=3, seconds=120):
+        def settled():
+            s = self.status(volume)
+            return s["robustness"] == "healthy" and sum(r["mode"] == "RW" for r in s["replicas"]) == replicas and s
+        return wait_for(f"{volume} healthy with {replicas} replicas", settled, seconds)
+
+    def socket(self, volume):
+        return f"/run/longhorn/{volume}.nbd.sock"
+
+    def processes(self):
+        """Pids of every process of this root."""
+        found = []
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                words = open(path, "rb").read().split(b"\0")
+            except OSError:
+                continue
+            text = b" ".join(words).decode(errors="replace")
+            if words[0].startswith(BIN.encode()) and (self.root in text or any(v in text for v in self.volumes)):
+                found.append(int(path.split("/")[2]))
+        return [p for p in found if p != os.getpid()]
+
+    def kill_everything(self):
+        """kill -9 of every process, again and again until none is left (managers restart the others)."""
+        for _ in range(100):
+            pids = self.processes()
+            if not pids:
+                return
+            for pid in pids:
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        fail(f"processes do not die: {self.processes()}")
+
+    def replica_pids(self, volume):
+        return {r["name"]: r["pid"] for r in self.status(volume)["replicas"]}
+
+    def clean(self):
+        for line in open("/proc/mounts"):
+            if line.split()[0].startswith("/dev/longhorn/" + self.prefix):
+                subprocess.run(["umount", "-l", line.split()[1]], capture_output=True)
+        for pid in self.processes():
+            kill(pid, signal.SIGCONT)
+        for volume in self.volumes:
+            try:
+                subprocess.run([os.path.join(BIN, "longhornctl"), "--root", self.root, "down", volume],
+                               capture_output=True, timeout=30)
+            except subprocess.TimeoutExpired:
+                pass
+        for _ in range(50):
+            pids = self.processes()
+            for pid in pids:
+                kill(pid, signal.SIGKILL)
+            if not pids:
+                break
+            time.sleep(0.1)
+        if os.environ.get("LH_KEEP") != "1":
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def kill(pid, sig):
+    try:
+        os.kill(pid, sig)
+    except (ProcessLookupError, TypeError):
+        pass
+
+
+def judge(directory, *args):
+    return run(sys.executable, JUDGE, directory, *args, check=False)
+
+
+def contents(directory):
+    """sha256 of head and snapshots as the judge reads them from a stopped replica."""
+    done = judge(directory, "--print-sha")
+    expect(done.returncode == 0, f"{directory}: {done.stdout}")
+    return done.stdout
+
+
+def fio(name, seconds, *args, timeout=None):
+    """Runs fio with verification and returns its JSON; any error or mismatch ends the scenario."""
+    command = ["fio", f"--name={name}", "--output-format=json", "--randrepeat=0", f"--runtime={seconds}",
+               "--time_based", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout or seconds * 4 + 300, cwd="/tmp")
+    if done.returncode != 0:
+        fail(f"fio {name}: status {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout[done.stdout.index("{"):])
+
+
+class Watch(threading.Thread):
+    """Measures the longest pause of single 4 KiB writes or reads at the end of a device while other things happen."""
+
+    def __init__(self, path, offset):
+        super().__init__(daemon=True)
+        self.fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
+        self.offset, self.longest, self.stopped, self.error = offset, 0.0, False, None
+        self.start()
+
+    def run(self):
+        import mmap
+        page = mmap.mmap(-1, 4096)
+        while not self.stopped:
+            began = time.monotonic()
+            try:
+                os.preadv(self.fd, [page], self.offset)
+            except OSError as err:
+                self.error = err
+                return
+            self.longest = max(self.longest, time.monotonic() - began)
+            time.sleep(0.001)
+
+    def take(self):
+        longest, self.longest = self.longest, 0.0
+        return longest
+
+    def stop(self):
+        self.stopped = True
+        self.join(60)
+        os.close(self.fd)
+        if self.error:
+            fail(f"an error on the device: {self.error}")
+
+
+def rng(seed=None):
+    """Random choices with a seed that is printed, so that a failure can be run again."""
+    seed = int(os.environ.get("LH_SEED", seed or random.randrange(1 << 32)))
+    say(f"seed {seed} (LH_SEED={seed} repeats it)")
+    return random.Random(seed)

@@ -1,0 +1,436 @@
+//! An engine process: the real conductor and the real queues, and in place of ring and sockets the simulation's network.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use datapath::conductor::{self, Conductor, Refusal};
+use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, ToQueue};
+use datapath::order::{Table, Ticket};
+use datapath::queue::{self, Data, Queue, Reply, Transmit};
+use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
+use lh_wire::{Control, Header, OpCode, Status, flags};
+use replica::serve::core::ConnId;
+
+use super::packet::Body;
+use super::world::{Event, Outbox};
+use crate::register::{FlushBegan, ReadBegan, Stamp, WriteId};
+
+/// Client slots of each queue.
+pub const DEPTH: u16 = 16;
+
+/// Something in a queue's mailbox.
+#[derive(Clone, Debug)]
+pub enum Mail {
+    /// From the conductor.
+    Message(ToQueue),
+    /// A new connection to a member.
+    Link(MemberId, ConnId),
+    /// The conductor ends the session with a member.
+    Close(MemberId),
+    /// From another queue.
+    Granted(Ticket),
+}
+
+/// Something in the conductor's mailbox.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// From a queue.
+    FromQueue(QueueId, FromQueue),
+    /// The answer to a control request.
+    Reply(ControlId, MemberId, Result<conductor::Body, Refusal>),
+    /// Anything else.
+    Input(conductor::Input),
+}
+
+/// What the client keeps of a request, and the driver of its data.
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The request, as long as the client waits for it.
+    pub request: Option<(Op, Extent)>,
+    /// Marks of the oracle.
+    pub read: Option<ReadBegan>,
+    /// Marks of the oracle.
+    pub writes: Vec<(u64, WriteId)>,
+    /// Mark of the oracle.
+    pub flush: Option<FlushBegan>,
+    /// What the client writes.
+    pub client: Vec<Stamp>,
+    stored: Option<Body>,
+    /// Taken from the queue's point of view.
+    pub taken: bool,
+}
+
+/// An answer for the client.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Whose.
+    pub queue: usize,
+    /// Whose.
+    pub slot: u16,
+    /// What became of it.
+    pub result: Result<(), IoError>,
+    /// The blocks of a read.
+    pub blocks: Vec<Stamp>,
+    /// The queue wants to know when it has left.
+    pub held: bool,
+    /// What was asked for, and the oracle's marks.
+    pub request: Option<(Op, Extent)>,
+    /// As in [`Slot`].
+    pub read: Option<ReadBegan>,
+    /// As in [`Slot`].
+    pub writes: Vec<(u64, WriteId)>,
+    /// As in [`Slot`].
+    pub flush: Option<FlushBegan>,
+}
+
+/// One process.
+pub struct Engine {
+    /// Counts engine processes.
+    pub number: u64,
+    /// Its generation.
+    pub generation: Generation,
+    /// Its instance.
+    pub instance: Instance,
+    conductor: Conductor,
+    queues: Vec<Queue>,
+    /// Per queue.
+    pub slots: Vec<Vec<Slot>>,
+    job_stored: BTreeMap<(usize, u16), Body>,
+    /// Per member and queue.
+    pub links: Vec<Vec<Option<ConnId>>>,
+    layers: BTreeMap<u32, String>,
+    controls: BTreeMap<ControlId, Control>,
+    /// Clients may send requests.
+    pub open: bool,
+    /// It has ended by itself, and how.
+    pub stopped: Option<conductor::Why>,
+    /// SIGSTOP.
+    pub frozen: bool,
+    /// What waits while it is frozen.
+    pub waiting: VecDeque<Event>,
+    /// What was counted of its conductor's work.
+    counted: conductor::Counters,
+}
+
+impl Engine {
+    /// A process that has not begun.
+    pub fn new(
+        number: u64,
+        generation: Generation,
+        instance: Instance,
+        queues: u8,
+        config: conductor::Config,
+        sabotage: Option<queue::Sabotage>,
+    ) -> Self {
+        let table = Arc::new(Table::new());
+        let queue_config = queue::Config {
+            size: config.size,
+            logical_block: 4096,
+            max_transfer: lh_wire::MAX_DATA,
+            depth: DEPTH,
+            io_timeout: 0,
+            min_members: 1,
+            rank: [0; MEMBERS_MAX],
+        };
+        let made = (0..queues).map(|q| {
+            let mut queue =
+                Queue::new(queue_config.clone(), QueueId(q), table.clone(), Arc::clone(&config.shared));
+            queue.sabotage(sabotage);
+            queue
+        });
+        let members = config.replicas.len();
+        Self {
+            number,
+            generation,
+            instance,
+            queues: made.collect(),
+            conductor: Conductor::new(config),
+            slots: (0..queues).map(|_| (0..DEPTH).map(|_| Slot::default()).collect()).collect(),
+            job_stored: BTreeMap::new(),
+            links: vec![vec![None; usize::from(queues)]; members],
+            layers: BTreeMap::new(),
+            controls: BTreeMap::new(),
+            open: false,
+            stopped: None,
+            frozen: false,
+            waiting: VecDeque::new(),
+            counted: conductor::Counters::default(),
+        }
+    }
+
+    /// What people see.
+    pub fn status(&self) -> conductor::Status {
+        self.conductor.status()
+    }
+
+    /// Something for the conductor.
+    pub fn conduct(&mut self, now: u64, report: Report, out: &mut Outbox) {
+        let input = match report {
+            Report::FromQueue(q, message) => conductor::Input::FromQueue(q, message),
+            Report::Reply(id, member, result) => conductor::Input::Reply { id, member, result },
+            Report::Input(input) => input,
+        };
+        let mut outputs = Vec::new();
+        self.conductor.apply(now, input, &mut outputs);
+        for output in outputs {
+            self.carry_conducted(output, out);
+        }
+        let counters = self.conductor.counters();
+        out.note("rebuild finished", counters.rebuilds - self.counted.rebuilds);
+        out.note("blocks repaired", counters.repaired_blocks - self.counted.repaired_blocks);
+        out.note("chunks resolved", counters.resolved_chunks - self.counted.resolved_chunks);
+        out.note("snapshot done", counters.snapshots - self.counted.snapshots);
+        out.note("epoch made", counters.epochs - self.counted.epochs);
+        self.counted = counters;
+        if let Some(at) = self.conductor.wake_at() {
+            out.later(at.max(now + 1_000_000), Event::ConductorTime { engine: self.number });
+        }
+    }
+
+    fn carry_conducted(&mut self, output: conductor::Output, out: &mut Outbox) {
+        use conductor::Output as O;
+        match output {
+            O::ToQueue(q, message) => out.queue_gets(self.number, q, Mail::Message(message)),
+            O::Control { id, member, control } => {
+                if !matches!(*control, Control::State) {
+                    out.moment();
+                }
+                self.controls.insert(id, *control);
+                out.queue_gets(self.number, QueueId(0), Mail::Message(ToQueue::Control(id, member)));
+            }
+            O::StoreEpoch { expected, epoch } => {
+                out.moment();
+                out.store_epoch(self.number, expected, epoch);
+            }
+            O::Connect { member, session, .. } => out.connect(self.number, member, session),
+            O::Disconnect { member } => {
+                for q in 0..self.queues.len() {
+                    let q = QueueId(u8::try_from(q).unwrap_or(0));
+                    out.queue_gets(self.number, q, Mail::Close(member));
+                }
+            }
+            O::NameLayer(layer, name) => {
+                self.layers.insert(layer.0, name);
+            }
+            O::CommandDone(..) => {}
+            O::Open { .. } => {
+                self.open = true;
+                out.opened(self.number);
+            }
+            O::Stop(why) => {
+                self.open = false;
+                self.stopped = Some(why);
+            }
+            O::StatusChanged => {}
+            O::Log(line) => out.log(&line),
+        }
+    }
+
+    /// Something in a queue's mailbox.
+    pub fn mail(&mut self, now: u64, q: usize, mail: Mail, out: &mut Outbox) {
+        let input = match mail {
+            Mail::Message(message) => queue::Input::Message(message),
+            Mail::Granted(ticket) => queue::Input::Granted { ticket },
+            Mail::Link(member, conn) => {
+                self.links[usize::from(member.0)][q] = Some(conn);
+                queue::Input::LinkUp { member }
+            }
+            Mail::Close(member) => {
+                let Some(conn) = self.links[usize::from(member.0)][q].take() else { return };
+                out.close(conn);
+                queue::Input::LinkDown { member }
+            }
+        };
+        self.queue(now, q, input, None, out);
+    }
+
+    /// A connection of a queue broke.
+    pub fn broken(&mut self, now: u64, conn: ConnId, out: &mut Outbox) {
+        for m in 0..self.links.len() {
+            for q in 0..self.links[m].len() {
+                if self.links[m][q] == Some(conn) {
+                    self.links[m][q] = None;
+                    let member = MemberId(u8::try_from(m).unwrap_or(0));
+                    self.queue(now, q, queue::Input::LinkDown { member }, None, out);
+                }
+            }
+        }
+    }
+
+    /// A message has come over a connection.
+    pub fn message(&mut self, now: u64, conn: ConnId, header: Header, body: Body, out: &mut Outbox) {
+        let place = self
+            .links
+            .iter()
+            .enumerate()
+            .find_map(|(m, queues)| queues.iter().position(|c| *c == Some(conn)).map(|q| (m, q)));
+        let Some((m, q)) = place else { return };
+        if header.status != Status::Ok {
+            out.log(&format!(
+                "replica {m}: {:?} of {}+{}: {:?}",
+                header.op, header.offset, header.length, header.status
+            ));
+        }
+        if header.status == Status::NoSpace {
+            out.note("no space on a replica's disk", 1);
+        }
+        let (payload, _) = body.lengths();
+        let aux = header.aux;
+        let reply = Reply {
+            member: MemberId(u8::try_from(m).unwrap_or(0)),
+            tag: header.tag,
+            op: header.op,
+            status: header.status,
+            aux,
+            payload,
+        };
+        self.queue(now, q, queue::Input::Reply(reply), Some(body), out);
+    }
+
+    /// Time for a queue; true if it wants more.
+    pub fn tick(&mut self, now: u64, q: usize, out: &mut Outbox) -> bool {
+        if self.queues[q].wants_tick(now) {
+            self.queue(now, q, queue::Input::Tick, None, out);
+        }
+        true
+    }
+
+    /// A client's request.
+    pub fn request(&mut self, now: u64, q: usize, slot: u16, op: Op, range: Extent, out: &mut Outbox) {
+        let s = &mut self.slots[q][usize::from(slot)];
+        s.request = Some((op, range));
+        s.taken = true;
+        s.stored = None;
+        self.queue(now, q, queue::Input::Request { slot, op, range }, None, out);
+    }
+
+    /// An answer has left the process.
+    pub fn answered(&mut self, now: u64, q: usize, slot: u16, out: &mut Outbox) {
+        self.queue(now, q, queue::Input::Answered { slot }, None, out);
+    }
+
+    fn queue(&mut self, now: u64, q: usize, input: queue::Input, body: Option<Body>, out: &mut Outbox) {
+        let mut outputs = Vec::new();
+        self.queues[q].apply(now, input, &mut outputs);
+        let mut body = body;
+        for output in outputs {
+            self.carry_queued(q, output, &mut body, out);
+        }
+    }
+
+    fn stored(&mut self, q: usize, slot: u16) -> Option<Body> {
+        match self.slots[q].get(usize::from(slot)) {
+            Some(s) => s.stored.clone(),
+            None => self.job_stored.get(&(q, slot)).cloned(),
+        }
+    }
+
+    fn carry_queued(&mut self, q: usize, output: queue::Output, body: &mut Option<Body>, out: &mut Outbox) {
+        use queue::Output as O;
+        let queue_id = QueueId(u8::try_from(q).unwrap_or(0));
+        match output {
+            O::Send(t) => self.send(q, &t, out),
+            O::Store { slot, append } => {
+                let new = body.take().unwrap_or(Body::None);
+                let old = if append { self.stored(q, slot) } else { None };
+                let joined = match (old, new) {
+                    (Some(Body::Blocks(mut a)), Body::Blocks(b)) => {
+                        a.extend(b);
+                        Body::Blocks(a)
+                    }
+                    (_, new) => new,
+                };
+                match self.slots[q].get_mut(usize::from(slot)) {
+                    Some(s) => s.stored = Some(joined),
+                    None => drop(self.job_stored.insert((q, slot), joined)),
+                }
+            }
+            O::Merge { .. } => unreachable!("the simulation's clients write whole blocks"),
+            O::Complete { slot, result, part, held } => {
+                let blocks = match (self.stored(q, slot), part) {
+                    (Some(Body::Blocks(b)), Some((from, len))) => {
+                        let from = (u64::from(from) / BLOCK) as usize;
+                        b.into_iter().skip(from).take((u64::from(len) / BLOCK) as usize).collect()
+                    }
+                    _ => Vec::new(),
+                };
+                let s = &mut self.slots[q][usize::from(slot)];
+                let (request, read, flush) = (s.request.take(), s.read.take(), s.flush.take());
+                let writes = std::mem::take(&mut s.writes);
+                let answer = Answer { queue: q, slot, result, blocks, held, request, read, writes, flush };
+                out.answer(self.number, answer);
+            }
+            O::Free { slot } => match self.slots[q].get_mut(usize::from(slot)) {
+                Some(s) => {
+                    s.taken = false;
+                    s.stored = None;
+                }
+                None => drop(self.job_stored.remove(&(q, slot))),
+            },
+            O::Wake { queue, ticket } => out.queue_gets(self.number, queue, Mail::Granted(ticket)),
+            O::Report(FromQueue::Failed(member, fault)) => {
+                out.note(fault_name(fault), 1);
+                let message = FromQueue::Failed(member, fault);
+                out.conductor_gets(self.number, q, Report::FromQueue(queue_id, message));
+            }
+            O::Report(message) => out.conductor_gets(self.number, q, Report::FromQueue(queue_id, message)),
+            O::ControlReply { id, member, status } => {
+                self.controls.remove(&id);
+                let result = match (status, body.take()) {
+                    (Status::Ok, Some(Body::State(s))) => Ok(conductor::Body::State(s)),
+                    (Status::Ok, _) => Ok(conductor::Body::Done),
+                    (Status::Stale, _) => Err(Refusal::Stale),
+                    (Status::NoSpace, _) => Err(Refusal::NoSpace),
+                    (Status::Refused, Some(Body::Text(t))) => Err(Refusal::Said(t)),
+                    _ => Err(Refusal::Failed),
+                };
+                out.conductor_gets(self.number, q, Report::Reply(id, member, result));
+            }
+            O::Disconnect { member } => {
+                if let Some(conn) = self.links[usize::from(member.0)][q].take() {
+                    out.close(conn);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, q: usize, t: &Transmit, out: &mut Outbox) {
+        let Some(conn) = self.links[usize::from(t.member.0)][q] else { return };
+        let length = u32::try_from(t.range.len).unwrap_or(u32::MAX);
+        let mut header = Header::request(t.op, t.tag, t.range.offset, length, self.generation);
+        header.flush = t.flush;
+        header.aux = t.aux;
+        if t.fua {
+            header.flags |= flags::FUA;
+        }
+        let body = match t.data {
+            Data::None => Body::None,
+            Data::Client { slot, from } => {
+                let from = (u64::from(from) / BLOCK) as usize;
+                let blocks = (t.range.len / BLOCK) as usize;
+                let client = &self.slots[q][usize::from(slot)].client;
+                Body::Blocks(client.iter().skip(from).take(blocks).copied().collect())
+            }
+            Data::Stored { slot } => self.stored(q, slot).unwrap_or(Body::None),
+            Data::LayerName(layer) => {
+                Body::Layer(layer.and_then(|l| self.layers.get(&l.0)).cloned().unwrap_or_default())
+            }
+            Data::Control(id) => match self.controls.get(&id) {
+                Some(c) => Body::Control(Box::new(c.clone())),
+                None => return,
+            },
+        };
+        header.payload = if matches!(t.op, OpCode::Write | OpCode::PutLayer) { body.lengths().0 } else { 0 };
+        out.send(conn, header, body);
+    }
+}
+
+const fn fault_name(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Link => "member lost: link",
+        Fault::Io => "member lost: disk error",
+        Fault::NoSpace => "member lost: disk full",
+        Fault::Hung => "member lost: hung",
+        Fault::Slow => "member lost: slow",
+    }
+}

@@ -1,0 +1,237 @@
+//! What goes wrong in a run, and when: chosen from the seed before the run begins.
+
+use super::dice::Dice;
+
+/// One second of the simulation's clock, ns.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// A millisecond.
+pub const MS: u64 = 1_000_000;
+
+/// Something that goes wrong, or is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The engine is killed; its manager starts another.
+    KillEngine,
+    /// The engine is stopped for so long; its node is taken for dead, another engine starts elsewhere.
+    FreezeEngine(u64),
+    /// A replica's process is killed.
+    KillReplica(usize),
+    /// All replicas' processes are killed.
+    KillReplicas,
+    /// A replica's process is stopped for so long.
+    StopReplica(usize, u64),
+    /// A replica is stopped, and 20 ms later the engine killed.
+    StopReplicaKillEngine(usize),
+    /// A replica's disk is fifty times slower for so long.
+    Slow(usize, u64),
+    /// A replica's disk fails requests for so long.
+    Errors(usize, u64),
+    /// A replica's disk is full for so long.
+    Full(usize, u64),
+    /// All disks are full for so long.
+    FullAll(u64),
+    /// A replica's host loses power.
+    PowerCut(usize),
+    /// All replicas' hosts and the engine's lose power.
+    PowerCutAll,
+    /// Nothing passes between engine and replica for so long.
+    Cut(usize, u64),
+    /// The engine reaches only one replica for so long; its node is taken for dead, another engine starts elsewhere.
+    Isolate(usize, u64),
+    /// One connection breaks.
+    Break(usize),
+    /// A host with a replica and the engine on it loses power.
+    HostLost(usize),
+    /// All hosts but one lose power, the engine's too.
+    PowerCutOthers(usize),
+    /// A snapshot is taken.
+    Snapshot,
+}
+
+impl Fault {
+    /// For the count of how often each fired.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KillEngine => "engine killed",
+            Self::FreezeEngine(_) => "engine stopped and replaced",
+            Self::KillReplica(_) => "replica killed",
+            Self::KillReplicas => "all replicas killed",
+            Self::StopReplica(..) => "replica stopped",
+            Self::StopReplicaKillEngine(_) => "replica stopped, engine killed",
+            Self::Slow(..) => "disk slow",
+            Self::Errors(..) => "disk errors",
+            Self::Full(..) => "disk full",
+            Self::FullAll(_) => "all disks full",
+            Self::PowerCut(_) => "power cut of a replica",
+            Self::PowerCutAll => "power cut of all",
+            Self::Cut(..) => "network cut",
+            Self::Isolate(..) => "engine isolated and replaced",
+            Self::Break(_) => "connection broken",
+            Self::HostLost(_) => "power cut of a host with the engine",
+            Self::PowerCutOthers(_) => "power cut of all but one",
+            Self::Snapshot => "snapshot asked for",
+        }
+    }
+
+    /// One of each kind, for the check that every kind has fired.
+    pub const KINDS: [&'static str; 18] = [
+        "engine killed",
+        "engine stopped and replaced",
+        "replica killed",
+        "all replicas killed",
+        "replica stopped",
+        "replica stopped, engine killed",
+        "disk slow",
+        "disk errors",
+        "disk full",
+        "all disks full",
+        "power cut of a replica",
+        "power cut of all",
+        "network cut",
+        "connection broken",
+        "engine isolated and replaced",
+        "power cut of a host with the engine",
+        "power cut of all but one",
+        "snapshot asked for",
+    ];
+}
+
+/// What kinds of faults a run has: with all of them in every run, the rarer states are never reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// All.
+    All,
+    /// No power cut: nothing that was answered may be lost.
+    Powered,
+    /// Never the power of two hosts at once.
+    OneHost,
+    /// Power cuts and dead processes.
+    Power,
+    /// Engines that come and go, and networks.
+    Engines,
+    /// Disks that are slow, full or failing, under a longer load.
+    Disks,
+}
+
+impl Mix {
+    /// One of them.
+    pub fn of(dice: &mut Dice) -> Self {
+        match dice.below(100) {
+            0..20 => Self::All,
+            20..40 => Self::Powered,
+            40..60 => Self::OneHost,
+            60..75 => Self::Power,
+            75..90 => Self::Engines,
+            _ => Self::Disks,
+        }
+    }
+
+    const fn has(self, fault: Fault) -> bool {
+        use Fault::{
+            Cut, Errors, FreezeEngine, Full, FullAll, HostLost, Isolate, KillEngine, KillReplica,
+            KillReplicas, PowerCut, PowerCutAll, PowerCutOthers, Slow, Snapshot, StopReplica,
+            StopReplicaKillEngine,
+        };
+        match self {
+            Self::All => true,
+            Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
+            Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
+            Self::Power => matches!(
+                fault,
+                PowerCut(_)
+                    | PowerCutAll
+                    | PowerCutOthers(_)
+                    | HostLost(_)
+                    | KillEngine
+                    | KillReplica(_)
+                    | KillReplicas
+                    | Snapshot
+            ),
+            Self::Engines => matches!(
+                fault,
+                KillEngine
+                    | FreezeEngine(_)
+                    | Isolate(..)
+                    | StopReplicaKillEngine(_)
+                    | Cut(..)
+                    | StopReplica(..)
+                    | HostLost(_)
+                    | Snapshot
+            ),
+            Self::Disks => matches!(
+                fault,
+                Slow(..) | Errors(..) | Full(..) | FullAll(_) | StopReplica(..) | KillEngine | Snapshot
+            ),
+        }
+    }
+
+    /// The faults of a run that lasts `length` ns, over `nodes` replicas. Every other one is soon followed by another.
+    pub fn plan(self, dice: &mut Dice, nodes: usize, length: u64) -> Vec<(u64, Fault)> {
+        let mut plan = Vec::new();
+        for _ in 0..dice.between(1, 6) {
+            let mut at = dice.below(length);
+            plan.push((at, self.one(dice, nodes)));
+            while dice.chance(500) {
+                let soon = if dice.chance(500) { 20 * MS } else { 600 * MS };
+                at += dice.below(soon);
+                plan.push((at, self.one(dice, nodes)));
+            }
+        }
+        plan.sort_by_key(|(at, _)| *at);
+        plan
+    }
+
+    /// A fault at a moment when something has just changed: what was only just made safe, or not yet, goes wrong.
+    pub fn aftershock(self, dice: &mut Dice, nodes: usize) -> (u64, Fault) {
+        let soon = if dice.chance(500) { 2 * MS } else { 60 * MS };
+        let after = dice.below(soon);
+        let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+        let fault = match dice.below(100) {
+            0..15 => Fault::PowerCutAll,
+            15..30 => Fault::PowerCut(node),
+            30..42 => Fault::HostLost(node),
+            42..50 => Fault::PowerCutOthers(node),
+            50..65 => Fault::KillEngine,
+            65..72 => Fault::KillReplicas,
+            _ => self.one(dice, nodes),
+        };
+        (after, if self.has(fault) { fault } else { self.one(dice, nodes) })
+    }
+
+    fn one(self, dice: &mut Dice, nodes: usize) -> Fault {
+        loop {
+            let fault = any(dice, nodes);
+            if self.has(fault) {
+                return fault;
+            }
+        }
+    }
+}
+
+fn any(dice: &mut Dice, nodes: usize) -> Fault {
+    let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+    let short = dice.between(5 * MS, 900 * MS);
+    let long = dice.between(SECOND, 8 * SECOND);
+    let time = if dice.chance(500) { short } else { long };
+    match dice.below(100) {
+        0..16 => Fault::KillEngine,
+        16..21 => Fault::FreezeEngine(time),
+        21..24 => Fault::Isolate(node, 4 * SECOND + long),
+        24..34 => Fault::KillReplica(node),
+        34..38 => Fault::KillReplicas,
+        38..46 => Fault::StopReplica(node, time),
+        46..53 => Fault::StopReplicaKillEngine(node),
+        53..58 => Fault::Slow(node, long),
+        58..61 => Fault::Errors(node, short),
+        61..65 => Fault::Full(node, time),
+        65..67 => Fault::FullAll(short),
+        67..73 => Fault::PowerCut(node),
+        73..76 => Fault::PowerCutAll,
+        76..79 => Fault::HostLost(node),
+        79..81 => Fault::PowerCutOthers(node),
+        81..86 => Fault::Cut(node, time),
+        86..91 => Fault::Break(node),
+        _ => Fault::Snapshot,
+    }
+}

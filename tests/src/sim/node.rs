@@ -1,0 +1,388 @@
+//! A host with one replica: its disk, and the process on it, which runs the real machine of `replica::serve`.
+//!
+//! Store jobs take effect when they end, also after the death of their process: the kernel finishes what was submitted,
+//! and a new process finds the layer files locked until then. A stopped process takes nothing from its sockets; what
+//! arrives meanwhile waits there.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use replica::serve::core::{
+    Body as AnswerBody, Completed, ConnId, Core, Failure, Input, Job, Output, PersistId, Record, RequestId,
+    Sabotage,
+};
+
+use super::dice::Dice;
+use super::disk::{Disk, blocks};
+use super::packet::{Body, Packet};
+use super::world::{Event, Outbox};
+
+/// A store job on its way.
+#[derive(Clone, Debug)]
+struct Running {
+    job: Job,
+    body: Body,
+    ends: u64,
+}
+
+/// A process.
+struct Process {
+    number: u64,
+    core: Core,
+    /// Payloads of requests, and what their jobs left for the answers.
+    bodies: BTreeMap<RequestId, Body>,
+    free: Vec<RequestId>,
+    next_request: u32,
+    persists: VecDeque<(PersistId, Record)>,
+    last_persist: u64,
+    stopped: bool,
+    inbox: VecDeque<(ConnId, Packet)>,
+    /// The earliest time that the machine will be told.
+    wakes_at: Option<u64>,
+}
+
+/// How a node's disk behaves at the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Factor on every latency.
+    pub slow: u64,
+    /// Chance per mille that a job or sync fails with an error.
+    pub error: u64,
+}
+
+/// A host with one replica.
+pub struct Node {
+    /// Number of the node, and of its replica.
+    pub number: usize,
+    /// Its disk.
+    pub disk: Disk,
+    /// How its disk behaves.
+    pub weather: Weather,
+    process: Option<Process>,
+    /// Jobs of all processes that have been submitted and not ended, by (process, request).
+    running: BTreeMap<(u64, RequestId), Running>,
+    processes: u64,
+    sabotage: Sabotage,
+}
+
+impl Node {
+    /// A host with this disk, without a process.
+    pub fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
+        let weather = Weather { slow: 1, error: 0 };
+        Self { number, disk, weather, process: None, running: BTreeMap::new(), processes: 0, sabotage }
+    }
+
+    /// True if a process runs, stopped or not.
+    pub fn is_up(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// True if a process runs that holds everything that was answered (`docs/invariants.md`, 4).
+    pub fn has_lived(&self) -> bool {
+        self.process.as_ref().is_some_and(|p| p.core.lived())
+    }
+
+    /// True if the process has met an error that it cannot live with.
+    pub fn has_failed(&self) -> bool {
+        self.process.as_ref().is_some_and(|p| p.core.is_failed())
+    }
+
+    /// Starts a process unless one runs or the locks of a dead one are still held; true if one runs afterwards.
+    pub fn start(&mut self) -> bool {
+        if self.process.is_some() {
+            return true;
+        }
+        if !self.running.is_empty() {
+            return false;
+        }
+        self.processes += 1;
+        let core = Core::new(self.disk.open()).sabotaged(self.sabotage);
+        self.process = Some(Process {
+            number: self.processes,
+            core,
+            bodies: BTreeMap::new(),
+            free: Vec::new(),
+            next_request: 0,
+            persists: VecDeque::new(),
+            last_persist: 0,
+            stopped: false,
+            inbox: VecDeque::new(),
+            wakes_at: None,
+        });
+        true
+    }
+
+    /// SIGKILL. What was submitted to the disk goes on; of records on their way the first may have been made.
+    pub fn kill(&mut self, dice: &mut Dice) {
+        if let Some(p) = self.process.take()
+            && let Some((_, record)) = p.persists.front()
+            && dice.chance(500)
+        {
+            let _ = self.disk.record(record);
+        }
+    }
+
+    /// The power goes: what was under way is done in part or not at all, what was not synced is lost in part.
+    pub fn power_cut(&mut self, dice: &mut Dice) {
+        self.kill(dice);
+        for running in std::mem::take(&mut self.running).into_values() {
+            self.carry_out_partly(&running, dice);
+        }
+        self.disk.power_cut(dice);
+    }
+
+    fn carry_out_partly(&mut self, running: &Running, dice: &mut Dice) {
+        match (&running.job, &running.body) {
+            (Job::Write(range), Body::Blocks(stamps)) => {
+                for (block, stamp) in blocks(*range).zip(stamps) {
+                    if dice.chance(500) {
+                        self.disk.write(block, *stamp);
+                    }
+                }
+            }
+            (Job::Zero(range) | Job::Unmap(range), _) => {
+                for block in blocks(*range).filter(|_| dice.chance(500)) {
+                    self.disk.zero(block);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// SIGSTOP and SIGCONT. Returns what waited in the sockets, to be delivered again.
+    pub fn set_stopped(&mut self, stopped: bool) -> VecDeque<(ConnId, Packet)> {
+        match &mut self.process {
+            Some(p) => {
+                p.stopped = stopped;
+                if stopped { VecDeque::new() } else { std::mem::take(&mut p.inbox) }
+            }
+            None => VecDeque::new(),
+        }
+    }
+
+    /// True while the process is stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.process.as_ref().is_some_and(|p| p.stopped)
+    }
+
+    /// Something has arrived at a socket of the process.
+    pub fn arrives(&mut self, now: u64, conn: ConnId, packet: Packet, dice: &mut Dice, out: &mut Outbox) {
+        let Some(p) = &mut self.process else {
+            out.engine_gets(conn, Packet::End);
+            return;
+        };
+        if p.stopped {
+            p.inbox.push_back((conn, packet));
+            return;
+        }
+        let input = match packet {
+            Packet::Hello(hello) => Input::Hello { conn, hello },
+            Packet::End => Input::Closed { conn },
+            Packet::Verdict(_) => return,
+            Packet::Message(header, body) => {
+                let request = p.free.pop().unwrap_or_else(|| {
+                    p.next_request += 1;
+                    RequestId(p.next_request - 1)
+                });
+                let control = match &body {
+                    Body::Control(c) => Some(c.clone()),
+                    _ => None,
+                };
+                p.bodies.insert(request, body);
+                Input::Message { conn, request, header, control }
+            }
+        };
+        self.apply(now, input, dice, out);
+    }
+
+    /// The time that the machine asked for has come, or an operation of process `number` has ended.
+    pub fn happens(&mut self, now: u64, number: u64, ended: Ended, dice: &mut Dice, out: &mut Outbox) {
+        let alive = self.process.as_ref().is_some_and(|p| p.number == number);
+        let input = match ended {
+            Ended::Job(request) => {
+                let Some(running) = self.running.remove(&(number, request)) else { return };
+                let result = self.carry_out(now, &running, dice);
+                let Some(p) = self.process.as_mut().filter(|_| alive) else { return };
+                let result = result.map(|(body, aux)| {
+                    let (payload, trailer) = body.lengths();
+                    let aux = if trailer > 0 { trailer } else { aux };
+                    p.bodies.insert(request, body);
+                    Completed { payload, aux, sync: false }
+                });
+                Input::Done { request, result }
+            }
+            Ended::Sync if alive => {
+                let result = if dice.chance(self.weather.error) { Err(Failure::Io) } else { Ok(()) };
+                if result.is_ok() {
+                    self.disk.sync_ends();
+                }
+                Input::Synced { result }
+            }
+            Ended::Record if alive => {
+                let Some((id, record)) = self.process.as_mut().and_then(|p| p.persists.pop_front()) else {
+                    return;
+                };
+                let result = self.disk.record(&record);
+                Input::Persisted { id, result }
+            }
+            Ended::Describe(request) if alive => {
+                Input::Described { request, result: Ok(Box::new(self.disk.describe())) }
+            }
+            Ended::Time if alive => {
+                if let Some(p) = &mut self.process {
+                    p.wakes_at = None;
+                }
+                Input::Tick
+            }
+            _ => return,
+        };
+        if self.is_stopped() {
+            // The kernel has finished; the process looks at it when it is continued.
+            out.later(now + 1_000_000, Event::Deliver { node: self.number, process: number, input });
+            return;
+        }
+        self.apply(now, input, dice, out);
+    }
+
+    /// An ended operation is looked at by the process it belongs to.
+    pub fn delivers(&mut self, now: u64, number: u64, input: Input, dice: &mut Dice, out: &mut Outbox) {
+        if self.process.as_ref().is_none_or(|p| p.number != number) {
+            return;
+        }
+        if self.is_stopped() {
+            out.later(now + 1_000_000, Event::Deliver { node: self.number, process: number, input });
+            return;
+        }
+        self.apply(now, input, dice, out);
+    }
+
+    /// Does a job at its end.
+    fn carry_out(&mut self, now: u64, running: &Running, dice: &mut Dice) -> Result<(Body, u32), Failure> {
+        if dice.chance(self.weather.error) {
+            return Err(Failure::Io);
+        }
+        let full = now < self.disk.full_until;
+        match (&running.job, &running.body) {
+            (Job::Read(range), _) => {
+                Ok((Body::Blocks(blocks(*range).map(|b| self.disk.read(b)).collect()), 0))
+            }
+            (Job::Write(_), _) if full => Err(Failure::NoSpace),
+            (Job::Write(range), Body::Blocks(stamps)) => {
+                for (block, stamp) in blocks(*range).zip(stamps) {
+                    self.disk.write(block, *stamp);
+                }
+                Ok((Body::None, 0))
+            }
+            (Job::Zero(range) | Job::Unmap(range), _) => {
+                blocks(*range).for_each(|b| self.disk.zero(b));
+                Ok((Body::None, 0))
+            }
+            (Job::ReadLayer(range), Body::Layer(name)) => self
+                .disk
+                .read_layer(name, *range)
+                .map(|cells| (Body::Image { layer: name.clone(), cells }, 0)),
+            (Job::PutLayer { .. }, _) if full => Err(Failure::NoSpace),
+            (Job::PutLayer { range, .. }, Body::Image { layer, cells }) => {
+                self.disk.put_layer(layer, *range, cells).map(|changed| (Body::None, changed))
+            }
+            _ => Err(Failure::Invalid),
+        }
+    }
+
+    fn apply(&mut self, now: u64, input: Input, dice: &mut Dice, out: &mut Outbox) {
+        let Some(p) = &mut self.process else { return };
+        let mut outputs = Vec::new();
+        p.core.apply(now, input, &mut outputs);
+        let number = p.number;
+        for output in outputs {
+            self.carry(now, number, output, dice, out);
+        }
+        let Some(p) = &mut self.process else { return };
+        if let Some(at) = p.core.wake_at().map(|at| at.max(now + 1))
+            && p.wakes_at.is_none_or(|known| at < known)
+        {
+            p.wakes_at = Some(at);
+            out.later(at, self.ended(number, Ended::Time));
+        }
+    }
+
+    const fn ended(&self, process: u64, ended: Ended) -> Event {
+        Event::Ended { node: self.number, process, ended }
+    }
+
+    fn latency(&self, dice: &mut Dice) -> u64 {
+        let us = if dice.chance(20) { dice.between(1000, 20_000) } else { dice.between(20, 400) };
+        us * 1000 * self.weather.slow
+    }
+
+    fn carry(&mut self, now: u64, number: u64, output: Output, dice: &mut Dice, out: &mut Outbox) {
+        let latency = self.latency(dice);
+        let Some(p) = &mut self.process else { return };
+        match output {
+            Output::Welcome { conn, .. } => {
+                out.engine_gets(conn, Packet::Verdict(lh_wire::handshake::Verdict::Welcome));
+            }
+            Output::Refuse { conn, verdict, .. } => {
+                out.engine_gets(conn, Packet::Verdict(verdict));
+                out.engine_gets(conn, Packet::End);
+            }
+            Output::Reply { conn, request, header, body } => {
+                let kept = p.bodies.remove(&request).unwrap_or(Body::None);
+                p.free.push(request);
+                let body = match body {
+                    AnswerBody::None => Body::None,
+                    AnswerBody::Data => kept,
+                    AnswerBody::Text(t) => Body::Text(t.into()),
+                    AnswerBody::State(s) => Body::State(s),
+                };
+                out.engine_gets(conn, Packet::Message(header, body));
+            }
+            Output::Drop { request } => {
+                p.bodies.remove(&request);
+                p.free.push(request);
+            }
+            Output::Store { request, job } => {
+                let body = p.bodies.remove(&request).unwrap_or(Body::None);
+                let ends = now + latency;
+                self.running.insert((number, request), Running { job, body, ends });
+                out.later(ends, self.ended(number, Ended::Job(request)));
+            }
+            Output::Sync => {
+                self.disk.sync_begins();
+                out.later(now + latency * 4, self.ended(number, Ended::Sync));
+            }
+            Output::Describe { request } => {
+                out.later(now + latency, self.ended(number, Ended::Describe(request)));
+            }
+            Output::Persist { id, record } => {
+                if matches!(&record, Record::Intent { mark, .. } if !mark.is_empty()) {
+                    out.moment();
+                }
+                p.persists.push_back((id, record));
+                p.last_persist = p.last_persist.max(now) + latency * 2;
+                let at = p.last_persist;
+                out.later(at, self.ended(number, Ended::Record));
+            }
+            Output::Close { conn, .. } => out.engine_gets(conn, Packet::End),
+        }
+    }
+
+    /// When the last job under way ends.
+    pub fn busy_until(&self) -> Option<u64> {
+        self.running.values().map(|r| r.ends).max()
+    }
+}
+
+/// What has ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    /// A store job.
+    Job(RequestId),
+    /// The sync.
+    Sync,
+    /// The oldest record on its way.
+    Record,
+    /// The description of the directory.
+    Describe(RequestId),
+    /// Time that the machine asked for.
+    Time,
+}

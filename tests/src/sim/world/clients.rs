@@ -1,0 +1,174 @@
+//! The clients: what they ask for, and what the oracle says of the answers.
+
+use super::{
+    Answer, BLOCK, DEPTH, Event, Extent, HOT, MS, Mix, Op, Outbox, SECOND, Stamp, World, blocks, hot_block,
+};
+
+impl World {
+    pub(super) fn clients(&mut self, again: bool, out: &mut Outbox) {
+        for _ in 0..self.dice.between(1, 6) {
+            let Some(number) = self.served_by().filter(|_| self.budget > 0) else { break };
+            let q = usize::from(self.dice.chance(500));
+            let free = self
+                .engines
+                .get(&number)
+                .and_then(|e| e.slots[q].iter().position(|s| !s.taken).and_then(|s| u16::try_from(s).ok()));
+            if let Some(slot) = free.filter(|s| *s < DEPTH) {
+                self.budget = self.budget.saturating_sub(1);
+                let (mut op, mut range) = self.choose();
+                if self.is_isolated(number) && self.dice.chance(900) {
+                    // What it cannot answer would soon take all its slots.
+                    if self.dice.chance(800) {
+                        continue;
+                    }
+                    (op, range) = (Op::Read, Extent::new(hot_block(self.dice.below(HOT)) * BLOCK, BLOCK));
+                }
+                self.issue_into((number, q, slot), op, range, out);
+            }
+        }
+        if self.budget > 0 && again {
+            let slowly = if self.mix == Mix::Disks { 300 } else { 100 };
+            let delay = if self.dice.chance(slowly) {
+                self.dice.between(MS, 60 * MS)
+            } else {
+                self.dice.between(MS / 50, 3 * MS)
+            };
+            let slower = self.dice.below(2 * self.pace + 1);
+            out.later(self.now + delay + slower, Event::Clients(true));
+        }
+    }
+
+    /// An engine that clients talk to: the newest, but who was there before may go on with the one before.
+    fn served_by(&mut self) -> Option<u64> {
+        let open =
+            self.engines.values().filter(|e| e.open && !e.frozen).map(|e| e.number).collect::<Vec<_>>();
+        if open.contains(&self.current) && (open.len() == 1 || self.dice.chance(600)) {
+            return Some(self.current);
+        }
+        self.dice.pick(&open)
+    }
+
+    fn is_isolated(&self, number: u64) -> bool {
+        self.isolated.is_some_and(|(engine, _, until)| engine == number && self.now < until)
+    }
+
+    /// There are two engines, and one cannot know of the other: whoever still talks to it must hear nothing old.
+    pub(super) fn tempt_the_isolated(&mut self) {
+        let tempting = self.isolated.is_some_and(|(engine, _, until)| {
+            self.now < until && engine != self.current && self.engines.contains_key(&engine)
+        });
+        if tempting && !self.at_peace {
+            self.note("two engines open".into());
+            self.budget += 100;
+            for _ in 0..30 {
+                let at = self.now + self.dice.below(SECOND);
+                self.at(at, Event::Clients(false));
+            }
+        }
+    }
+
+    pub(super) fn choose(&mut self) -> (Op, Extent) {
+        let first = hot_block(self.dice.below(HOT));
+        let count = if self.dice.chance(700) { 1 } else { self.dice.between(1, 9) };
+        let range = Extent::new(first * BLOCK, count * BLOCK);
+        let fua = self.dice.chance(100);
+        let op = match self.dice.below(100) {
+            0..50 => Op::Write { fua },
+            50..82 => Op::Read,
+            82..86 => Op::WriteZeroes { fua, may_unmap: true, fast: false },
+            86..90 => Op::Unmap,
+            _ => return (Op::Flush, Extent::new(0, 0)),
+        };
+        (op, range)
+    }
+
+    pub(super) fn issue(&mut self, q: usize, slot: u16, op: Op, range: Extent) {
+        let mut out = Outbox::default();
+        self.issue_into((self.current, q, slot), op, range, &mut out);
+        self.carry(out);
+    }
+
+    pub(super) fn issue_into(&mut self, to: (u64, usize, u16), op: Op, range: Extent, out: &mut Outbox) {
+        let now = self.now;
+        let (number, q, slot) = to;
+        let Some(e) = self.engines.get_mut(&number) else { return };
+        let s = &mut e.slots[q][usize::from(slot)];
+        s.client.clear();
+        s.writes.clear();
+        match op {
+            Op::Read => s.read = Some(self.history.read_begins()),
+            Op::Flush => s.flush = Some(self.history.flush_begins()),
+            _ => {
+                for block in blocks(range) {
+                    let stamp = if matches!(op, Op::Write { .. }) {
+                        self.stamps += 1;
+                        Stamp(self.stamps)
+                    } else {
+                        Stamp(0)
+                    };
+                    s.client.push(stamp);
+                    s.writes.push((block, self.history.write_begins(block, stamp)));
+                }
+            }
+        }
+        if self.tracing {
+            let line = format!("e{number} q{q}/{slot} {op:?} {:?} {:?}", blocks(range), s.client);
+            self.say(|| line);
+        }
+        if let Some(e) = self.engines.get_mut(&number) {
+            e.request(now, q, slot, op, range, out);
+        }
+    }
+
+    pub(super) fn answer(&mut self, number: u64, answer: Answer, out: &mut Outbox) {
+        let now = self.now;
+        let Some((op, range)) = answer.request else {
+            self.fail("an answer to no request".into());
+            return;
+        };
+        let (read, flush, writes) = (answer.read, answer.flush, answer.writes);
+        let Some(e) = self.engines.get_mut(&number) else { return };
+        if answer.held {
+            e.answered(now, answer.queue, answer.slot, out);
+        }
+        if self.tracing {
+            let line = format!(
+                "e{number} q{}/{} answered {:?} {:?}",
+                answer.queue, answer.slot, answer.result, answer.blocks
+            );
+            self.say(|| line);
+        }
+        if let Err(error) = answer.result {
+            self.note(format!("answered with {error:?}"));
+            if !self.errors_injected && self.engines.get(&number).is_none_or(|e| e.stopped.is_none()) {
+                self.fail(format!("{op:?} {range} was answered with {error:?}"));
+            }
+            if let Some(read) = read {
+                self.history.read_ends(read);
+            }
+            return;
+        }
+        if let Some(read) = read {
+            if answer.blocks.len() as u64 != range.len / BLOCK {
+                self.fail(format!("a read of {range} brought {} blocks", answer.blocks.len()));
+            }
+            for (block, stamp) in blocks(range).zip(&answer.blocks) {
+                if let Err(v) = self.history.read_returned(block, read, *stamp) {
+                    self.wrong(v.to_string());
+                }
+            }
+            self.history.read_ends(read);
+        }
+        if let Some(flush) = flush {
+            self.history.flush_acked(flush);
+        }
+        let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
+        for (block, write) in writes {
+            if fua || now > self.loss_heard {
+                self.history.write_acked(block, write, fua);
+            } else {
+                self.history.write_acked_perhaps_lost(block, write);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What goes wrong, carried out.
+
+use super::{
+    BTreeMap, Command, CommandId, Conducted, Event, Fault, MS, Outbox, Packet, Report, SECOND, World,
+};
+
+impl World {
+    pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
+        let Some(e) = self.engines.remove(&number) else { return };
+        for read in e.slots.iter().flatten().filter_map(|s| s.read) {
+            self.history.read_ends(read);
+        }
+        let conns: Vec<_> =
+            self.conns.iter().filter(|(_, c)| c.engine == number).map(|(id, _)| *id).collect();
+        for conn in conns {
+            out.close(conn);
+        }
+        self.handshakes.retain(|(engine, ..), _| *engine != number);
+    }
+
+    pub(super) fn kill_node(&mut self, node: usize, out: &mut Outbox) {
+        self.note_lived();
+        self.nodes[node].kill(&mut self.dice);
+        self.note_loss(&self.members());
+        self.break_conns(node, out);
+        let delay = self.dice.between(20 * MS, 600 * MS);
+        out.later(self.now + delay, Event::StartNode(node));
+    }
+
+    pub(super) fn break_conns(&mut self, node: usize, out: &mut Outbox) {
+        let conns: Vec<_> =
+            self.conns.iter().filter(|(_, c)| c.node == node && !c.closed).map(|(id, _)| *id).collect();
+        for conn in conns {
+            out.engine_gets(conn, Packet::End);
+        }
+    }
+
+    pub(super) fn thaw(&mut self, number: u64, out: &mut Outbox) {
+        let Some(e) = self.engines.get_mut(&number) else { return };
+        e.frozen = false;
+        for event in std::mem::take(&mut e.waiting) {
+            self.happens(event, out);
+        }
+        // Nobody needs it any more; it has shown whether it harms.
+        if number != self.current {
+            let delay = self.dice.between(MS, 3 * SECOND);
+            out.later(self.now + delay, Event::EndEngine(number));
+        }
+    }
+
+    pub(super) fn fault(&mut self, fault: Fault, out: &mut Outbox) {
+        self.say(|| format!("fault: {fault:?}"));
+        self.note(fault.name().into());
+        let now = self.now;
+        match fault {
+            Fault::KillEngine => self.replace_engine(out),
+            Fault::FreezeEngine(time) => {
+                if let Some(e) = self.engines.get_mut(&self.current) {
+                    e.frozen = true;
+                    self.frozen_until = self.frozen_until.max(now + time);
+                    out.later(now + time, Event::ContinueEngine(self.current));
+                    let delay = self.dice.between(10 * MS, 2 * SECOND);
+                    out.later(now + delay, Event::StartEngine(false));
+                }
+            }
+            Fault::Isolate(node, time) => {
+                if self.engines.contains_key(&self.current) {
+                    self.isolated = Some((self.current, node, now + time));
+                    let delay = self.dice.between(10 * MS, 500 * MS);
+                    out.later(now + delay, Event::StartEngine(false));
+                    let delay = self.dice.between(MS, 3 * SECOND);
+                    out.later(now + time + delay, Event::EndEngine(self.current));
+                }
+            }
+            Fault::KillReplica(node) => self.kill_node(node, out),
+            Fault::KillReplicas => (0..self.nodes.len()).for_each(|node| self.kill_node(node, out)),
+            Fault::StopReplica(node, time) => {
+                self.nodes[node].set_stopped(true);
+                out.later(now + time, Event::ContinueNode(node));
+            }
+            Fault::StopReplicaKillEngine(node) => {
+                self.nodes[node].set_stopped(true);
+                let after = now + 20 * MS;
+                out.later(after, Event::Fault(Fault::KillEngine));
+                let delay = self.dice.between(10 * MS, 3 * SECOND);
+                out.later(after + delay, Event::ContinueNode(node));
+            }
+            Fault::Slow(node, time) => {
+                self.nodes[node].weather.slow = 50;
+                out.later(now + time, Event::Calm(node));
+            }
+            Fault::Errors(node, time) => {
+                self.errors_injected = true;
+                self.nodes[node].weather.error = 100;
+                out.later(now + time, Event::Calm(node));
+            }
+            Fault::Full(node, time) => self.nodes[node].disk.full_until = now + time,
+            Fault::FullAll(time) => self.nodes.iter_mut().for_each(|n| n.disk.full_until = now + time),
+            Fault::PowerCut(node) => self.power_cut(node, out),
+            Fault::PowerCutAll => {
+                self.replace_engine(out);
+                (0..self.nodes.len()).for_each(|node| self.power_cut(node, out));
+            }
+            Fault::HostLost(node) => {
+                self.replace_engine(out);
+                self.power_cut(node, out);
+            }
+            Fault::PowerCutOthers(spared) => {
+                self.replace_engine(out);
+                (0..self.nodes.len())
+                    .filter(|node| *node != spared)
+                    .for_each(|node| self.power_cut(node, out));
+            }
+            Fault::Cut(node, time) => self.cut_until[node] = now + time,
+            Fault::Break(node) => {
+                let conns: Vec<_> = self
+                    .conns
+                    .iter()
+                    .filter(|(_, c)| c.node == node && !c.closed)
+                    .map(|(id, _)| *id)
+                    .collect();
+                if let Some(conn) = self.dice.pick(&conns) {
+                    out.engine_gets(conn, Packet::End);
+                    out.later(now, Event::ToNode(conn, Packet::End));
+                }
+            }
+            Fault::Snapshot => {
+                self.snapshots += 1;
+                let name = format!("s{}", self.snapshots);
+                if let Some(e) = self.engines.get_mut(&self.current).filter(|e| !e.frozen) {
+                    let command = Command::Snapshot {
+                        name,
+                        user_created: true,
+                        created: "2026-01-01T00:00:00Z".into(),
+                        labels: BTreeMap::new(),
+                    };
+                    let input = Conducted::Command(CommandId(self.snapshots), command);
+                    e.conduct(now, Report::Input(input), out);
+                }
+            }
+        }
+    }
+
+    /// Something has just changed: now and then something goes wrong at just that moment.
+    pub(super) fn moment(&mut self) {
+        if self.budget > 0 && self.dice.chance(300) {
+            let soon = self.dice.below(2 * MS);
+            self.at(self.now + soon, Event::Clients(false));
+        }
+        if self.aftershocks > 0 && self.dice.chance(150) {
+            self.aftershocks -= 1;
+            let (after, fault) = self.mix.aftershock(&mut self.dice, self.nodes.len());
+            self.at(self.now + after, Event::Fault(fault));
+        }
+    }
+
+    /// The engine is killed, and a manager that saw it starts a new one. One that was taken for dead before lives on.
+    pub(super) fn replace_engine(&mut self, out: &mut Outbox) {
+        self.kill_engine(self.current, out);
+        let known_dead = self.engines.is_empty();
+        let delay = self.dice.between(20 * MS, 300 * MS);
+        out.later(self.now + delay, Event::StartEngine(known_dead));
+    }
+
+    pub(super) fn power_cut(&mut self, node: usize, out: &mut Outbox) {
+        self.note_lived();
+        self.nodes[node].power_cut(&mut self.dice);
+        self.powered[node] = false;
+        self.note_loss(&self.members());
+        self.break_conns(node, out);
+        let delay = self.dice.between(50 * MS, 3 * SECOND);
+        out.later(self.now + delay, Event::StartNode(node));
+    }
+
+    /// Whose process lived on holds everything, whatever happened to its host before.
+    pub(super) fn note_lived(&mut self) {
+        for (node, powered) in self.nodes.iter().zip(&mut self.powered) {
+            *powered |= node.has_lived();
+        }
+    }
+
+    /// As long as one member's process lived on, nothing that was answered may be lost, and nothing at all as long as
+    /// every member kept its power.
+    pub(super) fn note_loss(&mut self, members: &[usize]) {
+        let lived = members.iter().any(|m| self.nodes[*m].has_lived());
+        if !lived && members.iter().any(|m| !self.powered[*m]) {
+            self.note("no member kept what was not flushed".into());
+            self.history.power_lost();
+            // What was answered before is on its way for a while.
+            let cut = self.cut_until.iter().copied().max().unwrap_or(0);
+            let apart = self.isolated.map_or(0, |(.., until)| until);
+            self.loss_heard = self.now.max(cut).max(apart).max(self.frozen_until) + 100 * MS;
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Rules of the tree that the compiler does not know: which crate may use which, where `unsafe` may stand, how long a
+//! file may grow, what no file may contain.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What each crate of the project may use of the project. Frontends, datapath and replica meet only in `libs/`;
+/// control knows no block I/O; only the programs, tests and benches put things together. Development dependencies
+/// count, too.
+const EDGES: &[(&str, &[&str])] = &[
+    ("lh-block", &[]),
+    ("lh-wire", &["lh-block"]),
+    ("lh-ring", &["lh-block"]),
+    ("ublk-frontend", &["lh-block", "lh-ring"]),
+    ("nbd-frontend", &["lh-block", "lh-ring"]),
+    ("iscsi-frontend", &["lh-block", "lh-ring"]),
+    ("fuse-frontend", &["lh-block", "lh-ring"]),
+    ("datapath", &["lh-block", "lh-wire", "lh-ring"]),
+    ("replica", &["lh-block", "lh-wire", "lh-ring"]),
+    ("backupstore", &["lh-block"]),
+    ("control", &["lh-block"]),
+    ("csi", &["lh-block"]),
+];
+
+/// Crates that may use all others.
+const COMPOSITION: &[&str] = &["longhorn", "tests", "benches"];
+
+/// Folders in which `unsafe` may stand.
+const UNSAFE_ROOMS: &[&str] = &["libs/ring/", "ublk-frontend/"];
+
+/// Lines of production code in one file. A file that has a reason to be longer is listed with it below.
+const FILE_LINES: usize = 700;
+const LONG_FILES: &[(&str, &str)] = &[];
+
+/// Lines of one function.
+const FUNCTION_LINES: usize = 100;
+const LONG_FUNCTIONS: &[(&str, &str)] = &[];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_owned()
+}
+
+/// Files that git tracks or would track, so that build products are never looked at.
+fn files(ending: &str) -> Vec<(String, String)> {
+    let out = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git lists the files");
+    assert!(out.status.success(), "git ls-files failed");
+    let names = String::from_utf8(out.stdout).expect("names are UTF-8");
+    let found: Vec<_> = names
+        .lines()
+        .filter(|n| n.ends_with(ending))
+        .filter_map(|n| Some((n.to_owned(), fs::read_to_string(root().join(n)).ok()?)))
+        .collect();
+    assert!(!found.is_empty(), "no file ends in {ending}: the rules would hold of nothing");
+    found
+}
+
+/// Source with comments and string contents taken out, line by line.
+fn code_lines(source: &str) -> impl Iterator<Item = (usize, String)> + '_ {
+    source.lines().enumerate().map(|(i, line)| {
+        let mut code = String::new();
+        let mut in_string = false;
+        let mut chars = line.chars().peekable();
+        while let Some(c) = chars.next() {
+            match c {
+                '\\' if in_string => drop(chars.next()),
+                '"' => in_string = !in_string,
+                '/' if !in_string && chars.peek() == Some(&'/') => break,
+                c if !in_string => code.push(c),
+                _ => {}
+            }
+        }
+        (i + 1, code)
+    })
+}
+
+fn is_test_file(name: &str) -> bool {
+    name.contains("/tests/")
+        || name.starts_with("tests/")
+        || name.starts_with("benches/")
+        || name.contains("/benches/")
+        || name.contains("/examples/")
+        || name.ends_with("/tests.rs")
+        || name.ends_with("_test.rs")
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo metadata runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let meta: serde_json::Value = serde_json::from_slice(&out.stdout).expect("cargo writes JSON");
+    let packages = meta["packages"].as_array().expect("packages");
+    let names: Vec<&str> = packages.iter().filter_map(|p| p["name"].as_str()).collect();
+    let allowed: BTreeMap<_, _> = EDGES.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().expect("name");
+        if COMPOSITION.contains(&name) {
+            continue;
+        }
+        let Some(may) = allowed.get(name) else {
+            wrong.push(format!("{name} is not listed in EDGES"));
+            continue;
+        };
+        for dep in package["dependencies"].as_array().expect("dependencies") {
+            let dep = dep["name"].as_str().expect("name");
+            if names.contains(&dep) && !may.contains(&dep) && dep != name {
+                wrong.push(format!("{name} uses {dep}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn unsafe_stands_in_its_rooms() {
+    let mut wrong = Vec::new();
+    for (name, source) in files(".rs") {
+        if UNSAFE_ROOMS.iter().any(|room| name.starts_with(room)) || is_test_file(&name) {
+            continue;
+        }
+        for (line, code) in code_lines(&source) {
+            if code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
+                wrong.push(format!("{name}:{line}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "unsafe outside its rooms: {wrong:#?}");
+}
+
+#[test]
+fn files_and_functions_do_not_grow_past_the_line() {
+    let mut wrong = Vec::new();
+    for (name, source) in files(".rs") {
+        if is_test_file(&name) {
+            continue;
+        }
+        let production = source.lines().take_while(|l| l.trim() != "#[cfg(test)]").count();
+        if production > FILE_LINES && !LONG_FILES.iter().any(|(n, _)| *n == name) {
+            wrong.push(format!("{name}: {production} lines, the line is {FILE_LINES}"));
+        }
+        for (function, lines) in functions(&source) {
+            let known = LONG_FUNCTIONS.iter().any(|(n, _)| *n == format!("{name}: {function}"));
+            if lines > FUNCTION_LINES && !known {
+                wrong.push(format!("{name}: {function} has {lines} lines, the line is {FUNCTION_LINES}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Names and lengths of functions, found by indentation: the sources are formatted.
+fn functions(source: &str) -> Vec<(String, usize)> {
+    let mut open: Vec<(String, usize, usize)> = Vec::new();
+    let mut found = Vec::new();
+    for (line, text) in source.lines().enumerate() {
+        let indent = text.len() - text.trim_start().len();
+        let body = text.trim_start();
+        if let Some(at) = body.find("fn ").filter(|at| {
+            body[..*at].split_whitespace().all(|w| {
+                w.starts_with("pub")
+                    || ["const", "async", "unsafe", "extern", "in", "crate)", "super)"].contains(&w)
+            })
+        }) {
+            let name: String =
+                body[at + 3..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            if !body.ends_with(';') {
+                open.push((name, indent, line));
+            }
+        }
+        if body == "}"
+            && open.last().is_some_and(|(_, i, _)| *i == indent)
+            && let Some((name, _, start)) = open.pop()
+        {
+            found.push((name, line - start + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_loose_ends() {
+    // Spelled apart, so that this file does not trip over itself.
+    let banned = [
+        "TO\u{44}O",
+        "FIX\u{4d}E",
+        "XX\u{58}",
+        "todo\u{21}(",
+        "unimplemented\u{21}(",
+        "#[ign\u{6f}re",
+        "allow(dead_c\u{6f}de)",
+    ];
+    let mut wrong = Vec::new();
+    for ending in [".rs", ".py", ".toml"] {
+        for (name, source) in files(ending) {
+            for (line, text) in source.lines().enumerate() {
+                if let Some(b) = banned.iter().find(|b| text.contains(**b)) {
+                    wrong.push(format!("{name}:{}: {b}", line + 1));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_crate_takes_the_lints_of_the_workspace() {
+    let manifests = files("Cargo.toml");
+    for (name, text) in manifests.iter().filter(|(name, _)| name != "Cargo.toml" && !name.contains("fuzz/")) {
+        assert!(text.contains("[lints]\nworkspace = true"), "{name} does not take the workspace's lints");
+    }
+}
+
+#[test]
+fn decisions_are_numbered_without_gaps() {
+    let mut names: Vec<_> = fs::read_dir(root().join("docs/decisions"))
+        .expect("docs/decisions")
+        .filter_map(|e| e.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    for (i, name) in names.iter().enumerate() {
+        assert!(name.starts_with(&format!("{:04}-", i + 1)), "{name} is not number {}", i + 1);
+    }
+}
