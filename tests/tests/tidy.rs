@@ -21,6 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("replica", &["lh-block", "lh-wire", "lh-ring"]),
     ("backupstore", &["lh-block"]),
     ("control", &["lh-block"]),
+    ("lh-cluster", &["control", "lh-block"]),
     ("csi", &["lh-block"]),
 ];
 

@@ -1,0 +1,1 @@
+//! The Kubernetes control plane: resource types, scheduling, controllers.
