@@ -124,7 +124,7 @@ impl Conductor {
             self.ask_state(source);
             let settles = match &op {
                 ChainOp::Snapshot { name, .. } => Some(name.clone()),
-                ChainOp::MarkRemoved { .. } => None,
+                ChainOp::MarkRemoved { .. } | ChainOp::Revert { .. } | ChainOp::Expand { .. } => None,
             };
             self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
         } else if let Some(last) = self.volume.unsettled.last().filter(|_| self.closing.is_none()).cloned() {
@@ -189,6 +189,9 @@ impl Conductor {
                 None => Err(CommandError::NotFound(format!("snapshot {name}"))),
                 Some(_) => Ok(()),
             },
+            ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
+                Err(CommandError::NotFound("a conductor that reverts or expands".into()))
+            }
         }
     }
 
@@ -262,6 +265,8 @@ impl Conductor {
                     layer.removed = true;
                 }
             }
+            // `check_op` lets none through.
+            Some(ChainOp::Revert { .. } | ChainOp::Expand { .. }) => {}
         }
         self.new_ballot(task);
         go(task, Stage::Committing)

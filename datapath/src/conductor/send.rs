@@ -80,6 +80,8 @@ const fn describe(control: &Control) -> (&'static str, bool) {
         Control::Switch { .. } => ("a switch of the chain", false),
         Control::Abort { .. } => ("the end of a chain operation", false),
         Control::Settled { .. } => ("the end of a snapshot", false),
+        Control::Fold { .. } => ("the begin of a fold", false),
+        Control::FoldStop => ("the end of a fold", false),
         Control::RebuildBegin { .. } => ("the begin of a rebuild", true),
         Control::RebuildEnd => ("the end of a rebuild", true),
         Control::Close => ("the clean end", true),

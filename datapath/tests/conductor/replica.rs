@@ -283,6 +283,9 @@ impl Replica {
                     .map(|l| Layer { removed: l.removed, ..Layer::empty(&l.name, blocks) })
                     .collect();
             }
+            Control::Fold { .. } | Control::FoldStop => {
+                return Err(Refusal::Said("not built here".into()));
+            }
             Control::RebuildEnd => {
                 self.sync();
                 self.rebuilding = false;
@@ -315,6 +318,9 @@ impl Replica {
                     }
                     ChainOp::MarkRemoved { name } => {
                         self.layers.iter_mut().filter(|l| l.name == name).for_each(|l| l.removed = true);
+                    }
+                    ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
+                        return Err(Refusal::Said("not built here".into()));
                     }
                 }
                 self.committed = Some(id);
@@ -355,6 +361,7 @@ impl Replica {
             unsettled: self.unsettled.clone(),
             clean: self.clean,
             imported: false,
+            fold: None,
         }
     }
 }

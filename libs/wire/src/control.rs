@@ -48,6 +48,26 @@ pub enum ChainOp {
         /// Name of the snapshot.
         name: String,
     },
+    /// The volume is again as the snapshot `name` has it: an empty head is put over the snapshot, the old head is
+    /// dropped. Nothing may be in flight.
+    Revert {
+        /// Name of the snapshot.
+        name: String,
+        /// Time of creation of the new head, the same on every replica.
+        created: String,
+    },
+    /// The volume grows: the head becomes the snapshot [`expansion_snapshot`], a longer head is put over it.
+    Expand {
+        /// The new size in bytes: a multiple of the block, larger than the volume is.
+        size: u64,
+        /// Time of creation of the snapshot and of the new head, the same on every replica.
+        created: String,
+    },
+}
+
+/// Longhorn's name for the snapshot that an expansion to `size` bytes takes.
+pub fn expansion_snapshot(size: u64) -> String {
+    format!("expand-{size}")
 }
 
 /// A request in the payload of an `OpCode::Control` message. The answer's payload is JSON as each variant says; a
@@ -92,6 +112,17 @@ pub enum Control {
         /// Name of the snapshot.
         snapshot: String,
     },
+    /// Begins to fold the removed snapshot `name` into its neighbour, on this replica alone. Answered when it has
+    /// begun: [`ReplicaState::fold`] says how far it is, and when it is done the snapshot is gone from the chain.
+    /// Refused if it cannot be folded, or if another fold runs.
+    Fold {
+        /// Name of the snapshot.
+        name: String,
+        /// How many bytes may be copied in a second; `None`: no limit.
+        bytes_per_second: Option<u64>,
+    },
+    /// Stops the fold that runs, if one does. What was copied stays: beginning anew goes on from there.
+    FoldStop,
     /// Durably marks the replica as unusable alone and replaces its chain by empty layers of this form, base first,
     /// the head last.
     RebuildBegin {
@@ -104,6 +135,19 @@ pub enum Control {
     RebuildEnd,
     /// No request is in flight, all is flushed everywhere: closes the directory cleanly. Answered when durable.
     Close,
+}
+
+/// A fold that runs, or the last one if it ended without folding its snapshot away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoldState {
+    /// Name of the snapshot.
+    pub name: String,
+    /// Bytes done: copied, shared, or found to be there already.
+    pub done: u64,
+    /// Bytes to do in all.
+    pub total: u64,
+    /// It runs no more, and why.
+    pub error: Option<String>,
 }
 
 /// What a replica knows of itself.
@@ -138,4 +182,7 @@ pub struct ReplicaState {
     pub clean: bool,
     /// An import: the directory was written by another program, or never by this one.
     pub imported: bool,
+    /// The fold that runs, or the last one if it failed or was stopped.
+    #[serde(default)]
+    pub fold: Option<FoldState>,
 }

@@ -11,7 +11,7 @@ pub mod handshake;
 mod header;
 mod layer;
 
-pub use control::{ChainOp, Control, LayerInfo, ReplicaState};
+pub use control::{ChainOp, Control, FoldState, LayerInfo, ReplicaState, expansion_snapshot};
 pub use header::{
     DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Status, VERSION,
     flags, padding,

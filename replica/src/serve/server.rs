@@ -241,6 +241,10 @@ impl Server {
             Record::Settled { snapshot } => Saved::Settled(snapshot),
             Record::RebuildBegin { size, chain } => return self.hold(id, Held::Rebuild(size, chain)),
             Record::Close => return self.hold(id, Held::Close),
+            Record::Fold { .. } | Record::FoldStop => {
+                let result = Err(Failure::Refused("this replica cannot fold yet".into()));
+                return self.inputs.push_back(Input::Persisted { id, result });
+            }
         };
         self.ask_worker(Task::Record(id, saved));
     }

@@ -104,6 +104,7 @@ impl Directory {
                 let layer = layer.ok_or_else(|| ChainError::NoSnapshot(name.clone()))?;
                 (None, layer.meta.removed)
             }
+            ChainOp::Revert { .. } | ChainOp::Expand { .. } => return Err(ChainError::NotPrepared(id)),
         };
         Ok(Prepared { id, op: op.clone(), switch, was_removed })
     }
@@ -191,7 +192,7 @@ impl Directory {
                 self.mark_removed(name).map_err(failed)?;
                 None
             }
-            (ChainOp::Snapshot { .. }, _) => return Err(ChainError::NotPrepared(id)),
+            _ => return Err(ChainError::NotPrepared(id)),
         };
         self.chain.prepared = None;
         self.chain.committed = Some(id);
@@ -263,6 +264,8 @@ fn describe(op: &ChainOp) -> String {
     match op {
         ChainOp::Snapshot { name, .. } => format!("snapshot {name}"),
         ChainOp::MarkRemoved { name } => format!("the removal of snapshot {name}"),
+        ChainOp::Revert { name, .. } => format!("the return to snapshot {name}"),
+        ChainOp::Expand { size, .. } => format!("the expansion to {size} bytes"),
     }
 }
 
@@ -341,7 +344,7 @@ pub(super) fn recover(
             let done = removed && !prepared.was_removed;
             Ok(Some(if done { Found::Committed(committed()) } else { Found::Prepared(prepared.clone()) }))
         }
-        (ChainOp::Snapshot { .. }, None) => Ok(None),
+        _ => Ok(None),
     }
 }
 

@@ -265,6 +265,9 @@ impl Disk {
                 r.intent.clear();
             }
             Record::Begin => r.clean = false,
+            Record::Fold { .. } | Record::FoldStop => {
+                return Err(Failure::Refused("the simulated disk folds nothing".into()));
+            }
         }
         Ok(())
     }
@@ -299,6 +302,9 @@ impl Disk {
                 if let Some(layer) = self.layers.iter_mut().find(|l| l.info.name == name) {
                     layer.info.removed = true;
                 }
+            }
+            ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
+                return Err(Failure::Refused("the simulated disk knows neither".into()));
             }
         }
         Ok(())

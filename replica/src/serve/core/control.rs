@@ -115,6 +115,13 @@ impl Core {
                 _ => Step::Answer,
             },
             Control::Settled { snapshot } => Step::Save(Record::Settled { snapshot: snapshot.clone() }),
+            Control::Fold { .. } if self.filling => {
+                Step::Refuse("this replica is being rebuilt: fold when that is done".into())
+            }
+            Control::Fold { name, bytes_per_second } => {
+                Step::Save(Record::Fold { name: name.clone(), bytes_per_second: *bytes_per_second })
+            }
+            Control::FoldStop => Step::Save(Record::FoldStop),
             Control::RebuildBegin { size, chain } => match self.quiet("a rebuild can begin") {
                 Ok(()) => Step::Switch(Record::RebuildBegin { size: *size, chain: chain.clone() }),
                 Err(step) => step,
@@ -154,6 +161,15 @@ impl Core {
                     Step::Refuse(in_flight("a snapshot can be taken"))
                 }
                 ChainOp::Snapshot { .. } => Step::Switch(Record::Commit { id }),
+                ChainOp::Expand { .. } if self.writes > 0 => {
+                    Step::Refuse(in_flight("the volume can be expanded"))
+                }
+                ChainOp::Expand { .. } => Step::Switch(Record::Commit { id }),
+                // The old head's file goes.
+                ChainOp::Revert { .. } => match self.quiet("the volume can be reverted") {
+                    Ok(()) => Step::Switch(Record::Commit { id }),
+                    Err(step) => step,
+                },
                 ChainOp::MarkRemoved { .. } => Step::Save(Record::Commit { id }),
             },
             _ => Step::Refuse("this chain operation was not prepared here".into()),

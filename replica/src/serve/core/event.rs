@@ -238,6 +238,15 @@ pub enum Record {
     },
     /// The mark of [`Record::RebuildBegin`] is taken back. All layers were synced before.
     RebuildEnd,
+    /// A fold begins: answered when it runs. Nothing of it is durable before.
+    Fold {
+        /// Name of the removed snapshot.
+        name: String,
+        /// How many bytes may be copied in a second.
+        bytes_per_second: Option<u64>,
+    },
+    /// The fold that runs is told to stop.
+    FoldStop,
     /// Closed cleanly: nothing is marked in the intent bitmap any more. Nothing is in flight, all was synced before.
     Close,
 }

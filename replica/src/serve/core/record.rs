@@ -2,7 +2,7 @@
 
 use super::intent::IntentMap;
 use super::{Body, Completed, Core, Directory, Failure, Output, PersistId, Purpose, Record, RequestId};
-use lh_wire::{Control, Status};
+use lh_wire::{ChainOp, Control, Status};
 
 impl Core {
     pub(super) fn persist(&mut self, purpose: Purpose, record: Record, out: &mut Vec<Output>) {
@@ -83,7 +83,10 @@ impl Core {
             Control::SetEpoch { epoch } => self.epoch = Some(epoch),
             Control::Prepare { id, op } => self.prepared = Some((id, op)),
             Control::Commit { id } | Control::Switch { id } => {
-                self.prepared = None;
+                if let Some((_, ChainOp::Expand { size, .. })) = self.prepared.take() {
+                    self.size = size;
+                    self.intent.resize(size);
+                }
                 self.committed = Some(id);
             }
             Control::Abort { .. } => self.prepared = None,
@@ -100,7 +103,11 @@ impl Core {
                 self.lived = true;
                 self.filling = false;
             }
-            Control::State | Control::Resolved | Control::Settled { .. } => {}
+            Control::State
+            | Control::Resolved
+            | Control::Settled { .. }
+            | Control::Fold { .. }
+            | Control::FoldStop => {}
         }
     }
 
