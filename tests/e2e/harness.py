@@ -177,21 +177,25 @@ def fio(name, seconds, *args, timeout=None):
 
 
 class Watch(threading.Thread):
-    """Measures the longest pause of single 4 KiB writes or reads at the end of a device while other things happen."""
+    """Measures the longest pause of a single 4 KiB read or write at the end of a device while other things happen."""
 
     def __init__(self, path, offset):
         super().__init__(daemon=True)
-        self.fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
+        self.fd = os.open(path, os.O_RDWR | os.O_DIRECT)
         self.offset, self.longest, self.stopped, self.error = offset, 0.0, False, None
         self.start()
 
     def run(self):
         import mmap
-        page = mmap.mmap(-1, 4096)
+        page, turn = mmap.mmap(-1, 4096), 0
         while not self.stopped:
+            turn += 1
             began = time.monotonic()
             try:
-                os.preadv(self.fd, [page], self.offset)
+                if turn % 2:
+                    os.pwritev(self.fd, [page], self.offset)
+                else:
+                    os.preadv(self.fd, [page], self.offset)
             except OSError as err:
                 self.error = err
                 return

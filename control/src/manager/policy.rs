@@ -20,6 +20,13 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// A process that has run for so long has not failed at its start: the next start is not delayed.
 const STEADY: Duration = Duration::from_secs(10);
 
+/// SIGKILL, which no process sends to itself.
+const KILLED: i32 = nix::sys::signal::Signal::SIGKILL as i32;
+
+/// A process that somebody killed after so long had not failed by itself: it is started again at once, however often
+/// that happens. Pauses of I/O are as long as this decision makes them.
+const WAS_WELL: Duration = Duration::from_millis(50);
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
@@ -67,6 +74,7 @@ impl BackOff {
         match exit {
             Exit::Status(0) => Next::Stopped,
             Exit::Status(EXIT_GIVES_UP | EXIT_USAGE) => Next::Failed,
+            Exit::Signal(KILLED) if ran >= WAS_WELL => Next::Restart(Duration::ZERO),
             Exit::Status(_) | Exit::Signal(_) | Exit::Unknown => {
                 if ran >= STEADY {
                     self.failures = 0;
@@ -122,13 +130,16 @@ mod tests {
         let mut back_off = BackOff::default();
         let mut waits = Vec::new();
         for _ in 0..10 {
-            let Next::Restart(wait) = back_off.after(Exit::Signal(9), Duration::from_secs(1)) else {
+            let Next::Restart(wait) = back_off.after(Exit::Signal(6), Duration::from_secs(1)) else {
                 panic!("not started again")
             };
             waits.push(wait.as_millis());
         }
         assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
-        assert_eq!(back_off.after(Exit::Signal(9), STEADY), Next::Restart(Duration::ZERO));
+        // Killed while it was well, which says nothing of it; but not if it hardly began.
+        assert_eq!(back_off.after(Exit::Signal(9), WAS_WELL), Next::Restart(Duration::ZERO));
+        assert_eq!(back_off.after(Exit::Signal(9), Duration::ZERO), Next::Restart(BACK_OFF_MAX));
+        assert_eq!(back_off.after(Exit::Signal(6), STEADY), Next::Restart(Duration::ZERO));
         assert_eq!(back_off.after(Exit::Unknown, Duration::ZERO), Next::Restart(BACK_OFF_FIRST));
         back_off.failures = u32::MAX;
         assert_eq!(back_off.after(Exit::Unknown, Duration::ZERO), Next::Restart(BACK_OFF_MAX));

@@ -27,6 +27,10 @@ use super::tree::{self, LayerFile, Tree};
 const LOOKS: u32 = 20;
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How long a lock is waited for that may be passing: a process that starts another one shares its descriptors, locks
+/// included, with the child until the child has become another program.
+const PASSING: Duration = Duration::from_millis(500);
+
 /// The volume as a snapshot, or the head, has it.
 #[derive(Debug)]
 pub struct SnapshotView {
@@ -70,13 +74,13 @@ impl SnapshotView {
     }
 
     fn load(path: &Path, snapshot: Option<&str>, alone: bool) -> Result<Self, OpenError> {
-        let now = Instant::now();
-        let lock = if alone { Some(lock_directory(path, false, now)?) } else { None };
+        let deadline = Instant::now() + PASSING;
+        let lock = if alone { Some(lock_directory(path, false, deadline)?) } else { None };
         let records = Records { directory: path };
         if records.load::<Creating>()?.is_some() {
             return Err(damaged(path, Damage::Unfinished));
         }
-        let locked = if alone { lock_layers(path, false, now)? } else { open_layers(path)? };
+        let locked = if alone { lock_layers(path, false, deadline)? } else { open_layers(path)? };
         let tree = tree::load(path)?;
         let ours = check_usable(&records, &tree)?;
         let top = find(path, &tree, snapshot)?;
@@ -90,7 +94,7 @@ impl SnapshotView {
             infos.push(info(&layer.name, &layer.meta, layer.length, allocated));
             layers.push(parts);
         }
-        let backing = open_backing(path, &tree.volume, now)?;
+        let backing = open_backing(path, &tree.volume, deadline)?;
         let mut chain: Vec<usize> = backing.is_some().then_some(layers.len()).into_iter().collect();
         chain.append(&mut below);
         layers.extend(backing);
@@ -124,7 +128,7 @@ impl SnapshotView {
         for (range, held) in self.held(extent) {
             let Some(part) = bytes(range).intersection(extent) else { continue };
             let at = |n: u64| usize::try_from(n - offset).unwrap_or(usize::MAX);
-            read_layer(&self.layers[held].file, part.offset, &mut buffer[at(part.offset)..at(part.end())])?;
+            read_layer(&self.layers[held], part.offset, &mut buffer[at(part.offset)..at(part.end())])?;
         }
         Ok(())
     }
@@ -149,7 +153,7 @@ impl SnapshotView {
             while !rest.is_empty() {
                 let now = rest.len.min(STEP);
                 let part = &mut buffer[..usize::try_from(now).unwrap_or(0)];
-                read_layer(&self.layers[held].file, rest.offset, part)?;
+                read_layer(&self.layers[held], rest.offset, part)?;
                 write_sparse(out, rest.offset, part)?;
                 rest = Extent::new(rest.offset + now, rest.len - now);
                 progress(rest.offset, self.size);
@@ -198,12 +202,15 @@ fn open_layer(
             Some(load_zero_map(path, id, &map, files.tree.volume.size(), false)?)
         }
     };
-    Ok(LayerParts { name: Some(layer.name.clone()), file: Arc::clone(&file), length: layer.length, zero })
+    Ok(LayerParts { name: Some(layer.name.clone()), file: Arc::clone(&file), length: layer.length, zero, image: None })
 }
 
-/// Fills the buffer from a file; what lies behind its end is zero.
-fn read_layer(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-    let mut done = 0;
+/// Fills the buffer from a layer; what lies behind its end is zero.
+fn read_layer(layer: &LayerParts, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+    if let Some(image) = &layer.image {
+        return image.read_at(offset, buffer);
+    }
+    let (file, mut done) = (&layer.file, 0);
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset + done as u64) {
             Ok(0) => break,
