@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use lh_block::{Generation, check_name};
+use lh_block::{BLOCK, Generation, check_name};
 use thiserror::Error;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -34,12 +34,18 @@ pub trait EngineControl: Send + Sync + 'static {
     /// Takes a snapshot on every member, or on none. Answers when it is durable.
     fn snapshot(&self, request: SnapshotRequest) -> Answer<()>;
 
+    /// Carries out an operation of the volume. Answers when it is durable, or has begun, as each says.
+    fn operate(&self, operation: Operation) -> Answer<()>;
+
+    /// How far folding is, for each replica that folds or failed to.
+    fn purges(&self) -> Vec<PurgeProgress>;
+
     /// Takes the frontend away, flushes, closes every replica cleanly and ends the engine's process soon afterwards.
     /// Refused, with nothing changed, while somebody uses the device.
     fn shutdown(&self) -> Answer<()>;
 
-    /// Rates since the last time it was asked.
-    fn metrics(&self) -> EngineMetrics;
+    /// What it did lately; see the message's own description.
+    fn activity(&self) -> ptypes::Activity;
 }
 
 /// Why an engine did not do what it was asked. The texts are one sentence each.
@@ -68,6 +74,60 @@ impl From<EngineError> for Status {
             EngineError::Failed(text) => Self::internal(text),
         }
     }
+}
+
+/// What a volume can be asked beyond a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Marks a snapshot as removed, on every member or on none. Answers when that is durable.
+    RemoveSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Begins to fold removed snapshots away.
+    Purge,
+    /// Makes the volume's bytes those of a snapshot. Refused while something is shown. Answers when it is durable.
+    Revert {
+        /// The snapshot's name, checked.
+        name: String,
+    },
+    /// Makes the volume larger. Answers when it is durable and the frontend shows it.
+    Expand {
+        /// Bytes.
+        size: u64,
+    },
+    /// Adds a replica, which is then brought in sync. Answers as soon as it is configured.
+    AddReplica {
+        /// Its name.
+        name: String,
+        /// `unix:PATH`.
+        address: String,
+    },
+    /// Takes a replica out.
+    RemoveReplica {
+        /// Its name.
+        name: String,
+    },
+    /// Brings a replica in sync anew.
+    RebuildReplica {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// How far a replica is with folding a snapshot away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PurgeProgress {
+    /// The replica.
+    pub replica: String,
+    /// The snapshot that goes; empty if none does now.
+    pub snapshot: String,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// Why the last fold did not end; empty if it did.
+    pub error: String,
 }
 
 /// A snapshot to take.
@@ -115,25 +175,8 @@ pub struct EngineReplica {
     pub mode: ptypes::ReplicaMode,
     /// One sentence that says why it is not RW; empty if it is.
     pub reason: String,
-    /// Per cent of a running rebuild.
-    pub rebuild_progress: u8,
-}
-
-/// Rates per second and mean times since the last time they were asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineMetrics {
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Mean time of a read in nanoseconds.
-    pub read_latency: u64,
-    /// Mean time of a write in nanoseconds.
-    pub write_latency: u64,
-    /// Reads.
-    pub reads: u64,
-    /// Writes.
-    pub writes: u64,
+    /// Bytes done and bytes in all of a running rebuild.
+    pub rebuild: Option<(u64, u64)>,
 }
 
 /// Serves the engine on a unix socket until it is dropped.
@@ -143,9 +186,15 @@ pub struct EngineMetrics {
 pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>) -> io::Result<()> {
     let volume = engine.status().volume;
     let identity = Identity { volume, instance: instance.to_owned(), role: "controller" };
+    let operations = crate::operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
     let peers = TrustedPeers::new(bind_private(socket)?);
-    Server::builder().add_service(service).serve_with_incoming(peers).await.map_err(io::Error::other)
+    Server::builder()
+        .add_service(service)
+        .add_service(operations)
+        .serve_with_incoming(peers)
+        .await
+        .map_err(io::Error::other)
 }
 
 struct Service {
@@ -175,12 +224,33 @@ impl Service {
     }
 }
 
+impl Service {
+    fn find(&self, is_it: impl Fn(&EngineReplica) -> bool) -> Result<ptypes::ControllerReplica, Status> {
+        let found = self.engine.status().replicas.into_iter().find(is_it);
+        found.map(replica).ok_or_else(|| Status::not_found("the volume has no such replica"))
+    }
+}
+
+fn is_wanted(replica: &EngineReplica, wanted: &ptypes::ReplicaAddress) -> bool {
+    replica.address == wanted.address || !wanted.instance_name.is_empty() && replica.name == wanted.instance_name
+}
+
+/// The replica's name in the path of its data socket, which is named after it.
+fn name_of(address: &str) -> Option<String> {
+    let file = Path::new(address.strip_prefix("unix:")?).file_name()?.to_str()?;
+    Some(file.split('.').next()?.to_owned()).filter(|name| !name.is_empty())
+}
+
 fn replica(replica: EngineReplica) -> ptypes::ControllerReplica {
+    let (done, total) = replica.rebuild.unwrap_or_default();
+    let percent = done.saturating_mul(100).checked_div(total).unwrap_or(0).min(100);
     ptypes::ControllerReplica {
         address: Some(ptypes::ReplicaAddress { address: replica.address, instance_name: replica.name }),
         mode: replica.mode.into(),
         reason: replica.reason,
-        rebuild_progress: replica.rebuild_progress.into(),
+        rebuild_progress: i32::try_from(percent).unwrap_or(100),
+        rebuild_done: done,
+        rebuild_total: total,
     }
 }
 
@@ -217,6 +287,47 @@ impl ControllerService for Service {
         Ok(Response::new(ptypes::VolumeSnapshotReply { name }))
     }
 
+    async fn volume_revert(
+        &self,
+        request: Request<ptypes::VolumeRevertRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        self.engine.operate(Operation::Revert { name: request.into_inner().name }).await?;
+        Ok(Response::new(self.volume()))
+    }
+
+    async fn volume_expand(
+        &self,
+        request: Request<ptypes::VolumeExpandRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        let wanted = request.into_inner().size;
+        let size = u64::try_from(wanted).ok().filter(|size| *size > 0 && size % BLOCK == 0).ok_or_else(|| {
+            Status::invalid_argument(format!("{wanted} bytes are no volume's size: give a multiple of {BLOCK}"))
+        })?;
+        self.engine.operate(Operation::Expand { size }).await?;
+        Ok(Response::new(self.volume()))
+    }
+
+    /// As Longhorn's: the replica is at the address, and its name is whatever tells it from the others there.
+    async fn controller_replica_create(
+        &self,
+        request: Request<ptypes::ControllerReplicaCreateRequest>,
+    ) -> Result<Response<ptypes::ControllerReplica>, Status> {
+        // No snapshot is taken for a rebuild, whether one is asked for or not.
+        let address = request.into_inner().address;
+        let name = name_of(&address).ok_or_else(|| {
+            Status::invalid_argument(format!("{address:?} is not unix:PATH of a replica's data socket"))
+        })?;
+        self.engine.operate(Operation::AddReplica { name: name.clone(), address }).await?;
+        self.find(|r| r.name == name).map(Response::new)
+    }
+
+    async fn replica_delete(&self, request: Request<ptypes::ReplicaAddress>) -> Result<Response<()>, Status> {
+        let wanted = request.into_inner();
+        let address = self.find(|r| is_wanted(r, &wanted))?.address.unwrap_or_default();
+        self.engine.operate(Operation::RemoveReplica { name: address.instance_name }).await?;
+        Ok(Response::new(()))
+    }
+
     async fn replica_list(&self, _: Request<()>) -> Result<Response<ptypes::ReplicaListReply>, Status> {
         let replicas = self.engine.status().replicas.into_iter().map(replica).collect();
         Ok(Response::new(ptypes::ReplicaListReply { replicas }))
@@ -227,13 +338,7 @@ impl ControllerService for Service {
         request: Request<ptypes::ReplicaAddress>,
     ) -> Result<Response<ptypes::ControllerReplica>, Status> {
         let wanted = request.into_inner();
-        let found = self.engine.status().replicas.into_iter().find(|r| {
-            r.address == wanted.address || !wanted.instance_name.is_empty() && r.name == wanted.instance_name
-        });
-        match found {
-            Some(found) => Ok(Response::new(replica(found))),
-            None => Err(Status::not_found(format!("there is no replica at {:?}", wanted.address))),
-        }
+        self.find(|r| is_wanted(r, &wanted)).map(Response::new)
     }
 
     async fn version_detail_get(
@@ -255,23 +360,23 @@ impl ControllerService for Service {
     }
 
     async fn metrics_get(&self, _: Request<()>) -> Result<Response<ptypes::MetricsGetReply>, Status> {
-        let metrics = self.engine.metrics();
+        let activity = self.engine.activity();
+        let reads = activity.reads.unwrap_or_default();
+        let writes = activity.writes.unwrap_or_default();
         let metrics = ptypes::Metrics {
-            read_throughput: metrics.read_bytes,
-            write_throughput: metrics.write_bytes,
-            read_latency: metrics.read_latency,
-            write_latency: metrics.write_latency,
-            read_iops: metrics.reads,
-            write_iops: metrics.writes,
+            read_throughput: reads.throughput,
+            write_throughput: writes.throughput,
+            read_latency: reads.mean,
+            write_latency: writes.mean,
+            read_iops: reads.rate,
+            write_iops: writes.rate,
         };
-        Ok(Response::new(ptypes::MetricsGetReply { metrics: Some(metrics) }))
+        Ok(Response::new(ptypes::MetricsGetReply { metrics: Some(metrics), activity: Some(activity) }))
     }
 
     unbuilt! {
         volume_start(ptypes::VolumeStartRequest) -> ptypes::Volume,
             "VolumeStart is not built: an engine starts with the replicas of its command line";
-        volume_revert(ptypes::VolumeRevertRequest) -> ptypes::Volume, "VolumeRevert is not built yet";
-        volume_expand(ptypes::VolumeExpandRequest) -> ptypes::Volume, "VolumeExpand is not built yet";
         volume_frontend_start(ptypes::VolumeFrontendStartRequest) -> ptypes::Volume,
             "VolumeFrontendStart is not built: an engine starts with the frontend of its command line";
         volume_frontend_shutdown(()) -> ptypes::Volume,
@@ -284,9 +389,6 @@ impl ControllerService for Service {
             "VolumeSnapshotMaxSizeSet is not built yet";
         volume_io(ptypes::VolumeIoRequest) -> ptypes::VolumeIoResponse,
             "VolumeIO is not built: data goes through the frontend";
-        controller_replica_create(ptypes::ControllerReplicaCreateRequest) -> ptypes::ControllerReplica,
-            "ControllerReplicaCreate is not built yet";
-        replica_delete(ptypes::ReplicaAddress) -> (), "ReplicaDelete is not built yet";
         replica_update(ptypes::ControllerReplica) -> ptypes::ControllerReplica,
             "ReplicaUpdate is not built: the engine alone decides a replica's mode";
         replica_prepare_rebuild(ptypes::ReplicaAddress) -> ptypes::ReplicaPrepareRebuildReply,

@@ -9,6 +9,12 @@ pub mod ptypes {
     tonic::include_proto!("ptypes");
 }
 
+/// Package `longhorn.volume`: what an engine can be asked beyond Longhorn's service.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod volume {
+    tonic::include_proto!("longhorn.volume");
+}
+
 /// The service of the instance manager, which Longhorn keeps outside of any package.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
 pub mod imrpc {

@@ -35,7 +35,8 @@ fn declared() -> BTreeSet<Row> {
     let mut rows = BTreeSet::new();
     for file in &set.file {
         let package = match file.package() {
-            "google.protobuf" => continue,
+            // The second is this project's own.
+            "google.protobuf" | "longhorn.volume" => continue,
             "" => "(none)",
             package => package,
         };

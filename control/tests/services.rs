@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineMetrics, EngineReplica, EngineStatus, SnapshotRequest,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, SnapshotRequest,
 };
-use control::proto::ptypes;
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::{ptypes, volume};
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::replica::{Layer, ReplicaControl, ReplicaStatus, chain_of};
@@ -35,7 +36,7 @@ impl EngineControl for Engine {
                 address: "unix:/r/1.sock".into(),
                 mode: ptypes::ReplicaMode::Wo,
                 reason: "it is being brought in sync".into(),
-                rebuild_progress: 40,
+                rebuild: Some((400, 1000)),
             }],
             ..Default::default()
         }
@@ -52,12 +53,26 @@ impl EngineControl for Engine {
         Box::pin(std::future::ready(answer))
     }
 
+    fn operate(&self, operation: Operation) -> Answer<()> {
+        Box::pin(async move {
+            match operation {
+                Operation::Expand { .. } | Operation::AddReplica { .. } => Ok(()),
+                other => Err(EngineError::NotNow(format!("{other:?} was asked for"))),
+            }
+        })
+    }
+
+    fn purges(&self) -> Vec<PurgeProgress> {
+        vec![PurgeProgress { replica: "demo-r-1".into(), done: 1, total: 2, ..PurgeProgress::default() }]
+    }
+
     fn shutdown(&self) -> Answer<()> {
         Box::pin(std::future::ready(Err(EngineError::NotNow("/dev/longhorn/demo is in use by mount".into()))))
     }
 
-    fn metrics(&self) -> EngineMetrics {
-        EngineMetrics { writes: 7, ..Default::default() }
+    fn activity(&self) -> ptypes::Activity {
+        let writes = ptypes::Requests { rate: 7, throughput: 28672, mean: 90, p99: 200, ..Default::default() };
+        ptypes::Activity { window: 1_000_000_000, writes: Some(writes), ..Default::default() }
     }
 }
 
@@ -107,7 +122,11 @@ async fn an_engine_tells_how_it_fares() {
     assert_eq!(client.replica_get(missing).await.unwrap_err().code(), Code::NotFound);
     let version = client.version_detail_get(()).await.unwrap().into_inner().version.unwrap();
     assert_eq!((version.cli_api_version, version.controller_api_version), (12, 6));
-    assert_eq!(client.metrics_get(()).await.unwrap().into_inner().metrics.unwrap().write_iops, 7);
+    let reply = client.metrics_get(()).await.unwrap().into_inner();
+    let longhorns =
+        ptypes::Metrics { write_iops: 7, write_throughput: 28672, write_latency: 90, ..Default::default() };
+    assert_eq!(reply.metrics, Some(longhorns));
+    assert_eq!(reply.activity.unwrap().writes.unwrap().p99, 200);
 }
 
 #[tokio::test]
@@ -134,12 +153,46 @@ async fn refusals_keep_their_sentence() {
         (refused.code(), refused.message()),
         (Code::FailedPrecondition, "/dev/longhorn/demo is in use by mount")
     );
-    let unbuilt = client.volume_expand(ptypes::VolumeExpandRequest { size: 1 }).await.unwrap_err();
-    assert_eq!((unbuilt.code(), unbuilt.message()), (Code::Unimplemented, "VolumeExpand is not built yet"));
+    let unbuilt = client.volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest { size: 1 }).await.unwrap_err();
+    assert_eq!(
+        (unbuilt.code(), unbuilt.message()),
+        (Code::Unimplemented, "VolumeSnapshotMaxSizeSet is not built yet")
+    );
     let mut elsewhere = Request::new(());
     elsewhere.metadata_mut().insert("volume-name", "other".parse().unwrap());
     let refused = client.volume_get(elsewhere).await.unwrap_err();
     assert_eq!(refused.message(), "incorrect volume name other; check controller address");
+}
+
+#[tokio::test]
+async fn operations_reach_the_engine_by_either_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut longhorns = engine(&dir).await;
+    let mut ours = VolumeOperationsClient::new(reach(&dir.path().join("e.sock")).await);
+    let asked = |status: tonic::Status, what: &str| {
+        assert!(status.message().starts_with(what), "{status}");
+    };
+    let revert = ptypes::VolumeRevertRequest { name: "a".into() };
+    asked(longhorns.volume_revert(revert).await.unwrap_err(), "Revert { name: \"a\" }");
+    let expand = |size| ptypes::VolumeExpandRequest { size };
+    longhorns.volume_expand(expand(8192)).await.unwrap();
+    for bad in [-4096, 0, 4097] {
+        let refused = longhorns.volume_expand(expand(bad)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{bad}");
+    }
+    let known = ptypes::ReplicaAddress { instance_name: "demo-r-1".into(), ..Default::default() };
+    asked(longhorns.replica_delete(known).await.unwrap_err(), "RemoveReplica { name: \"demo-r-1\" }");
+    let unknown = ptypes::ReplicaAddress { instance_name: "demo-r-9".into(), ..Default::default() };
+    assert_eq!(longhorns.replica_delete(unknown).await.unwrap_err().code(), Code::NotFound);
+    let name = |name: &str| volume::SnapshotName { name: name.into() };
+    asked(ours.snapshot_remove(name("a")).await.unwrap_err(), "RemoveSnapshot");
+    asked(ours.snapshot_purge(()).await.unwrap_err(), "Purge");
+    assert_eq!(ours.snapshot_purge_status(()).await.unwrap().into_inner().replicas[0].total, 2);
+    let added = volume::NamedReplica { name: "demo-r-2".into(), address: "unix:/r/2.sock".into() };
+    ours.replica_add(added).await.unwrap();
+    let replica = |name: &str| volume::ReplicaName { name: name.into() };
+    asked(ours.replica_remove(replica("demo-r-1")).await.unwrap_err(), "RemoveReplica");
+    asked(ours.replica_rebuild(replica("demo-r-1")).await.unwrap_err(), "RebuildReplica");
 }
 
 #[tokio::test]

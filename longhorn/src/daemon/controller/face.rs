@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineMetrics, EngineReplica, EngineStatus, SnapshotRequest,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, SnapshotRequest,
 };
-use control::proto::ptypes::ReplicaMode;
-use crossbeam_channel::Sender;
+use control::proto::ptypes::{self, ReplicaMode};
+use crossbeam_channel::{Receiver, Sender};
 use datapath::conductor::{Command, CommandError, Mode, ReplicaStatus};
-use datapath::engine::EngineHandle;
-use datapath::queue::Counters;
+use datapath::engine::{EngineHandle, ReplicaAddress};
 use lh_block::Generation;
 
+use super::activity::{Counts, Looks};
 use super::show::Endpoint;
+use crate::arguments::unix_address;
 use crate::daemon::clock;
 
 /// A wish that the engine ends; the answer says whether it does.
@@ -32,43 +33,11 @@ pub(super) struct Face {
     pub(super) volume: String,
     pub(super) generation: Generation,
     /// Where each replica is reached, by name.
-    pub(super) addresses: Vec<(String, String)>,
+    pub(super) addresses: Mutex<Vec<(String, String)>>,
     pub(super) engine: EngineHandle,
     pub(super) shown: Arc<Mutex<Shown>>,
     pub(super) shutdowns: Sender<Shutdown>,
-    pub(super) last_metrics: Mutex<Option<(Instant, Totals)>>,
-}
-
-/// Sums over all queues.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Totals {
-    reads: Sum,
-    writes: Sum,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sum {
-    count: u64,
-    bytes: u64,
-    time: u64,
-}
-
-impl Sum {
-    fn add(&mut self, counters: &Counters) {
-        use std::sync::atomic::Ordering::Relaxed;
-        self.count += counters.count.load(Relaxed);
-        self.bytes += counters.bytes.load(Relaxed);
-        self.time += counters.time.load(Relaxed);
-    }
-
-    /// What was added since.
-    const fn since(self, earlier: Self) -> Self {
-        Self {
-            count: self.count - earlier.count,
-            bytes: self.bytes - earlier.bytes,
-            time: self.time - earlier.time,
-        }
-    }
+    pub(super) looks: Mutex<Looks>,
 }
 
 impl EngineControl for Face {
@@ -100,14 +69,19 @@ impl EngineControl for Face {
     fn snapshot(&self, request: SnapshotRequest) -> Answer<()> {
         let SnapshotRequest { name, labels } = request;
         let command = Command::Snapshot { name, user_created: true, created: clock::now(), labels };
-        let done = self.engine.command(command);
-        Box::pin(async move {
-            let answer = tokio::task::spawn_blocking(move || done.recv()).await;
-            match answer {
-                Ok(Ok(result)) => result.map_err(refusal),
-                Ok(Err(_)) | Err(_) => Err(EngineError::NotNow("the engine is ending".to_owned())),
-            }
-        })
+        ended(self.engine.command(command))
+    }
+
+    fn operate(&self, operation: Operation) -> Answer<()> {
+        let done = match self.begin(operation) {
+            Ok(done) => done,
+            Err(refused) => return Box::pin(std::future::ready(Err(refused))),
+        };
+        ended(done)
+    }
+
+    fn purges(&self) -> Vec<PurgeProgress> {
+        Vec::new()
     }
 
     fn shutdown(&self) -> Answer<()> {
@@ -120,33 +94,44 @@ impl EngineControl for Face {
         })
     }
 
-    fn metrics(&self) -> EngineMetrics {
-        let mut now = Totals::default();
-        for queue in self.engine.stats() {
-            now.reads.add(&queue.reads);
-            now.writes.add(&queue.writes);
-        }
-        let mut last = lock(&self.last_metrics);
-        let (since, before) = last.unwrap_or_else(|| (Instant::now(), Totals::default()));
-        let millis = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-        *last = Some((Instant::now(), now));
-        let (reads, writes) = (now.reads.since(before.reads), now.writes.since(before.writes));
-        let per_second = |n: u64| n.saturating_mul(1000) / millis;
-        let mean = |sum: Sum| sum.time.checked_div(sum.count).unwrap_or(0);
-        EngineMetrics {
-            read_bytes: per_second(reads.bytes),
-            write_bytes: per_second(writes.bytes),
-            read_latency: mean(reads),
-            write_latency: mean(writes),
-            reads: per_second(reads.count),
-            writes: per_second(writes.count),
-        }
+    fn activity(&self) -> ptypes::Activity {
+        let queues = self.engine.stats().iter().map(|queue| &**queue);
+        let counts = Counts::of(queues, self.engine.status().replicas);
+        lock(&self.looks).until(Instant::now(), counts)
     }
 }
 
+/// The end of a command that was begun.
+fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
+    Box::pin(async move {
+        let answer = tokio::task::spawn_blocking(move || done.recv()).await;
+        match answer {
+            Ok(Ok(result)) => result.map_err(refusal),
+            Ok(Err(_)) | Err(_) => Err(EngineError::NotNow("the engine is ending".to_owned())),
+        }
+    })
+}
+
 impl Face {
+    fn begin(&self, operation: Operation) -> Result<Receiver<Result<(), CommandError>>, EngineError> {
+        let command = match operation {
+            Operation::RemoveSnapshot { name } => Command::RemoveSnapshot { name },
+            Operation::RemoveReplica { name } => Command::RemoveReplica { name },
+            Operation::RebuildReplica { name } => Command::Rebuild { name },
+            Operation::AddReplica { name, address } => {
+                let path = unix_address(&address).map_err(EngineError::Invalid)?;
+                lock(&self.addresses).push((name.clone(), address));
+                return Ok(self.engine.add_replica(ReplicaAddress { name, address: path.into() }));
+            }
+            Operation::Purge => return Err(EngineError::NotNow("folding is not built yet".to_owned())),
+            Operation::Revert { .. } => return Err(EngineError::NotNow("reverting is not built yet".to_owned())),
+            Operation::Expand { .. } => return Err(EngineError::NotNow("expanding is not built yet".to_owned())),
+        };
+        Ok(self.engine.command(command))
+    }
+
     fn replica(&self, replica: ReplicaStatus) -> EngineReplica {
-        let address = self.addresses.iter().find(|(name, _)| *name == replica.name);
+        let address = lock(&self.addresses).iter().find(|(name, _)| *name == replica.name).cloned();
         let reason = match (replica.mode, replica.last_error) {
             (Mode::Rw, _) => String::new(),
             (Mode::Wo, _) => "it is being brought in sync".to_owned(),
@@ -154,9 +139,8 @@ impl Face {
             (Mode::Err, None) if replica.connected => "it is not in sync".to_owned(),
             (Mode::Err, None) => "it does not answer".to_owned(),
         };
-        let progress = replica.rebuild.map_or(0, |p| p.done.saturating_mul(100) / p.total.max(1));
         EngineReplica {
-            address: address.map(|(_, address)| address.clone()).unwrap_or_default(),
+            address: address.map(|(_, address)| address).unwrap_or_default(),
             name: replica.name,
             mode: match replica.mode {
                 Mode::Rw => ReplicaMode::Rw,
@@ -164,7 +148,7 @@ impl Face {
                 Mode::Err => ReplicaMode::Err,
             },
             reason,
-            rebuild_progress: u8::try_from(progress.min(100)).unwrap_or(100),
+            rebuild: replica.rebuild.map(|progress| (progress.done, progress.total)),
         }
     }
 }

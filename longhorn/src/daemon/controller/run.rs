@@ -1,7 +1,7 @@
 //! An engine's life: its locks, the engine, its face, the frontend; and the way back.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::engine::EngineError;
@@ -13,6 +13,7 @@ use lh_block::Generation;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
+use super::activity::Looks;
 use super::authority::OnHost;
 use super::face::{Face, Shown, Shutdown};
 use super::queues::{DEPTH, Notice, Queues};
@@ -124,11 +125,11 @@ fn serve_face(
     let face = Arc::new(Face {
         volume: args.volume.clone(),
         generation,
-        addresses: args.replicas.iter().map(address).collect(),
+        addresses: Mutex::new(args.replicas.iter().map(address).collect()),
         engine: handle.clone(),
         shown: shown.clone(),
         shutdowns: sender.clone(),
-        last_metrics: Mutex::new(None),
+        looks: Mutex::new(Looks::new(Instant::now())),
     });
     let socket = args.listen.clone();
     let instance = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));

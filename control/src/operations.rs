@@ -1,0 +1,64 @@
+//! The gRPC face of what a volume can be asked beyond Longhorn's `ControllerService`.
+
+use std::sync::Arc;
+
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Request, Response, Status};
+
+use crate::engine::{EngineControl, Operation, PurgeProgress};
+use crate::proto::volume;
+use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
+use crate::transport::Identity;
+
+/// The service over an engine.
+pub(crate) fn service(
+    engine: Arc<dyn EngineControl>,
+    identity: Identity,
+) -> InterceptedService<VolumeOperationsServer<Service>, Identity> {
+    VolumeOperationsServer::with_interceptor(Service { engine }, identity)
+}
+
+pub(crate) struct Service {
+    engine: Arc<dyn EngineControl>,
+}
+
+impl Service {
+    async fn operate(&self, operation: Operation) -> Result<Response<()>, Status> {
+        self.engine.operate(operation).await?;
+        Ok(Response::new(()))
+    }
+}
+
+fn progress(purge: PurgeProgress) -> volume::ReplicaPurge {
+    let PurgeProgress { replica, snapshot, done, total, error } = purge;
+    volume::ReplicaPurge { replica, snapshot, done, total, error }
+}
+
+#[tonic::async_trait]
+impl VolumeOperations for Service {
+    async fn snapshot_remove(&self, request: Request<volume::SnapshotName>) -> Result<Response<()>, Status> {
+        self.operate(Operation::RemoveSnapshot { name: request.into_inner().name }).await
+    }
+
+    async fn snapshot_purge(&self, _: Request<()>) -> Result<Response<()>, Status> {
+        self.operate(Operation::Purge).await
+    }
+
+    async fn snapshot_purge_status(&self, _: Request<()>) -> Result<Response<volume::PurgeStatus>, Status> {
+        let replicas = self.engine.purges().into_iter().map(progress).collect();
+        Ok(Response::new(volume::PurgeStatus { replicas }))
+    }
+
+    async fn replica_add(&self, request: Request<volume::NamedReplica>) -> Result<Response<()>, Status> {
+        let volume::NamedReplica { name, address } = request.into_inner();
+        self.operate(Operation::AddReplica { name, address }).await
+    }
+
+    async fn replica_remove(&self, request: Request<volume::ReplicaName>) -> Result<Response<()>, Status> {
+        self.operate(Operation::RemoveReplica { name: request.into_inner().name }).await
+    }
+
+    async fn replica_rebuild(&self, request: Request<volume::ReplicaName>) -> Result<Response<()>, Status> {
+        self.operate(Operation::RebuildReplica { name: request.into_inner().name }).await
+    }
+}
