@@ -1,6 +1,7 @@
 //! `longhornctl`: volumes for people. Results go to standard output, progress and errors to standard error; the exit
 //! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
 
+mod activity;
 mod args;
 mod device;
 mod doctor;
@@ -8,6 +9,7 @@ mod down;
 mod import;
 mod kernel;
 mod manager;
+mod members;
 mod observe;
 mod output;
 mod progress;
@@ -15,7 +17,9 @@ mod remove;
 mod replica;
 mod show;
 mod snapshot;
+mod snapshot_tree;
 mod up;
+mod watch;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -71,18 +75,24 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Up(args) => up::run(context, args).await,
         Command::Down(args) => down::run(context, &args).await,
         Command::Ls => show::list(context).await,
-        Command::Status { volume, watch } => show::status(context, &volume, watch).await,
+        Command::Status { volume, watch: true } => watch::watch(context, &volume).await,
+        Command::Status { volume, watch: false } => show::status(context, &volume).await,
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
         Command::Snapshot { command } => match command {
             SnapshotCommand::Create { volume, name } => snapshot::create(context, &volume, name).await,
             SnapshotCommand::Ls { volume } => snapshot::list(context, &volume).await,
+            SnapshotCommand::Tree { volume } => snapshot::tree(context, &volume).await,
+            SnapshotCommand::Rm { volume, name } => snapshot::remove(context, &volume, &name).await,
             SnapshotCommand::Export { volume, name, file } => {
                 snapshot::export(context, &volume, &name, &file).await
             }
         },
         Command::Replica { command } => match command {
             ReplicaCommand::Ls { volume } => replica::list(context, &volume).await,
+            ReplicaCommand::Add { volume, dir } => members::add(context, &volume, dir).await,
+            ReplicaCommand::Rm { volume, replica } => members::remove(context, &volume, &replica).await,
+            ReplicaCommand::Rebuild { volume, replica } => members::rebuild(context, &volume, &replica).await,
             ReplicaCommand::Export { directory, snapshot, file } => {
                 replica::export(&directory, snapshot.as_deref(), &file)
             }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::arguments::{DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, snapshot_name, volume_name};
+use crate::arguments::{
+    DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, process_name, snapshot_name, volume_name,
+};
 
 /// Replicated block volumes on this host.
 #[derive(Debug, Parser)]
@@ -54,7 +56,7 @@ pub(super) enum Command {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
-        /// Go on, and show every change
+        /// Go on: every change, and every second what is being done
         #[arg(short, long)]
         watch: bool,
     },
@@ -78,12 +80,12 @@ pub(super) enum Command {
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// Take, list and export snapshots
+    /// Take, list, remove and export snapshots
     Snapshot {
         #[command(subcommand)]
         command: SnapshotCommand,
     },
-    /// List replicas, and export from a replica's directory
+    /// List, add, remove and rebuild replicas, and export from a replica's directory
     Replica {
         #[command(subcommand)]
         command: ReplicaCommand,
@@ -162,6 +164,22 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
     },
+    /// Show how a volume's snapshots stand on each other
+    Tree {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+    },
+    /// Mark a snapshot as removed, on every replica or on none
+    #[command(after_help = SNAPSHOT_RM_HELP)]
+    Rm {
+        /// Name of the volume, which is up
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = snapshot_name)]
+        name: String,
+    },
     /// Write a snapshot's bytes to a file, holes as holes
     #[command(after_help = SNAPSHOT_EXPORT_HELP)]
     Export {
@@ -183,6 +201,35 @@ pub(super) enum ReplicaCommand {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
+    },
+    /// Add a replica and bring it in sync; prints its name
+    #[command(after_help = REPLICA_ADD_HELP)]
+    Add {
+        /// Name of the volume, which is up
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Where its files go: a new or an empty directory, best on a disk of its own
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// Take a replica out and delete its data
+    #[command(after_help = REPLICA_RM_HELP)]
+    Rm {
+        /// Name of the volume, which is up
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the replica
+        #[arg(value_parser = process_name)]
+        replica: String,
+    },
+    /// Bring a replica in sync anew
+    Rebuild {
+        /// Name of the volume, which is up
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the replica
+        #[arg(value_parser = process_name)]
+        replica: String,
     },
     /// Write the bytes of a replica directory, Longhorn's or ours, to a file; no engine is needed
     #[command(after_help = REPLICA_EXPORT_HELP)]
@@ -249,9 +296,28 @@ Examples:
 The bytes are those of one moment, as after a power cut. With `fsfreeze` around it, a file system is
 clean in it.";
 
+const SNAPSHOT_RM_HELP: &str = "\
+Example:
+  longhornctl snapshot rm demo before-upgrade
+
+It is no longer offered from then on. Its space comes back when it is folded away.";
+
 const SNAPSHOT_EXPORT_HELP: &str = "\
 Example:
   longhornctl snapshot export demo before-upgrade demo.img";
+
+const REPLICA_ADD_HELP: &str = "\
+Examples:
+  longhornctl replica add demo
+  longhornctl replica add demo --dir /mnt/disk2/demo
+
+I/O goes on meanwhile. Interrupting this command does not stop the rebuild.";
+
+const REPLICA_RM_HELP: &str = "\
+Example:
+  longhornctl replica rm demo demo-r-0a1b2c3d
+
+The last replica in sync is never taken out.";
 
 const REPLICA_EXPORT_HELP: &str = "\
 Examples:

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{Root, VolumeLock, VolumeRecord, VolumeState, engine_name, sync_dir};
+use control::host::{ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name, sync_dir};
 
 use super::Context;
 use super::observe::has_processes;
@@ -52,20 +52,29 @@ fn confirmed(record: &VolumeRecord) -> Result<bool> {
 /// caller holds the volume's lock, and no process of the volume is left.
 pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
     for replica in &record.replicas {
-        let directory = &replica.directory;
-        let removed = if replica.imported { remove_replica_files(directory) } else { remove_tree(directory) };
-        removed.with_context(|| format!("{} cannot be deleted", directory.display()))?;
+        self::replica(root, replica)?;
     }
-    for name in record.replicas.iter().map(|r| r.name.clone()).chain([engine_name(&record.name)]) {
-        let log = root.log(&name);
-        let mut older = log.clone().into_os_string();
-        older.push(".1");
-        for path in [log, older.into(), root.control_socket(&name), root.data_socket(&name)] {
-            // What is left of these is no data and stands in nobody's way.
-            let _ = fs::remove_file(path);
-        }
-    }
+    leftovers(root, &engine_name(&record.name));
     Ok(record.remove(root)?)
+}
+
+/// Deletes a replica's files, its log and its sockets. Its process is gone.
+pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
+    let directory = &replica.directory;
+    let removed = if replica.imported { remove_replica_files(directory) } else { remove_tree(directory) };
+    removed.with_context(|| format!("{} cannot be deleted", directory.display()))?;
+    leftovers(root, &replica.name);
+    Ok(())
+}
+
+/// Deletes a process's log and sockets. What is left of these is no data and stands in nobody's way.
+fn leftovers(root: &Root, name: &str) {
+    let log = root.log(name);
+    let mut older = log.clone().into_os_string();
+    older.push(".1");
+    for path in [log, older.into(), root.control_socket(name), root.data_socket(name)] {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// Deletes a directory of ours.

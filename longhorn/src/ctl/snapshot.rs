@@ -8,15 +8,16 @@ use anyhow::{Context as _, Result, bail};
 use control::host::{Root, VolumeRecord};
 use control::proto::ptypes;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use control::proto::volume::SnapshotName;
 use control::replica::{Layer, chain_of};
 use lh_block::format_size;
 use serde::Serialize;
 
-use super::Context;
 use super::args::Output;
 use super::observe::{VolumeView, connect_engine, observe};
 use super::output::{print, print_json, print_table, table};
 use super::replica::write_out;
+use super::{Context, members, snapshot_tree};
 
 /// How long a replica may take to tell its chain.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
@@ -81,6 +82,27 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
             print_table(&rows)
         }
     }
+}
+
+pub(super) async fn tree(context: &Context, volume: &str) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    let snapshots = snapshots(context, &record).await?;
+    match context.output {
+        Output::Json => print_json(&snapshots),
+        Output::Table => print(&snapshot_tree::drawn(&snapshots)),
+    }
+}
+
+pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    let mut engine = members::connect(&context.root, &record.name).await?;
+    let asked = engine.snapshot_remove(SnapshotName { name: name.to_owned() }).await;
+    asked.with_context(|| format!("snapshot {name} of volume {volume} stays"))?;
+    if context.output == Output::Json {
+        return print_json(&snapshots(context, &record).await?.into_iter().find(|s| s.name == name));
+    }
+    eprintln!("{name} is marked as removed");
+    Ok(())
 }
 
 pub(super) async fn export(context: &Context, volume: &str, name: &str, file: &Path) -> Result<()> {

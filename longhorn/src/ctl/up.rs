@@ -133,7 +133,7 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     let replicas = record.replicas.len();
     if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
         bail!(
-            "volume {volume} has {replicas} replicas: changing that is for `longhornctl replica add` and `replica rm`, which this build does not have yet"
+            "volume {volume} has {replicas} replicas: change that with `longhornctl replica add {volume}` or `replica rm`"
         );
     }
     if args.block_size.is_some_and(|b| b != record.block_size) {
@@ -212,7 +212,7 @@ async fn given_up(manager: &mut Manager, record: &VolumeRecord, engine: &str) ->
     Ok(ended.map(str::to_owned).collect())
 }
 
-fn replica_args(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> ReplicaArgs {
+pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> ReplicaArgs {
     ReplicaArgs {
         directory: replica.directory.clone(),
         size: Some(record.size),

@@ -1,11 +1,12 @@
 //! An engine's life: its locks, the engine, its face, the frontend; and the way back.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::engine::EngineError;
-use control::host::{self, LiveDirs, LiveError, LiveLock, Root, engine_name};
+use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
@@ -38,11 +39,12 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let _live = take_name(&args.volume, &root)?;
     let (generation, authority) = authority(args)?;
     let show = Show::prepare(args.frontend, &args.volume, root.path(), args.block_size, args.nbd_listen)?;
-    let (handle, parts, events) =
-        engine::start(options(args, generation, authority)?).context("the engine cannot be started")?;
+    let replicas = configured(args, &root)?;
+    let (handle, parts, events) = engine::start(options(args, &replicas, generation, authority)?)
+        .context("the engine cannot be started")?;
     let queues = Queues::start(&handle, parts, show.memory())?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
-    let shutdowns = serve_face(args, generation, &handle, &shown)?;
+    let shutdowns = serve_face(args, &replicas, generation, &handle, &shown)?;
     Life { handle, events, shutdowns, queues, show, shown }.live()
 }
 
@@ -68,24 +70,45 @@ fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Autho
     Ok((generation, Box::new(OnHost(authority))))
 }
 
+/// The replicas of the volume's record, if the authority is the root's own: a restart has the command line of the first
+/// start, and replicas may have come and gone since. Otherwise those of the command line.
+fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, PathBuf)>> {
+    if args.authority.as_deref() != Some(root.volume(&args.volume).as_path()) {
+        return Ok(args.replicas.clone());
+    }
+    match VolumeRecord::load(root, &args.volume) {
+        Ok(record) => Ok(record
+            .replicas
+            .into_iter()
+            .map(|r| {
+                let socket = root.data_socket(&r.name);
+                (r.name, socket)
+            })
+            .collect()),
+        Err(RecordError::Missing { .. }) => Ok(args.replicas.clone()),
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn options(
     args: &ControllerArgs,
+    replicas: &[(String, PathBuf)],
     generation: Generation,
     authority: Box<dyn engine::Authority>,
 ) -> Result<engine::Options> {
     let Some(size) = args.size else {
         return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
     };
-    if args.replicas.is_empty() {
+    if replicas.is_empty() {
         return Err(GivesUp("an engine needs at least one --replica NAME=unix:PATH".to_owned()).into());
     }
-    let address = |(name, path): &(String, std::path::PathBuf)| ReplicaAddress {
+    let address = |(name, path): &(String, PathBuf)| ReplicaAddress {
         name: name.clone(),
         address: path.clone().into(),
     };
     Ok(engine::Options {
         volume: args.volume.clone(),
-        replicas: args.replicas.iter().map(address).collect(),
+        replicas: replicas.iter().map(address).collect(),
         key: host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?,
         generation,
         size,
@@ -115,17 +138,17 @@ fn queues_by_processors() -> u8 {
 /// Starts the thread that answers on the control socket and hears signals. What comes out are wishes to end.
 fn serve_face(
     args: &ControllerArgs,
+    replicas: &[(String, PathBuf)],
     generation: Generation,
     handle: &EngineHandle,
     shown: &Arc<Mutex<Shown>>,
 ) -> Result<Receiver<Shutdown>> {
     let (sender, shutdowns) = unbounded();
-    let address =
-        |(name, path): &(String, std::path::PathBuf)| (name.clone(), format!("unix:{}", path.display()));
+    let address = |(name, path): &(String, PathBuf)| (name.clone(), format!("unix:{}", path.display()));
     let face = Arc::new(Face {
         volume: args.volume.clone(),
         generation,
-        addresses: Mutex::new(args.replicas.iter().map(address).collect()),
+        addresses: Mutex::new(replicas.iter().map(address).collect()),
         engine: handle.clone(),
         shown: shown.clone(),
         shutdowns: sender.clone(),
@@ -191,6 +214,7 @@ impl Life {
         loop {
             select! {
                 recv(self.events) -> event => match event.context("the engine's control thread has ended")? {
+                    Event::Resized { size } => tracing::info!(size, "resized"),
                     Event::Open { size } => {
                         tracing::info!(size, "open");
                         if let Err(e) = self.open() {
@@ -265,7 +289,7 @@ impl Life {
         // Its last word says how it went.
         while let Ok(event) = self.events.recv() {
             match event {
-                Event::Open { .. } => {}
+                Event::Open { .. } | Event::Resized { .. } => {}
                 Event::Stopped(Why::Clean) => return Ok(()),
                 Event::Stopped(why) => return failed(&why.to_string()),
             }

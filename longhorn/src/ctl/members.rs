@@ -1,0 +1,213 @@
+//! `replica add`, `rm` and `rebuild`: who holds a volume's bytes.
+//!
+//! The record names a replica before the engine hears of it and after the engine has let it go: an engine that is started
+//! anew in between takes the record's replicas, and either outcome is whole.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{ReplicaRecord, Root, VolumeLock, VolumeRecord, engine_name};
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::volume::{NamedReplica, ReplicaName};
+use tonic::transport::Channel;
+
+use super::Context;
+use super::args::Output;
+use super::manager::Manager;
+use super::observe::{ReplicaView, observe};
+use super::output::{print, print_json};
+use super::progress::Progress;
+use super::{remove, up};
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a rebuild is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a replica may take to open its new directory and be heard by the engine.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The engine's operations, if the volume is up.
+pub(super) async fn connect(root: &Root, volume: &str) -> Result<VolumeOperationsClient<Channel>> {
+    let socket = root.control_socket(&engine_name(volume));
+    match control::transport::connect(&socket).await {
+        Ok(channel) => Ok(VolumeOperationsClient::new(channel)),
+        Err(_) => bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`"),
+    }
+}
+
+pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathBuf>) -> Result<()> {
+    let root = &context.root;
+    VolumeRecord::load(root, volume)?;
+    let mut progress = Progress::of_bytes("bringing it in sync");
+    let lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let mut record = VolumeRecord::load(root, volume)?;
+    let mut engine = connect(root, volume).await?;
+    let replica = new_replica(root, &mut record, directory)?;
+    let mut manager = Manager::ensure(root).await?;
+    record.store(root)?;
+    manager.create(&replica.name, up::replica_args(root, &record, &replica).command_line()).await?;
+    let address = format!("unix:{}", root.data_socket(&replica.name).display());
+    let asked = engine.replica_add(NamedReplica { name: replica.name.clone(), address }).await;
+    if let Err(refused) = asked {
+        take_back(root, &mut record, &mut manager, &replica).await?;
+        return Err(refused).with_context(|| format!("volume {volume} does not take another replica"));
+    }
+    drop(lock);
+    wait_until_in_sync(context, &record, &replica.name, &mut progress).await?;
+    drop(progress);
+    told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
+}
+
+/// Adds a replica to the record; what it holds of the disk is still nothing.
+fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf>) -> Result<ReplicaRecord> {
+    record.add_replica(root)?;
+    let Some(replica) = record.replicas.last_mut() else { bail!("the record has no replica") };
+    if let Some(directory) = directory {
+        replica.directory = empty_directory(&directory)?;
+    }
+    Ok(replica.clone())
+}
+
+/// A place for a replica: a directory that is empty, or is not there while its parent is.
+fn empty_directory(directory: &Path) -> Result<PathBuf> {
+    match fs::read_dir(directory) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(directory.canonicalize()?),
+            Some(_) => bail!("{} is not empty: name an empty or a new directory", directory.display()),
+        },
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let absolute = std::path::absolute(directory)?;
+            match absolute.parent() {
+                Some(parent) if parent.is_dir() => Ok(absolute),
+                _ => bail!("{} cannot be made: the folder above it is not there", directory.display()),
+            }
+        }
+        Err(e) => Err(e).with_context(|| directory.display().to_string()),
+    }
+}
+
+/// Makes a replica that the engine did not take not exist.
+async fn take_back(
+    root: &Root,
+    record: &mut VolumeRecord,
+    manager: &mut Manager,
+    replica: &ReplicaRecord,
+) -> Result<()> {
+    record.replicas.retain(|r| r.name != replica.name);
+    record.store(root)?;
+    manager.end(std::slice::from_ref(&replica.name)).await?;
+    remove::replica(root, replica)
+}
+
+/// Shows a rebuild until the replica is RW. It goes on without this command, too.
+async fn wait_until_in_sync(
+    context: &Context,
+    record: &VolumeRecord,
+    name: &str,
+    progress: &mut Progress,
+) -> Result<()> {
+    let mut heard_by = Instant::now() + START_PATIENCE;
+    loop {
+        let view = observe(&context.root, record).await?;
+        let Some(replica) = view.replicas.iter().find(|r| r.name == name) else {
+            bail!("replica {name} was taken out by another command");
+        };
+        match replica.mode {
+            "RW" => return Ok(()),
+            "WO" => {
+                heard_by = Instant::now() + START_PATIENCE;
+                if let Some((done, total)) = replica.rebuild {
+                    progress.at(done, total);
+                }
+            }
+            _ if view.state != "attached" => bail!(
+                "volume {0} is {1}: the rebuild goes on when it is up, see `longhornctl status {0}`",
+                record.name,
+                view.state
+            ),
+            _ if Instant::now() > heard_by => bail!(
+                "replica {name} is not in sync yet ({}): the engine goes on trying, see `longhornctl status {} --watch`",
+                if replica.remark.is_empty() { "no reason is known" } else { &replica.remark },
+                record.name
+            ),
+            _ => {}
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    check_known(&record, name)?;
+    let mut engine = connect(&context.root, volume).await?;
+    let mut progress = Progress::of_bytes("bringing it in sync");
+    let asked = engine.replica_rebuild(ReplicaName { name: name.to_owned() }).await;
+    asked.with_context(|| format!("replica {name} cannot be rebuilt"))?;
+    wait_until_in_sync(context, &record, name, &mut progress).await?;
+    drop(progress);
+    told(context, &record, name, &format!("{name} is in sync")).await
+}
+
+pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
+    let root = &context.root;
+    check_known(&VolumeRecord::load(root, volume)?, name)?;
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let mut record = VolumeRecord::load(root, volume)?;
+    let replica = check_known(&record, name)?;
+    let mut engine = connect(root, volume).await?;
+    let mut manager = Manager::ensure(root).await?;
+    let asked = engine.replica_remove(ReplicaName { name: name.to_owned() }).await;
+    match asked {
+        // Taken out by a command that did not get further.
+        Err(status) if status.code() == tonic::Code::NotFound => {}
+        Err(refused) => return Err(refused).with_context(|| format!("replica {name} stays")),
+        Ok(_) => {}
+    }
+    take_back(root, &mut record, &mut manager, &replica).await?;
+    if context.output == Output::Json {
+        return print_json(&observe(root, &record).await?.replicas);
+    }
+    eprintln!("{volume} has {} replicas; the data of {name} is deleted", record.replicas.len());
+    Ok(())
+}
+
+fn check_known(record: &VolumeRecord, name: &str) -> Result<ReplicaRecord> {
+    match record.replica(name) {
+        Some(replica) => Ok(replica.clone()),
+        None => {
+            bail!("volume {} has no replica {name}: `longhornctl replica ls {0}` lists them", record.name)
+        }
+    }
+}
+
+/// The replica as JSON, or its name and a sentence.
+async fn told(context: &Context, record: &VolumeRecord, name: &str, sentence: &str) -> Result<()> {
+    if context.output == Output::Json {
+        let view = observe(&context.root, record).await?;
+        let replica: Option<ReplicaView> = view.replicas.into_iter().find(|r| r.name == name);
+        return print_json(&replica);
+    }
+    eprintln!("{sentence}");
+    print(&format!("{name}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_replica_takes_no_place_that_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("new");
+        assert!(empty_directory(&place).unwrap().ends_with("new"));
+        fs::create_dir(&place).unwrap();
+        assert_eq!(empty_directory(&place).unwrap(), place.canonicalize().unwrap());
+        fs::write(place.join("photo"), "x").unwrap();
+        assert!(empty_directory(&place).unwrap_err().to_string().contains("not empty"));
+        assert!(empty_directory(&dir.path().join("no/where")).unwrap_err().to_string().contains("above"));
+    }
+}

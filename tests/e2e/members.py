@@ -1,0 +1,65 @@
+"""Replicas added, rebuilt and taken out while fio verifies: no error, no mismatch, an engine that is killed in between
+knows them all, and at the end all replicas are equal, snapshots included."""
+import os, signal, threading
+from harness import Host, contents, expect, fio, full, have, kill, say, shown, skip, wait_for
+
+
+def main():
+    if not have("fio"):
+        return skip("members", "no fio")
+    host = Host()
+    volume = host.name("members")
+    host.up(volume, "--size", "256MiB", "--replicas", "2", "--frontend", "nbd-server")
+    stopped = threading.Event()
+    results = []
+
+    def load():
+        while not stopped.is_set():
+            results.append(fio("verify", 4, "--rw=randrw", "--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c",
+                               "--verify_backlog=256", "--verify_fatal=1", "--size=128m", "--ioengine=nbd",
+                               f"--uri=nbd+unix:///{volume}?socket={host.socket(volume)}"))
+    worker = threading.Thread(target=load)
+    worker.start()
+    try:
+        rounds = full(1, 10)
+        for n in range(rounds):
+            host.ctl("snapshot", "create", volume, f"before-{n}")
+            name = host.ctl("replica", "add", volume).stdout.strip()
+            host.healthy(volume, 3)
+            say(f"{name} added")
+            host.ctl("replica", "rebuild", volume, name)
+            host.healthy(volume, 3)
+            first = host.status(volume)["replicas"][0]
+            host.ctl("replica", "rm", volume, first["name"])
+            expect(not os.path.exists(first["path"]), f"{first['path']} is still there")
+            names = {r["name"] for r in host.healthy(volume, 2)["replicas"]}
+            expect(first["name"] not in names and name in names, f"the volume has {names}")
+    finally:
+        stopped.set()
+        worker.join()
+    expect(all(r["jobs"][0]["error"] == 0 for r in results), "fio saw an error")
+
+    # The next engine has the record's replicas, not those of the first start.
+    pid = host.status(volume)["engine_pid"]
+    kill(pid, signal.SIGKILL)
+    wait_for("another engine", lambda: host.status(volume)["engine_pid"] not in (None, pid), 30)
+    after = {r["name"] for r in host.healthy(volume, 2)["replicas"]}
+    expect(after == names, f"a new engine has {after}, not {names}")
+
+    one, other = sorted(names)
+    host.ctl("replica", "rm", volume, one)
+    refused = host.ctl("replica", "rm", volume, other, check=False)
+    expect(refused.returncode == 1 and other in refused.stderr, f"the last replica: {refused.stderr}")
+    added = host.ctl("replica", "add", volume, "--dir", os.path.join(host.root, "elsewhere")).stdout.strip()
+    expect(os.path.exists(os.path.join(host.root, "elsewhere", "volume.meta")), "no replica where --dir says")
+    taken = host.ctl("replica", "add", volume, "--dir", os.path.join(host.root, "elsewhere"), check=False)
+    expect(taken.returncode == 1 and "not empty" in taken.stderr, f"a taken directory: {taken.stderr}")
+    paths = [r["path"] for r in host.healthy(volume, 2)["replicas"]]
+    host.ctl("down", volume)
+    refused = host.ctl("replica", "rm", volume, added, check=False)
+    expect(refused.returncode == 1 and "longhornctl up" in refused.stderr, f"on a stopped volume: {refused.stderr}")
+    expect(len({contents(p) for p in paths}) == 1, "replicas differ")
+    shown(f"{rounds} replicas added, rebuilt and taken out under {len(results)} runs of fio; replicas equal")
+
+
+main()
