@@ -1,0 +1,552 @@
+//! An engine's way to its device: the one that the last engine left behind, or a new one.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lh_block::{BLOCK, Geometry, SECTOR};
+use thiserror::Error;
+
+use crate::abi::{
+    ANY_DEVICE, BasicParams, DEPTH_MAX, DeviceInfo, DeviceState, DiscardParams, Params, attribute,
+    control_op, feature, param_type,
+};
+use crate::channel::Channel;
+use crate::identity::mark;
+use crate::kernel::Control;
+use crate::nodes;
+
+/// What all devices here have, or are not made: to outlive their server, and bytes that the kernel copies where we say.
+const NEEDED: u64 =
+    feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::CMD_IOCTL_ENCODE | feature::USER_COPY;
+
+/// What is used where the kernel has it.
+const WANTED: u64 = feature::UPDATE_SIZE | feature::SAFE_STOP_DEV;
+
+/// How long the kernel may take to notice the death of the server before: it closes its descriptors first, and on a busy
+/// machine with O_DIRECT in flight that was seen to take 3 s.
+const PREDECESSOR: Duration = Duration::from_secs(10);
+
+/// How long a start, stop or removal may take: all of the queues' threads have a part in each.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two looks at a device whose state is about to change.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long a device that is stopped may still be open by somebody who only looks at new devices (partition tables,
+/// udev).
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// Longest discard and write of zeroes: below 4 GiB, of whole blocks. The kernel cuts longer ones in pieces.
+const ZERO_SECTORS: u32 = (u32::MAX >> 9) & !7;
+
+/// Which device an engine wants.
+#[derive(Clone, Debug)]
+pub struct Attach {
+    /// The root whose volume it is: volumes of one name under two roots have two devices.
+    pub owner: String,
+    /// The volume's name.
+    pub volume: String,
+    /// Queues of a new device. The kernel makes no more than the machine has processors.
+    pub queues: u16,
+    /// Requests of each queue at a time: not more than the volume's queues take.
+    pub depth: u16,
+    /// The volume's sizes.
+    pub geometry: Geometry,
+}
+
+/// Why there is no device.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The kernel has no ublk, or one that is too old.
+    #[error("{0}")]
+    Missing(String),
+    /// The volume's device has a server.
+    #[error("/dev/ublkb{device} is served by process {pid}")]
+    Served {
+        /// The number in its name.
+        device: u32,
+        /// By whom.
+        pid: i32,
+    },
+    /// The device that the last engine left behind has other blocks, which a device in use cannot change.
+    #[error(
+        "/dev/ublkb{device} has blocks of {theirs} bytes, the volume has {ours}: stop what uses it, and detach the volume first"
+    )]
+    Blocks {
+        /// The number in its name.
+        device: u32,
+        /// What it has.
+        theirs: u32,
+        /// What was asked for.
+        ours: u32,
+    },
+    /// The kernel refused.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+/// Why a device is not changed or taken away.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// Somebody has it open; nothing has changed.
+    #[error("{0} is in use")]
+    InUse(PathBuf),
+    /// This kernel cannot change a device's size.
+    #[error(
+        "this kernel cannot change the size of a ublk device (Linux 6.16 can): the new size shows when the volume is attached anew"
+    )]
+    FixedSize,
+    /// The kernel refused.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+fn refused(what: impl Into<String>) -> impl FnOnce(io::Error) -> AttachError {
+    let what = what.into();
+    move |source| AttachError::Kernel { what, source }
+}
+
+/// How far a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Made by us, not shown yet.
+    New,
+    /// Left behind by an engine before: its requests wait for us.
+    LeftBehind,
+    /// Shown.
+    Running,
+}
+
+/// A device that this process has for itself.
+#[derive(Debug)]
+pub struct Attached {
+    control: Control,
+    info: DeviceInfo,
+    /// `/dev/ublkcN`; `None` once it is to go away.
+    channel: Option<File>,
+    phase: Phase,
+    size: u64,
+}
+
+/// What the kernel lacks for this frontend, in words that name it; `None` if nothing.
+pub fn missing() -> Option<String> {
+    match Control::open() {
+        Ok(control) => lacking(&control),
+        Err(e) => Some(absent(&e)),
+    }
+}
+
+fn absent(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => format!("{} (kernel module ublk_drv)", crate::kernel::CONTROL),
+        _ => format!("access to {}: {error}", crate::kernel::CONTROL),
+    }
+}
+
+fn lacking(control: &Control) -> Option<String> {
+    let mut features = 0_u64;
+    // Kernels without this command lack the others, too.
+    let known = control.exchange(control_op::GET_FEATURES, ANY_DEVICE, &mut features);
+    match known {
+        Ok(()) if features & NEEDED == NEEDED => None,
+        _ => Some("user copy and recovery of ublk devices (Linux 6.5)".to_owned()),
+    }
+}
+
+/// Finds or makes the volume's device. Nothing is served before the queues' threads have made [`crate::Server`]s of
+/// [`Attached::channels`] and [`Attached::start`] has been called.
+///
+/// The caller knows that the volume has no other live engine on this machine.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn attach(options: &Attach) -> Result<Attached, AttachError> {
+    let control = Control::open().map_err(|e| AttachError::Missing(absent(&e)))?;
+    if let Some(lacking) = lacking(&control) {
+        return Err(AttachError::Missing(lacking));
+    }
+    match find(&control, mark(&options.owner, &options.volume))? {
+        Some(info) => take_over(control, info, options),
+        None => make(control, options),
+    }
+}
+
+/// Takes a device away that an engine left behind: what waits for it fails. True if there was one.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn remove_left_behind(owner: &str, volume: &str) -> Result<bool, AttachError> {
+    let control = Control::open().map_err(|e| AttachError::Missing(absent(&e)))?;
+    match find(&control, mark(owner, volume))? {
+        None => Ok(false),
+        Some(info) => {
+            let what = format!("ublk device {} cannot be removed", info.dev_id);
+            control
+                .order(control_op::STOP_DEV, info.dev_id, 0, PATIENCE)
+                .and_then(|()| delete(&control, info.dev_id))
+                .map_err(refused(what))?;
+            Ok(true)
+        }
+    }
+}
+
+fn info(control: &Control, device: u32) -> io::Result<DeviceInfo> {
+    let mut info = DeviceInfo::default();
+    control.exchange(control_op::GET_DEV_INFO, device, &mut info)?;
+    Ok(info)
+}
+
+/// The device with this mark, if it has no server or just loses it.
+fn find(control: &Control, mark: u64) -> Result<Option<DeviceInfo>, AttachError> {
+    let deadline = Instant::now() + PREDECESSOR;
+    for device in nodes::devices() {
+        loop {
+            // One that goes away meanwhile is none of ours.
+            let Ok(found) = info(control, device) else { break };
+            if found.ublksrv_flags != mark {
+                break;
+            }
+            match DeviceState::of(&found) {
+                Some(DeviceState::Quiesced | DeviceState::FailIo) => return Ok(Some(found)),
+                // Its maker died before it was shown, or while it was taken away.
+                Some(DeviceState::Dead) => {
+                    delete(control, device).map_err(refused(format!("ublk device {device}, a leftover")))?;
+                    break;
+                }
+                Some(DeviceState::Live) | None if Instant::now() < deadline => std::thread::sleep(LOOK),
+                Some(DeviceState::Live) | None => {
+                    return Err(AttachError::Served { device, pid: found.ublksrv_pid });
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn make(control: Control, options: &Attach) -> Result<Attached, AttachError> {
+    let max_transfer = options.geometry.max_transfer;
+    let mut info = DeviceInfo {
+        nr_hw_queues: options.queues.max(1),
+        queue_depth: options.depth.clamp(1, DEPTH_MAX),
+        max_io_buf_bytes: max_transfer,
+        dev_id: ANY_DEVICE,
+        ublksrv_pid: -1,
+        flags: NEEDED | WANTED,
+        ublksrv_flags: mark(&options.owner, &options.volume),
+        ..DeviceInfo::default()
+    };
+    control
+        .exchange(control_op::ADD_DEV, ANY_DEVICE, &mut info)
+        .map_err(refused("the kernel makes no ublk device"))?;
+    let device = info.dev_id;
+    let prepared = prepare(&control, &info, &options.geometry);
+    match prepared {
+        Ok(channel) => Ok(Attached {
+            control,
+            info,
+            channel: Some(channel),
+            phase: Phase::New,
+            size: options.geometry.size,
+        }),
+        Err(e) => {
+            if let Err(left) = delete(&control, device) {
+                tracing::warn!("ublk device {device} stays behind: {left}");
+            }
+            Err(e)
+        }
+    }
+}
+
+/// Gives a new device its sizes, and opens it.
+fn prepare(control: &Control, info: &DeviceInfo, geometry: &Geometry) -> Result<File, AttachError> {
+    let device = info.dev_id;
+    if info.flags & NEEDED != NEEDED {
+        return Err(AttachError::Missing("user copy and recovery of ublk devices (Linux 6.5)".to_owned()));
+    }
+    let mut params = params(geometry);
+    control
+        .exchange(control_op::SET_PARAMS, device, &mut params)
+        .map_err(refused(format!("ublk device {device} does not take the volume's sizes")))?;
+    open(control, device)
+}
+
+fn open(control: &Control, device: u32) -> Result<File, AttachError> {
+    let numbers = read_params(control, device)
+        .map_err(refused(format!("ublk device {device} does not tell its numbers")))?
+        .numbers;
+    nodes::open(device, numbers.char_major, numbers.char_minor, Instant::now() + PREDECESSOR)
+        .map_err(refused(format!("/dev/ublkc{device}")))
+}
+
+fn params(geometry: &Geometry) -> Params {
+    let shift = |bytes: u32| u8::try_from(bytes.max(1).ilog2()).unwrap_or(0);
+    Params {
+        len: u32::try_from(size_of::<Params>()).unwrap_or(0),
+        types: param_type::BASIC | param_type::DISCARD,
+        basic: BasicParams {
+            attrs: attribute::VOLATILE_CACHE | attribute::FUA,
+            logical_bs_shift: shift(geometry.logical_block),
+            physical_bs_shift: shift(geometry.physical_block),
+            io_opt_shift: shift(geometry.physical_block),
+            io_min_shift: shift(geometry.physical_block),
+            max_sectors: geometry.max_transfer >> 9,
+            dev_sectors: geometry.size / SECTOR,
+            ..BasicParams::default()
+        },
+        discard: DiscardParams {
+            discard_granularity: u32::try_from(BLOCK).unwrap_or(4096),
+            max_discard_sectors: ZERO_SECTORS,
+            max_write_zeroes_sectors: ZERO_SECTORS,
+            max_discard_segments: 1,
+            ..DiscardParams::default()
+        },
+        ..Params::default()
+    }
+}
+
+fn read_params(control: &Control, device: u32) -> io::Result<Params> {
+    let len = u32::try_from(size_of::<Params>()).unwrap_or(0);
+    let mut params = Params { len, ..Params::default() };
+    control.exchange(control_op::GET_PARAMS, device, &mut params)?;
+    Ok(params)
+}
+
+fn take_over(control: Control, info: DeviceInfo, options: &Attach) -> Result<Attached, AttachError> {
+    let device = info.dev_id;
+    let failed = |what: &str| refused(format!("/dev/ublkb{device} is not taken over: {what}"));
+    if info.flags & NEEDED != NEEDED {
+        let reason = io::Error::from(io::ErrorKind::Unsupported);
+        return Err(failed("it was made without user copy")(reason));
+    }
+    let params = read_params(&control, device).map_err(failed("its sizes"))?;
+    let (theirs, ours) = (1 << params.basic.logical_bs_shift, options.geometry.logical_block);
+    if theirs != ours {
+        return Err(AttachError::Blocks { device, theirs, ours });
+    }
+    let deadline = Instant::now() + PREDECESSOR;
+    while let Err(e) = control.order(control_op::START_USER_RECOVERY, device, 0, PATIENCE) {
+        if e.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
+            return Err(failed("its state")(e));
+        }
+        std::thread::sleep(LOOK);
+    }
+    let channel = open(&control, device)?;
+    let size = options.geometry.size;
+    Ok(Attached { control, info, channel: Some(channel), phase: Phase::LeftBehind, size })
+}
+
+/// Removes a device without a disk, and waits until its number is free again.
+fn delete(control: &Control, device: u32) -> io::Result<()> {
+    let deleted = match control.order(control_op::DEL_DEV_ASYNC, device, 0, PATIENCE) {
+        // Linux before 6.9.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            control.order(control_op::DEL_DEV, device, 0, PATIENCE)
+        }
+        other => other,
+    };
+    match deleted {
+        Err(e) if e.raw_os_error() != Some(libc::ENODEV) => return Err(e),
+        _ => {}
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while info(control, device).is_ok() {
+        if Instant::now() > deadline {
+            let text = "somebody still holds it open".to_owned();
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+impl Attached {
+    /// True if an engine before has left the device behind, with whatever uses it.
+    pub const fn is_taken_over(&self) -> bool {
+        matches!(self.phase, Phase::LeftBehind)
+    }
+
+    /// How many queues the device has: as many as it was made with.
+    pub const fn queues(&self) -> u16 {
+        self.info.nr_hw_queues
+    }
+
+    /// `/dev/ublkbN`, which exists while the device is shown.
+    pub fn device(&self) -> PathBuf {
+        format!("/dev/ublkb{}", self.info.dev_id).into()
+    }
+
+    /// The device's queues, dealt to so many threads, each of which makes one [`crate::Server`] of what it gets. A thread
+    /// gets several where the engine before had more threads, and none where it had fewer.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub fn channels(&self, threads: usize) -> io::Result<Vec<Vec<Channel>>> {
+        let file = self.channel.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let mut dealt: Vec<Vec<Channel>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+        for queue in 0..self.info.nr_hw_queues {
+            let fd = OwnedFd::from(file.try_clone()?);
+            let thread = usize::from(queue) % dealt.len();
+            dealt[thread].push(Channel { fd, queue, depth: self.info.queue_depth });
+        }
+        Ok(dealt)
+    }
+
+    /// Shows the device, or lets those who wait for it go on, once every queue is served; it waits for that.
+    ///
+    /// # Errors
+    /// [`AttachError::Kernel`]: `TimedOut` if a queue is not served.
+    pub fn start(&mut self) -> Result<(), AttachError> {
+        let device = self.info.dev_id;
+        let pid = std::process::id().into();
+        let op = match self.phase {
+            Phase::New => control_op::START_DEV,
+            Phase::LeftBehind => control_op::END_USER_RECOVERY,
+            Phase::Running => return Ok(()),
+        };
+        self.control
+            .order(op, device, pid, PATIENCE)
+            .map_err(refused(format!("/dev/ublkb{device} does not start")))?;
+        let before = std::mem::replace(&mut self.phase, Phase::Running);
+        if before == Phase::LeftBehind {
+            self.adopt_size()?;
+        }
+        Ok(())
+    }
+
+    /// The volume may have grown while nobody served it.
+    fn adopt_size(&mut self) -> Result<(), AttachError> {
+        let device = self.info.dev_id;
+        let params = read_params(&self.control, device)
+            .map_err(refused(format!("/dev/ublkb{device} does not tell its size")))?;
+        if params.basic.dev_sectors * SECTOR == self.size {
+            return Ok(());
+        }
+        match self.resize(self.size) {
+            Ok(()) => {}
+            Err(DeviceError::Kernel { what, source }) => return Err(AttachError::Kernel { what, source }),
+            Err(e) => tracing::warn!("{e}"),
+        }
+        Ok(())
+    }
+
+    /// Major and minor number of the shown device, for nodes of other names.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn numbers(&self) -> io::Result<(u32, u32)> {
+        let numbers = read_params(&self.control, self.info.dev_id)?.numbers;
+        Ok((numbers.disk_major, numbers.disk_minor))
+    }
+
+    /// Takes the volume's new size, which the queues' devices tell already, over to the device, mounted or not.
+    ///
+    /// # Errors
+    /// [`DeviceError::FixedSize`] before Linux 6.16.
+    pub fn resize(&mut self, size: u64) -> Result<(), DeviceError> {
+        self.size = size;
+        if self.phase != Phase::Running {
+            return Ok(());
+        }
+        if self.info.flags & feature::UPDATE_SIZE == 0 {
+            return Err(DeviceError::FixedSize);
+        }
+        self.control
+            .order(control_op::UPDATE_SIZE, self.info.dev_id, size / SECTOR, PATIENCE)
+            .map_err(self.kernel("does not take the new size"))
+    }
+
+    fn kernel(&self, what: &str) -> impl FnOnce(io::Error) -> DeviceError + use<> {
+        let what = format!("{} {what}", self.device().display());
+        move |source| DeviceError::Kernel { what, source }
+    }
+
+    /// Takes the device away from its users, who have none of it in use, while the queues still serve: their last
+    /// requests are answered, and their [`crate::Server`]s see the end. To be followed by [`Attached::remove`].
+    ///
+    /// # Errors
+    /// [`DeviceError::InUse`]: nothing has changed.
+    pub fn stop(&mut self) -> Result<(), DeviceError> {
+        if self.phase == Phase::Running {
+            self.stop_disk()?;
+            self.phase = Phase::New;
+        }
+        self.channel = None;
+        Ok(())
+    }
+
+    fn stop_disk(&self) -> Result<(), DeviceError> {
+        let deadline = Instant::now() + GLANCE;
+        loop {
+            let refusal = match self.try_stop() {
+                Ok(()) => return Ok(()),
+                Err(e) => e,
+            };
+            match refusal.raw_os_error() {
+                Some(libc::EBUSY) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                Some(libc::EBUSY) => return Err(DeviceError::InUse(self.device())),
+                // Somebody else has stopped it.
+                Some(libc::ENODEV) => return Ok(()),
+                _ => return Err(self.kernel("is not stopped")(refusal)),
+            }
+        }
+    }
+
+    fn try_stop(&self) -> io::Result<()> {
+        let device = self.info.dev_id;
+        if self.info.flags & feature::SAFE_STOP_DEV != 0 {
+            return self.control.order(control_op::TRY_STOP_DEV, device, 0, PATIENCE);
+        }
+        // Mounts and partitions hold the device exclusively; a program that merely has it open gets errors from now on.
+        let held = nodes::open_exclusively(&self.device())?;
+        let stopped = self.control.order(control_op::STOP_DEV, device, 0, PATIENCE);
+        drop(held);
+        stopped
+    }
+
+    /// Removes a stopped device for good, once the queues' threads have let go of it.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut` while somebody holds `/dev/ublkcN`.
+    pub fn remove(self) -> io::Result<()> {
+        drop(self.channel);
+        delete(&self.control, self.info.dev_id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_tells_the_volumes_sizes() {
+        let geometry = Geometry {
+            size: 10 << 30,
+            logical_block: 512,
+            physical_block: 4096,
+            max_transfer: 1 << 20,
+            depth: 128,
+        };
+        let params = params(&geometry);
+        assert_eq!(params.len, 80);
+        assert_eq!((params.basic.logical_bs_shift, params.basic.physical_bs_shift), (9, 12));
+        assert_eq!((params.basic.max_sectors, params.basic.dev_sectors), (2048, 20 << 20));
+        assert_eq!(params.basic.attrs, 12, "a write cache, and FUA");
+        assert_eq!(params.discard.discard_granularity, 4096);
+        assert_eq!(params.discard.max_discard_sectors % 8, 0);
+        let large = super::params(&Geometry { logical_block: 4096, ..geometry });
+        assert_eq!(large.basic.logical_bs_shift, 12);
+    }
+}
