@@ -1,0 +1,198 @@
+//! Operational keys (RFC 7143, chapter 13): what both sides agree on for a session.
+
+use crate::text::{number, push};
+
+/// Longest data segment that is taken: large enough for 1 MiB in four pieces, small enough to wait for as a whole.
+pub const RECV_SEGMENT_MAX: u32 = 256 << 10;
+
+/// MaxBurstLength that is offered: the longest command in one sequence.
+const BURST_MAX: u32 = 1 << 20;
+
+/// Most that a segment or burst can be (13.12 to 13.14).
+const LENGTHS: std::ops::RangeInclusive<u32> = 512..=(1 << 24) - 1;
+
+/// MaxRecvDataSegmentLength of an initiator that does not say (13.12).
+const SEGMENT_DEFAULT: u32 = 8192;
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Headers carry a CRC-32C.
+    pub header_digest: bool,
+    /// Data segments carry a CRC-32C.
+    pub data_digest: bool,
+    /// Longest data segment that the initiator takes.
+    pub send_segment: u32,
+    /// Longest sequence of Data-In, or of Data-Out after an R2T.
+    pub max_burst: u32,
+    /// Most data that a command brings unasked for.
+    pub first_burst: u32,
+    /// No unsolicited Data-Out: everything behind the immediate data is asked for.
+    pub initial_r2t: bool,
+    /// Commands bring data in their own PDU.
+    pub immediate_data: bool,
+}
+
+impl Agreed {
+    /// What holds before anything was negotiated; `first_burst` is what the target has room for.
+    pub const fn new(first_burst: u32) -> Self {
+        Self {
+            header_digest: false,
+            data_digest: false,
+            send_segment: SEGMENT_DEFAULT,
+            // The defaults of 13.13 and 13.14.
+            max_burst: 256 << 10,
+            first_burst,
+            initial_r2t: true,
+            immediate_data: true,
+        }
+    }
+
+    /// Most bytes that a command may bring before it is asked.
+    pub fn unsolicited(&self) -> u32 {
+        if self.immediate_data || !self.initial_r2t { self.first_burst } else { 0 }
+    }
+
+    /// Takes one key of the initiator's and writes the answer, if there has to be one. False for a key that is none of
+    /// these.
+    pub(super) fn negotiate(&mut self, key: &str, value: &str, out: &mut Vec<u8>) -> bool {
+        match key {
+            "HeaderDigest" => digest(key, value, &mut self.header_digest, out),
+            "DataDigest" => digest(key, value, &mut self.data_digest, out),
+            "MaxRecvDataSegmentLength" => match number(value).filter(|n| LENGTHS.contains(n)) {
+                // Declared, not negotiated: no answer.
+                Some(n) => self.send_segment = n,
+                None => push(out, key, "Reject"),
+            },
+            "MaxBurstLength" => {
+                if let Some(n) = least(key, value, BURST_MAX, out) {
+                    self.max_burst = n;
+                }
+            }
+            "FirstBurstLength" => {
+                if let Some(n) = least(key, value, self.first_burst, out) {
+                    self.first_burst = n;
+                }
+            }
+            // Whether the initiator may send without being asked is its choice: the window has room for it.
+            "InitialR2T" => yes_or_no(key, value, |theirs| theirs, &mut self.initial_r2t, out),
+            "ImmediateData" => yes_or_no(key, value, |theirs| theirs, &mut self.immediate_data, out),
+            "DataPDUInOrder" | "DataSequenceInOrder" => yes_or_no(key, value, |_| true, &mut true, out),
+            "OFMarker" | "IFMarker" => push(out, key, "No"),
+            "OFMarkInt" | "IFMarkInt" => push(out, key, "Irrelevant"),
+            "MaxConnections" | "MaxOutstandingR2T" => {
+                ranged(key, value, 1..=65535, |_| 1, out);
+            }
+            "ErrorRecoveryLevel" => ranged(key, value, 0..=2, |_| 0, out),
+            // A new login may come at once, and nothing is kept for it: its commands end before it is answered.
+            "DefaultTime2Wait" => ranged(key, value, 0..=3600, |theirs| theirs, out),
+            "DefaultTime2Retain" => ranged(key, value, 0..=3600, |_| 0, out),
+            "iSCSIProtocolLevel" => ranged(key, value, 0..=31, |theirs| theirs.min(1), out),
+            "TaskReporting" => {
+                let known = value.split(',').any(|v| v == "RFC3720");
+                push(out, key, if known { "RFC3720" } else { "Reject" });
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+fn digest(key: &str, value: &str, on: &mut bool, out: &mut Vec<u8>) {
+    // The first of the initiator's that is known (6.2.1).
+    match value.split(',').find(|v| matches!(*v, "None" | "CRC32C")) {
+        Some(choice) => {
+            *on = choice == "CRC32C";
+            push(out, key, choice);
+        }
+        None => push(out, key, "Reject"),
+    }
+}
+
+fn least(key: &str, value: &str, ours: u32, out: &mut Vec<u8>) -> Option<u32> {
+    let Some(theirs) = number(value).filter(|n| LENGTHS.contains(n)) else {
+        push(out, key, "Reject");
+        return None;
+    };
+    let result = theirs.min(ours);
+    push(out, key, &result.to_string());
+    Some(result)
+}
+
+fn yes_or_no(key: &str, value: &str, decide: fn(bool) -> bool, to: &mut bool, out: &mut Vec<u8>) {
+    let theirs = match value {
+        "Yes" => true,
+        "No" => false,
+        _ => return push(out, key, "Reject"),
+    };
+    *to = decide(theirs);
+    push(out, key, if *to { "Yes" } else { "No" });
+}
+
+fn ranged(
+    key: &str,
+    value: &str,
+    range: std::ops::RangeInclusive<u32>,
+    decide: fn(u32) -> u32,
+    out: &mut Vec<u8>,
+) {
+    match number(value).filter(|n| range.contains(n)) {
+        Some(theirs) => push(out, key, &decide(theirs).to_string()),
+        None => push(out, key, "Reject"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(agreed: &mut Agreed, key: &str, value: &str) -> String {
+        let mut out = Vec::new();
+        assert!(agreed.negotiate(key, value, &mut out), "{key}");
+        String::from_utf8(out).unwrap().trim_end_matches('\0').to_owned()
+    }
+
+    #[test]
+    fn every_key_has_its_answer() {
+        let mut agreed = Agreed::new(16384);
+        let table = [
+            ("HeaderDigest", "CRC32C,None", "HeaderDigest=CRC32C"),
+            ("DataDigest", "X-foo,None,CRC32C", "DataDigest=None"),
+            ("DataDigest", "X-foo", "DataDigest=Reject"),
+            ("MaxRecvDataSegmentLength", "262144", ""),
+            ("MaxRecvDataSegmentLength", "5", "MaxRecvDataSegmentLength=Reject"),
+            ("MaxBurstLength", "16776192", "MaxBurstLength=1048576"),
+            ("MaxBurstLength", "x", "MaxBurstLength=Reject"),
+            ("FirstBurstLength", "65536", "FirstBurstLength=16384"),
+            ("FirstBurstLength", "0x1000", "FirstBurstLength=4096"),
+            ("InitialR2T", "No", "InitialR2T=No"),
+            ("InitialR2T", "Maybe", "InitialR2T=Reject"),
+            ("ImmediateData", "Yes", "ImmediateData=Yes"),
+            ("DataPDUInOrder", "No", "DataPDUInOrder=Yes"),
+            ("DataSequenceInOrder", "Yes", "DataSequenceInOrder=Yes"),
+            ("MaxConnections", "8", "MaxConnections=1"),
+            ("MaxOutstandingR2T", "0", "MaxOutstandingR2T=Reject"),
+            ("ErrorRecoveryLevel", "2", "ErrorRecoveryLevel=0"),
+            ("DefaultTime2Wait", "2", "DefaultTime2Wait=2"),
+            ("DefaultTime2Retain", "20", "DefaultTime2Retain=0"),
+            ("iSCSIProtocolLevel", "2", "iSCSIProtocolLevel=1"),
+            ("TaskReporting", "FastAbort,RFC3720", "TaskReporting=RFC3720"),
+            ("IFMarker", "Yes", "IFMarker=No"),
+            ("OFMarkInt", "2048~65535", "OFMarkInt=Irrelevant"),
+        ];
+        for (key, value, answer) in table {
+            assert_eq!(ask(&mut agreed, key, value), answer);
+        }
+        let expected = Agreed {
+            header_digest: true,
+            data_digest: false,
+            send_segment: 262_144,
+            max_burst: 1 << 20,
+            first_burst: 4096,
+            initial_r2t: false,
+            immediate_data: true,
+        };
+        assert_eq!(agreed, expected);
+        assert!(!agreed.negotiate("X-com.example.key", "1", &mut Vec::new()));
+    }
+}

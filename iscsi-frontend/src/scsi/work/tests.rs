@@ -1,0 +1,203 @@
+use lh_block::{Device, Geometry, IoError, Request};
+use lh_ring::MemoryDisk;
+
+use super::super::sense::{NO_SPACE, PARAMETER_LIST_LENGTH, WRITE_ERROR};
+use super::*;
+
+const GEOMETRY: Geometry =
+    Geometry { size: 16 << 20, logical_block: 512, physical_block: 4096, max_transfer: 1 << 20, depth: 4 };
+
+struct Bench {
+    pool: Pool,
+    disk: MemoryDisk,
+    /// Operations that the device got.
+    seen: Vec<Op>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let pool = Pool::new(1 << 20, 16 << 20).unwrap();
+        let disk = MemoryDisk::new(&pool, GEOMETRY);
+        Self { pool, disk, seen: Vec::new() }
+    }
+
+    fn payload(&self, bytes: &[u8]) -> Payload {
+        let mut payload = self.pool.alloc(u32::try_from(bytes.len()).unwrap(), 512).unwrap();
+        payload.write_at(0, bytes);
+        payload
+    }
+
+    fn run(&mut self, work: Work, data: Option<&[u8]>) -> Result<Option<Vec<u8>>, Sense> {
+        let data = data.map(|bytes| self.payload(bytes));
+        let (mut execution, mut step) = Execution::start(work, data, &self.pool);
+        loop {
+            match step {
+                Step::Device { op, range, data } => {
+                    self.seen.push(op);
+                    self.disk.submit(Request { tag: 1, op, range, data });
+                    step = execution.answer(self.disk.poll_done().unwrap(), &self.pool);
+                }
+                Step::Over(result) => return result.map(|data| data.map(|data| data.to_vec())),
+                Step::NoMemory => panic!("no memory"),
+            }
+        }
+    }
+
+    fn bytes(&self, offset: u64, len: u64) -> Vec<u8> {
+        self.disk.store().bytes(Extent::new(offset, len))
+    }
+}
+
+fn failed(reason: IoError) -> Done<Payload> {
+    Done { tag: 0, result: Err(reason), data: None }
+}
+
+fn range(offset: u64, len: u64) -> Extent {
+    Extent::new(offset, len)
+}
+
+#[test]
+fn reads_and_writes_are_one_request() {
+    let mut bench = Bench::new();
+    let write = Work::Write { range: range(4096, 1024), fua: true };
+    assert_eq!(write.data_out(), 1024);
+    assert_eq!(bench.run(write, Some(&[7; 1024])), Ok(None));
+    let read = Work::Read(range(4096, 1024));
+    assert_eq!(bench.run(read, None), Ok(Some(vec![7; 1024])));
+    assert_eq!(bench.seen, [Op::Write { fua: true }, Op::Read]);
+    // An initiator that sends less than it said writes what it sent.
+    assert_eq!(bench.run(Work::Write { range: range(0, 1024), fua: false }, Some(&[1; 512])), Ok(None));
+    assert_eq!(bench.bytes(0, 1024)[510..514], [1, 1, 0, 0]);
+}
+
+#[test]
+fn compare_and_write_writes_only_what_compares() {
+    let mut bench = Bench::new();
+    let work = Work::CompareAndWrite { range: range(512, 512), fua: false };
+    assert_eq!(work.data_out(), 1024);
+    assert_eq!(bench.run(work, Some(&[vec![0; 512], vec![5; 512]].concat())), Ok(None));
+    assert_eq!(bench.bytes(512, 512), [5; 512]);
+    let mut wrong = vec![5; 1024];
+    wrong[300] = 6;
+    assert_eq!(bench.run(work, Some(&wrong)), Err(MISCOMPARED.with_information(300)));
+    assert_eq!(bench.bytes(512, 512), [5; 512]);
+    assert_eq!(bench.seen, [Op::Read, Op::Write { fua: false }, Op::Read]);
+}
+
+#[test]
+fn orwrite_sets_bits() {
+    let mut bench = Bench::new();
+    bench.run(Work::Write { range: range(0, 8192), fua: false }, Some(&[0x0f; 8192])).unwrap();
+    bench.run(Work::OrWrite { range: range(0, 8192), fua: false }, Some(&[0x31; 8192])).unwrap();
+    assert_eq!(bench.bytes(0, 8192), [0x3f; 8192]);
+}
+
+#[test]
+fn verify_finds_the_first_difference() {
+    let mut bench = Bench::new();
+    bench.run(Work::Write { range: range(0, 8192), fua: false }, Some(&[9; 8192])).unwrap();
+    let all = Work::Verify { range: range(0, 8192), data: 8192 };
+    assert_eq!(bench.run(all, Some(&[9; 8192])), Ok(None));
+    let mut wrong = vec![9; 8192];
+    wrong[5000] = 1;
+    assert_eq!(bench.run(all, Some(&wrong)), Err(MISCOMPARED.with_information(5000)));
+    // One block against each, over several reads.
+    let long = Work::Verify { range: range(0, 3 << 20), data: 512 };
+    assert_eq!(bench.run(long, Some(&[9; 512])), Err(MISCOMPARED.with_information(8192)));
+    let zeroes = Work::Verify { range: range(1 << 20, 3 << 20), data: 512 };
+    assert_eq!(bench.run(zeroes, Some(&[0; 512])), Ok(None));
+}
+
+#[test]
+fn write_and_verify_reads_back_only_where_it_compares() {
+    let mut bench = Bench::new();
+    let compare = Work::WriteVerify { range: range(0, 512), compare: true };
+    assert_eq!(bench.run(compare, Some(&[3; 512])), Ok(None));
+    let plain = Work::WriteVerify { range: range(0, 512), compare: false };
+    assert_eq!(bench.run(plain, Some(&[4; 512])), Ok(None));
+    let fua = Op::Write { fua: true };
+    assert_eq!(bench.seen, [fua, Op::Read, fua]);
+}
+
+#[test]
+fn write_same_repeats_a_block_and_makes_zeroes_of_zeroes() {
+    let mut bench = Bench::new();
+    let same = |range, unmap| Work::WriteSame { range, block: 512, unmap, fua: false };
+    assert_eq!(bench.run(same(range(512, 600 << 10), false), Some(&[8; 512])), Ok(None));
+    assert_eq!(bench.bytes(0, 513)[511..], [0, 8]);
+    assert!(bench.bytes(512, 600 << 10).iter().all(|b| *b == 8));
+    assert_eq!(bench.bytes(512 + (600 << 10), 1), [0]);
+    assert_eq!(bench.seen.len(), 3);
+    bench.seen.clear();
+    bench.run(same(range(0, 1 << 20), true), Some(&[0; 512])).unwrap();
+    bench.run(same(range(0, 1 << 20), false), Some(&[0; 512])).unwrap();
+    let zeroes = Op::WriteZeroes { fua: false, may_unmap: false, fast: false };
+    assert_eq!(bench.seen, [Op::Unmap, zeroes]);
+    // Data that is not zero is written, whether it may be unmapped or not.
+    bench.seen.clear();
+    bench.run(same(range(0, 512), true), Some(&[1; 512])).unwrap();
+    assert_eq!(bench.seen, [Op::Write { fua: false }]);
+}
+
+fn unmap_list(ranges: &[(u64, u32)]) -> Vec<u8> {
+    let descriptors = u16::try_from(16 * ranges.len()).unwrap();
+    let mut list = [(descriptors + 6).to_be_bytes(), descriptors.to_be_bytes(), [0; 2], [0; 2]].concat();
+    for (first, count) in ranges {
+        list.extend_from_slice(&first.to_be_bytes());
+        list.extend_from_slice(&count.to_be_bytes());
+        list.extend_from_slice(&[0; 4]);
+    }
+    list
+}
+
+#[test]
+fn unmap_takes_all_descriptors_or_none() {
+    let mut bench = Bench::new();
+    bench.run(Work::Write { range: range(0, 8192), fua: false }, Some(&[9; 8192])).unwrap();
+    let mut unmap = |list: &[u8]| {
+        let data = u32::try_from(list.len()).unwrap();
+        let result = bench.run(Work::Unmap { data, block: 512, size: GEOMETRY.size }, Some(list));
+        (result, bench.bytes(0, 8192).iter().filter(|b| **b == 9).count())
+    };
+    let beyond = unmap_list(&[(0, 1), (GEOMETRY.size / 512, 1)]);
+    assert_eq!(unmap(&beyond), (Err(OUT_OF_RANGE.at_parameter(24)), 8192));
+    let wild = unmap_list(&[(u64::MAX, u32::MAX)]);
+    assert_eq!(unmap(&wild), (Err(OUT_OF_RANGE.at_parameter(8)), 8192));
+    assert_eq!(unmap(&[0; 7]), (Err(PARAMETER_LIST_LENGTH), 8192));
+    assert_eq!(unmap(&unmap_list(&[(0, 1), (5, 0), (4, 2)])), (Ok(None), 8192 - 3 * 512));
+    // Says more descriptors than have come: those that have.
+    let mut cut = unmap_list(&[(8, 1), (9, 1)]);
+    cut.truncate(8 + 16 + 5);
+    assert_eq!(unmap(&cut), (Ok(None), 8192 - 4 * 512));
+}
+
+#[test]
+fn an_error_of_the_device_ends_the_command() {
+    let bench = Bench::new();
+    let data = Some(bench.payload(&[1; 1024]));
+    let work = Work::CompareAndWrite { range: range(0, 512), fua: false };
+    let (mut execution, step) = Execution::start(work, data, &bench.pool);
+    assert!(matches!(step, Step::Device { op: Op::Read, .. }));
+    let read = Done { tag: 0, result: Ok(()), data: Some(bench.payload(&[1; 512])) };
+    assert!(matches!(execution.answer(read, &bench.pool), Step::Device { op: Op::Write { .. }, .. }));
+    assert!(matches!(execution.answer(failed(IoError::Io), &bench.pool), Step::Over(Err(WRITE_ERROR))));
+    let (mut flush, _) = Execution::start(Work::Flush, None, &bench.pool);
+    assert!(matches!(flush.answer(failed(IoError::NoSpace), &bench.pool), Step::Over(Err(NO_SPACE))));
+}
+
+#[test]
+fn who_conflicts_with_whom() {
+    let (here, there) = (range(0, 4096), range(4096, 4096));
+    let table = [
+        (Claim::Write(here), Claim::Write(here), false),
+        (Claim::Own(here), Claim::Write(here), true),
+        (Claim::Own(here), Claim::Write(there), false),
+        (Claim::Own(here), Claim::Own(range(2048, 4096)), true),
+        (Claim::Own(here), Claim::Nothing, false),
+        (Claim::All, Claim::Nothing, true),
+        (Claim::All, Claim::Write(there), true),
+    ];
+    for (a, b, expected) in table {
+        assert_eq!((a.conflicts(b), b.conflicts(a)), (expected, expected), "{a:?} {b:?}");
+    }
+}

@@ -1,0 +1,421 @@
+//! The server: an iSCSI target on a queue thread's ring.
+//!
+//! - One server has all sessions of its target, and so its reservations, unit attentions and the order of commands that
+//!   need a range for themselves: a volume is shown over iSCSI through one of its queues.
+//! - Everything is bounded: connections, sessions, commands, bytes of payloads, answers that wait. No session ever waits
+//!   in the middle of its stream for memory: what it may send unasked has a place of its own, for what it is asked for
+//!   room is made before it is asked.
+//! - A turn takes what came, submits it, and sends what is ready: one receive and one send per connection and turn, all
+//!   in the loop's one system call.
+
+mod clock;
+mod commands;
+mod functions;
+mod places;
+mod ports;
+mod text;
+mod turn;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use lh_block::Device;
+use lh_ring::{Completion, Fd, Frontend, Payload, Pool, Ring, Token};
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use tracing::{debug, info, warn};
+
+use crate::budget::Budget;
+use crate::connection::{Connection, Why};
+use crate::handshake::{Handshake, Outcome};
+use crate::login::{Kind, Offer, SEED};
+use crate::pdu::login_status;
+use crate::scsi::keep::{FileStore, NoStore, Store};
+use crate::scsi::{LogicalUnit, OpenError};
+use crate::session::{Phase, Session};
+use crate::target::{Limits, Listener, Target};
+use crate::task::Tasks;
+
+use clock::Clock;
+use functions::Function;
+use places::{Place, Places};
+use ports::{Port, Ports};
+
+/// Kinds of [`Token`].
+mod kind {
+    pub(super) const ACCEPT: u8 = 0;
+    pub(super) const POLL: u8 = 1;
+    pub(super) const RECV: u8 = 2;
+    pub(super) const SEND: u8 = 3;
+    pub(super) const TICK: u8 = 4;
+}
+
+/// What becomes of the commands that come while a server is being stopped. Those already submitted are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// They get NOT READY, and initiators are asked to log out: the volume goes away.
+    Refuse,
+    /// They get no answer: another server takes over, and the initiator logs in there and sends them again.
+    Leave,
+}
+
+/// How much a server has to do at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Connections, those that log in included.
+    pub connections: usize,
+    /// Sessions with commands, not those for discovery.
+    pub sessions: usize,
+    /// Commands on their way.
+    pub commands: usize,
+    /// Bytes of payloads that are counted: reads, and writes that were asked for.
+    pub payload_bytes: usize,
+}
+
+struct Listening {
+    fd: Fd,
+    accepting: bool,
+}
+
+/// An iSCSI target with one disk.
+pub struct Server {
+    target: Target,
+    unit: LogicalUnit,
+    limits: Limits,
+    owner: u8,
+    pool: Pool,
+    listeners: Vec<Listening>,
+    places: Places,
+    ports: Ports,
+    /// Where the next round over the connections begins.
+    cursor: usize,
+    tasks: Tasks,
+    /// Commands that wait for memory, for a place in the device, or for others to leave their range.
+    waiting: VecDeque<u64>,
+    functions: Vec<Function>,
+    budget: Budget,
+    clock: Clock,
+    ending: Option<Ending>,
+    /// For what commands report.
+    reply: Vec<u8>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("target", &self.target)
+            .field("load", &self.load())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server without a listener. `owner` marks its tokens.
+    ///
+    /// # Errors
+    /// [`OpenError`]: the reservations cannot be read, so nobody may be let in.
+    pub fn new(target: Target, limits: Limits, owner: u8, pool: &Pool) -> Result<Self, OpenError> {
+        let store: Box<dyn Store> = match &target.reservations {
+            Some(path) => Box::new(FileStore::new(path.clone())),
+            None => Box::new(NoStore),
+        };
+        let unit = LogicalUnit::open(target.identity.clone(), target.read_only, target.write_cache, store)?;
+        let commands = limits.sessions * limits.window as usize;
+        Ok(Self {
+            target,
+            unit,
+            limits,
+            owner,
+            pool: pool.clone(),
+            listeners: Vec::new(),
+            places: Places::default(),
+            ports: Ports::default(),
+            cursor: 0,
+            tasks: Tasks::with_capacity(commands.min(256)),
+            waiting: VecDeque::with_capacity(commands.min(256)),
+            functions: Vec::new(),
+            budget: Budget::new(limits.payload_bytes),
+            clock: Clock::default(),
+            ending: None,
+            reply: Vec::with_capacity(4096),
+        })
+    }
+
+    /// Accepts connections from this socket, too.
+    pub fn listen(&mut self, ring: &mut Ring, listener: Listener) {
+        let token = self.accept_token(self.listeners.len());
+        let fd = Fd::new(listener.into_fd());
+        ring.accept(token, &fd);
+        self.listeners.push(Listening { fd, accepting: true });
+    }
+
+    /// Serves a connection that was accepted elsewhere, from its login on.
+    pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) {
+        if self.ending.is_some() || self.places.len() >= self.limits.connections {
+            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
+            return;
+        }
+        tune(&connection);
+        let mut seed = [0; SEED];
+        if rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()) != Ok(SEED) {
+            // A guessable challenge would let anybody in.
+            warn!("no random numbers: connection refused");
+            return;
+        }
+        let fd = Fd::from(connection);
+        let (slot, serial) = self.places.insert(Handshake::new(fd.clone(), self.clock.now(), seed));
+        ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+    }
+
+    /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].
+    pub fn stop(&mut self, ring: &mut Ring, ending: Ending) {
+        /// Seconds that initiators are given for their logout.
+        const SECONDS: u16 = 2;
+        for index in 0..self.listeners.len() {
+            ring.cancel(self.accept_token(index));
+        }
+        self.listeners.clear();
+        self.ending = Some(ending);
+        self.clock.begin_ending();
+        if ending == Ending::Refuse {
+            self.unit.stop();
+        }
+        for index in 0..self.places.sessions().len() {
+            let slot = self.places.sessions()[index];
+            let Some(connection) = self.places.connection(slot) else { continue };
+            match ending {
+                Ending::Refuse => connection.ask_for_logout(SECONDS),
+                Ending::Leave => connection.finishing = Some(Why::Stopped),
+            }
+        }
+    }
+
+    /// True when a stopped server has nothing more to do: every submitted request has been answered, every
+    /// connection is closed.
+    pub fn is_done(&self) -> bool {
+        self.ending.is_some() && self.places.len() == 0 && self.tasks.len() == 0
+    }
+
+    /// How much there is to do at the moment.
+    pub fn load(&self) -> Load {
+        Load {
+            connections: self.places.len(),
+            sessions: self.ports.sessions(),
+            commands: self.tasks.len(),
+            payload_bytes: self.budget.used(),
+        }
+    }
+
+    fn token(&self, kind: u8, slot: u16, serial: u32) -> Token {
+        Token::new(self.owner, kind, slot, serial)
+    }
+
+    fn accept_token(&self, index: usize) -> Token {
+        self.token(kind::ACCEPT, u16::try_from(index).unwrap_or(u16::MAX), 0)
+    }
+
+    fn accepted(&mut self, ring: &mut Ring, index: usize, result: io::Result<Option<Fd>>) {
+        let token = self.accept_token(index);
+        let Some(listening) = self.listeners.get_mut(index) else { return };
+        match result {
+            Ok(_) => ring.accept(token, &listening.fd),
+            Err(ref e) => {
+                // Out of descriptors or memory: once more with the next tick, not at once.
+                warn!("cannot accept a connection: {e}");
+                listening.accepting = false;
+            }
+        }
+        if let Some(connection) = result.ok().flatten().and_then(Fd::into_owned) {
+            self.adopt(ring, connection);
+        }
+    }
+
+    /// The status with which logins are refused at the moment.
+    fn closed(&self) -> u16 {
+        if self.ending.is_some() {
+            login_status::UNAVAILABLE
+        } else if self.places.sessions().len() >= self.limits.sessions {
+            login_status::OUT_OF_RESOURCES
+        } else {
+            login_status::SUCCESS
+        }
+    }
+
+    fn greet(&mut self, ring: &mut Ring, slot: u16, serial: u32) {
+        let (closed, tsih) = (self.closed(), self.ports.free_tsih());
+        let ports = &self.ports;
+        let offer = Offer {
+            target: &self.target.name,
+            chap: self.target.chap.as_ref(),
+            first_burst: self.limits.first_burst,
+            window: self.limits.window,
+            tsih,
+            handle_of: &|name| ports.find(name).filter(|port| port.session.is_some()).map(|port| port.tsih),
+            closed,
+        };
+        let Some(handshake) = self.places.handshake(slot) else { return };
+        match handshake.advance(&offer) {
+            Outcome::Wait => {
+                let fd = handshake.fd.clone();
+                ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+            }
+            Outcome::Finished => self.try_begin(slot, serial),
+            Outcome::Close(status) => {
+                if let Some(status) = status {
+                    info!(slot, "login refused with status {status:#06x}");
+                }
+                self.places.remove(slot);
+            }
+        }
+    }
+
+    /// Begins the session of a login, unless old commands of the same port are still on their way.
+    fn try_begin(&mut self, slot: u16, serial: u32) {
+        let Some(handshake) = self.places.handshake(slot) else { return };
+        let Some((established, _)) = &handshake.finished else { return };
+        let (kind, name) = (established.kind, established.port());
+        if kind == Kind::Normal {
+            if let Some((old, _)) = self.ports.session_of(&name) {
+                self.close(old, Why::Reinstated);
+            }
+            if self.ports.find(&name).is_some() {
+                // Asked again when a command has ended.
+                return;
+            }
+        }
+        if self.places.sessions().len() >= self.limits.sessions {
+            // Others were faster.
+            self.places.remove(slot);
+            return;
+        }
+        let Some(handshake) = self.places.handshake(slot) else { return };
+        let Some((established, mut response)) = handshake.finished.take() else { return };
+        let fd = handshake.fd.clone();
+        let session = Session::new(&established, self.limits.window);
+        let mut connection = Connection::new(fd, session, established.agreed, (slot, serial), &self.pool);
+        if kind == Kind::Normal {
+            let tsih = if established.tsih == 0 { self.ports.free_tsih() } else { established.tsih };
+            // Since the response was written, others may have logged in.
+            response[14..16].copy_from_slice(&tsih.to_be_bytes());
+            let nexus = self.unit.attach(&name);
+            let session = Some(((slot, serial), nexus));
+            info!(slot, initiator = name, "session begins");
+            connection.port = Some(self.ports.insert(Port { name, session, tsih, tasks: 0 }));
+        }
+        response.chunks(lh_ring::Tx::HEADER_MAX).for_each(|part| connection.tx.push_header(part));
+        connection.received_at = self.clock.now();
+        self.places.promote(slot, connection);
+    }
+
+    /// Logins that wait for old commands to end.
+    fn try_waiting_logins(&mut self) {
+        for slot in self.places.slots() {
+            if self.places.handshake(slot).is_some_and(|handshake| handshake.finished.is_some()) {
+                let serial = self.places.serial(slot);
+                self.try_begin(slot, serial);
+            }
+        }
+    }
+
+    fn received(&mut self, slot: u16, result: &io::Result<u32>) {
+        let now = self.clock.now();
+        let Some(connection) = self.places.connection(slot) else { return };
+        match result {
+            // After its logout an initiator may close at once.
+            Ok(0) if connection.session.phase() == Phase::LoggedOut => {
+                connection.wants = crate::connection::Served::Blocked;
+            }
+            Ok(0) => self.close(slot, Why::Left),
+            Ok(_) => {
+                connection.received_at = now;
+                connection.pinged_at = None;
+            }
+            Err(e) => {
+                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+                self.close(slot, why);
+            }
+        }
+    }
+
+    fn sent(&mut self, slot: u16, result: &io::Result<u32>) {
+        let now = self.clock.now();
+        let Some(connection) = self.places.connection(slot) else { return };
+        self.budget.give_back(connection.sent());
+        match result {
+            Ok(_) => connection.sent_at = now,
+            Err(e) => {
+                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+                self.close(slot, why);
+            }
+        }
+    }
+
+    /// Ends a connection, and with it its session. Its commands end without an answer: those that the device has when it
+    /// is done with them, the others now.
+    fn close(&mut self, slot: u16, why: Why) {
+        let Some(Place::Connection(connection)) = self.places.remove(slot) else { return };
+        if connection.port.is_some() {
+            info!(slot, "session ended: {why}");
+        } else {
+            debug!(slot, "discovery ended: {why}");
+        }
+        // Ends what the ring still does with the socket, which holds the descriptor until then.
+        let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
+        self.budget.give_back(connection.owed);
+        for (_, tag) in &connection.tasks {
+            self.abort(*tag);
+        }
+        let claimant = connection.claimant;
+        self.functions.retain(|function| function.owner != claimant);
+        if let Some(nexus) = connection.port.and_then(|port| self.ports.leave(port)) {
+            self.unit.detach(nexus);
+        }
+    }
+}
+
+/// Sets what TCP needs.
+fn tune(connection: &OwnedFd) {
+    // Answers leave at once: they are collected here already.
+    let _ = setsockopt(connection, sockopt::TcpNoDelay, &true);
+    // An initiator whose host is gone gives its place back after about 90 s, pinged or not.
+    let _ = setsockopt(connection, sockopt::TcpKeepIdle, &60);
+    let _ = setsockopt(connection, sockopt::TcpKeepInterval, &10);
+    let _ = setsockopt(connection, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(connection, sockopt::KeepAlive, &true);
+}
+
+impl Frontend for Server {
+    fn completion(&mut self, ring: &mut Ring, _device: &mut dyn Device<Payload>, completion: Completion) {
+        let Token { kind, slot, data: serial, .. } = completion.token;
+        match kind {
+            kind::ACCEPT => {
+                let Completion { result, accepted, .. } = completion;
+                return self.accepted(ring, usize::from(slot), result.map(|_| accepted));
+            }
+            kind::TICK => return self.tick(ring, serial),
+            _ => {}
+        }
+        if !self.places.is_current(slot, serial) {
+            // Of a connection that has been closed.
+            return;
+        }
+        match kind {
+            kind::POLL => self.greet(ring, slot, serial),
+            kind::RECV => self.received(slot, &completion.result),
+            _ => self.sent(slot, &completion.result),
+        }
+    }
+
+    fn turn(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>) {
+        self.clock.read();
+        self.unit.watch_size(device.geometry().size);
+        self.serve_all(device);
+        self.arm(ring);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.places.shut_all();
+    }
+}
