@@ -117,7 +117,9 @@ impl Server {
                     for part in slot.parts.drain(..) {
                         match part {
                             Part::Zero(n) => peer.tx.push_padding(n),
-                            Part::Bytes { payload, .. } => peer.tx.push_payload(payload),
+                            Part::Bytes { payload, .. } | Part::Ready(payload) => {
+                                peer.tx.push_payload(payload);
+                            }
                         }
                     }
                 }
@@ -193,7 +195,9 @@ impl Server {
 /// crc32c of what a read answers.
 fn checksum(parts: &[Part]) -> u32 {
     parts.iter().fold(0, |crc, part| match part {
-        Part::Bytes { payload, .. } => payload.segments().fold(crc, crc32c::crc32c_append),
+        Part::Bytes { payload, .. } | Part::Ready(payload) => {
+            payload.segments().fold(crc, crc32c::crc32c_append)
+        }
         Part::Zero(n) => {
             let whole = (0..n / ZEROES.len()).fold(crc, |crc, _| crc32c::crc32c_append(crc, &ZEROES));
             crc32c::crc32c_append(whole, &ZEROES[..n % ZEROES.len()])

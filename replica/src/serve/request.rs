@@ -13,7 +13,7 @@ pub(super) enum Part {
     Zero(usize),
     /// Bytes; empty while they are being read.
     Bytes {
-        /// Of the volume, where they begin.
+        /// Of the layer's file, where they begin: of the volume, too, but for a qcow2 backing file.
         offset: u64,
         len: u32,
         layer: LayerNo,
@@ -21,14 +21,17 @@ pub(super) enum Part {
         /// Once more after a short read.
         again: bool,
     },
+    /// Bytes that were decoded.
+    Ready(Payload),
 }
 
 impl Part {
     /// Number of bytes.
-    pub(super) const fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Zero(n) => *n,
             Self::Bytes { len, .. } => *len as usize,
+            Self::Ready(payload) => payload.len(),
         }
     }
 }

@@ -20,6 +20,7 @@ use super::disk::Look;
 use super::index::Index;
 use super::intent::{self, Intent, IntentWrite};
 use super::load::{self, Layers, Own, Parts, blocks, bytes};
+use super::qcow2::{Image, Place};
 use super::ranges::RangeSet;
 use super::zero::ZeroMap;
 
@@ -35,6 +36,10 @@ pub enum Source {
     /// From the same offset of that layer's file. What lies behind the end of the file is zero (a backing file may end
     /// within a block).
     Layer(LayerNo),
+    /// From this offset of that layer's file: a cluster of a qcow2 backing file. Zero behind the end, too.
+    Cluster(LayerNo, u64),
+    /// From [`Store::decode`]: a part of a qcow2 backing file that no read of the file alone gives.
+    Packed(LayerNo),
 }
 
 /// A part of a read.
@@ -85,6 +90,8 @@ pub(super) struct Layer {
     pub(super) file: Arc<File>,
     pub(super) length: u64,
     pub(super) zero: Option<ZeroMap>,
+    /// Of a backing file in qcow2.
+    pub(super) image: Option<Arc<Image>>,
     /// How its extents are found while requests run.
     pub(super) look: Look,
     /// Place in the head's chain from 1, the value in the index; 0 for a layer of another branch.
@@ -126,6 +133,7 @@ impl Store {
             file: l.file,
             length: l.length,
             zero: l.zero,
+            image: l.image,
             rank: rank(at),
             // A process before this one may have answered writes that it never synced: the next flush covers them.
             dirty: true,
@@ -203,12 +211,33 @@ impl Store {
     /// Who holds the range, in order and without gaps, behind what `pieces` has. The range is inside the volume.
     pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
         for (range, held) in self.index.runs(blocks(extent)) {
-            let source = match self.chain.get(usize::from(held).wrapping_sub(1)) {
-                Some(layer) => Source::Layer(*layer),
-                None => Source::Zero,
-            };
-            pieces.extend(bytes(range).intersection(extent).map(|extent| Piece { extent, source }));
+            let layer = self.chain.get(usize::from(held).wrapping_sub(1)).copied();
+            let Some(extent) = bytes(range).intersection(extent) else { continue };
+            match layer.map(|layer| (layer, self.at(layer).image.as_deref())) {
+                Some((layer, Some(image))) => image.places(extent, |extent, place| {
+                    let source = match place {
+                        Place::Zero => Source::Zero,
+                        Place::At(offset) => Source::Cluster(layer, offset),
+                        Place::Packed => Source::Packed(layer),
+                    };
+                    pieces.push(Piece { extent, source });
+                }),
+                Some((layer, None)) => pieces.push(Piece { extent, source: Source::Layer(layer) }),
+                None => pieces.push(Piece { extent, source: Source::Zero }),
+            }
         }
+    }
+
+    /// Gives out the bytes of a [`Source::Packed`], in order: each call has the next ones. Reads from the disk and
+    /// decodes, both of which take their time: clusters of a compressed backing file that were read lately are kept.
+    ///
+    /// # Errors
+    /// The disk's; `InvalidData` for an image that is damaged.
+    pub fn decode(&self, layer: LayerNo, extent: Extent, each: impl FnMut(&[u8])) -> io::Result<()> {
+        let Some(image) = &self.at(layer).image else {
+            return Err(io::Error::other("a layer that is not packed was to be decoded"));
+        };
+        image.decode(extent, each)
     }
 
     /// A write of the range (whole blocks) to the head, or a put to `layer`, is about to be submitted: no hole will be
@@ -341,6 +370,11 @@ impl Store {
 
     pub(super) fn own(&self, layer: LayerNo, range: Range<u64>) -> io::Result<Own> {
         let layer = self.at(layer);
+        if let Some(image) = &layer.image {
+            let mut own = Own { data: RangeSet::default(), zero: RangeSet::default() };
+            image.data(range).for_each(|part| own.data.insert(part));
+            return Ok(own);
+        }
         load::own(&layer.file, layer.length, layer.zero.as_ref(), range, layer.look)
     }
 
@@ -452,6 +486,7 @@ impl Store {
             file: new.file,
             length: self.size,
             zero: Some(new.zero),
+            image: None,
             look,
             rank,
             dirty: false,

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use lh_block::{Instance, NameError, format_size};
 use thiserror::Error;
 
+use super::qcow2::Qcow2Fault;
+
 /// What to do about a damaged directory: always the same, since the other replicas hold the data.
 const REBUILD: &str =
     "take this replica out of the volume and let it be rebuilt, or restore the file from a copy";
@@ -155,19 +157,22 @@ pub enum Damage {
     /// A backing directory that does not hold exactly one file.
     #[error("the backing directory {0} does not hold exactly one file: leave only the backing file in it")]
     BackingDirectory(PathBuf),
-    /// A backing file of a kind that is not read yet.
-    #[error(
-        "the backing file {0} is a qcow2 image, and reading those comes later: convert it with `qemu-img convert -O raw` and name the raw file in volume.meta"
-    )]
-    BackingQcow2(PathBuf),
+    /// A qcow2 image that is not read.
+    #[error("the backing file {file} is a qcow2 image that {fault}")]
+    BackingQcow2 {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        fault: Qcow2Fault,
+    },
     /// A backing file that cannot be one.
     #[error(
-        "the backing file {file} is {length} bytes long, which is not a multiple of 512 that fits the volume of {size}: put the right file there"
+        "the backing file {file} holds {length} bytes, which is not a multiple of 512 that fits the volume of {size}: put the right file there"
     )]
     BackingLength {
         /// The file.
         file: PathBuf,
-        /// Its length.
+        /// Its length, or that of the disk in a qcow2 image.
         length: u64,
         /// The volume's size.
         size: u64,

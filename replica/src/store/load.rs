@@ -10,6 +10,7 @@ use super::data::Alignment;
 use super::disk::{self, Kind, Look};
 use super::index::Index;
 use super::intent::Intent;
+use super::qcow2::Image;
 use super::ranges::RangeSet;
 use super::zero::ZeroMap;
 
@@ -21,6 +22,8 @@ pub(super) struct LayerParts {
     pub(super) file: Arc<File>,
     pub(super) length: u64,
     pub(super) zero: Option<ZeroMap>,
+    /// The file is a qcow2 image; its length is that of the disk in it. Only a backing file can be one.
+    pub(super) image: Option<Arc<Image>>,
 }
 
 /// What the layers say together.
@@ -95,6 +98,10 @@ fn lay_over(
     never: &mut dyn FnMut(Extent) -> bool,
 ) -> io::Result<()> {
     let whole = Extent::new(0, layer.length);
+    if let Some(image) = &layer.image {
+        index.set_all(image.data(blocks(whole)), value);
+        return Ok(());
+    }
     let armed: Vec<_> = layer.zero.iter().flat_map(|zero| zero.armed(blocks(whole))).collect();
     index.set_all(armed.iter().cloned(), 0);
     let mut failed = None;

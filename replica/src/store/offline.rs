@@ -24,8 +24,8 @@ use super::record::{Creating, LAYER_ATTRIBUTE, Rebuild, Records};
 use super::tree::{self, LayerFile, Tree};
 
 /// How often, and how far apart, a directory that its process is just changing is looked at again.
-const LOOKS: u32 = 20;
-const LOOK: Duration = Duration::from_millis(20);
+pub(super) const LOOKS: u32 = 20;
+pub(super) const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a lock is waited for that may be passing: a process that starts another one shares its descriptors, locks
 /// included, with the child until the child has become another program.
@@ -37,9 +37,9 @@ pub struct SnapshotView {
     _lock: Option<File>,
     size: u64,
     infos: Vec<LayerInfo>,
-    layers: Vec<LayerParts>,
-    chain: Vec<usize>,
-    index: Index,
+    pub(super) layers: Vec<LayerParts>,
+    pub(super) chain: Vec<usize>,
+    pub(super) index: Index,
 }
 
 impl SnapshotView {
@@ -134,7 +134,7 @@ impl SnapshotView {
     }
 
     /// Ranges of blocks that a layer holds, with its place in `layers`.
-    fn held(&self, extent: Extent) -> impl Iterator<Item = (Range<u64>, usize)> + '_ {
+    pub(super) fn held(&self, extent: Extent) -> impl Iterator<Item = (Range<u64>, usize)> + '_ {
         let layer = |held: u8| self.chain.get(usize::from(held).wrapping_sub(1)).copied();
         self.index.runs(blocks(extent)).filter_map(move |(range, held)| Some((range, layer(held)?)))
     }
@@ -165,7 +165,7 @@ impl SnapshotView {
 }
 
 /// Fails for a directory that is not the whole volume. `true`: the records are valid, zero maps count.
-fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, OpenError> {
+pub(super) fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, OpenError> {
     match owner(records)? {
         Owner::Ours { .. } if records.load::<Rebuild>()?.is_some() => {
             Err(damaged(records.directory, Damage::Rebuilding))
@@ -176,7 +176,7 @@ fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, OpenError> {
 }
 
 /// The place of the snapshot, or of the head.
-fn find(path: &Path, tree: &Tree, snapshot: Option<&str>) -> Result<usize, OpenError> {
+pub(super) fn find(path: &Path, tree: &Tree, snapshot: Option<&str>) -> Result<usize, OpenError> {
     let Some(name) = snapshot.filter(|name| !name.is_empty()) else { return Ok(tree.layers.len() - 1) };
     tree.layers.iter().position(|l| l.name == name).ok_or_else(|| {
         let names: Vec<&str> =
@@ -186,7 +186,7 @@ fn find(path: &Path, tree: &Tree, snapshot: Option<&str>) -> Result<usize, OpenE
     })
 }
 
-fn open_layer(
+pub(super) fn open_layer(
     path: &Path,
     files: &Files<'_>,
     layer: &LayerFile,
@@ -202,7 +202,13 @@ fn open_layer(
             Some(load_zero_map(path, id, &map, files.tree.volume.size(), false)?)
         }
     };
-    Ok(LayerParts { name: Some(layer.name.clone()), file: Arc::clone(&file), length: layer.length, zero, image: None })
+    Ok(LayerParts {
+        name: Some(layer.name.clone()),
+        file: Arc::clone(&file),
+        length: layer.length,
+        zero,
+        image: None,
+    })
 }
 
 /// Fills the buffer from a layer; what lies behind its end is zero.
@@ -224,7 +230,7 @@ fn read_layer(layer: &LayerParts, offset: u64, buffer: &mut [u8]) -> io::Result<
 }
 
 /// Writes the blocks that are not zero.
-fn write_sparse(out: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_sparse(out: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     const STEP: usize = 4096;
     let mut start = 0;
     while start < bytes.len() {

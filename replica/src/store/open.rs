@@ -19,6 +19,7 @@ use super::fs::Fs;
 use super::intent::{self, Intent};
 use super::load::{self, LayerParts, Layers, Parts, Unwritten};
 use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
+use super::qcow2::{Image, ImageError};
 use super::record::{
     ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
     Rebuild, Records, VOLUME_ATTRIBUTE,
@@ -330,7 +331,7 @@ impl Gather<'_> {
                 }
             };
             let (name, file) = (Some(layer.name.clone()), Arc::clone(&layer.file));
-            parts.push(LayerParts { name, file, length: layer.length, zero });
+            parts.push(LayerParts { name, file, length: layer.length, zero, image: None });
         }
         for (id, path) in maps {
             // One without room for marks may not even have its header: its layer was never made.
@@ -450,13 +451,27 @@ pub(super) fn open_backing(
     let path =
         disk::backing_path(directory, &volume.backing_file).map_err(|damage| damaged(directory, damage))?;
     let file = std::fs::OpenOptions::new().read(true).open(&path).map_err(failed("opening", &path))?;
-    let (length, size) = (file.metadata().map_err(failed("reading", &path))?.len(), volume.size());
-    if disk::is_qcow2(&file).map_err(failed("reading", &path))? {
-        return Err(damaged(directory, Damage::BackingQcow2(path)));
-    }
+    let file = Arc::new(file);
+    let image = if disk::is_qcow2(&file).map_err(failed("reading", &path))? {
+        Some(Arc::new(open_image(directory, &path, &file)?))
+    } else {
+        None
+    };
+    let length = match &image {
+        Some(image) => image.size(),
+        None => file.metadata().map_err(failed("reading", &path))?.len(),
+    };
+    let size = volume.size();
     if length == 0 || length % lh_block::SECTOR != 0 || length > size {
         return Err(damaged(directory, Damage::BackingLength { file: path, length, size }));
     }
     disk::lock(&file, &path, false, deadline)?;
-    Ok(Some(LayerParts { name: None, file: Arc::new(file), length, zero: None }))
+    Ok(Some(LayerParts { name: None, file, length, zero: None, image }))
+}
+
+fn open_image(directory: &Path, path: &Path, file: &Arc<File>) -> Result<Image, OpenError> {
+    Image::open(Arc::clone(file)).map_err(|err| match err {
+        ImageError::Fault(fault) => damaged(directory, Damage::BackingQcow2 { file: path.to_owned(), fault }),
+        ImageError::Io(source) => failed("reading", path)(source),
+    })
 }

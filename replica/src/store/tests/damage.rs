@@ -10,6 +10,7 @@ use lh_block::BLOCK;
 
 use super::super::error::{Damage, OpenError};
 use super::super::offline::SnapshotView;
+use super::super::qcow2::Qcow2Fault;
 use super::volume::{SIZE, Volume, create_options, extent, temporary};
 
 const HEAD: &str = "volume-head-002.img";
@@ -234,7 +235,8 @@ fn backing_files() {
             file.set_len(length).unwrap();
         })
     };
-    assert!(matches!(with(b"QFI\xfb", 4096), Damage::BackingQcow2(_)));
+    let qcow2 = with(b"QFI\xfb", 4096);
+    assert!(matches!(qcow2, Damage::BackingQcow2 { fault: Qcow2Fault::Version(0), .. }), "{qcow2}");
     assert!(matches!(with(b"raw", 1000), Damage::BackingLength { length: 1000, .. }));
     assert!(matches!(with(b"raw", SIZE + 512), Damage::BackingLength { .. }));
     assert!(matches!(with(b"", 0), Damage::BackingLength { .. }));
