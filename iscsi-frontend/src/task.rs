@@ -58,6 +58,8 @@ pub(crate) struct Task {
     pub(crate) collected: Collected,
     /// Bytes of data that are needed before it can go on.
     pub(crate) need: u32,
+    /// Bytes of data that its CDB asks for, whatever the initiator sends.
+    pub(crate) asked: u32,
     /// Number of the next Data-Out of the sequence.
     pub(crate) data_sn: u32,
     /// R2Ts sent.
@@ -228,6 +230,7 @@ mod tests {
             plan: Plan::Undecided,
             collected: Collected::default(),
             need: 0,
+            asked: 0,
             data_sn: 0,
             r2t_sn: 0,
             budget: 0,

@@ -4,7 +4,7 @@ use lh_block::Geometry;
 
 use super::command::{COMMANDS, Cdb, be16};
 use super::sense::{INVALID_FIELD, Sense};
-use super::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX};
+use super::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX, WRITE_SAME_BLOCKS};
 
 /// PERIPHERAL QUALIFIER and DEVICE TYPE (SPC-4, 6.6.2).
 mod peripheral {
@@ -218,8 +218,8 @@ fn block_limits(geometry: &Geometry, reply: &mut Vec<u8>) {
     for n in [u32::MAX, UNMAP_DESCRIPTORS_MAX, per_physical, 1 << 31] {
         reply.extend_from_slice(&n.to_be_bytes());
     }
-    // MAXIMUM WRITE SAME LENGTH: no limit.
-    reply.extend_from_slice(&0_u64.to_be_bytes());
+    // MAXIMUM WRITE SAME LENGTH.
+    reply.extend_from_slice(&u64::from(WRITE_SAME_BLOCKS).to_be_bytes());
     reply.resize(4 + 60, 0);
 }
 

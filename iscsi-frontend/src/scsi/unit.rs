@@ -13,7 +13,7 @@ use super::keep::{Kept, Store, Unreadable};
 use super::mode::{Modes, mode_select, mode_sense, select_length};
 use super::reservation::{LIST_MAX, Refusal, out};
 use super::sense::{self, Sense};
-use super::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX, Work};
+use super::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX, WRITE_SAME_BLOCKS, Work};
 
 /// Unit attentions that wait for one initiator; later ones push the oldest out, which a reset would have told as well.
 const ATTENTIONS_MAX: usize = 8;
@@ -458,7 +458,7 @@ impl LogicalUnit {
                 if range.len > limit {
                     return Err(too_long);
                 }
-                if range.is_empty() {
+                if range.is_empty() && cdb[0] != opcode::COMPARE_AND_WRITE {
                     return Ok(Decision::Good);
                 }
                 match cdb[0] {
@@ -582,6 +582,9 @@ fn write_same(cdb: &Cdb, geometry: &Geometry, fua: bool) -> Result<Decision, Dec
     if range.is_empty() {
         // WSNZ = 0: to the end (SBC-3, 5.43).
         range.len = geometry.size - range.offset;
+    }
+    if range.len > u64::from(WRITE_SAME_BLOCKS) * u64::from(geometry.logical_block) {
+        return Err(sense::INVALID_FIELD.at_cdb(length_field(cdb)).into());
     }
     let unmap = cdb[1] & UNMAP != 0;
     if cdb[0] == opcode::WRITE_SAME_16 && cdb[1] & NDOB != 0 {

@@ -22,6 +22,9 @@ const PATTERN_BYTES: u32 = 256 << 10;
 
 const _: () = assert!(TRANSFER_MAX as usize <= Payload::MAX && PATTERN_BYTES <= TRANSFER_MAX);
 
+/// Most blocks of a WRITE SAME: more would keep a range of the volume busy for long.
+pub(crate) const WRITE_SAME_BLOCKS: u32 = 32 << 10;
+
 /// Bytes compared or combined at once.
 const PIECE: usize = 4096;
 
@@ -71,7 +74,7 @@ pub enum Work {
         range: Extent,
         /// Bytes of the block.
         block: u32,
-        /// A block of zeroes may be unmapped.
+        /// The range is unmapped, whatever the block says.
         unmap: bool,
         /// As for `Write`.
         fua: bool,
@@ -139,6 +142,12 @@ impl Work {
             Self::WriteSame { block, .. } => block,
             Self::Read(_) | Self::Zero { .. } | Self::Flush => 0,
         }
+    }
+
+    /// True if the initiator must send exactly [`Work::data_out`] bytes: what it compares or repeats, and where, would
+    /// be a guess otherwise.
+    pub fn is_exact(&self) -> bool {
+        matches!(self, Self::CompareAndWrite { .. } | Self::WriteSame { .. })
     }
 
     /// Bytes that the initiator gets.
@@ -209,8 +218,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// The first step of a command whose data has come: exactly [`Work::data_out`] bytes, or fewer where the initiator
-    /// sends less than its CDB says (`Write` alone takes that, in whole blocks).
+    /// The first step of a command whose data has come: [`Work::data_out`] bytes of it.
     pub fn start(work: Work, data: Option<Payload>, pool: &Pool) -> (Self, Step) {
         let mut execution = Self { work, data, done: 0, writing: false };
         let step = execution.first(pool);
@@ -227,8 +235,7 @@ impl Execution {
             Work::Read(range) => read(range),
             Work::Write { range, fua } => {
                 let data = self.data.take();
-                let len = data.as_ref().map_or(0, Payload::len) as u64;
-                self.write(Extent::new(range.offset, len), fua, data)
+                self.write(range, fua, data)
             }
             Work::WriteVerify { range, compare } => {
                 // Without a comparison, verified is what is on stable storage.
@@ -238,7 +245,8 @@ impl Execution {
             Work::Verify { .. } => self.verify_next(),
             Work::CompareAndWrite { range, .. } | Work::OrWrite { range, .. } => read(range),
             Work::WriteSame { range, unmap, fua, .. } => {
-                if self.data.as_ref().is_none_or(Payload::is_zero) {
+                // Where UNMAP is set other targets (tgtd, LIO) do not look at the block, and initiators rely on that.
+                if unmap || self.data.as_ref().is_none_or(Payload::is_zero) {
                     self.data = None;
                     return self.zero(range, unmap, fua);
                 }

@@ -18,7 +18,7 @@ use super::functions::{Finish, Scope};
 use crate::collect::Collected;
 use crate::connection::{Connection, Ending, Why};
 use crate::pdu::{DataOut, FINAL, NO_TAG, Raw, ScsiCommand, attribute, flag, opcode, reject, status};
-use crate::scsi::sense::{INCORRECT_DATA, INVALID_INFORMATION_UNIT};
+use crate::scsi::sense::{INCORRECT_DATA, INVALID_FIELD, INVALID_INFORMATION_UNIT};
 use crate::scsi::{Claim, Decision, Execution, Step, Work};
 use crate::session::{Broken, Request, Verdict};
 use crate::task::{Claimant, Plan, Stage, Task};
@@ -103,6 +103,7 @@ impl Server {
             plan: Plan::Undecided,
             collected: Collected::default(),
             need: 0,
+            asked: 0,
             data_sn: 0,
             r2t_sn: 0,
             budget: 0,
@@ -207,20 +208,32 @@ impl Server {
     }
 
     /// A command on the medium: is its data what it needs?
-    fn plan(&mut self, device: &mut dyn Device<Payload>, tag: u64, work: Work) {
+    fn plan(&mut self, device: &mut dyn Device<Payload>, tag: u64, mut work: Work) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
         let (out, have) = (work.data_out(), task.write_expected());
         let block = device.geometry().logical_block;
         task.need = out.min(have);
-        task.plan = Plan::Work(work);
+        task.asked = out;
+        if have > out && work.is_exact() {
+            return self.end(tag, Ending::Check(INVALID_FIELD, out));
+        }
+        if out == 0 && work.is_exact() {
+            // A comparison of no blocks.
+            return self.end(tag, Ending::Done(0));
+        }
         if have < out {
             // The initiator sends less than the CDB says: whole blocks of a write are written, nothing else can be.
-            match work {
-                Work::Write { .. } if have == 0 => return self.end(tag, Ending::Done(out)),
-                Work::Write { .. } if have % block == 0 => {}
+            match &mut work {
+                Work::Write { .. } | Work::WriteVerify { .. } if have == 0 => {
+                    return self.end(tag, Ending::Done(out));
+                }
+                Work::Write { range, .. } | Work::WriteVerify { range, .. } if have % block == 0 => {
+                    range.len = u64::from(have);
+                }
                 _ => return self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, out)),
             }
         }
+        task.plan = Plan::Work(work);
         if work.data_in() > 0 && task.read_expected() == 0 {
             return self.end(tag, Ending::Done(work.data_in()));
         }
@@ -343,7 +356,7 @@ impl Server {
 
     fn step(&mut self, device: &mut dyn Device<Payload>, tag: u64, step: Step) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
-        let asked = if let Plan::Work(work) = task.plan { work.data_out() } else { 0 };
+        let asked = task.asked;
         match step {
             Step::Device { op, range, data } if device.room() > 0 => {
                 task.stage = Stage::Device;
