@@ -1,1 +1,333 @@
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
 
+use lh_ring::{MemoryDisk, Pool};
+
+use super::super::keep::NoStore;
+use super::super::sense::{INVALID_FIELD, INVALID_OPCODE};
+use super::super::work::Claim;
+use super::*;
+
+const GEOMETRY: Geometry =
+    Geometry { size: 64 << 20, logical_block: 512, physical_block: 4096, max_transfer: 1 << 20, depth: 8 };
+const DISK: u64 = (DISK_LUN as u64) << 48;
+const A: &str = "iqn.a,i,0x400000000001";
+const B: &str = "iqn.b,i,0x400000000002";
+
+/// Keeps in memory what was saved, and can fail.
+#[derive(Clone, Default)]
+struct Shared(Rc<RefCell<(Option<Vec<u8>>, bool)>>);
+
+impl Store for Shared {
+    fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.borrow().0.clone())
+    }
+
+    fn save(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut inner = self.0.borrow_mut();
+        if inner.1 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        inner.0 = Some(bytes.to_vec());
+        Ok(())
+    }
+}
+
+struct Bench {
+    unit: LogicalUnit,
+    disk: MemoryDisk,
+    reply: Vec<u8>,
+}
+
+impl Bench {
+    fn with(store: Box<dyn Store>, read_only: bool) -> Self {
+        let pool = Pool::new(0, 4 << 20).unwrap();
+        let unit = LogicalUnit::open(Identity::of_volume("vol"), read_only, true, store).unwrap();
+        Self { unit, disk: MemoryDisk::new(&pool, GEOMETRY), reply: Vec::new() }
+    }
+
+    fn new() -> Self {
+        Self::with(Box::new(NoStore), false)
+    }
+
+    /// An initiator that has been told of its own coming.
+    fn join(&mut self, port: &str) -> NexusId {
+        let nexus = self.unit.attach(port);
+        assert_eq!(self.ask(nexus, &[0]), Decision::Check(sense::POWER_ON));
+        nexus
+    }
+
+    fn at(&mut self, nexus: NexusId, lun: u64, cdb: &[u8]) -> Decision {
+        self.reply.clear();
+        self.unit.decide(nexus, lun, &padded(cdb), &mut self.disk, &mut self.reply)
+    }
+
+    fn ask(&mut self, nexus: NexusId, cdb: &[u8]) -> Decision {
+        self.at(nexus, DISK, cdb)
+    }
+
+    fn give(&mut self, nexus: NexusId, cdb: &[u8], list: &[u8]) -> Decision {
+        match self.ask(nexus, cdb) {
+            Decision::Parameters(length) => assert_eq!(length as usize, list.len()),
+            other => return other,
+        }
+        self.unit.parameters(nexus, &padded(cdb), list)
+    }
+
+    /// PERSISTENT RESERVE OUT.
+    fn reserve_out(&mut self, nexus: NexusId, action: u8, kind: u8, key: u64, new: u64) -> Decision {
+        let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
+        self.give(nexus, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24], &list)
+    }
+}
+
+fn padded(cdb: &[u8]) -> Cdb {
+    let mut padded = [0; 16];
+    padded[..cdb.len()].copy_from_slice(cdb);
+    padded
+}
+
+const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+fn write(fua: bool) -> Decision {
+    Decision::Work(Work::Write { range: Extent::new(0, 512), fua })
+}
+
+#[test]
+fn attentions_are_told_once_and_not_to_inquiries() {
+    let mut bench = Bench::new();
+    let a = bench.unit.attach(A);
+    assert_eq!(bench.ask(a, &[0x12, 0, 0, 0, 36]), Decision::Good);
+    assert_eq!(bench.ask(a, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255]), Decision::Good);
+    assert_eq!(bench.ask(a, &READ), Decision::Check(sense::POWER_ON));
+    assert_eq!(bench.ask(a, &READ), Decision::Work(Work::Read(Extent::new(0, 512))));
+    // REQUEST SENSE takes one, too.
+    bench.unit.reset(Reset::Unit);
+    assert_eq!(bench.ask(a, &[0x03, 0, 0, 0, 252]), Decision::Good);
+    assert_eq!((bench.reply[2], bench.reply[12], bench.reply[13]), (6, 0x29, 3));
+    assert_eq!(bench.ask(a, &[0]), Decision::Good);
+    for _ in 0..2 * ATTENTIONS_MAX {
+        bench.unit.reset(Reset::Target);
+    }
+    assert_eq!(bench.ask(a, &[0]), Decision::Check(sense::TARGET_RESET));
+    assert_eq!(bench.ask(a, &[0]), Decision::Good);
+}
+
+#[test]
+fn a_volume_that_grows_is_told_to_all() {
+    let mut bench = Bench::new();
+    bench.unit.watch_size(64 << 20);
+    let (a, b) = (bench.join(A), bench.join(B));
+    bench.unit.watch_size(64 << 20);
+    assert_eq!(bench.ask(a, &[0]), Decision::Good);
+    bench.unit.watch_size(128 << 20);
+    for nexus in [a, b] {
+        assert_eq!(bench.ask(nexus, &[0]), Decision::Check(sense::CAPACITY_CHANGED));
+        assert_eq!(bench.ask(nexus, &[0]), Decision::Good);
+    }
+}
+
+#[test]
+fn who_is_at_which_number() {
+    let mut bench = Bench::new();
+    let a = bench.join(A);
+    assert_eq!(bench.at(a, 0, &[0x12, 0, 0, 0, 36]), Decision::Good);
+    assert_eq!(bench.reply[0], 0x0c);
+    assert_eq!(bench.at(a, 0, &READ), Decision::Check(INVALID_OPCODE.at_cdb(0)));
+    assert_eq!(bench.at(a, 0x4001 << 48, &[0]), Decision::Good);
+    for lun in [2 << 48, DISK | 1, 0x8001 << 48] {
+        assert_eq!(bench.at(a, lun, &[0]), Decision::Check(sense::NO_UNIT));
+        assert_eq!(bench.at(a, lun, &[0x12, 0, 0, 0, 36]), Decision::Good);
+        assert_eq!(bench.reply[0], 0x7f);
+        assert_eq!(bench.at(a, lun, &[0x03, 0, 0, 0, 18]), Decision::Good);
+        assert_eq!(bench.reply[12], 0x25);
+    }
+    bench.ask(a, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255]);
+    assert_eq!(bench.reply, [0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn ranges_and_lengths_are_checked() {
+    let mut bench = Bench::new();
+    let a = bench.join(A);
+    let blocks = u32::try_from(GEOMETRY.size / 512).unwrap().to_be_bytes();
+    let [x, y, z, w] = blocks;
+    assert_eq!(bench.ask(a, &[0x28, 0, x, y, z, w, 0, 0, 0]), Decision::Check(sense::OUT_OF_RANGE));
+    assert_eq!(bench.ask(a, &[0x28, 0, 0, 0, 0, 0, 0, 0, 0]), Decision::Good);
+    let far = [0x88, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 2];
+    assert_eq!(bench.ask(a, &far), Decision::Check(sense::OUT_OF_RANGE));
+    // 2,049 blocks are more than 1 MiB.
+    let long = [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x08, 0x01];
+    assert_eq!(bench.ask(a, &long), Decision::Check(INVALID_FIELD.at_cdb(10)));
+    assert_eq!(bench.ask(a, &[0x28, 0x20]), Decision::Check(INVALID_FIELD.at_cdb(1)));
+    assert_eq!(bench.ask(a, &[0xc0]), Decision::Check(INVALID_OPCODE.at_cdb(0)));
+    // READ (6) of 0 blocks is one of 256.
+    assert_eq!(bench.ask(a, &[0x08]), Decision::Work(Work::Read(Extent::new(0, 256 * 512))));
+    let same = [0x93, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0];
+    let zero = Work::Zero { range: Extent::new(0, 16 << 20), unmap: true, fua: false };
+    assert_eq!(bench.ask(a, &same), Decision::Work(zero));
+    let more = [0x93, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 1];
+    assert_eq!(bench.ask(a, &more), Decision::Check(INVALID_FIELD.at_cdb(10)));
+}
+
+#[test]
+fn fua_and_the_write_cache() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.join(A), bench.join(B));
+    assert_eq!(bench.ask(a, &WRITE), write(false));
+    assert_eq!(bench.ask(a, &[0x2a, 0x18, 0, 0, 0, 0, 0, 0, 1, 0]), write(true));
+    // WCE off: every write waits for stable storage, and the others are told.
+    let mut list = vec![0; 4 + 20];
+    (list[4], list[5]) = (0x08, 18);
+    assert_eq!(bench.give(a, &[0x15, 0x10, 0, 0, 24], &list), Decision::Good);
+    assert_eq!(bench.ask(a, &WRITE), write(true));
+    assert_eq!(bench.ask(a, &[0x1a, 8, 8, 0, 255]), Decision::Good);
+    assert_eq!(bench.reply[6] & 4, 0);
+    assert_eq!(bench.ask(b, &[0]), Decision::Check(sense::MODE_CHANGED));
+}
+
+#[test]
+fn protection_in_every_way() {
+    let mut bench = Bench::with(Box::new(NoStore), true);
+    let a = bench.join(A);
+    let unmap = [0x42, 0, 0, 0, 0, 0, 0, 0, 24];
+    let same = [0x41, 8, 0, 0, 0, 0, 0, 0, 1];
+    let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    for cdb in [&WRITE[..], &unmap, &same, &compare, &[0x0a, 0, 0, 0, 1]] {
+        assert_eq!(bench.ask(a, cdb), Decision::Check(sense::WRITE_PROTECTED), "{cdb:x?}");
+    }
+    assert!(matches!(bench.ask(a, &READ), Decision::Work(_)));
+    assert_eq!(bench.ask(a, &[0x1a, 8, 0x3f, 0, 255]), Decision::Good);
+    assert_eq!(bench.reply[2], 0x90);
+}
+
+#[test]
+fn the_old_reservation_is_of_one_and_goes_with_him() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.join(A), bench.join(B));
+    assert_eq!(bench.ask(a, &[0x16]), Decision::Good);
+    assert_eq!(bench.ask(a, &[0x16]), Decision::Good);
+    for cdb in [&[0x16][..], &READ, &WRITE, &[0x1a, 8, 8, 0, 255], &[0]] {
+        assert_eq!(bench.ask(b, cdb), Decision::Conflict, "{cdb:x?}");
+    }
+    // Released by another it stays.
+    assert_eq!(bench.ask(b, &[0x17]), Decision::Good);
+    assert_eq!(bench.ask(b, &READ), Decision::Conflict);
+    bench.unit.detach(a);
+    assert_eq!(bench.ask(b, &[0x16]), Decision::Good);
+    bench.unit.reset(Reset::Unit);
+    let c = bench.join("iqn.c,i,0x0");
+    assert_eq!(bench.ask(c, &[0x16]), Decision::Good);
+}
+
+#[test]
+fn persistent_reservations_outlive_sessions_and_processes() {
+    let store = Shared::default();
+    let mut bench = Bench::with(Box::new(store.clone()), false);
+    let (a, b) = (bench.join(A), bench.join(B));
+    assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Good);
+    assert_eq!(bench.reserve_out(a, out::RESERVE, 1, 7, 0), Decision::Good);
+    assert_eq!(bench.ask(b, &WRITE), Decision::Conflict);
+    assert!(matches!(bench.ask(b, &READ), Decision::Work(_)));
+    assert_eq!(bench.ask(b, &[0x16]), Decision::Conflict);
+    bench.unit.detach(a);
+    assert_eq!(bench.ask(b, &WRITE), Decision::Conflict);
+    let mut bench = Bench::with(Box::new(store), false);
+    let (a, b) = (bench.join(A), bench.join(B));
+    assert_eq!((bench.ask(a, &WRITE), bench.ask(b, &WRITE)), (write(false), Decision::Conflict));
+}
+
+#[test]
+fn what_is_not_durable_has_not_happened() {
+    let store = Shared::default();
+    store.0.borrow_mut().1 = true;
+    let mut bench = Bench::with(Box::new(store.clone()), false);
+    let a = bench.join(A);
+    assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Check(sense::INTERNAL));
+    assert_eq!(bench.ask(a, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255]), Decision::Good);
+    assert_eq!(bench.reply, [0; 8]);
+    store.0.borrow_mut().1 = false;
+    assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Good);
+}
+
+#[test]
+fn a_damaged_store_lets_nobody_in() {
+    let store = Shared::default();
+    store.0.borrow_mut().0 = Some(b"longhorn-scsi 1\ncrc32c 00000000\n".to_vec());
+    let opened = LogicalUnit::open(Identity::of_volume("vol"), false, true, Box::new(store));
+    assert!(matches!(opened, Err(OpenError::Unreadable(Unreadable::Checksum))));
+}
+
+#[test]
+fn who_is_preempted_is_told_and_ended() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.join(A), bench.join(B));
+    bench.reserve_out(a, out::REGISTER, 0, 0, 1);
+    bench.reserve_out(b, out::REGISTER, 0, 0, 2);
+    bench.reserve_out(a, out::RESERVE, 3, 1, 0);
+    assert_eq!(bench.ask(b, &READ), Decision::Conflict);
+    assert_eq!(bench.reserve_out(b, out::PREEMPT_AND_ABORT, 3, 2, 1), Decision::Good);
+    assert_eq!(bench.unit.next_to_abort().as_deref(), Some(A));
+    assert_eq!(bench.unit.next_to_abort(), None);
+    assert_eq!(bench.ask(a, &[0]), Decision::Check(sense::REGISTRATION_PREEMPTED));
+    assert_eq!(bench.ask(a, &READ), Decision::Conflict);
+    assert!(matches!(bench.ask(b, &WRITE), Decision::Work(_)));
+}
+
+#[test]
+fn allocation_is_told_as_the_device_knows_it() {
+    let mut bench = Bench::new();
+    let a = bench.join(A);
+    let status = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 255];
+    assert_eq!(bench.ask(a, &status), Decision::Good);
+    assert_eq!(bench.reply.len(), 24);
+    assert_eq!(be64(&bench.reply, 8), 8);
+    assert_eq!((be32(&bench.reply, 16), bench.reply[20]), (131_072 - 8, 1));
+    let beyond = [0x9e, 0x12, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 255];
+    assert_eq!(bench.ask(a, &beyond), Decision::Check(sense::OUT_OF_RANGE.at_cdb(2)));
+}
+
+#[test]
+fn a_stopping_unit_refuses() {
+    let mut bench = Bench::new();
+    let a = bench.join(A);
+    bench.unit.stop();
+    assert_eq!(bench.ask(a, &WRITE), Decision::Check(sense::STOPPING));
+    assert_eq!(bench.ask(a, &[0x12, 0, 0, 0, 36]), Decision::Good);
+}
+
+/// Every CDB ends in a decision: no panic, no work beyond the volume.
+#[test]
+fn any_cdb_comes_to_something() {
+    let mut bench = Bench::new();
+    let a = bench.join(A);
+    let mut state = 1_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut works = 0;
+    for i in 0..200_000_u32 {
+        let mut cdb = [random().to_be_bytes(), random().to_be_bytes()].concat();
+        cdb[0] = (i % 256) as u8;
+        if i & 0x100 == 0 {
+            // Few bits: more of them mean something.
+            cdb[1..].iter_mut().for_each(|byte| *byte &= 0x11);
+        }
+        let cdb: Cdb = cdb.try_into().unwrap();
+        bench.reply.clear();
+        if let Decision::Work(work) = bench.unit.decide(a, DISK, &cdb, &mut bench.disk, &mut bench.reply) {
+            works += 1;
+            assert!(work.data_out() <= 2 << 20 && work.data_in() <= TRANSFER_MAX, "{work:?}");
+            if let Claim::Write(range) | Claim::Own(range) = work.claim() {
+                assert!(range.end() <= GEOMETRY.size, "{work:?}");
+            }
+        }
+        assert!(bench.reply.len() <= 64 << 10);
+    }
+    assert!(works > 100, "{works}");
+}
