@@ -1,1 +1,11 @@
 //! The Kubernetes control plane: resource types, scheduling, controllers.
+//!
+//! A controller is `plan(observed, desired) -> actions`, pure and tested without a cluster, and a thin `reconcile` that
+//! carries the actions out. No block I/O happens here.
+
+pub mod agent;
+pub mod api;
+pub mod plan;
+mod random;
+pub mod schedule;
+pub mod settings;

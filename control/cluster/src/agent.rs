@@ -1,0 +1,180 @@
+//! What the manager of a node asks that node: its instance manager, its engines and replicas, its disks.
+//!
+//! [`Agent`] is the edge: `LocalAgent` speaks gRPC with the real thing, the tests fake it. Everything a decision needs
+//! is read first and handed over as plain values.
+
+mod command;
+mod disk;
+mod local;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use control::replica::Layer;
+use lh_block::Generation;
+use thiserror::Error;
+use tonic::async_trait;
+
+use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec};
+
+pub use command::{engine_command, replica_command};
+pub use disk::{DISK_CONFIG, inspect};
+pub use local::LocalAgent;
+
+/// A process of the instance manager.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessView {
+    /// What it is doing.
+    pub state: InstanceState,
+    /// Why it ended; empty if it did not.
+    pub error: String,
+    /// Another one for every process that was ever created.
+    pub uuid: String,
+}
+
+/// A replica as its engine sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineReplica {
+    /// Its name.
+    pub name: String,
+    /// Where it is reached.
+    pub address: String,
+    /// What it is.
+    pub mode: ReplicaMode,
+    /// Why it is not RW; empty if it is.
+    pub reason: String,
+    /// Per cent of a running rebuild.
+    pub rebuild_progress: i32,
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineView {
+    /// The endpoint is usable, or there is to be none.
+    pub up: bool,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// A device path or a URI; empty for none.
+    pub endpoint: String,
+    /// Its number.
+    pub generation: Generation,
+    /// What requests wait for; empty while they are answered.
+    pub waiting_for: String,
+    /// An expansion goes on.
+    pub expanding: bool,
+    /// Its replicas.
+    pub replicas: Vec<EngineReplica>,
+    /// The layers, base first, the head last; `None`: no replica on this node could be asked.
+    pub chain: Option<Vec<Layer>>,
+}
+
+/// What a replica says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaView {
+    /// The highest generation that it has seen.
+    pub generation: Generation,
+    /// The layers, base first, the head last.
+    pub chain: Vec<Layer>,
+}
+
+/// What was found where a disk should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskView {
+    /// From its `longhorn-disk.cfg`, which is written where there is none.
+    pub uuid: String,
+    /// Tells two file systems apart.
+    pub filesystem_id: String,
+    /// For people: ext4, xfs and so on.
+    pub filesystem_type: String,
+    /// Bytes.
+    pub maximum: u64,
+    /// Bytes free for this program.
+    pub available: u64,
+    /// Directories below `replicas/`.
+    pub directories: Vec<String>,
+}
+
+/// How to start an engine.
+#[derive(Clone, Debug)]
+pub struct EngineStart<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What it is.
+    pub spec: &'a EngineSpec,
+    /// Its number, issued by the volume's authority for this start alone.
+    pub generation: Generation,
+}
+
+/// Why a node did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum AgentError {
+    /// Its instance manager does not answer: it may be starting, or gone.
+    #[error("the instance manager of this node does not answer: {0}")]
+    Away(String),
+    /// This build cannot do it. Asking again is useless.
+    #[error("{0}")]
+    Unbuilt(String),
+    /// It was refused or failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// One node.
+#[async_trait]
+pub trait Agent: Send + Sync + 'static {
+    /// Every process, by name.
+    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError>;
+
+    /// Waits until a process changes. Returns at once after a change that nobody waited for.
+    async fn changed(&self);
+
+    /// Hears of changes for as long as it is polled, which is for ever.
+    async fn listen(&self);
+
+    /// Starts a replica's process. One that is there already is left as it is.
+    async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError>;
+
+    /// Starts an engine's process. One that is there already is left as it is.
+    async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError>;
+
+    /// Asks a process to end. It is gone when it is not listed any more.
+    async fn stop(&self, name: &str) -> Result<(), AgentError>;
+
+    /// Asks an engine how it is; `None`: it does not answer.
+    async fn engine(&self, name: &str) -> Option<EngineView>;
+
+    /// Asks a replica how it is; `None`: it does not answer.
+    async fn replica(&self, name: &str) -> Option<ReplicaView>;
+
+    /// Where an engine reaches the data of the replica of that name.
+    fn replica_address(&self, name: &str) -> String;
+
+    /// Lets a running engine have one more replica.
+    async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError>;
+
+    /// Lets a running engine go on without a replica.
+    async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError>;
+
+    /// Grows a volume.
+    async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError>;
+
+    /// Takes a snapshot.
+    async fn take_snapshot(
+        &self,
+        engine: &str,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<(), AgentError>;
+
+    /// Marks a snapshot for removal.
+    async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError>;
+
+    /// Looks at what is at a disk's path.
+    async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String>;
+
+    /// Removes a replica's directory. One that is not there is gone.
+    async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError>;
+
+    /// Lays the volume's key where engine and replicas read it.
+    async fn store_key(&self, volume: &str, key: &[u8]) -> Result<(), AgentError>;
+}

@@ -1,0 +1,105 @@
+//! The command lines of the processes: Longhorn's `controller` and `replica`, with this project's options.
+
+use std::path::Path;
+
+use control::host::Root;
+
+use super::EngineStart;
+use crate::api::{Frontend, ReplicaSpec};
+
+/// The option's value for a frontend.
+const fn frontend_option(frontend: Frontend) -> &'static str {
+    match frontend {
+        Frontend::Blockdev => "auto",
+        Frontend::Ublk => "ublk",
+        Frontend::Nbd => "nbd",
+        Frontend::Fuse => "fuse",
+        Frontend::Iscsi => "iscsi-target",
+        Frontend::NbdServer => "nbd-server",
+        // Refused before an engine is started.
+        Frontend::Nvmf | Frontend::None => "none",
+    }
+}
+
+/// The arguments of an engine's process.
+pub fn engine_command(root: &Root, authority: &Path, start: &EngineStart<'_>) -> Vec<String> {
+    let spec = start.spec;
+    let frontend = if spec.disable_frontend { Frontend::None } else { spec.frontend };
+    let mut line = vec!["controller".to_owned()];
+    let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
+    option("engine-instance-name", start.name.to_owned());
+    option("size", spec.volume_size.bytes().to_string());
+    option("frontend", frontend_option(frontend).to_owned());
+    option("quorum", spec.quorum.to_string());
+    option("io-timeout", spec.io_timeout.unwrap_or(300).to_string());
+    option("generation", u64::from(start.generation).to_string());
+    option("authority", format!("unix:{}", authority.display()));
+    option("key-file", root.key(&spec.volume_name).display().to_string());
+    option("listen", format!("unix:{}", root.control_socket(start.name).display()));
+    option("root", root.path().display().to_string());
+    for (name, address) in &spec.replica_address_map {
+        option("replica", format!("{name}={address}"));
+    }
+    line.push(spec.volume_name.clone());
+    line
+}
+
+/// The arguments of a replica's process.
+pub fn replica_command(root: &Root, name: &str, spec: &ReplicaSpec) -> Vec<String> {
+    let directory = Path::new(&spec.disk_path).join("replicas").join(&spec.data_directory_name);
+    let mut line = vec!["replica".to_owned()];
+    let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
+    option("volume-name", spec.volume_name.clone());
+    option("replica-instance-name", name.to_owned());
+    option("size", spec.volume_size.bytes().to_string());
+    option("listen", format!("unix:{}", root.control_socket(name).display()));
+    option("data-listen", format!("unix:{}", root.data_socket(name).display()));
+    option("key-file", root.key(&spec.volume_name).display().to_string());
+    line.push(directory.display().to_string());
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::Generation;
+
+    use super::*;
+    use crate::api::{EngineSpec, Int64Text};
+
+    #[test]
+    fn command_lines_are_what_the_programs_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        let path = root.path().display();
+        let mut spec =
+            EngineSpec { volume_name: "demo".into(), volume_size: Int64Text(4096), ..EngineSpec::default() };
+        spec.replica_address_map.insert("demo-r-1".into(), "unix:/r/1.sock".into());
+        let start = EngineStart {
+            name: "demo-e-0",
+            spec: &spec,
+            generation: Generation { attachment: 2, restart: 0 },
+        };
+        let line = engine_command(&root, Path::new("/run/a.sock"), &start).join(" ");
+        let expected = format!(
+            "controller --engine-instance-name demo-e-0 --size 4096 --frontend auto --quorum any --io-timeout 300 \
+             --generation 8589934592 --authority unix:/run/a.sock --key-file {path}/volumes/demo/key \
+             --listen unix:{path}/run/demo-e-0.grpc.sock --root {path} --replica demo-r-1=unix:/r/1.sock demo"
+        );
+        assert_eq!(line, expected);
+        let maintenance = EngineSpec { disable_frontend: true, ..spec.clone() };
+        let start = EngineStart { spec: &maintenance, ..start };
+        assert!(engine_command(&root, Path::new("/a"), &start).join(" ").contains("--frontend none"));
+        let replica = ReplicaSpec {
+            volume_name: "demo".into(),
+            volume_size: Int64Text(4096),
+            disk_path: "/disk".into(),
+            data_directory_name: "demo-1".into(),
+            ..ReplicaSpec::default()
+        };
+        let line = replica_command(&root, "demo-r-1", &replica).join(" ");
+        assert!(
+            line.ends_with(&format!("--key-file {path}/volumes/demo/key /disk/replicas/demo-1")),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! The node that this program runs on, asked over the unix sockets below its root.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use control::host::{Root, create_dir_durably, replace_file};
+use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
+use control::proto::imrpc::{
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessSpec, ProcessStatus,
+};
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
+use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
+use tokio::sync::Notify;
+use tonic::transport::Channel;
+use tonic::{Code, Status, async_trait};
+
+use super::{
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
+    engine_command, inspect, replica_command,
+};
+use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
+
+/// How long a process may take to say how it is. One that is busy with a slow disk answers later, and is asked again.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Between two attempts to hear the instance manager's news.
+const WATCH_AGAIN: Duration = Duration::from_secs(1);
+
+/// This node.
+#[derive(Debug)]
+pub struct LocalAgent {
+    root: Root,
+    /// Where engines ask for their volume's authority.
+    authority: PathBuf,
+    /// Woken at every change of a process.
+    news: Notify,
+}
+
+impl LocalAgent {
+    /// The node with this root. `authority` is the socket that engines get for `--authority`.
+    pub fn new(root: Root, authority: PathBuf) -> Self {
+        Self { root, authority, news: Notify::new() }
+    }
+
+    async fn manager(&self) -> Result<ProcessManagerServiceClient<Channel>, AgentError> {
+        let socket = self.root.manager_socket();
+        let channel = control::transport::connect(&socket).await;
+        let channel = channel.map_err(|e| AgentError::Away(format!("{}: {e}", socket.display())))?;
+        Ok(ProcessManagerServiceClient::new(channel))
+    }
+
+    async fn create(&self, name: &str, args: Vec<String>) -> Result<(), AgentError> {
+        let spec = ProcessSpec { name: name.to_owned(), args, ..Default::default() };
+        let request = ProcessCreateRequest { spec: Some(spec) };
+        match self.manager().await?.process_create(request).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            Err(status) => Err(refusal(&status)),
+        }
+    }
+
+    async fn channel(&self, process: &str) -> Result<Channel, AgentError> {
+        let socket = self.root.control_socket(process);
+        let channel = control::transport::connect(&socket).await;
+        channel.map_err(|e| {
+            AgentError::Failed(format!("{process} does not answer at {}: {e}", socket.display()))
+        })
+    }
+
+    async fn operations(&self, engine: &str) -> Result<VolumeOperationsClient<Channel>, AgentError> {
+        Ok(VolumeOperationsClient::new(self.channel(engine).await?))
+    }
+
+    /// Hears the instance manager's news until it goes away.
+    async fn hear(&self) -> Result<(), AgentError> {
+        let mut news = self.manager().await?.process_watch(()).await.map_err(|e| refusal(&e))?.into_inner();
+        // Whatever changed before the stream began is news, too.
+        self.news.notify_one();
+        while let Some(change) = news.message().await.map_err(|e| refusal(&e))? {
+            drop(change);
+            self.news.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// What a gRPC status means here.
+fn refusal(status: &Status) -> AgentError {
+    let text = status.message().to_owned();
+    match status.code() {
+        Code::Unavailable => AgentError::Away(text),
+        Code::Unimplemented => AgentError::Unbuilt(text),
+        // An operation that an engine knows by name and does not have yet is refused so.
+        Code::FailedPrecondition if text.contains("not built yet") => AgentError::Unbuilt(text),
+        _ => AgentError::Failed(text),
+    }
+}
+
+fn process_view(status: ProcessStatus) -> ProcessView {
+    let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
+    ProcessView { state, error: status.error_msg, uuid: status.uuid }
+}
+
+const fn mode(number: i32) -> ReplicaMode {
+    match number {
+        n if n == ptypes::ReplicaMode::Rw as i32 => ReplicaMode::ReadWrite,
+        n if n == ptypes::ReplicaMode::Wo as i32 => ReplicaMode::WriteOnly,
+        _ => ReplicaMode::Error,
+    }
+}
+
+/// Waits for an answer, but not for ever.
+async fn soon<T, E>(answer: impl Future<Output = Result<T, E>>) -> Option<T> {
+    tokio::time::timeout(ANSWER_PATIENCE, answer).await.ok()?.ok()
+}
+
+async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
+    let mut client = ControllerServiceClient::new(channel);
+    let volume = client.volume_get(()).await?.into_inner();
+    let replicas = client.replica_list(()).await?.into_inner().replicas;
+    let replica = |r: ptypes::ControllerReplica| {
+        let address = r.address.unwrap_or_default();
+        EngineReplica {
+            name: address.instance_name,
+            address: address.address,
+            mode: mode(r.mode),
+            reason: r.reason,
+            rebuild_progress: r.rebuild_progress,
+        }
+    };
+    Ok(EngineView {
+        up: volume.frontend_state == "up",
+        size: u64::try_from(volume.size).unwrap_or_default(),
+        endpoint: volume.endpoint,
+        generation: volume.generation.into(),
+        waiting_for: volume.waiting_for,
+        expanding: volume.is_expanding,
+        replicas: replicas.into_iter().map(replica).collect(),
+        chain: None,
+    })
+}
+
+async fn ask_replica(channel: Channel) -> Result<Option<ReplicaView>, Status> {
+    let answer = ReplicaServiceClient::new(channel).replica_get(()).await?.into_inner();
+    Ok(answer.replica.map(|replica| ReplicaView {
+        generation: replica.generation.into(),
+        chain: control::replica::chain_of(&replica),
+    }))
+}
+
+#[async_trait]
+impl Agent for LocalAgent {
+    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+        let answer = self.manager().await?.process_list(ProcessListRequest {}).await;
+        let processes = answer.map_err(|e| refusal(&e))?.into_inner().processes;
+        Ok(processes
+            .into_iter()
+            .map(|(name, process)| (name, process_view(process.status.unwrap_or_default())))
+            .collect())
+    }
+
+    async fn changed(&self) {
+        self.news.notified().await;
+    }
+
+    async fn listen(&self) {
+        loop {
+            if let Err(e) = self.hear().await {
+                tracing::debug!(error = %e, "no news of processes");
+            }
+            self.news.notify_one();
+            tokio::time::sleep(WATCH_AGAIN).await;
+        }
+    }
+
+    async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
+        self.create(name, replica_command(&self.root, name, spec)).await
+    }
+
+    async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        self.create(start.name, engine_command(&self.root, &self.authority, &start)).await
+    }
+
+    async fn stop(&self, name: &str) -> Result<(), AgentError> {
+        let request = ProcessDeleteRequest { name: name.to_owned(), uuid: String::new() };
+        match self.manager().await?.process_delete(request).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            Err(status) => Err(refusal(&status)),
+        }
+    }
+
+    async fn engine(&self, name: &str) -> Option<EngineView> {
+        let channel = soon(self.channel(name)).await?;
+        let mut view = soon(ask_engine(channel)).await?;
+        // Every member has the same chain; one that is on this node tells it.
+        for replica in view.replicas.iter().filter(|r| r.mode == ReplicaMode::ReadWrite) {
+            if let Some(told) = self.replica(&replica.name).await {
+                view.chain = Some(told.chain);
+                break;
+            }
+        }
+        Some(view)
+    }
+
+    async fn replica(&self, name: &str) -> Option<ReplicaView> {
+        let channel = soon(self.channel(name)).await?;
+        soon(ask_replica(channel)).await?
+    }
+
+    fn replica_address(&self, name: &str) -> String {
+        format!("unix:{}", self.root.data_socket(name).display())
+    }
+
+    async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
+        let request = NamedReplica { name: name.to_owned(), address: address.to_owned() };
+        let answer = self.operations(engine).await?.replica_add(request).await;
+        answer.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        let answer =
+            self.operations(engine).await?.replica_remove(ReplicaName { name: name.to_owned() }).await;
+        answer.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError> {
+        let size =
+            i64::try_from(size).map_err(|_| AgentError::Failed(format!("{size} bytes are too many")))?;
+        let mut client = ControllerServiceClient::new(self.channel(engine).await?);
+        client.volume_expand(VolumeExpandRequest { size }).await.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn take_snapshot(
+        &self,
+        engine: &str,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<(), AgentError> {
+        let mut client = ControllerServiceClient::new(self.channel(engine).await?);
+        let labels = labels.clone().into_iter().collect();
+        let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: false };
+        match client.volume_snapshot(request).await {
+            Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        let request = SnapshotName { name: name.to_owned() };
+        let answer = self.operations(engine).await?.snapshot_remove(request).await;
+        answer.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
+        let task = tokio::task::spawn_blocking(move || inspect(&path));
+        task.await.map_err(|e| e.to_string())?
+    }
+
+    async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError> {
+        let task = tokio::task::spawn_blocking(move || remove_replica_directory(&disk_path, &directory));
+        let done = task.await.map_err(|e| AgentError::Failed(e.to_string()))?;
+        done.map_err(|e| AgentError::Failed(e.to_string()))
+    }
+
+    async fn store_key(&self, volume: &str, key: &[u8]) -> Result<(), AgentError> {
+        let (directory, file, key) = (self.root.volume(volume), self.root.key(volume), key.to_vec());
+        let task = tokio::task::spawn_blocking(move || store_private(&directory, &file, &key));
+        let done = task.await.map_err(|e| AgentError::Failed(e.to_string()))?;
+        done.map_err(|e| AgentError::Failed(format!("the volume's key cannot be stored: {e}")))
+    }
+}
+
+/// Removes `replicas/DIRECTORY` of a disk, and nothing else whatever the name says. A disk whose `replicas/` is not there
+/// is not mounted: its directory is not known to be gone.
+fn remove_replica_directory(disk: &Path, directory: &str) -> io::Result<()> {
+    let plain = Path::new(directory).components().count() == 1
+        && matches!(Path::new(directory).components().next(), Some(std::path::Component::Normal(_)));
+    if !plain {
+        return Err(io::Error::other(format!("{directory:?} is not the name of a replica's directory")));
+    }
+    let replicas = disk.join("replicas");
+    if !replicas.is_dir() {
+        return Err(io::Error::other(format!("{} is not there: is the disk mounted?", replicas.display())));
+    }
+    match std::fs::remove_dir_all(replicas.join(directory)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file that its owner alone may read, unless it holds that already.
+fn store_private(directory: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
+    if std::fs::read(file).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    create_dir_durably(directory)?;
+    replace_file(file, content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_directory_below_replicas_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("replicas/demo-1");
+        assert!(remove_replica_directory(dir.path(), "demo-1").is_err(), "the disk is not mounted");
+        std::fs::create_dir_all(victim.join("engine")).unwrap();
+        std::fs::write(victim.join("volume.meta"), "x").unwrap();
+        for name in ["", ".", "..", "../replicas/demo-1", "/etc", "demo-1/engine"] {
+            assert!(remove_replica_directory(dir.path(), name).is_err(), "{name:?}");
+        }
+        assert!(victim.join("engine").exists());
+        remove_replica_directory(dir.path(), "demo-1").unwrap();
+        assert!(!victim.exists());
+        remove_replica_directory(dir.path(), "demo-1").unwrap();
+    }
+
+    #[tokio::test]
+    async fn without_an_instance_manager_the_node_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        let agent = LocalAgent::new(root.clone(), dir.path().join("authority.sock"));
+        assert!(matches!(agent.processes().await, Err(AgentError::Away(_))));
+        assert_eq!(agent.engine("demo-e-0").await, None);
+        agent.store_key("demo", &[7; 32]).await.unwrap();
+        assert_eq!(control::host::read_key(&root.key("demo")).unwrap(), [7; 32]);
+    }
+}

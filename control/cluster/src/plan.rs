@@ -1,0 +1,59 @@
+//! What to do, decided from what is observed, without I/O and without a clock.
+//!
+//! Each module holds one controller's decision: it takes resources as they are read and gives back what to change. The
+//! controllers (`crate::controllers`) carry that out and come back when anything changes, so that a decision never
+//! waits, and one that was carried out half is simply made again.
+
+pub mod attachment;
+pub mod engine;
+pub mod node;
+pub mod replica;
+pub mod snapshot;
+pub mod volume;
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+/// The finalizer that keeps a resource until what it stands for is gone; Longhorn's, so that either can finish what the
+/// other began.
+pub const FINALIZER: &str = "longhorn.io";
+
+/// The label that names the volume of a resource; Longhorn's.
+pub const VOLUME_LABEL: &str = "longhornvolume";
+
+/// Something that people should hear of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Something is wrong.
+    pub warning: bool,
+    /// One word for programs.
+    pub reason: &'static str,
+    /// One sentence for people.
+    pub message: String,
+}
+
+/// As the times in resources are written.
+pub fn written(time: Timestamp) -> String {
+    format!("{}", time.strftime("%Y-%m-%dT%H:%M:%SZ"))
+}
+
+/// How long ago a written time is; `None` if nothing readable is written. What is in the future is now.
+pub fn age(time: &str, now: Timestamp) -> Option<Duration> {
+    let then: Timestamp = time.parse().ok()?;
+    Some(now.duration_since(then).max(SignedDuration::ZERO).unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        assert_eq!(written(now), "2023-11-14T22:13:20Z");
+        assert_eq!(age("2023-11-14T22:13:05Z", now), Some(Duration::from_secs(15)));
+        assert_eq!(age("2023-11-14T22:14:00Z", now), Some(Duration::ZERO));
+        assert_eq!(age("", now), None);
+    }
+}

@@ -1,0 +1,377 @@
+//! One engine on its node: the process that should be there, the replicas it should have, and what to say of it.
+//!
+//! Decided by the manager of the engine's node alone. A process of an engine that belongs elsewhere, or nowhere, is
+//! ended, whatever the resource says of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{Event, age, written};
+use crate::agent::{EngineView, ProcessView};
+use crate::api::{
+    Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
+    ReplicaMode, SnapshotInfo,
+};
+
+/// The condition that says why an engine does not serve.
+pub const SERVES: &str = "Serves";
+
+/// How long a process that ended for good is left alone before it is tried again: its reason may be gone, and a
+/// manager that tries without pause would only hide it.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// An engine and what its node knows of it.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// The engine.
+    pub engine: &'a Engine,
+    /// This node.
+    pub node: &'a str,
+    /// This node's instance manager.
+    pub instance_manager: &'a str,
+    /// The process of that name on this node.
+    pub process: Option<&'a ProcessView>,
+    /// What the engine says; `None`: it does not answer.
+    pub view: Option<&'a EngineView>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Start the process, under a new generation.
+    Start,
+    /// End the process.
+    Stop,
+    /// Let the engine have one more replica.
+    AddReplica {
+        /// Its name.
+        name: String,
+        /// Where it is reached.
+        address: String,
+    },
+    /// Let the engine go on without a replica.
+    RemoveReplica {
+        /// Its name.
+        name: String,
+        /// Where it was reached.
+        address: String,
+    },
+    /// Grow the volume to so many bytes.
+    Expand(u64),
+    /// Write the engine's status.
+    SetStatus(Box<EngineStatus>),
+    /// Tell people.
+    Tell(Event),
+    /// Look again after this time.
+    LookAgain(Duration),
+}
+
+/// Decides for one engine.
+pub fn plan(o: &Observed<'_>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let spec = &o.engine.spec;
+    if spec.node_id != o.node {
+        if o.process.is_some() {
+            actions.push(Action::Stop);
+        }
+        return actions;
+    }
+    let mut status = o.engine.status.clone().unwrap_or_default();
+    o.node.clone_into(&mut status.owner_id);
+    o.instance_manager.clone_into(&mut status.instance_manager_name);
+    match (spec.desire_state, o.process) {
+        (DesireState::Stopped, None) => stopped(&mut status),
+        (DesireState::Stopped, Some(_)) => {
+            status.current_state = InstanceState::Stopping;
+            actions.push(Action::Stop);
+        }
+        (DesireState::Running, None) => {
+            stopped(&mut status);
+            status.current_state = InstanceState::Starting;
+            if !spec.replica_address_map.is_empty() {
+                actions.push(Action::Start);
+            }
+        }
+        (DesireState::Running, Some(process)) => run(o, process, &mut status, &mut actions),
+    }
+    if o.engine.status.as_ref() != Some(&status) {
+        actions.push(Action::SetStatus(Box::new(status)));
+    }
+    actions
+}
+
+fn run(o: &Observed<'_>, process: &ProcessView, status: &mut EngineStatus, actions: &mut Vec<Action>) {
+    let now = written(o.now);
+    process.uuid.clone_into(&mut status.uuid);
+    status.started = true;
+    match process.state {
+        InstanceState::Error | InstanceState::Stopped => {
+            let is_news = status.current_state != InstanceState::Error;
+            status.current_state = InstanceState::Error;
+            status.endpoint.clear();
+            let why = if process.error.is_empty() { "the process ended" } else { &process.error };
+            status.conditions.set_condition(SERVES, false, "Ended", why, &now);
+            let since =
+                status.conditions.get_condition(SERVES).and_then(|c| age(&c.last_transition_time, o.now));
+            if is_news {
+                let message = format!("the engine ended: {why}");
+                actions.push(Action::Tell(Event { warning: true, reason: "EngineEnded", message }));
+            }
+            match RETRY.checked_sub(since.unwrap_or_default()) {
+                Some(left) if left > Duration::ZERO => actions.push(Action::LookAgain(left)),
+                _ => actions.push(Action::Stop),
+            }
+        }
+        InstanceState::Stopping => status.current_state = InstanceState::Stopping,
+        _ => match o.view {
+            Some(view) => serve(o, view, status, actions),
+            // One that served does so still, for all that is known: only its control socket is silent.
+            None if status.current_state == InstanceState::Running => {}
+            None => status.current_state = InstanceState::Starting,
+        },
+    }
+}
+
+fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions: &mut Vec<Action>) {
+    let (spec, now) = (&o.engine.spec, written(o.now));
+    status.current_state = if view.up { InstanceState::Running } else { InstanceState::Starting };
+    status.starting = !view.up;
+    status.endpoint.clone_from(&view.endpoint);
+    status.current_size = Int64Text::of_bytes(view.size);
+    status.generation = Some(GenerationText(view.generation));
+    status.waiting_for.clone_from(&view.waiting_for);
+    status.current_image.clone_from(&spec.image);
+    let reason = if view.waiting_for.is_empty() { "" } else { "Waiting" };
+    status.conditions.set_condition(SERVES, view.up && reason.is_empty(), reason, &view.waiting_for, &now);
+    follow_replicas(view, status, &now);
+    follow_chain(view, status);
+    if !view.up {
+        return;
+    }
+    let has = |name: &String| view.replicas.iter().any(|r| r.name == *name);
+    for (name, address) in spec.replica_address_map.iter().filter(|(name, _)| !has(name)) {
+        actions.push(Action::AddReplica { name: name.clone(), address: address.clone() });
+    }
+    for replica in view.replicas.iter().filter(|r| !spec.replica_address_map.contains_key(&r.name)) {
+        let (name, address) = (replica.name.clone(), replica.address.clone());
+        actions.push(Action::RemoveReplica { name, address });
+    }
+    status.is_expanding = view.expanding;
+    let wanted = spec.volume_size.bytes();
+    if view.size < wanted && !view.expanding {
+        actions.push(Action::Expand(wanted));
+    } else if view.size >= wanted {
+        status.last_expansion_error.clear();
+        status.last_expansion_failed_at.clear();
+    }
+}
+
+/// Modes, reasons and rebuilds as the engine says.
+fn follow_replicas(view: &EngineView, status: &mut EngineStatus, now: &str) {
+    let mut modes = BTreeMap::new();
+    let mut reasons = BTreeMap::new();
+    let mut rebuilds = BTreeMap::new();
+    for replica in &view.replicas {
+        if status.replica_mode_map.get(&replica.name) != Some(&replica.mode) {
+            status.replica_transition_time_map.insert(replica.name.clone(), now.to_owned());
+        }
+        modes.insert(replica.name.clone(), replica.mode);
+        if !replica.reason.is_empty() {
+            reasons.insert(replica.name.clone(), replica.reason.clone());
+        }
+        if replica.mode == ReplicaMode::WriteOnly {
+            let progress = RebuildProgress {
+                is_rebuilding: true,
+                progress: i64::from(replica.rebuild_progress),
+                state: "in_progress".to_owned(),
+                ..RebuildProgress::default()
+            };
+            rebuilds.insert(replica.address.clone(), progress);
+        }
+    }
+    status.replica_transition_time_map.retain(|name, _| modes.contains_key(name));
+    status.current_replica_address_map =
+        view.replicas.iter().map(|r| (r.name.clone(), r.address.clone())).collect();
+    status.replica_mode_map = modes;
+    status.replica_reasons = reasons;
+    status.rebuild_status = rebuilds;
+}
+
+/// The chain of layers, if it is known. It stays as it was while it cannot be read.
+fn follow_chain(view: &EngineView, status: &mut EngineStatus) {
+    let Some(chain) = &view.chain else { return };
+    let name = |layer: &str| if layer.is_empty() { "volume-head".to_owned() } else { layer.to_owned() };
+    let one = |layer: &control::replica::Layer| {
+        let children = chain.iter().filter(|c| !layer.name.is_empty() && c.parent == layer.name);
+        let info = SnapshotInfo {
+            children: children.map(|c| (name(&c.name), true)).collect(),
+            created: layer.created.clone(),
+            labels: layer.labels.clone(),
+            name: name(&layer.name),
+            parent: layer.parent.clone(),
+            removed: layer.removed,
+            size: layer.allocated.to_string(),
+            user_created: layer.user_created,
+        };
+        (info.name.clone(), info)
+    };
+    status.snapshots = chain.iter().map(one).collect();
+}
+
+/// Of an engine without a process nothing is known but its past.
+fn stopped(status: &mut EngineStatus) {
+    let keep = EngineStatus {
+        owner_id: std::mem::take(&mut status.owner_id),
+        instance_manager_name: std::mem::take(&mut status.instance_manager_name),
+        generation: status.generation,
+        conditions: std::mem::take(&mut status.conditions),
+        snapshots: std::mem::take(&mut status.snapshots),
+        last_expansion_error: std::mem::take(&mut status.last_expansion_error),
+        last_expansion_failed_at: std::mem::take(&mut status.last_expansion_failed_at),
+        current_size: status.current_size,
+        ..EngineStatus::default()
+    };
+    *status = keep;
+    status.conditions.retain(|c| c.kind != SERVES);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::EngineReplica;
+    use crate::api::EngineSpec;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_700_000_000).unwrap()
+    }
+
+    fn engine(node: &str, desire: DesireState, replicas: &[&str]) -> Engine {
+        let address = |name: &&str| ((*name).to_owned(), format!("unix:/{name}"));
+        let spec = EngineSpec {
+            node_id: node.into(),
+            desire_state: desire,
+            volume_size: Int64Text(100),
+            replica_address_map: replicas.iter().map(address).collect(),
+            ..EngineSpec::default()
+        };
+        Engine::new("v-e-0", spec)
+    }
+
+    fn process(state: InstanceState) -> ProcessView {
+        ProcessView { state, ..ProcessView::default() }
+    }
+
+    fn view(up: bool, replicas: &[(&str, ReplicaMode)]) -> EngineView {
+        let replica = |(name, mode): &(&str, ReplicaMode)| EngineReplica {
+            name: (*name).into(),
+            address: format!("unix:/{name}"),
+            mode: *mode,
+            ..EngineReplica::default()
+        };
+        EngineView {
+            up,
+            size: 100,
+            replicas: replicas.iter().map(replica).collect(),
+            ..EngineView::default()
+        }
+    }
+
+    fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineView>) -> Vec<Action> {
+        plan(&Observed { engine, node: "n1", instance_manager: "im", process, view, now: now() })
+    }
+
+    fn status_in(actions: &[Action]) -> EngineStatus {
+        let status = actions.iter().find_map(|a| match a {
+            Action::SetStatus(status) => Some((**status).clone()),
+            _ => None,
+        });
+        status.expect("a status")
+    }
+
+    #[test]
+    fn a_process_of_somebody_elses_engine_is_ended_and_nothing_is_said_of_it() {
+        for node in ["n2", ""] {
+            let engine = engine(node, DesireState::Running, &["a"]);
+            let running = process(InstanceState::Running);
+            assert_eq!(decide(&engine, Some(&running), Some(&view(true, &[]))), [Action::Stop]);
+            assert_eq!(decide(&engine, None, None), []);
+        }
+    }
+
+    #[test]
+    fn it_starts_once_it_has_replicas_and_serves_once_its_endpoint_is_usable() {
+        use InstanceState::{Running, Starting};
+        let empty = engine("n1", DesireState::Running, &[]);
+        assert!(!decide(&empty, None, None).contains(&Action::Start));
+        let engine = engine("n1", DesireState::Running, &["a"]);
+        assert!(decide(&engine, None, None).contains(&Action::Start));
+        let running = process(Running);
+        assert_eq!(status_in(&decide(&engine, Some(&running), None)).current_state, Starting);
+        let not_yet = view(false, &[("a", ReplicaMode::ReadWrite)]);
+        assert_eq!(status_in(&decide(&engine, Some(&running), Some(&not_yet))).current_state, Starting);
+        let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
+        let status = status_in(&decide(&engine, Some(&running), Some(&serves)));
+        assert_eq!((status.current_state, status.owner_id.as_str()), (Running, "n1"));
+        assert_eq!(status.replica_mode_map["a"], ReplicaMode::ReadWrite);
+        // At rest nothing is written, and a silent control socket is no reason to call it dead.
+        let mut settled = engine.clone();
+        settled.status = Some(status);
+        assert_eq!(decide(&settled, Some(&running), Some(&serves)), []);
+        assert_eq!(decide(&settled, Some(&running), None), []);
+    }
+
+    #[test]
+    fn its_replicas_become_what_the_map_says_and_its_size_what_the_volume_should_have() {
+        let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
+        engine.spec.volume_size = Int64Text(200);
+        let running = process(InstanceState::Running);
+        let old = view(true, &[("a", ReplicaMode::ReadWrite), ("c", ReplicaMode::Error)]);
+        let actions = decide(&engine, Some(&running), Some(&old));
+        let add = Action::AddReplica { name: "b".into(), address: "unix:/b".into() };
+        let remove = Action::RemoveReplica { name: "c".into(), address: "unix:/c".into() };
+        assert!(actions.contains(&add) && actions.contains(&remove), "{actions:?}");
+        assert!(actions.contains(&Action::Expand(200)));
+        let growing = EngineView { expanding: true, ..old };
+        assert!(!decide(&engine, Some(&running), Some(&growing)).contains(&Action::Expand(200)));
+    }
+
+    #[test]
+    fn one_that_gave_up_is_tried_again_after_a_while() {
+        let engine = engine("n1", DesireState::Running, &["a"]);
+        let dead = ProcessView { error: "a newer engine".into(), ..process(InstanceState::Error) };
+        let actions = decide(&engine, Some(&dead), None);
+        let status = status_in(&actions);
+        assert_eq!(status.current_state, InstanceState::Error);
+        assert_eq!(status.conditions.get_condition(SERVES).unwrap().message, "a newer engine");
+        assert!(actions.contains(&Action::LookAgain(RETRY)) && !actions.contains(&Action::Stop));
+        let mut later = engine;
+        later.status = Some(status);
+        let observed = Observed {
+            engine: &later,
+            node: "n1",
+            instance_manager: "im",
+            process: Some(&dead),
+            view: None,
+            now: now() + RETRY,
+        };
+        assert_eq!(plan(&observed), [Action::Stop]);
+    }
+
+    #[test]
+    fn a_stop_is_over_when_the_process_is_gone() {
+        let mut engine = engine("n1", DesireState::Stopped, &["a"]);
+        let running = process(InstanceState::Running);
+        let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
+        let actions = decide(&engine, Some(&running), Some(&serves));
+        assert!(actions.contains(&Action::Stop));
+        let status = status_in(&actions);
+        assert_eq!(status.current_state, InstanceState::Stopping);
+        engine.status = Some(EngineStatus { endpoint: "/dev/longhorn/v".into(), ..status });
+        let status = status_in(&decide(&engine, None, None));
+        assert_eq!((status.current_state, status.endpoint.as_str()), (InstanceState::Stopped, ""));
+    }
+}

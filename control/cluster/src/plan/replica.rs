@@ -1,0 +1,257 @@
+//! One replica on its node: the process that should be there, and what to say of it.
+//!
+//! Decided by the manager of the replica's node alone, which also removes the data of a replica that is deleted.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{FINALIZER, age, written};
+use crate::agent::{ProcessView, ReplicaView};
+use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus};
+
+/// The condition that says why a replica does not serve.
+pub const SERVES: &str = "Serves";
+
+/// How long a process that ended for good is left alone before it is tried again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A replica and what its node knows of it.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// The replica.
+    pub replica: &'a Replica,
+    /// This node.
+    pub node: &'a str,
+    /// This node's instance manager.
+    pub instance_manager: &'a str,
+    /// Why its disk cannot be used; `None` if it can.
+    pub disk_trouble: Option<&'a str>,
+    /// Where an engine would reach it.
+    pub address: &'a str,
+    /// The process of that name on this node.
+    pub process: Option<&'a ProcessView>,
+    /// What the replica says; `None`: it does not answer.
+    pub view: Option<&'a ReplicaView>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Keep the resource until the data is gone.
+    AddFinalizer,
+    /// Start the process.
+    Start,
+    /// End the process.
+    Stop,
+    /// Remove the data, then let the resource go.
+    RemoveData,
+    /// Write the replica's status.
+    SetStatus(Box<ReplicaStatus>),
+    /// Look again after this time.
+    LookAgain(Duration),
+}
+
+/// Decides for one replica.
+pub fn plan(o: &Observed<'_>) -> Vec<Action> {
+    let spec = &o.replica.spec;
+    if spec.node_id != o.node {
+        return if o.process.is_some() { vec![Action::Stop] } else { Vec::new() };
+    }
+    let finalizers = o.replica.metadata.finalizers.as_deref().unwrap_or_default();
+    let is_kept = finalizers.iter().any(|f| f == FINALIZER);
+    if o.replica.metadata.deletion_timestamp.is_some() {
+        return match o.process {
+            Some(_) => vec![Action::Stop],
+            None if is_kept => vec![Action::RemoveData],
+            None => Vec::new(),
+        };
+    }
+    let mut actions = if is_kept { Vec::new() } else { vec![Action::AddFinalizer] };
+    let mut status = o.replica.status.clone().unwrap_or_default();
+    o.node.clone_into(&mut status.owner_id);
+    o.instance_manager.clone_into(&mut status.instance_manager_name);
+    match (spec.desire_state, o.process) {
+        (DesireState::Stopped, None) => stopped(&mut status),
+        (DesireState::Stopped, Some(_)) => {
+            status.current_state = InstanceState::Stopping;
+            actions.push(Action::Stop);
+        }
+        (DesireState::Running, None) => {
+            stopped(&mut status);
+            match o.disk_trouble {
+                None => {
+                    status.current_state = InstanceState::Starting;
+                    actions.push(Action::Start);
+                }
+                Some(trouble) => {
+                    status.current_state = InstanceState::Error;
+                    status.conditions.set_condition(SERVES, false, "Disk", trouble, &written(o.now));
+                    actions.push(Action::LookAgain(RETRY));
+                }
+            }
+        }
+        (DesireState::Running, Some(process)) => run(o, process, &mut status, &mut actions),
+    }
+    if o.replica.status.as_ref() != Some(&status) {
+        actions.push(Action::SetStatus(Box::new(status)));
+    }
+    actions
+}
+
+fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, actions: &mut Vec<Action>) {
+    let now = written(o.now);
+    process.uuid.clone_into(&mut status.uuid);
+    status.started = true;
+    match process.state {
+        InstanceState::Error | InstanceState::Stopped => {
+            status.current_state = InstanceState::Error;
+            status.address.clear();
+            let why = if process.error.is_empty() { "the process ended" } else { &process.error };
+            status.conditions.set_condition(SERVES, false, "Ended", why, &now);
+            let since =
+                status.conditions.get_condition(SERVES).and_then(|c| age(&c.last_transition_time, o.now));
+            match RETRY.checked_sub(since.unwrap_or_default()) {
+                Some(left) if left > Duration::ZERO => actions.push(Action::LookAgain(left)),
+                _ => actions.push(Action::Stop),
+            }
+        }
+        InstanceState::Stopping => status.current_state = InstanceState::Stopping,
+        _ => match o.view {
+            Some(view) => {
+                status.current_state = InstanceState::Running;
+                status.starting = false;
+                o.address.clone_into(&mut status.address);
+                status.current_image.clone_from(&o.replica.spec.image);
+                let seen = status.generation.map_or(view.generation, |old| old.0.max(view.generation));
+                status.generation = Some(GenerationText(seen));
+                status.conditions.set_condition(SERVES, true, "", "", &now);
+            }
+            None if status.current_state == InstanceState::Running => {}
+            None => {
+                status.current_state = InstanceState::Starting;
+                status.starting = true;
+            }
+        },
+    }
+}
+
+/// What stays known of a replica without a process: the highest generation that it has seen, above all.
+fn stopped(status: &mut ReplicaStatus) {
+    let keep = ReplicaStatus {
+        owner_id: std::mem::take(&mut status.owner_id),
+        instance_manager_name: std::mem::take(&mut status.instance_manager_name),
+        generation: status.generation,
+        conditions: std::mem::take(&mut status.conditions),
+        ..ReplicaStatus::default()
+    };
+    *status = keep;
+    status.conditions.retain(|c| c.kind != SERVES);
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::Generation;
+
+    use super::*;
+    use crate::api::ReplicaSpec;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_700_000_000).unwrap()
+    }
+
+    fn replica(node: &str, desire: DesireState) -> Replica {
+        let spec = ReplicaSpec { node_id: node.into(), desire_state: desire, ..ReplicaSpec::default() };
+        let mut replica = Replica::new("v-r-1", spec);
+        replica.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        replica
+    }
+
+    fn decide(
+        replica: &Replica,
+        disk_trouble: Option<&str>,
+        process: Option<InstanceState>,
+        view: Option<u64>,
+    ) -> Vec<Action> {
+        let process = process.map(|state| ProcessView { state, ..ProcessView::default() });
+        let view = view.map(|g| ReplicaView { generation: Generation::from(g), ..ReplicaView::default() });
+        plan(&Observed {
+            replica,
+            node: "n1",
+            instance_manager: "im",
+            disk_trouble,
+            address: "unix:/r",
+            process: process.as_ref(),
+            view: view.as_ref(),
+            now: now(),
+        })
+    }
+
+    fn status_in(actions: &[Action]) -> ReplicaStatus {
+        let status = actions.iter().find_map(|a| match a {
+            Action::SetStatus(status) => Some((**status).clone()),
+            _ => None,
+        });
+        status.expect("a status")
+    }
+
+    #[test]
+    fn it_runs_and_tells_where_it_is_reached() {
+        use InstanceState::{Running, Starting};
+        let mut replica = replica("n1", DesireState::Running);
+        assert!(decide(&replica, None, None, None).contains(&Action::Start));
+        assert_eq!(status_in(&decide(&replica, None, Some(Running), None)).current_state, Starting);
+        let status = status_in(&decide(&replica, None, Some(Running), Some(7)));
+        assert_eq!((status.current_state, status.address.as_str()), (Running, "unix:/r"));
+        replica.status = Some(status);
+        assert_eq!(decide(&replica, None, Some(Running), Some(7)), [], "at rest nothing is written");
+    }
+
+    #[test]
+    fn the_highest_generation_seen_outlives_the_process() {
+        let mut replica = replica("n1", DesireState::Running);
+        replica.status = Some(status_in(&decide(&replica, None, Some(InstanceState::Running), Some(7))));
+        replica.spec.desire_state = DesireState::Stopped;
+        let status = status_in(&decide(&replica, None, None, None));
+        assert_eq!((status.current_state, status.address.as_str()), (InstanceState::Stopped, ""));
+        assert_eq!(status.generation, Some(GenerationText(7.into())));
+        replica.status = Some(status);
+        replica.spec.desire_state = DesireState::Running;
+        let emptied = status_in(&decide(&replica, None, Some(InstanceState::Running), Some(3)));
+        assert_eq!(emptied.generation, Some(GenerationText(7.into())));
+    }
+
+    #[test]
+    fn it_does_not_start_on_a_disk_that_is_not_well() {
+        let replica = replica("n1", DesireState::Running);
+        let actions = decide(&replica, Some("the disk is gone"), None, None);
+        assert!(!actions.contains(&Action::Start), "{actions:?}");
+        let status = status_in(&actions);
+        assert_eq!(status.current_state, InstanceState::Error);
+        assert_eq!(status.conditions.get_condition(SERVES).unwrap().message, "the disk is gone");
+    }
+
+    #[test]
+    fn its_data_goes_only_after_its_process_and_only_if_it_is_deleted() {
+        let mut replica = replica("n1", DesireState::Stopped);
+        assert!(!decide(&replica, None, None, None).contains(&Action::RemoveData));
+        replica.metadata.deletion_timestamp = Some(now().into());
+        assert_eq!(decide(&replica, None, Some(InstanceState::Running), Some(1)), [Action::Stop]);
+        assert_eq!(decide(&replica, None, None, None), [Action::RemoveData]);
+        replica.spec.node_id = "n2".into();
+        assert_eq!(decide(&replica, None, None, None), []);
+        replica.spec.node_id = "n1".into();
+        replica.metadata.finalizers = None;
+        assert_eq!(decide(&replica, None, None, None), []);
+    }
+
+    #[test]
+    fn a_resource_without_the_finalizer_gets_it_before_anything_is_started() {
+        let mut replica = replica("n1", DesireState::Running);
+        replica.metadata.finalizers = None;
+        let actions = decide(&replica, None, None, None);
+        assert_eq!(actions[..2], [Action::AddFinalizer, Action::Start]);
+    }
+}

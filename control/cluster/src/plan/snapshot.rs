@@ -1,0 +1,189 @@
+//! A snapshot: taken by the volume's engine, told from the engine's chain, removed through the engine.
+//!
+//! Decided by the manager of the node that the engine runs on; where none runs, the leader asks for the volume to be
+//! attached for as long as there is something to do ([`needs_engine`]).
+
+use super::{FINALIZER, written};
+use crate::api::{Engine, InstanceState, Snapshot, SnapshotStatus, Volume};
+use k8s_openapi::jiff::Timestamp;
+
+/// A snapshot and what it depends on.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// The snapshot.
+    pub snapshot: &'a Snapshot,
+    /// Its volume; `None`: it is gone.
+    pub volume: Option<&'a Volume>,
+    /// The volume's engine.
+    pub engine: Option<&'a Engine>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Keep the resource until the snapshot is gone.
+    AddFinalizer,
+    /// The snapshot is gone, or its volume is.
+    RemoveFinalizer,
+    /// Take it.
+    Take,
+    /// Mark it for removal.
+    Remove,
+    /// Write its status.
+    SetStatus(Box<SnapshotStatus>),
+}
+
+fn name(snapshot: &Snapshot) -> &str {
+    snapshot.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn is_kept(snapshot: &Snapshot) -> bool {
+    snapshot.metadata.finalizers.as_deref().unwrap_or_default().iter().any(|f| f == FINALIZER)
+}
+
+fn serves(engine: Option<&Engine>) -> bool {
+    engine.and_then(|e| e.status.as_ref()).is_some_and(|s| s.current_state == InstanceState::Running)
+}
+
+/// True if the snapshot waits for an engine.
+pub fn needs_engine(o: &Observed<'_>) -> bool {
+    let volume_stays = o.volume.is_some_and(|v| v.metadata.deletion_timestamp.is_none());
+    let status = o.snapshot.status.clone().unwrap_or_default();
+    let is_going = o.snapshot.metadata.deletion_timestamp.is_some();
+    let to_take =
+        o.snapshot.spec.create_snapshot && status.creation_time.is_empty() && status.error.is_empty();
+    volume_stays && (to_take && !is_going || is_going && is_kept(o.snapshot))
+}
+
+/// Decides for one snapshot of a volume whose engine runs here, or whose volume is gone.
+pub fn plan(o: &Observed<'_>) -> Vec<Action> {
+    let is_going = o.snapshot.metadata.deletion_timestamp.is_some();
+    let volume_stays = o.volume.is_some_and(|v| v.metadata.deletion_timestamp.is_none());
+    if is_going && !volume_stays {
+        return if is_kept(o.snapshot) { vec![Action::RemoveFinalizer] } else { Vec::new() };
+    }
+    if !serves(o.engine) {
+        return Vec::new();
+    }
+    let found = o.engine.and_then(|e| e.status.as_ref()).and_then(|s| s.snapshots.get(name(o.snapshot)));
+    if is_going {
+        return match found {
+            _ if !is_kept(o.snapshot) => Vec::new(),
+            Some(info) if !info.removed => vec![Action::Remove],
+            // Marked or folded away: what is left of it is the engine's affair.
+            Some(_) | None => vec![Action::RemoveFinalizer],
+        };
+    }
+    let mut actions = if is_kept(o.snapshot) { Vec::new() } else { vec![Action::AddFinalizer] };
+    let mut status = o.snapshot.status.clone().unwrap_or_default();
+    match found {
+        Some(info) => {
+            status.creation_time.clone_from(&info.created);
+            status.parent.clone_from(&info.parent);
+            status.children.clone_from(&info.children);
+            status.labels.clone_from(&info.labels);
+            status.size = info.size.parse().unwrap_or_default();
+            status.user_created = info.user_created;
+            status.mark_removed = info.removed;
+            status.ready_to_use = !info.removed;
+            status.restore_size = o.volume.map_or(0, |v| v.spec.size.0);
+            status.error.clear();
+        }
+        None if o.snapshot.spec.create_snapshot && status.creation_time.is_empty() => {
+            if status.requested_time.is_empty() {
+                status.requested_time = written(o.now);
+            }
+            actions.push(Action::Take);
+        }
+        None => {
+            status.ready_to_use = false;
+            "the volume has no snapshot of this name".clone_into(&mut status.error);
+        }
+    }
+    if o.snapshot.status.as_ref() != Some(&status) {
+        actions.push(Action::SetStatus(Box::new(status)));
+    }
+    actions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{EngineSpec, EngineStatus, Int64Text, SnapshotInfo, SnapshotSpec, VolumeSpec};
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_700_000_000).unwrap()
+    }
+
+    fn snapshot() -> Snapshot {
+        let spec = SnapshotSpec { volume: "v".into(), create_snapshot: true, ..SnapshotSpec::default() };
+        let mut snapshot = Snapshot::new("s1", spec);
+        snapshot.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        snapshot
+    }
+
+    fn volume() -> Volume {
+        Volume::new("v", VolumeSpec { size: Int64Text(100), ..VolumeSpec::default() })
+    }
+
+    fn engine(state: InstanceState, snapshots: &[(&str, bool)]) -> Engine {
+        let info = |(name, removed): &(&str, bool)| {
+            let info = SnapshotInfo {
+                removed: *removed,
+                created: "2026-01-01T00:00:00Z".into(),
+                size: "4096".into(),
+                ..SnapshotInfo::default()
+            };
+            ((*name).to_owned(), info)
+        };
+        let mut engine = Engine::new("v-e-0", EngineSpec::default());
+        engine.status = Some(EngineStatus {
+            current_state: state,
+            snapshots: snapshots.iter().map(info).collect(),
+            ..EngineStatus::default()
+        });
+        engine
+    }
+
+    fn decide(snapshot: &Snapshot, volume: Option<&Volume>, engine: Option<&Engine>) -> (Vec<Action>, bool) {
+        let observed = Observed { snapshot, volume, engine, now: now() };
+        (plan(&observed), needs_engine(&observed))
+    }
+
+    #[test]
+    fn it_is_taken_once_and_then_told() {
+        use InstanceState::{Running, Stopped};
+        let (mut snapshot, volume) = (snapshot(), volume());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))), (vec![], true));
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
+        assert!(actions.contains(&Action::Take), "{actions:?}");
+        let taken = engine(Running, &[("s1", false)]);
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&taken));
+        let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
+        assert!(status.ready_to_use);
+        assert_eq!((status.size, status.restore_size), (4096, 100));
+        snapshot.status = Some((**status).clone());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&taken)), (vec![], false));
+        // Gone behind our back: it is not taken again.
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
+        let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
+        assert!(!status.ready_to_use && status.error.contains("no snapshot"));
+    }
+
+    #[test]
+    fn it_is_removed_before_its_resource_goes() {
+        use InstanceState::{Running, Stopped};
+        let (mut snapshot, mut volume) = (snapshot(), volume());
+        snapshot.metadata.deletion_timestamp = Some(now().into());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))), (vec![], true));
+        let there = engine(Running, &[("s1", false)]);
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&there)).0, [Action::Remove]);
+        let marked = engine(Running, &[("s1", true)]);
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&marked)).0, [Action::RemoveFinalizer]);
+        assert_eq!(decide(&snapshot, None, None).0, [Action::RemoveFinalizer]);
+        volume.metadata.deletion_timestamp = Some(now().into());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&there)), (vec![Action::RemoveFinalizer], false));
+    }
+}

@@ -1,0 +1,122 @@
+//! A volume's life: its engine, its replicas, where it is attached, how well it is.
+//!
+//! The resources of one volume are read, and what should be different is given back. Only this decision creates and
+//! deletes a volume's engine, replicas and attachment, and only it writes the volume's status, but for `generation` and
+//! `epoch`, which the manager of the engine's node writes by compare-and-swap (`crate::authority`).
+//!
+//! What an engine or a replica is doing counts only while its node answers and only if that node wrote it. Of a node
+//! that does not answer nothing is waited for: the next engine's generation shuts the old one out
+//! (`docs/invariants.md`, 2), so that a volume may be started elsewhere while nobody knows whether the old engine runs.
+
+mod draft;
+mod health;
+mod life;
+mod replicas;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::Event;
+use crate::api::{
+    Engine, EngineSpec, Replica, ReplicaSpec, TicketType, Volume, VolumeAttachment, VolumeStatus,
+};
+use crate::schedule;
+use crate::settings::Settings;
+use draft::Draft;
+
+/// The condition that says whether every replica has a place; Longhorn's.
+pub const SCHEDULED: &str = "Scheduled";
+
+/// The condition that says what an attachment waits for.
+pub const READY: &str = "ReplicasReady";
+
+/// A volume and what it depends on.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// The volume.
+    pub volume: &'a Volume,
+    /// Its engine.
+    pub engine: Option<&'a Engine>,
+    /// Its replicas.
+    pub replicas: Vec<&'a Replica>,
+    /// Its attachment.
+    pub attachment: Option<&'a VolumeAttachment>,
+    /// Snapshots of it that are still there.
+    pub snapshots: usize,
+    /// The nodes and disks.
+    pub cluster: &'a schedule::Cluster,
+    /// Paths of the disks, by node and UUID.
+    pub disk_paths: &'a BTreeMap<(String, String), String>,
+    /// Nodes whose manager answers.
+    pub nodes_up: &'a BTreeSet<String>,
+    /// The settings in force.
+    pub settings: &'a Settings,
+    /// The image of new engines and replicas.
+    pub image: &'a str,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Keep the volume until everything of it is gone.
+    AddFinalizer,
+    /// Everything of it is gone.
+    RemoveFinalizer,
+    /// Make the volume's attachment.
+    CreateAttachment,
+    /// Make the engine, under this name.
+    CreateEngine(String, Box<EngineSpec>),
+    /// Make a replica, under this name.
+    CreateReplica(String, Box<ReplicaSpec>),
+    /// Change the engine.
+    SetEngine(Box<EngineSpec>),
+    /// Change a replica.
+    SetReplica(String, Box<ReplicaSpec>),
+    /// Remove the engine.
+    DeleteEngine(String),
+    /// Remove a replica and its data.
+    DeleteReplica(String),
+    /// Remove a replica of a node that is gone for good: nobody is left to remove its data.
+    ForgetReplica(String),
+    /// Remove the volume's attachment.
+    DeleteAttachment,
+    /// Remove the volume's snapshots.
+    DeleteSnapshots,
+    /// Ask for the volume on a node (`Some`), or not any more, under a ticket of this kind.
+    Ticket(TicketType, Option<String>),
+    /// Write the volume's status.
+    SetStatus(Box<VolumeStatus>),
+    /// Tell people.
+    Tell(Event),
+    /// Look again after this time, even if nothing changes.
+    LookAgain(Duration),
+}
+
+/// Decides for one volume.
+pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
+    let mut draft = Draft::new(observed);
+    if observed.volume.metadata.deletion_timestamp.is_some() {
+        draft.remove();
+    } else {
+        draft.keep();
+        draft.follow_modes();
+        draft.salvage();
+        draft.resize();
+        draft.fill_up();
+        draft.thin_out();
+        draft.attach_or_detach();
+        draft.judge();
+    }
+    draft.finish()
+}
+
+/// Longhorn's name of a volume's engine.
+pub fn engine_name(volume: &str) -> String {
+    format!("{volume}-e-0")
+}

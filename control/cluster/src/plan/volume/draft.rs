@@ -1,0 +1,216 @@
+//! The decision while it is made: what everything will be, from which the differences are taken at the end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Action, Observed, engine_name};
+use crate::api::{
+    DataLocality, DesireState, EngineSpec, InstanceState, Replica, ReplicaMode, ReplicaSpec, Toggle,
+    VolumeStatus,
+};
+use crate::plan::{Event, FINALIZER, written};
+use crate::schedule::{Locality, Resident, Want};
+
+pub(super) struct Draft<'a> {
+    pub(super) o: &'a Observed<'a>,
+    pub(super) name: String,
+    pub(super) now: String,
+    pub(super) engine: Option<EngineSpec>,
+    /// Of all replicas that are there and stay, and of those to be made.
+    pub(super) replicas: BTreeMap<String, ReplicaSpec>,
+    pub(super) status: VolumeStatus,
+    pub(super) actions: Vec<Action>,
+    again: Option<Duration>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(o: &'a Observed<'a>) -> Self {
+        let staying = o.replicas.iter().filter(|r| r.metadata.deletion_timestamp.is_none());
+        Self {
+            o,
+            name: o.volume.metadata.name.clone().unwrap_or_default(),
+            now: written(o.now),
+            engine: o.engine.filter(|e| e.metadata.deletion_timestamp.is_none()).map(|e| e.spec.clone()),
+            replicas: staying.map(|r| (name_of(r), r.spec.clone())).collect(),
+            status: o.volume.status.clone().unwrap_or_default(),
+            actions: Vec::new(),
+            again: None,
+        }
+    }
+
+    /// What has to be there whatever the volume does: its finalizer, attachment and engine.
+    pub(super) fn keep(&mut self) {
+        let finalizers = self.o.volume.metadata.finalizers.as_deref().unwrap_or_default();
+        if !finalizers.iter().any(|f| f == FINALIZER) {
+            self.actions.push(Action::AddFinalizer);
+        }
+        if self.o.attachment.is_none() {
+            self.actions.push(Action::CreateAttachment);
+        }
+        if self.o.engine.is_none() {
+            let spec = &self.o.volume.spec;
+            self.engine = Some(EngineSpec {
+                volume_name: self.name.clone(),
+                volume_size: spec.size,
+                active: true,
+                data_engine: spec.data_engine,
+                frontend: spec.frontend,
+                image: self.image(),
+                quorum: spec.quorum,
+                io_timeout: spec.io_timeout,
+                ..EngineSpec::default()
+            });
+        }
+    }
+
+    pub(super) fn image(&self) -> String {
+        let own = &self.o.volume.spec.image;
+        if own.is_empty() { self.o.image.to_owned() } else { own.clone() }
+    }
+
+    /// How many replicas the volume should have.
+    pub(super) fn wanted(&self) -> usize {
+        let own = self.o.volume.spec.number_of_replicas;
+        let wanted = if own > 0 { own } else { self.o.settings.replica_count() };
+        usize::try_from(wanted).unwrap_or(1)
+    }
+
+    pub(super) fn locality(&self) -> DataLocality {
+        match self.o.volume.spec.data_locality {
+            DataLocality::Setting => self.o.settings.data_locality(),
+            own @ (DataLocality::Disabled | DataLocality::BestEffort | DataLocality::StrictLocal) => own,
+        }
+    }
+
+    /// What the scheduler has to know of the volume. `fill`: bytes that a new replica takes at once.
+    pub(super) fn want(&self, fill: u64) -> Want {
+        let (spec, settings) = (&self.o.volume.spec, self.o.settings);
+        let soft = |own: Toggle, global: bool| match own {
+            Toggle::Ignored => global,
+            Toggle::Enabled => true,
+            Toggle::Disabled => false,
+        };
+        let node = &spec.node_id;
+        Want {
+            size: spec.size.bytes(),
+            fill,
+            node_selector: spec.node_selector.iter().cloned().collect(),
+            disk_selector: spec.disk_selector.iter().cloned().collect(),
+            tagged_nodes_serve_all: settings.tagged_nodes_serve_all(),
+            tagged_disks_serve_all: settings.tagged_disks_serve_all(),
+            node_soft: soft(spec.replica_soft_anti_affinity, settings.node_soft()),
+            zone_soft: soft(spec.replica_zone_soft_anti_affinity, settings.zone_soft()),
+            disk_soft: soft(spec.replica_disk_soft_anti_affinity, settings.disk_soft()),
+            locality: match self.locality() {
+                DataLocality::BestEffort if !node.is_empty() => Locality::Prefer(node.clone()),
+                DataLocality::StrictLocal if !node.is_empty() => Locality::Only(node.clone()),
+                _ => Locality::Anywhere,
+            },
+        }
+    }
+
+    /// The replicas as the scheduler sees them.
+    pub(super) fn residents(&self) -> Vec<Resident> {
+        let resident = |(name, spec): (&String, &ReplicaSpec)| Resident {
+            name: name.clone(),
+            node: spec.node_id.clone(),
+            disk: spec.disk_id.clone(),
+            failed: !spec.failed_at.is_empty(),
+            leaving: spec.eviction_requested,
+            healthy: self.is_in_sync(name, spec),
+        };
+        self.replicas.iter().map(resident).collect()
+    }
+
+    /// True if the replica holds everything: its engine says so, or none runs and nothing was wrong with it.
+    pub(super) fn is_in_sync(&self, name: &str, spec: &ReplicaSpec) -> bool {
+        if self.engine_state() == InstanceState::Running {
+            return self.mode(name) == Some(ReplicaMode::ReadWrite);
+        }
+        let is_member =
+            self.status.epoch.as_ref().is_none_or(|epoch| epoch.members.iter().any(|m| m == name));
+        spec.failed_at.is_empty() && is_member
+    }
+
+    /// What the replica is to the running engine.
+    pub(super) fn mode(&self, replica: &str) -> Option<ReplicaMode> {
+        self.o.engine?.status.as_ref()?.replica_mode_map.get(replica).copied()
+    }
+
+    /// What the engine is doing, as far as anybody can know.
+    pub(super) fn engine_state(&self) -> InstanceState {
+        let Some(engine) = self.o.engine else { return InstanceState::Stopped };
+        let node = &engine.spec.node_id;
+        if node.is_empty() {
+            return InstanceState::Stopped;
+        }
+        if !self.o.nodes_up.contains(node) {
+            return InstanceState::Unknown;
+        }
+        match &engine.status {
+            Some(status) if status.owner_id == *node => status.current_state,
+            // Nobody there has taken it up yet.
+            Some(_) | None if engine.spec.desire_state == DesireState::Stopped => InstanceState::Stopped,
+            Some(_) | None => InstanceState::Starting,
+        }
+    }
+
+    /// What a replica is doing, as far as anybody can know.
+    pub(super) fn replica_state(&self, name: &str) -> InstanceState {
+        let Some(replica) = self.replica(name) else { return InstanceState::Stopped };
+        if !self.o.nodes_up.contains(&replica.spec.node_id) {
+            return InstanceState::Unknown;
+        }
+        replica.status.as_ref().map(|s| s.current_state).unwrap_or_default()
+    }
+
+    pub(super) fn replica(&self, name: &str) -> Option<&'a Replica> {
+        self.o.replicas.iter().find(|r| r.metadata.name.as_deref() == Some(name)).copied()
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.engine_state() == InstanceState::Running
+    }
+
+    pub(super) fn tell(&mut self, warning: bool, reason: &'static str, message: String) {
+        self.actions.push(Action::Tell(Event { warning, reason, message }));
+    }
+
+    /// Looks again after that time at the latest.
+    pub(super) fn look_again(&mut self, after: Duration) {
+        self.again = Some(self.again.map_or(after, |again| again.min(after)));
+    }
+
+    /// Everything that has to change.
+    pub(super) fn finish(mut self) -> Vec<Action> {
+        for (name, spec) in std::mem::take(&mut self.replicas) {
+            match self.replica(&name) {
+                None => self.actions.push(Action::CreateReplica(name, Box::new(spec))),
+                Some(old) if old.spec != spec => {
+                    self.actions.push(Action::SetReplica(name, Box::new(spec)));
+                }
+                Some(_) => {}
+            }
+        }
+        match (self.o.engine, self.engine.take()) {
+            (None, Some(spec)) => {
+                self.actions.push(Action::CreateEngine(engine_name(&self.name), Box::new(spec)));
+            }
+            (Some(old), Some(spec)) if old.spec != spec => {
+                self.actions.push(Action::SetEngine(Box::new(spec)));
+            }
+            _ => {}
+        }
+        if self.o.volume.status.as_ref() != Some(&self.status) {
+            self.actions.push(Action::SetStatus(Box::new(self.status)));
+        }
+        if let Some(after) = self.again {
+            self.actions.push(Action::LookAgain(after));
+        }
+        self.actions
+    }
+}
+
+pub(super) fn name_of(replica: &Replica) -> String {
+    replica.metadata.name.clone().unwrap_or_default()
+}

@@ -1,0 +1,161 @@
+//! How well a volume is: what its engine says of the replicas, which ones failed, what can be salvaged.
+
+use std::time::Duration;
+
+use super::draft::Draft;
+use crate::api::{Conditions, InstanceState, Int64Text, ReplicaMode, Robustness, VolumeState};
+use crate::plan::age;
+
+/// Without epochs (quorum `unsafe`) those replicas are used again that failed so shortly before the last one, as
+/// Longhorn does: within that time an engine that lost its node loses all of them.
+const SALVAGE_WINDOW: Duration = Duration::from_secs(60);
+
+impl Draft<'_> {
+    /// Notes which replicas came in sync and which failed.
+    pub(super) fn follow_modes(&mut self) {
+        let names: Vec<String> = self.replicas.keys().cloned().collect();
+        let engine = self.engine_state();
+        let serves = engine == InstanceState::Running;
+        for name in names {
+            let mode = if serves { self.mode(&name) } else { None };
+            let state = self.replica_state(&name);
+            // Of an engine whose node is silent nobody knows what it has.
+            let is_needed = !self.o.volume.spec.node_id.is_empty() && engine != InstanceState::Unknown;
+            let now = self.now.clone();
+            let Some(spec) = self.replicas.get_mut(&name) else { continue };
+            match mode {
+                Some(ReplicaMode::ReadWrite) => {
+                    if spec.healthy_at.is_empty() || !spec.failed_at.is_empty() {
+                        spec.healthy_at.clone_from(&now);
+                        spec.last_healthy_at = now;
+                    }
+                    spec.failed_at.clear();
+                    spec.rebuild_retry_count = 0;
+                }
+                // It is being filled: it fails again if that fails.
+                Some(ReplicaMode::WriteOnly) => {}
+                Some(ReplicaMode::Error) => fail(spec, now),
+                None if state == InstanceState::Error => fail(spec, now),
+                None if state == InstanceState::Unknown && is_needed => fail(spec, now),
+                None => {}
+            }
+        }
+    }
+
+    /// Uses failed replicas again where all failed and some can serve: the members of the epoch that counts, of which a
+    /// start needs one; without epochs, those that failed last.
+    pub(super) fn salvage(&mut self) {
+        let all_failed = !self.replicas.is_empty() && self.replicas.values().all(|r| !r.failed_at.is_empty());
+        if !all_failed || !self.o.settings.auto_salvage() || self.engine_state() == InstanceState::Running {
+            return;
+        }
+        let newest = self.replicas.values().filter_map(|r| age(&r.failed_at, self.o.now)).min();
+        let newest = newest.unwrap_or_default();
+        let usable: Vec<String> = self
+            .replicas
+            .iter()
+            .filter(|(name, spec)| {
+                let can_run =
+                    !matches!(self.replica_state(name), InstanceState::Error | InstanceState::Unknown);
+                let counts = match &self.status.epoch {
+                    Some(epoch) => epoch.members.contains(name),
+                    None => age(&spec.failed_at, self.o.now).is_some_and(|a| a <= newest + SALVAGE_WINDOW),
+                };
+                can_run && counts
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        if usable.is_empty() {
+            return;
+        }
+        for name in &usable {
+            if let Some(spec) = self.replicas.get_mut(name) {
+                spec.failed_at.clear();
+            }
+        }
+        self.status.last_auto_salvaged_at.clone_from(&self.now);
+        let names = usable.join(", ");
+        self.tell(false, "Salvaged", format!("all replicas had failed; these are used again: {names}"));
+    }
+
+    /// Sets robustness and what follows from it.
+    pub(super) fn judge(&mut self) {
+        let wanted = self.wanted();
+        let residents = self.residents();
+        let in_sync = residents.iter().filter(|r| r.healthy && !r.failed).count();
+        let all_failed = !residents.is_empty() && residents.iter().all(|r| r.failed);
+        let old = self.status.robustness;
+        let silent = self.engine_state() == InstanceState::Unknown;
+        self.status.robustness = match self.status.state {
+            VolumeState::Attached if silent => Robustness::Unknown,
+            VolumeState::Attached if in_sync >= wanted => Robustness::Healthy,
+            VolumeState::Attached if in_sync > 0 => Robustness::Degraded,
+            VolumeState::Attached => Robustness::Faulted,
+            _ if all_failed => Robustness::Faulted,
+            _ => Robustness::Unknown,
+        };
+        match self.status.robustness {
+            Robustness::Degraded | Robustness::Faulted => {
+                if self.status.last_degraded_at.is_empty() {
+                    self.status.last_degraded_at.clone_from(&self.now);
+                }
+            }
+            Robustness::Healthy => self.status.last_degraded_at.clear(),
+            Robustness::Unknown => {}
+        }
+        if old == self.status.robustness {
+            return;
+        }
+        match self.status.robustness {
+            Robustness::Degraded => {
+                let message = format!("{in_sync} of {wanted} replicas hold the data");
+                self.tell(true, "Degraded", message);
+            }
+            Robustness::Faulted => {
+                let message = "no replica can serve the volume: look at the replicas' conditions".to_owned();
+                self.tell(true, "Faulted", message);
+            }
+            Robustness::Healthy => self.tell(false, "Healthy", format!("{in_sync} replicas hold the data")),
+            Robustness::Unknown => {}
+        }
+    }
+
+    /// Makes engine and replicas as large as the volume should be. A volume that rests grows when it is attached next:
+    /// its engine does it, on all replicas at once.
+    pub(super) fn resize(&mut self) {
+        let size = self.o.volume.spec.size;
+        if let Some(engine) = &mut self.engine
+            && engine.volume_size < size
+        {
+            engine.volume_size = size;
+        }
+        for replica in self.replicas.values_mut().filter(|r| r.volume_size < size) {
+            replica.volume_size = size;
+        }
+        let current =
+            self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.current_size).unwrap_or_default();
+        self.status.expansion_required = current > Int64Text(0) && current < size;
+        let failure = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.last_expansion_error.as_str());
+        let failure = failure.unwrap_or_default().to_owned();
+        let is_known = self.status.conditions.get_condition("Expansion").is_some();
+        if self.status.expansion_required {
+            let (reason, message) = if failure.is_empty() {
+                ("Pending", format!("the engine serves {current} bytes yet"))
+            } else {
+                ("Failed", failure)
+            };
+            let now = self.now.clone();
+            self.status.conditions.set_condition("Expansion", false, reason, &message, &now);
+        } else if is_known {
+            let now = self.now.clone();
+            self.status.conditions.set_condition("Expansion", true, "", "", &now);
+        }
+    }
+}
+
+fn fail(spec: &mut crate::api::ReplicaSpec, now: String) {
+    if spec.failed_at.is_empty() {
+        spec.failed_at.clone_from(&now);
+        spec.last_failed_at = now;
+    }
+}

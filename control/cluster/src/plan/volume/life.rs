@@ -1,0 +1,192 @@
+//! Attached, detached, removed.
+
+use std::time::Duration;
+
+use super::draft::Draft;
+use super::{Action, READY, engine_name};
+use crate::api::{Conditions, DataLocality, DesireState, InstanceState, Robustness, VolumeState};
+use crate::plan::{FINALIZER, age};
+
+/// How long replicas may take to open their directories before the engine is started without those that have not. The
+/// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
+const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+impl Draft<'_> {
+    /// Moves towards the node that the volume should be on.
+    pub(super) fn attach_or_detach(&mut self) {
+        let target = self.o.volume.spec.node_id.clone();
+        let at = self.engine.as_ref().map(|e| e.node_id.clone()).unwrap_or_default();
+        let front = self.o.volume.spec.disable_frontend;
+        let turns = self.engine.as_ref().is_some_and(|e| !at.is_empty() && e.disable_frontend != front);
+        if target.is_empty() || !at.is_empty() && at != target || turns {
+            self.detach();
+        } else {
+            self.attach(&target);
+        }
+    }
+
+    fn detach(&mut self) {
+        let engine_runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
+        if let Some(engine) = &mut self.engine {
+            engine.desire_state = DesireState::Stopped;
+        }
+        if engine_runs {
+            self.status.state = VolumeState::Detaching;
+            return;
+        }
+        for replica in self.replicas.values_mut() {
+            replica.desire_state = DesireState::Stopped;
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.node_id.clear();
+            engine.replica_address_map.clear();
+        }
+        let was_attached = self.status.state != VolumeState::Creating;
+        if !self.all_replicas_stopped() && was_attached {
+            self.status.state = VolumeState::Detaching;
+            return;
+        }
+        let has_replicas = !self.replicas.is_empty() || self.locality() == DataLocality::StrictLocal;
+        if was_attached || has_replicas {
+            if matches!(self.status.state, VolumeState::Detaching | VolumeState::Attached) {
+                self.tell(false, "Detached", "the volume is detached".to_owned());
+            }
+            self.status.state = VolumeState::Detached;
+        }
+        self.status.current_node_id.clear();
+        self.status.current_engine_node_id.clear();
+        self.status.conditions.retain(|c| c.kind != READY);
+    }
+
+    fn attach(&mut self, target: &str) {
+        for replica in self.replicas.values_mut() {
+            replica.desire_state = DesireState::Running;
+        }
+        let was_here = self.status.state == VolumeState::Attached && self.status.current_node_id == target;
+        match self.engine_state() {
+            InstanceState::Running => return self.stay_attached(target),
+            // The manager of the node is silent; its engine most likely is not. Whoever wants the volume elsewhere says so.
+            InstanceState::Unknown if was_here => return,
+            _ => {}
+        }
+        self.status.state = VolumeState::Attaching;
+        let is_wanted = self.engine.as_ref().is_some_and(|e| e.desire_state == DesireState::Running);
+        if !is_wanted && self.may_start() {
+            self.start(target);
+        }
+    }
+
+    fn stay_attached(&mut self, target: &str) {
+        if self.status.state != VolumeState::Attached {
+            self.tell(false, "Attached", format!("the volume is attached to node {target}"));
+        }
+        self.status.state = VolumeState::Attached;
+        target.clone_into(&mut self.status.current_node_id);
+        target.clone_into(&mut self.status.current_engine_node_id);
+        self.status.current_image = self.image();
+        self.status.frontend_disabled = self.o.volume.spec.disable_frontend;
+        self.status.conditions.retain(|c| c.kind != READY);
+        let addresses = self.addresses();
+        if let Some(engine) = &mut self.engine {
+            engine.replica_address_map = addresses;
+            engine.active = true;
+        }
+    }
+
+    /// Where each replica is reached. One whose process is away keeps its place: the engine tries again and again.
+    fn addresses(&self) -> std::collections::BTreeMap<String, String> {
+        let known = self.engine.as_ref().map(|e| &e.replica_address_map);
+        let address = |name: &String| {
+            let now = self.replica(name).and_then(|r| r.status.as_ref()).map(|s| s.address.clone());
+            let before = || known.and_then(|map| map.get(name)).cloned();
+            now.filter(|a| !a.is_empty()).or_else(before).map(|a| (name.clone(), a))
+        };
+        self.replicas.keys().filter_map(address).collect()
+    }
+
+    /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
+    /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`).
+    fn may_start(&mut self) -> bool {
+        let sound: Vec<&String> =
+            self.replicas.iter().filter(|(_, r)| r.failed_at.is_empty()).map(|(name, _)| name).collect();
+        let open = sound.iter().filter(|name| self.replica_state(name) == InstanceState::Running).count();
+        let missing: Vec<String> = sound
+            .iter()
+            .filter(|name| self.replica_state(name) != InstanceState::Running)
+            .map(|name| (*name).clone())
+            .collect();
+        let now = self.now.clone();
+        if open > 0 && missing.is_empty() {
+            self.status.conditions.set_condition(READY, true, "", "", &now);
+            return true;
+        }
+        let message = if sound.is_empty() {
+            "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
+        } else {
+            format!("these replicas do not run yet: {}", missing.join(", "))
+        };
+        self.status.conditions.set_condition(READY, false, "ReplicasStarting", &message, &now);
+        let condition = self.status.conditions.get_condition(READY);
+        let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
+        let is_first = self.status.epoch.is_none();
+        match REPLICA_PATIENCE.checked_sub(waited) {
+            Some(left) if left > Duration::ZERO => {
+                self.look_again(left);
+                false
+            }
+            _ => open > 0 && !is_first,
+        }
+    }
+
+    fn start(&mut self, target: &str) {
+        let addresses = self.addresses();
+        let volume = &self.o.volume.spec;
+        if let Some(engine) = &mut self.engine {
+            target.clone_into(&mut engine.node_id);
+            engine.desire_state = DesireState::Running;
+            engine.replica_address_map = addresses;
+            engine.frontend = volume.frontend;
+            engine.disable_frontend = volume.disable_frontend;
+            engine.quorum = volume.quorum;
+            engine.io_timeout = volume.io_timeout;
+            engine.active = true;
+        }
+    }
+
+    /// Removes everything of the volume, the engine first, and the volume itself last.
+    pub(super) fn remove(&mut self) {
+        self.status.state = VolumeState::Deleting;
+        self.status.robustness = Robustness::Unknown;
+        let runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
+        if runs {
+            if let Some(engine) = &mut self.engine {
+                engine.desire_state = DesireState::Stopped;
+            }
+            return;
+        }
+        if self.engine.take().is_some() {
+            self.actions.push(Action::DeleteEngine(engine_name(&self.name)));
+        }
+        for replica in &self.o.replicas {
+            let name = super::draft::name_of(replica);
+            self.replicas.remove(&name);
+            let node_is_known = self.o.cluster.nodes.contains_key(&replica.spec.node_id);
+            if !node_is_known {
+                self.actions.push(Action::ForgetReplica(name));
+            } else if replica.metadata.deletion_timestamp.is_none() {
+                self.actions.push(Action::DeleteReplica(name));
+            }
+        }
+        if self.o.snapshots > 0 {
+            self.actions.push(Action::DeleteSnapshots);
+        }
+        if self.o.attachment.is_some_and(|a| a.metadata.deletion_timestamp.is_none()) {
+            self.actions.push(Action::DeleteAttachment);
+        }
+        let finalizers = self.o.volume.metadata.finalizers.as_deref().unwrap_or_default();
+        let all_gone = self.o.engine.is_none() && self.o.replicas.is_empty() && self.o.snapshots == 0;
+        if all_gone && finalizers.iter().any(|f| f == FINALIZER) {
+            self.actions.push(Action::RemoveFinalizer);
+        }
+    }
+}

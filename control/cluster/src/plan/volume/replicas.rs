@@ -1,0 +1,249 @@
+//! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
+
+use std::time::Duration;
+
+use super::draft::Draft;
+use super::{Action, SCHEDULED};
+use crate::api::{AutoBalance, Conditions, DataLocality, InstanceState, ReplicaSpec, TicketType};
+use crate::plan::age;
+use crate::schedule::{
+    Failed, Placement, Refusal, Replenish, balance, choose_removal, place, place_all, replenish,
+};
+
+/// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
+const STALE_MINUTES: u64 = 2880;
+
+/// A volume that waits for room is looked at again after this time, even if nothing in the cluster changed.
+const ROOM: Duration = Duration::from_secs(60);
+
+impl Draft<'_> {
+    /// Makes replicas that are missing, as far as there is room.
+    pub(super) fn fill_up(&mut self) {
+        self.mark_leavers();
+        let wanted = self.wanted();
+        let residents = self.residents();
+        let staying = residents.iter().filter(|r| !r.failed && !r.leaving).count();
+        let is_new = self.is_new();
+        // A volume whose only replica belongs on the node that it is attached to has none before.
+        let waits_for_node =
+            self.locality() == DataLocality::StrictLocal && self.o.volume.spec.node_id.is_empty() && is_new;
+        if waits_for_node {
+            return;
+        }
+        if staying < wanted {
+            if is_new {
+                self.place_first(wanted - staying);
+            } else if self.is_attached() {
+                self.replace(residents.iter().any(|r| r.leaving));
+            } else {
+                self.report_places(None);
+            }
+            return;
+        }
+        self.report_places(None);
+        self.spread();
+    }
+
+    /// True before the volume was ever written to: every replica is as good as another, and all are needed.
+    fn is_new(&self) -> bool {
+        self.status.epoch.is_none() && self.replicas.values().all(|r| r.healthy_at.is_empty())
+    }
+
+    /// Marks replicas on nodes and disks that are being emptied.
+    fn mark_leavers(&mut self) {
+        let nodes = &self.o.cluster.nodes;
+        let leaves = |spec: &ReplicaSpec| {
+            nodes.get(&spec.node_id).is_some_and(|node| {
+                node.evicting || node.disks.get(&spec.disk_id).is_some_and(|disk| disk.evicting)
+            })
+        };
+        for spec in self.replicas.values_mut() {
+            spec.eviction_requested = leaves(spec);
+        }
+        let resting = self.o.volume.spec.node_id.is_empty();
+        let any = self.replicas.values().any(|r| r.eviction_requested);
+        let asked = self.has_ticket(TicketType::VolumeEviction);
+        // A volume that rests is attached for the time of the move, where one of its replicas is.
+        if any && resting && !asked && !self.is_new() {
+            let up = |r: &&ReplicaSpec| self.o.nodes_up.contains(&r.node_id);
+            let node = self.replicas.values().find(up).map(|r| r.node_id.clone());
+            self.actions.extend(node.map(|node| Action::Ticket(TicketType::VolumeEviction, Some(node))));
+        } else if !any && asked {
+            self.actions.push(Action::Ticket(TicketType::VolumeEviction, None));
+        }
+    }
+
+    pub(super) fn has_ticket(&self, kind: TicketType) -> bool {
+        self.o.attachment.is_some_and(|a| a.spec.attachment_tickets.values().any(|t| t.kind == kind))
+    }
+
+    fn place_first(&mut self, count: usize) {
+        let (places, refusal) = place_all(self.o.cluster, &self.want(0), &self.residents(), count);
+        let enough = places.len() == count || self.o.settings.degraded_creation();
+        if enough {
+            for at in &places {
+                self.add_replica(at);
+            }
+        }
+        self.report_places(refusal.as_ref());
+    }
+
+    /// Replaces one replica that failed or leaves, one at a time: rebuilds compete for the same disks and links.
+    fn replace(&mut self, anybody_leaves: bool) {
+        let filling = self.replicas.iter().any(|(name, spec)| {
+            spec.failed_at.is_empty() && !spec.eviction_requested && !self.is_in_sync(name, spec)
+        });
+        if filling {
+            return;
+        }
+        let failed: Vec<Failed<'_>> = self
+            .replicas
+            .iter()
+            .filter(|(_, spec)| !spec.failed_at.is_empty() && !spec.eviction_requested)
+            .map(|(name, spec)| Failed {
+                name,
+                since: age(&spec.failed_at, self.o.now).unwrap_or_default(),
+                // The engine takes a replica back by itself as soon as it answers; nobody has to be told.
+                usable: false,
+                retries: spec.rebuild_retry_count,
+            })
+            .collect();
+        let wait = self.o.settings.replenishment_wait();
+        let missing = self.wanted().saturating_sub(self.replicas.len());
+        match replenish(&failed, wait) {
+            Replenish::Wait(left) if missing == 0 && !anybody_leaves => self.look_again(left),
+            Replenish::Wait(_) | Replenish::Reuse(_) | Replenish::New => {
+                let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
+                match place(self.o.cluster, &self.want(fill), &self.residents()) {
+                    Ok(at) => {
+                        self.add_replica(&at);
+                        self.report_places(None);
+                    }
+                    Err(refusal) => self.report_places(Some(&refusal)),
+                }
+            }
+        }
+    }
+
+    /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.
+    fn spread(&mut self) {
+        let how = match self.o.volume.spec.replica_auto_balance {
+            AutoBalance::Ignored => self.o.settings.auto_balance(),
+            own => own,
+        };
+        let even = how == AutoBalance::BestEffort;
+        let moves = even || how == AutoBalance::LeastEffort;
+        if !moves || !self.is_attached() || self.replicas.len() != self.wanted() {
+            return;
+        }
+        let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
+        let want = self.want(fill);
+        if let Some(at) = balance(self.o.cluster, &want, &self.residents(), even) {
+            self.add_replica(&at);
+            self.tell(false, "Balancing", format!("a replica moves to node {}", at.node));
+        }
+    }
+
+    fn add_replica(&mut self, at: &Placement) {
+        let suffix = self.new_suffix();
+        let spec = &self.o.volume.spec;
+        let path = self.o.disk_paths.get(&(at.node.clone(), at.disk.clone())).cloned().unwrap_or_default();
+        let replica = ReplicaSpec {
+            volume_name: self.name.clone(),
+            volume_size: spec.size,
+            node_id: at.node.clone(),
+            disk_id: at.disk.clone(),
+            disk_path: path,
+            data_directory_name: format!("{}-{suffix}", self.name),
+            engine_name: super::engine_name(&self.name),
+            data_engine: spec.data_engine,
+            active: true,
+            image: self.image(),
+            ..ReplicaSpec::default()
+        };
+        self.replicas.insert(format!("{}-r-{suffix}", self.name), replica);
+    }
+
+    /// Eight hex digits that follow from what is there: a decision that is made again before the first one is seen makes
+    /// the same replica, not one more.
+    fn new_suffix(&self) -> String {
+        let uid = self.o.volume.metadata.uid.as_deref().unwrap_or_default();
+        let mut salt = 0_u32;
+        loop {
+            let known = self.o.replicas.iter().filter_map(|r| r.metadata.name.as_deref());
+            let parts =
+                [uid, &self.name].into_iter().chain(known).chain(self.replicas.keys().map(String::as_str));
+            let suffix = format!("{:08x}", hash(parts).wrapping_add(salt));
+            let name = format!("{}-r-{suffix}", self.name);
+            if !self.replicas.contains_key(&name) && self.replica(&name).is_none() {
+                return suffix;
+            }
+            salt += 1;
+        }
+    }
+
+    fn report_places(&mut self, refusal: Option<&Refusal>) {
+        let now = self.now.clone();
+        let conditions = &mut self.status.conditions;
+        let was_fine = conditions.get_condition(SCHEDULED).is_none_or(crate::api::Condition::is_true);
+        match refusal {
+            None => conditions.set_condition(SCHEDULED, true, "", "", &now),
+            Some(refusal) => {
+                let message = refusal.to_string();
+                conditions.set_condition(SCHEDULED, false, "ReplicaSchedulingFailure", &message, &now);
+                self.look_again(ROOM);
+                if was_fine {
+                    self.tell(true, "ReplicaSchedulingFailure", message);
+                }
+            }
+        }
+    }
+
+    /// Removes one replica that is not needed any more.
+    pub(super) fn thin_out(&mut self) {
+        let wanted = self.wanted();
+        let residents = self.residents();
+        if !self.is_attached() {
+            return;
+        }
+        let sound = residents.iter().filter(|r| r.healthy && !r.failed && !r.leaving).count();
+        let surplus = residents.len() > wanted && sound >= wanted;
+        let victim = if surplus {
+            choose_removal(self.o.cluster, &self.want(0), &residents).map(|r| r.name.clone())
+        } else {
+            self.stale(&residents)
+        };
+        if let Some(name) = victim {
+            self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
+            self.replicas.remove(&name);
+            self.actions.push(Action::DeleteReplica(name));
+        }
+    }
+
+    /// A replica that failed long ago, while others hold the data.
+    fn stale(&self, residents: &[crate::schedule::Resident]) -> Option<String> {
+        let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
+        let minutes = if own > 0 { own } else { STALE_MINUTES };
+        let limit = Duration::from_secs(minutes.saturating_mul(60));
+        if !residents.iter().any(|r| r.healthy && !r.failed) {
+            return None;
+        }
+        let is_stale = |spec: &ReplicaSpec| age(&spec.failed_at, self.o.now).is_some_and(|a| a > limit);
+        self.replicas.iter().find(|(_, spec)| is_stale(spec)).map(|(name, _)| name.clone())
+    }
+
+    /// True if nothing of the volume runs any more, as far as anybody can know.
+    pub(super) fn all_replicas_stopped(&self) -> bool {
+        let rests =
+            |state| matches!(state, InstanceState::Stopped | InstanceState::Error | InstanceState::Unknown);
+        self.replicas.keys().all(|name| rests(self.replica_state(name)))
+    }
+}
+
+/// FNV-1a (32 bits) over words.
+fn hash<'a>(words: impl Iterator<Item = &'a str>) -> u32 {
+    const OFFSET: u32 = 0x811c_9dc5;
+    const PRIME: u32 = 0x0100_0193;
+    let bytes = words.flat_map(|w| w.bytes().chain([0]));
+    bytes.fold(OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(PRIME))
+}

@@ -1,0 +1,570 @@
+//! Volumes from their creation to their end, in a world where nodes do at once what their resources ask.
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::*;
+use crate::api::{
+    Conditions, DataLocality, DesireState, EngineStatus, EpochRecord, Frontend, InstanceState, Int64Text,
+    ReplicaMode, ReplicaStatus, Robustness, VolumeSpec, VolumeState,
+};
+use crate::plan::FINALIZER;
+use crate::schedule::{Cluster, Disk, Node};
+
+/// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
+struct World {
+    volume: Option<Volume>,
+    engine: Option<Engine>,
+    replicas: BTreeMap<String, Replica>,
+    attachment: Option<VolumeAttachment>,
+    cluster: Cluster,
+    up: BTreeSet<String>,
+    settings: Settings,
+    now: Timestamp,
+    /// Replicas whose process fails.
+    broken: BTreeSet<String>,
+    /// Replicas that the engine calls ERR though their process runs.
+    cut_off: BTreeSet<String>,
+    /// Rebuilds end at once.
+    rebuilds_end: bool,
+    told: Vec<&'static str>,
+    tickets: Vec<(TicketType, Option<String>)>,
+}
+
+impl World {
+    fn new(spec: VolumeSpec) -> Self {
+        let mut cluster = Cluster::default();
+        for n in ["n1", "n2", "n3", "n4"] {
+            let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
+            let node = Node {
+                zone: n.into(),
+                schedulable: true,
+                disks: [(format!("{n}-d"), disk)].into(),
+                ..Node::default()
+            };
+            cluster.nodes.insert(n.into(), node);
+        }
+        let mut volume = Volume::new("v", VolumeSpec { size: Int64Text(100), ..spec });
+        volume.metadata.uid = Some("uid".into());
+        Self {
+            volume: Some(volume),
+            engine: None,
+            replicas: BTreeMap::new(),
+            attachment: None,
+            up: cluster.nodes.keys().cloned().collect(),
+            cluster,
+            settings: Settings::default(),
+            now: Timestamp::from_second(1_700_000_000).unwrap(),
+            broken: BTreeSet::new(),
+            cut_off: BTreeSet::new(),
+            rebuilds_end: true,
+            told: Vec::new(),
+            tickets: Vec::new(),
+        }
+    }
+
+    fn attached_to(node: &str) -> Self {
+        let mut world = Self::new(VolumeSpec::default());
+        world.settle();
+        world.attach(node);
+        assert_eq!(world.status().state, VolumeState::Attached);
+        world
+    }
+
+    fn attach(&mut self, node: &str) {
+        self.volume_mut().spec.node_id = node.into();
+        self.settle();
+    }
+
+    fn volume_mut(&mut self) -> &mut Volume {
+        self.volume.as_mut().expect("the volume is there")
+    }
+
+    fn status(&self) -> VolumeStatus {
+        self.volume.as_ref().and_then(|v| v.status.clone()).unwrap_or_default()
+    }
+
+    fn engine(&self) -> &Engine {
+        self.engine.as_ref().expect("the engine is there")
+    }
+
+    fn plan(&self) -> Vec<Action> {
+        let paths = self.cluster.nodes.iter().flat_map(|(n, node)| {
+            node.disks.keys().map(move |d| ((n.clone(), d.clone()), format!("/disks/{d}")))
+        });
+        plan(&Observed {
+            volume: self.volume.as_ref().expect("the volume is there"),
+            engine: self.engine.as_ref(),
+            replicas: self.replicas.values().collect(),
+            attachment: self.attachment.as_ref(),
+            snapshots: 0,
+            cluster: &self.cluster,
+            disk_paths: &paths.collect(),
+            nodes_up: &self.up,
+            settings: &self.settings,
+            image: "longhorn:1",
+            now: self.now,
+        })
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::AddFinalizer => self.volume_mut().metadata.finalizers = Some(vec![FINALIZER.into()]),
+            Action::RemoveFinalizer => self.volume = None,
+            Action::CreateAttachment => self.attachment = Some(VolumeAttachment::default()),
+            Action::CreateEngine(name, spec) => {
+                assert!(self.engine.is_none());
+                self.engine = Some(Engine::new(&name, *spec));
+            }
+            Action::CreateReplica(name, spec) => {
+                assert!(self.replicas.insert(name.clone(), Replica::new(&name, *spec)).is_none());
+            }
+            Action::SetEngine(spec) => self.engine.as_mut().expect("the engine is there").spec = *spec,
+            Action::SetReplica(name, spec) => {
+                self.replicas.get_mut(&name).expect("the replica is there").spec = *spec;
+            }
+            Action::DeleteEngine(_) => self.engine = None,
+            Action::DeleteReplica(name) | Action::ForgetReplica(name) => drop(self.replicas.remove(&name)),
+            Action::DeleteAttachment => self.attachment = None,
+            Action::DeleteSnapshots | Action::LookAgain(_) => {}
+            Action::Ticket(kind, node) => self.tickets.push((kind, node)),
+            Action::SetStatus(status) => self.volume_mut().status = Some(*status),
+            Action::Tell(event) => self.told.push(event.reason),
+        }
+    }
+
+    /// What the managers of the nodes that are up would do.
+    fn nodes_act(&mut self) {
+        for (name, replica) in &mut self.replicas {
+            if !self.up.contains(&replica.spec.node_id) {
+                continue;
+            }
+            let status = replica.status.get_or_insert_with(ReplicaStatus::default);
+            let state = match replica.spec.desire_state {
+                DesireState::Running if self.broken.contains(name) => InstanceState::Error,
+                DesireState::Running => InstanceState::Running,
+                DesireState::Stopped => InstanceState::Stopped,
+            };
+            status.current_state = state;
+            status.address =
+                if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
+        }
+        let Some(engine) = &mut self.engine else { return };
+        if !self.up.contains(&engine.spec.node_id) {
+            return;
+        }
+        let status = engine.status.get_or_insert_with(EngineStatus::default);
+        status.owner_id.clone_from(&engine.spec.node_id);
+        if engine.spec.desire_state == DesireState::Stopped {
+            *status = EngineStatus { owner_id: status.owner_id.clone(), ..EngineStatus::default() };
+            return;
+        }
+        let (mut modes, mut members) = (BTreeMap::new(), Vec::new());
+        for name in engine.spec.replica_address_map.keys() {
+            let Some(replica) = self.replicas.get(name) else { continue };
+            let runs = replica.status.as_ref().is_some_and(|s| s.current_state == InstanceState::Running)
+                && self.up.contains(&replica.spec.node_id)
+                && !self.cut_off.contains(name);
+            let epoch = self.volume.as_ref().and_then(|v| v.status.as_ref()).and_then(|s| s.epoch.as_ref());
+            let is_member = epoch.is_none_or(|e| e.members.contains(name)) || self.rebuilds_end;
+            let mode = match (runs, is_member) {
+                (true, true) => ReplicaMode::ReadWrite,
+                (true, false) => ReplicaMode::WriteOnly,
+                (false, _) => ReplicaMode::Error,
+            };
+            if mode == ReplicaMode::ReadWrite {
+                members.push(name.clone());
+            }
+            modes.insert(name.clone(), mode);
+        }
+        let serves = modes.values().any(|m| *m == ReplicaMode::ReadWrite);
+        status.current_state = if serves { InstanceState::Running } else { InstanceState::Starting };
+        status.replica_mode_map = modes;
+        status.current_size = engine.spec.volume_size;
+        if serves && let Some(volume) = &mut self.volume {
+            volume.status.get_or_insert_with(VolumeStatus::default).epoch =
+                Some(EpochRecord { members, ..EpochRecord::default() });
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..60 {
+            let before = (self.volume.clone(), self.engine.clone(), self.replicas.clone());
+            if self.volume.is_none() {
+                return;
+            }
+            for action in self.plan() {
+                self.carry_out(action);
+            }
+            self.nodes_act();
+            self.keep_the_rules();
+            if before == (self.volume.clone(), self.engine.clone(), self.replicas.clone()) {
+                return;
+            }
+        }
+        panic!("it never settles: {:?}", self.plan());
+    }
+
+    fn keep_the_rules(&self) {
+        let sound: Vec<_> = self.replicas.values().filter(|r| r.spec.failed_at.is_empty()).collect();
+        let nodes: BTreeSet<_> = sound.iter().map(|r| &r.spec.node_id).collect();
+        assert_eq!(nodes.len(), sound.len(), "two replicas on one node");
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now += SignedDuration::from_secs(seconds);
+        self.settle();
+    }
+
+    fn nodes(&self) -> Vec<&str> {
+        let mut nodes: Vec<&str> = self.replicas.values().map(|r| r.spec.node_id.as_str()).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
+    fn replica_on(&self, node: &str) -> String {
+        let found = self.replicas.iter().find(|(_, r)| r.spec.node_id == node);
+        found.map(|(name, _)| name.clone()).expect("a replica there")
+    }
+}
+
+#[test]
+fn a_new_volume_gets_its_engine_and_replicas_and_rests() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"]);
+    let status = world.status();
+    assert_eq!((status.state, status.robustness), (VolumeState::Detached, Robustness::Unknown));
+    assert!(status.conditions.holds(SCHEDULED));
+    assert_eq!(world.engine().spec.desire_state, DesireState::Stopped);
+    assert!(world.attachment.is_some() && world.volume.as_ref().unwrap().metadata.finalizers.is_some());
+    let (name, replica) = world.replicas.iter().next().unwrap();
+    assert!(name.starts_with("v-r-") && name.len() == 12, "{name}");
+    assert_eq!(replica.spec.data_directory_name, format!("v-{}", &name[4..]));
+    assert_eq!(replica.spec.disk_path, format!("/disks/{}", replica.spec.disk_id));
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+}
+
+#[test]
+fn a_decision_made_again_before_it_is_seen_makes_the_same_replicas() {
+    let world = World::new(VolumeSpec::default());
+    let made = |actions: Vec<Action>| -> Vec<String> {
+        let name = |a| if let Action::CreateReplica(name, _) = a { Some(name) } else { None };
+        actions.into_iter().filter_map(name).collect()
+    };
+    let first = made(world.plan());
+    assert_eq!(first.len(), 3);
+    assert_eq!(first, made(world.plan()));
+}
+
+#[test]
+fn without_room_for_all_it_starts_with_fewer_or_waits_as_the_setting_says() {
+    for (degraded, replicas, state) in
+        [("true", 2, VolumeState::Detached), ("false", 0, VolumeState::Creating)]
+    {
+        let mut world = World::new(VolumeSpec::default());
+        world.settings = Settings::of([("allow-volume-creation-with-degraded-availability", degraded)]);
+        for n in ["n3", "n4"] {
+            world.cluster.nodes.get_mut(n).unwrap().schedulable = false;
+        }
+        world.settle();
+        assert_eq!((world.replicas.len(), world.status().state), (replicas, state));
+        let status = world.status();
+        let scheduled = status.conditions.get_condition(SCHEDULED).unwrap();
+        assert_eq!(scheduled.status, "False");
+        assert!(scheduled.message.contains("takes no new replicas"), "{}", scheduled.message);
+        assert_eq!(world.told.iter().filter(|r| **r == "ReplicaSchedulingFailure").count(), 1);
+        assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    }
+}
+
+#[test]
+fn attach_write_detach_and_elsewhere() {
+    let mut world = World::attached_to("n1");
+    let status = world.status();
+    assert_eq!((status.robustness, status.current_node_id.as_str()), (Robustness::Healthy, "n1"));
+    assert_eq!(world.engine().spec.replica_address_map.len(), 3);
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+    // To another node it goes by way of being detached, which its attachment's controller asks for.
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detached);
+    assert_eq!(world.status().current_node_id, "");
+    let stopped = |r: &Replica| r.spec.desire_state == DesireState::Stopped;
+    assert!(world.replicas.values().all(stopped));
+    world.attach("n4");
+    assert_eq!(world.status().current_node_id, "n4");
+    assert_eq!(world.engine().spec.node_id, "n4");
+}
+
+#[test]
+fn an_engine_is_ended_before_its_replicas_and_before_the_next_one_starts() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.node_id = "n2".into();
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert_eq!(world.engine().spec.node_id, "n1", "it still runs there");
+    assert_eq!(world.engine().spec.desire_state, DesireState::Stopped);
+    assert!(world.replicas.values().all(|r| r.spec.desire_state == DesireState::Running));
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    world.settle();
+    assert_eq!(world.status().current_node_id, "n2");
+}
+
+#[test]
+fn the_first_start_waits_for_every_replica_and_a_later_one_only_for_a_while() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    let away = world.replica_on("n3");
+    world.up.remove("n3");
+    world.settings = Settings::of([("auto-salvage", "false")]);
+    world.volume_mut().spec.node_id = "n1".into();
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    // A replica that nobody can reach counts as failed; one that is slow does not.
+    assert!(!world.replicas[&away].spec.failed_at.is_empty());
+
+    let mut slow = World::new(VolumeSpec::default());
+    slow.settle();
+    slow.volume_mut().spec.node_id = "n1".into();
+    let name = slow.replica_on("n2");
+    let start = |world: &mut World| {
+        for _ in 0..5 {
+            for action in world.plan() {
+                world.carry_out(action);
+            }
+            for (n, replica) in &mut world.replicas {
+                let state = if *n == name { InstanceState::Starting } else { InstanceState::Running };
+                replica.status = Some(ReplicaStatus {
+                    current_state: state,
+                    address: n.clone(),
+                    ..ReplicaStatus::default()
+                });
+            }
+        }
+        world.engine().spec.desire_state
+    };
+    assert_eq!(start(&mut slow), DesireState::Stopped);
+    slow.now += SignedDuration::from_secs(21);
+    assert_eq!(start(&mut slow), DesireState::Stopped, "the one that is away may have the data");
+    let members = slow.replicas.keys().cloned().collect();
+    slow.volume_mut().status.as_mut().unwrap().epoch =
+        Some(EpochRecord { members, ..EpochRecord::default() });
+    assert_eq!(start(&mut slow), DesireState::Running);
+}
+
+#[test]
+fn a_failed_replica_is_waited_for_and_then_replaced() {
+    let mut world = World::attached_to("n1");
+    let lost = world.replica_on("n3");
+    world.up.remove("n3");
+    world.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    world.settle();
+    assert_eq!(world.status().robustness, Robustness::Degraded);
+    assert!(!world.status().last_degraded_at.is_empty());
+    assert!(!world.replicas[&lost].spec.failed_at.is_empty());
+    assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    world.pass(599);
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"]);
+    world.pass(2);
+    assert_eq!(world.nodes(), ["n1", "n2", "n4"], "the new one is filled, the lost one is given up");
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+    assert!(world.status().last_degraded_at.is_empty());
+}
+
+#[test]
+fn a_replica_that_comes_back_in_time_is_kept() {
+    let mut world = World::attached_to("n1");
+    world.up.remove("n3");
+    world.settle();
+    world.pass(300);
+    world.up.insert("n3".into());
+    world.settle();
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n3"], Robustness::Healthy));
+    assert!(world.replicas.values().all(|r| r.spec.failed_at.is_empty()));
+}
+
+#[test]
+fn one_rebuild_at_a_time() {
+    let mut world = World::attached_to("n1");
+    world.rebuilds_end = false;
+    world.volume_mut().spec.number_of_replicas = 4;
+    world.settle();
+    assert_eq!(world.replicas.len(), 4);
+    world.cluster.nodes.insert("n5".into(), world.cluster.nodes["n4"].clone());
+    world.up.insert("n5".into());
+    world.volume_mut().spec.number_of_replicas = 5;
+    world.settle();
+    assert_eq!(world.replicas.len(), 4, "the fourth is being filled");
+    assert_eq!(world.status().robustness, Robustness::Degraded);
+    world.rebuilds_end = true;
+    world.settle();
+    assert_eq!((world.replicas.len(), world.status().robustness), (5, Robustness::Healthy));
+}
+
+#[test]
+fn fewer_replicas_are_asked_for() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.number_of_replicas = 1;
+    world.settle();
+    assert_eq!((world.replicas.len(), world.status().robustness), (1, Robustness::Healthy));
+    let mut resting = World::attached_to("n1");
+    resting.attach("");
+    resting.volume_mut().spec.number_of_replicas = 1;
+    resting.settle();
+    assert_eq!(resting.replicas.len(), 3, "nobody knows which ones hold everything");
+}
+
+#[test]
+fn an_emptied_disk_is_left_before_its_replica_goes() {
+    let mut world = World::attached_to("n1");
+    world.rebuilds_end = false;
+    world.cluster.nodes.get_mut("n2").unwrap().evicting = true;
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2", "n3", "n4"], "the old one stays while the new one is filled");
+    world.rebuilds_end = true;
+    world.settle();
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n3", "n4"], Robustness::Healthy));
+}
+
+#[test]
+fn an_emptied_disk_of_a_volume_that_rests_has_it_attached() {
+    let mut world = World::attached_to("n1");
+    world.attach("");
+    world.cluster.nodes.get_mut("n2").unwrap().evicting = true;
+    let actions = world.plan();
+    let asks = |a: &Action| matches!(a, Action::Ticket(TicketType::VolumeEviction, Some(_)));
+    assert!(actions.iter().any(asks), "{actions:?}");
+}
+
+#[test]
+fn all_replicas_failed_and_some_are_salvaged() {
+    let mut world = World::attached_to("n1");
+    let members: BTreeSet<String> = world.replicas.keys().cloned().collect();
+    world.broken = members.clone();
+    world.settle();
+    assert_eq!(world.status().robustness, Robustness::Faulted);
+    // Only members of the epoch that counts may be used; here one was out before the others failed.
+    let out = world.replica_on("n3");
+    let epoch = world.volume_mut().status.as_mut().unwrap().epoch.as_mut().unwrap();
+    epoch.members = members.iter().filter(|m| **m != out).cloned().collect();
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detached);
+    world.broken.clear();
+    world.rebuilds_end = false;
+    world.attach("n1");
+    assert!(world.told.contains(&"Salvaged"));
+    assert_eq!(
+        (world.status().state, world.status().robustness),
+        (VolumeState::Attached, Robustness::Degraded)
+    );
+    assert!(!world.replicas[&out].spec.failed_at.is_empty(), "it is no member");
+    world.rebuilds_end = true;
+    world.settle();
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+}
+
+#[test]
+fn a_node_that_is_silent_does_not_keep_its_volume() {
+    let mut world = World::attached_to("n1");
+    world.up.remove("n1");
+    world.cluster.nodes.get_mut("n1").unwrap().schedulable = false;
+    world.settle();
+    assert_eq!(world.engine().spec.node_id, "n1", "nobody asked for it elsewhere yet");
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detached);
+    world.attach("n2");
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert_eq!(
+        (world.engine().spec.node_id.as_str(), world.status().robustness),
+        ("n2", Robustness::Degraded)
+    );
+}
+
+#[test]
+fn a_volume_stays_as_it_is_while_the_manager_of_its_node_is_silent() {
+    let mut world = World::attached_to("n1");
+    world.up.remove("n1");
+    world.settle();
+    world.pass(3600);
+    let status = world.status();
+    assert_eq!((status.state, status.robustness), (VolumeState::Attached, Robustness::Unknown));
+    assert!(world.replicas.values().all(|r| r.spec.failed_at.is_empty()));
+    assert_eq!(world.replicas.len(), 3);
+    world.up.insert("n1".into());
+    world.settle();
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+}
+
+#[test]
+fn a_device_is_taken_away_only_by_attaching_anew() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.disable_frontend = true;
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert_eq!(world.engine().spec.desire_state, DesireState::Stopped);
+    world.settle();
+    assert!(world.engine().spec.disable_frontend && world.status().frontend_disabled);
+    assert_eq!(world.engine().spec.frontend, Frontend::Blockdev);
+}
+
+#[test]
+fn it_grows_through_its_engine() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.size = Int64Text(200);
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert!(world.status().expansion_required);
+    assert_eq!(world.engine().spec.volume_size, Int64Text(200));
+    world.settle();
+    assert!(!world.status().expansion_required);
+    assert!(world.replicas.values().all(|r| r.spec.volume_size == Int64Text(200)));
+}
+
+#[test]
+fn a_strictly_local_volume_has_its_replica_where_it_is_attached() {
+    let spec = VolumeSpec {
+        data_locality: DataLocality::StrictLocal,
+        number_of_replicas: 1,
+        ..VolumeSpec::default()
+    };
+    let mut world = World::new(spec);
+    world.settle();
+    assert_eq!((world.replicas.len(), world.status().state), (0, VolumeState::Detached));
+    world.attach("n3");
+    assert_eq!((world.nodes(), world.status().state), (vec!["n3"], VolumeState::Attached));
+}
+
+#[test]
+fn a_deleted_volume_goes_engine_first_and_itself_last() {
+    let mut world = World::attached_to("n1");
+    let deleted = world.now;
+    world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
+    let first = world.plan();
+    assert!(first.iter().any(|a| matches!(a, Action::SetEngine(_))), "{first:?}");
+    assert!(
+        !first.iter().any(|a| matches!(a, Action::DeleteReplica(_) | Action::DeleteEngine(_))),
+        "{first:?}"
+    );
+    world.settle();
+    assert!(world.volume.is_none() && world.engine.is_none() && world.replicas.is_empty());
+    assert!(world.attachment.is_none());
+}
+
+#[test]
+fn best_effort_locality_moves_a_replica_to_its_user_only_for_new_ones() {
+    let spec = VolumeSpec {
+        data_locality: DataLocality::BestEffort,
+        number_of_replicas: 2,
+        ..VolumeSpec::default()
+    };
+    let mut world = World::new(spec);
+    world.settle();
+    world.attach("n4");
+    assert_eq!(world.nodes(), ["n1", "n2"]);
+    world.volume_mut().spec.number_of_replicas = 3;
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2", "n4"]);
+}

@@ -1,0 +1,266 @@
+//! `longhorn manager`: the control plane of one node, and, on one of them, of the whole cluster.
+//!
+//! One watch per kind keeps a cache; what changed is put on a queue; a look at one thing reads the cache, decides
+//! (`crate::plan`) and carries out what was decided. Nothing is asked of the API server at rest but the watches and
+//! the leases. A write names the version that was read, so that a decision made on old news is refused and made again.
+
+mod authority;
+mod cache;
+mod desk;
+mod here;
+mod leader;
+mod lease;
+mod patch;
+mod queue;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::{Client, ResourceExt};
+use thiserror::Error;
+use tokio::task::JoinSet;
+
+use crate::agent::Agent;
+use cache::{Cache, Key, News};
+use desk::{Desk, Done, ReconcileError};
+use queue::{Outcome, Queue};
+
+/// Looks at once. Most wait for the API server or for a process of this node; more would only crowd it.
+const AT_ONCE: usize = 16;
+
+/// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
+/// server. Engines do not tell by themselves yet.
+const ROUND: Duration = Duration::from_secs(5);
+
+/// How to run a manager.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The node's name in Kubernetes.
+    pub node: String,
+    /// The namespace of everything.
+    pub namespace: String,
+    /// Where volumes, logs and sockets of this node lie; also its default disk.
+    pub root: PathBuf,
+    /// The image of the programs, as it is named in engines and replicas.
+    pub image: String,
+    /// The socket on which engines ask for their volume's authority.
+    pub authority: PathBuf,
+}
+
+/// Why a manager does not run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The API server does not answer as it should.
+    #[error("the API server: {0}")]
+    Api(#[from] Box<kube::Error>),
+    /// Longhorn itself runs on these resources.
+    #[error(
+        "Longhorn's own manager runs in namespace {0} (pods with the label app=longhorn-manager): both would act on the same volumes. Detach all volumes, scale Longhorn down, then start this one"
+    )]
+    Longhorn(String),
+    /// The definitions of the resources are not there.
+    #[error("the API server does not know volumes.longhorn.io: kubectl apply --server-side -f deploy/crds.yaml")]
+    Definitions,
+    /// The socket for engines cannot be used.
+    #[error("{}: {source}", socket.display())]
+    Socket {
+        /// Its path.
+        socket: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// What every look needs.
+struct Context {
+    options: Options,
+    desk: Desk,
+    cache: Cache,
+    agent: Arc<dyn Agent>,
+    news: Arc<News>,
+    /// Nodes whose manager lives, as far as is known here.
+    up: Mutex<BTreeSet<String>>,
+    leads: AtomicBool,
+}
+
+impl Context {
+    fn nodes_up(&self) -> BTreeSet<String> {
+        self.up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn leads(&self) -> bool {
+        self.leads.load(Ordering::Acquire)
+    }
+}
+
+/// Runs a manager until `stop` is ready. Engines and replicas go on then.
+///
+/// # Errors
+/// [`RunError`]. What fails later is tried again for ever.
+pub async fn run(
+    options: Options,
+    client: Client,
+    agent: Arc<dyn Agent>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let desk = Desk::new(client, &options.namespace, &options.node);
+    here::check_alone(&desk).await?;
+    let news = Arc::new(News::default());
+    let (cache, watches) = Cache::new(&desk, &news);
+    let mut tasks = JoinSet::new();
+    for watch in watches {
+        tasks.spawn(watch);
+    }
+    let up = Mutex::new([options.node.clone()].into());
+    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads: AtomicBool::new(false) });
+    let mut stop = std::pin::pin!(stop);
+    tokio::select! {
+        () = context.cache.ready() => {}
+        () = &mut stop => return Ok(()),
+    }
+    let socket = context.options.authority.clone();
+    let (desk, path) = (context.desk.clone(), socket.clone());
+    let authority = tokio::spawn(async move { authority::serve(desk, &path).await });
+    tasks.spawn(listen(Arc::clone(&context)));
+    tasks.spawn(rounds(Arc::clone(&context)));
+    tasks.spawn(keep_leases(Arc::clone(&context)));
+    context.news.tell([Key::Here]);
+    tracing::info!(node = context.options.node, "manager is ready");
+    tokio::select! {
+        () = work(&context) => Ok(()),
+        () = &mut stop => Ok(()),
+        ended = authority => match ended {
+            Ok(Err(source)) => Err(RunError::Socket { socket, source }),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        },
+    }
+}
+
+/// Looks at what changed, for ever.
+async fn work(context: &Arc<Context>) {
+    let mut queue = Queue::default();
+    let mut looks = JoinSet::new();
+    loop {
+        while queue.busy() < AT_ONCE {
+            let Some(key) = queue.take(Instant::now()) else { break };
+            let context = Arc::clone(context);
+            looks.spawn(async move {
+                let outcome = look(&context, &key).await;
+                (key, outcome)
+            });
+        }
+        let due = if queue.busy() < AT_ONCE { queue.next_due() } else { None };
+        let sleep = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = context.news.wait() => {
+                for key in context.news.take() {
+                    queue.changed(key, Instant::now());
+                }
+            }
+            Some(ended) = looks.join_next() => match ended {
+                Ok((key, outcome)) => queue.ended(key, outcome, Instant::now()),
+                // A panic is a mistake in a decision: all is looked at again, and the log has it.
+                Err(e) => {
+                    tracing::error!(error = %e, "a look ended badly");
+                    queue = Queue::default();
+                    context.news.tell(leader::everything(context).into_iter().chain([Key::Here]));
+                }
+            },
+            () = sleep => {}
+        }
+    }
+}
+
+async fn look(context: &Context, key: &Key) -> Outcome {
+    match dispatch(context, key).await {
+        Ok(outcome) => outcome,
+        Err(ReconcileError::Stale) => Outcome::Stale,
+        Err(e) => {
+            tracing::warn!(?key, error = %e, "tried again later");
+            Outcome::Failed
+        }
+    }
+}
+
+async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
+    match key {
+        Key::Here => here::node(context).await,
+        Key::Engine(name) => here::engine(context, name).await,
+        Key::Replica(name) => here::replica(context, name).await,
+        Key::Snapshot(name) => {
+            let done = here::snapshot(context, name).await?;
+            if context.leads() { leader::snapshot(context, name).await } else { Ok(done) }
+        }
+        _ if !context.leads() => Ok(Outcome::Done),
+        Key::Volume(name) => leader::volume(context, name).await,
+        Key::Attachment(name) => leader::attachment(context, name).await,
+        Key::Setting(name) => leader::setting(context, name).await,
+        Key::Nodes => here::mark_the_dead(context).await,
+        Key::All => {
+            context.news.tell(leader::everything(context));
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+/// Hears of every change of this node's processes.
+async fn listen(context: Arc<Context>) {
+    let hear = async {
+        loop {
+            context.agent.changed().await;
+            here::tell_processes(&context).await;
+        }
+    };
+    tokio::join!(context.agent.listen(), hear);
+}
+
+/// Asks this node's engines and disks how they are.
+async fn rounds(context: Arc<Context>) {
+    let mut ticks = tokio::time::interval(ROUND);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let node = &context.options.node;
+        let engines = context.cache.engines.state_filter(|e| e.spec.node_id == *node);
+        context.news.tell(engines.into_iter().map(|e| Key::Engine(e.name_any())).chain([Key::Here]));
+    }
+}
+
+/// Renews this node's lease, tries to lead, and notices who died.
+async fn keep_leases(context: Arc<Context>) {
+    let mut watchers = lease::Watchers::default();
+    let mut led_at: Option<Instant> = None;
+    loop {
+        let options = &context.options;
+        let name = lease::node_lease(&options.node);
+        let label = Some(options.node.as_str());
+        let begun = Instant::now();
+        let own = lease::hold(&context.desk, &name, &options.node, label, &mut lease::Watchers::default());
+        if let Err(e) = own.await {
+            tracing::warn!(error = %e, "this node's lease was not renewed");
+        }
+        match lease::hold(&context.desk, lease::LEADER, &options.node, None, &mut watchers).await {
+            Ok(true) => led_at = Some(begun),
+            Ok(false) => led_at = None,
+            Err(e) => tracing::warn!(error = %e, "the leader's lease was not renewed"),
+        }
+        let leads = led_at.is_some_and(|at| at.elapsed() < lease::YIELD);
+        let led = context.leads.swap(leads, Ordering::AcqRel);
+        let changed = here::count_the_living(&context, &mut watchers);
+        if leads && (!led || changed) {
+            context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes]));
+        }
+        if leads != led {
+            tracing::info!(leads, "leadership");
+        }
+        tokio::time::sleep(lease::RENEW).await;
+    }
+}

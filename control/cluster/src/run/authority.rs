@@ -1,0 +1,182 @@
+//! The Volume resource as the authority over who may write: generations and epochs, each by compare-and-swap
+//! (`docs/invariants.md`, 2 and 12).
+//!
+//! The API server's copy is read and written every time, never the cache: what is decided here holds only against what
+//! is stored. A write names the version that was read, so that of two writers one is refused and reads again.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use control::authority::{LINE_MAX, Question, Reply};
+use control::transport::bind_private;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use lh_block::{Epoch, Generation};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+use super::desk::{Desk, Done, ReconcileError};
+use crate::api::{EpochRecord, GenerationText, Volume};
+
+/// How often a write is tried again after another writer was faster.
+const TRIES: usize = 8;
+
+/// Questions that are answered at once. Each node has some hundred engines at most, and each asks one at a time.
+const AT_ONCE: usize = 64;
+
+/// What to do with a wish to store an epoch.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is stored already: the answer to an earlier wish was lost.
+    Already,
+    /// Another epoch is stored than the one to be replaced.
+    Conflict,
+    /// Write it.
+    Write,
+}
+
+fn judge(stored: Option<&Epoch>, expected: Option<(Generation, u64)>, new: &Epoch) -> Verdict {
+    if stored == Some(new) {
+        return Verdict::Already;
+    }
+    let order = stored.map(Epoch::order);
+    if order != expected || order.is_some_and(|order| new.order() <= order) {
+        return Verdict::Conflict;
+    }
+    Verdict::Write
+}
+
+fn epoch_of(volume: &Volume) -> Result<Option<Epoch>, String> {
+    let record = volume.status.as_ref().and_then(|s| s.epoch.as_ref());
+    record.map(EpochRecord::to_epoch).transpose()
+}
+
+/// A new generation: above everything issued and above everything that a replica has seen. Stored before it is given
+/// out.
+pub(super) async fn issue_generation(desk: &Desk, volume: &str, seen: Generation) -> Done<Generation> {
+    let api = desk.api::<Volume>();
+    for _ in 0..TRIES {
+        let read = api.get(volume).await?;
+        let issued = read.status.as_ref().and_then(|s| s.generation).map(|g| g.0).unwrap_or_default();
+        let highest = issued.max(seen);
+        if highest.attachment == u32::MAX {
+            return Err(ReconcileError::NotYet(format!("volume {volume} has no generation left above {highest}")));
+        }
+        let generation = highest.next_attachment();
+        let patch = json!({
+            "metadata": { "resourceVersion": read.resource_version() },
+            "status": { "generation": GenerationText(generation) },
+        });
+        match api.patch_status(volume, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => return Ok(generation),
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Err(ReconcileError::Stale)
+}
+
+async fn load(desk: &Desk, volume: &str) -> Reply {
+    match desk.api::<Volume>().get(volume).await {
+        Ok(read) => epoch_of(&read).map_or_else(Reply::Unavailable, Reply::Counts),
+        Err(e) => Reply::Unavailable(e.to_string()),
+    }
+}
+
+async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, epoch: &Epoch) -> Reply {
+    let api = desk.api::<Volume>();
+    for _ in 0..TRIES {
+        let read = match api.get(volume).await {
+            Ok(read) => read,
+            Err(e) => return Reply::Unavailable(e.to_string()),
+        };
+        let stored = match epoch_of(&read) {
+            Ok(stored) => stored,
+            Err(e) => return Reply::Unavailable(e),
+        };
+        match judge(stored.as_ref(), expected, epoch) {
+            Verdict::Already => return Reply::Stored,
+            Verdict::Conflict => return Reply::Conflict(stored),
+            Verdict::Write => {}
+        }
+        let patch = json!({
+            "metadata": { "resourceVersion": read.resource_version() },
+            "status": { "epoch": EpochRecord::from(epoch) },
+        });
+        match api.patch_status(volume, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => return Reply::Stored,
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(e) => return Reply::Unavailable(e.to_string()),
+        }
+    }
+    Reply::Unavailable("other writers of the volume were faster; ask again".to_owned())
+}
+
+/// Answers the engines of this node for ever.
+///
+/// # Errors
+/// The socket cannot be bound.
+pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
+    let listener: UnixListener = bind_private(socket)?;
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let (stream, _) = listener.accept().await?;
+        // Only root opens the socket (0600); the peer is asked all the same, as everywhere.
+        let own = rustix::process::geteuid().as_raw();
+        let peer = stream.peer_cred().map(|c| c.uid());
+        if !peer.is_ok_and(|uid| uid == 0 || uid == own) {
+            continue;
+        }
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return Ok(()) };
+        let desk = desk.clone();
+        tokio::spawn(async move {
+            if let Err(e) = answer(&desk, stream).await {
+                tracing::debug!(error = %e, "an engine's question was not answered");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    BufReader::new(read.take(LINE_MAX)).read_line(&mut line).await?;
+    let reply = match serde_json::from_str(&line)? {
+        Question::Load { volume } => load(desk, &volume).await,
+        Question::Store { volume, expected, epoch } => store(desk, &volume, expected, &epoch).await,
+    };
+    let mut bytes = serde_json::to_vec(&reply)?;
+    bytes.push(b'\n');
+    write.write_all(&bytes).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn epoch(attachment: u32, counter: u64) -> Epoch {
+        let generation = Generation { attachment, restart: 0 };
+        Epoch { generation, counter, members: vec!["a".into()], ..Epoch::default() }
+    }
+
+    #[test]
+    fn an_epoch_replaces_exactly_the_one_that_its_maker_knew() {
+        let (first, old, new) = (epoch(1, 1), epoch(1, 2), epoch(2, 1));
+        let cases = [
+            ("the first of all", None, None, &first, Verdict::Write),
+            ("the first, but one is there", Some(&first), None, &new, Verdict::Conflict),
+            ("the next", Some(&first), Some(first.order()), &old, Verdict::Write),
+            ("a newer engine's", Some(&first), Some(first.order()), &new, Verdict::Write),
+            ("an older engine's, too late", Some(&new), Some(first.order()), &old, Verdict::Conflict),
+            ("said again", Some(&new), Some(first.order()), &new, Verdict::Already),
+            ("backwards", Some(&new), Some(new.order()), &old, Verdict::Conflict),
+            ("lost at the authority", None, Some(first.order()), &old, Verdict::Conflict),
+        ];
+        for (what, stored, expected, epoch, verdict) in cases {
+            assert_eq!(judge(stored, expected, epoch), verdict, "{what}");
+        }
+    }
+}

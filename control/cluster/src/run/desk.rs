@@ -1,0 +1,147 @@
+//! Writes to the API server, each guarded by the version that was read.
+
+use std::fmt::Debug;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use thiserror::Error;
+
+use super::patch;
+use crate::agent::AgentError;
+use crate::plan::{Event, FINALIZER};
+
+/// Why a look ended early.
+#[derive(Debug, Error)]
+pub(super) enum ReconcileError {
+    /// What was read is old.
+    #[error("what was read has changed since")]
+    Stale,
+    /// The API server refused or does not answer.
+    #[error("{0}")]
+    Api(Box<kube::Error>),
+    /// The node refused or does not answer.
+    #[error("{0}")]
+    Agent(#[from] AgentError),
+    /// Something that is needed is not there yet.
+    #[error("{0}")]
+    NotYet(String),
+}
+
+impl From<kube::Error> for ReconcileError {
+    fn from(e: kube::Error) -> Self {
+        match &e {
+            kube::Error::Api(status) if status.code == 409 => Self::Stale,
+            _ => Self::Api(Box::new(e)),
+        }
+    }
+}
+
+pub(super) type Done<T = ()> = Result<T, ReconcileError>;
+
+/// True if the object is not there.
+pub(super) fn is_missing(e: &kube::Error) -> bool {
+    matches!(e, kube::Error::Api(status) if status.code == 404)
+}
+
+/// The API server, one namespace of it.
+#[derive(Clone)]
+pub(super) struct Desk {
+    pub(super) client: Client,
+    pub(super) namespace: String,
+    recorder: Recorder,
+}
+
+/// What every kind here is.
+pub(super) trait Kind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug
+{
+}
+
+impl<K> Kind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug
+{
+}
+
+impl Desk {
+    pub(super) fn new(client: Client, namespace: &str, identity: &str) -> Self {
+        let reporter = Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self { client, namespace: namespace.to_owned(), recorder }
+    }
+
+    pub(super) fn api<K: Kind>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Makes an object. One that is there already is as good.
+    pub(super) async fn create<K: Kind>(&self, object: &K) -> Done {
+        match self.api::<K>().create(&PostParams::default(), object).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            Err(e) => Err(e.into()),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Asks for an object to go. One that is gone is gone.
+    pub(super) async fn delete<K: Kind>(&self, name: &str) -> Done {
+        match self.api::<K>().delete(name, &DeleteParams::default()).await {
+            Err(e) if !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes the spec of an object that was read. Gives back its new version.
+    pub(super) async fn set_spec<K: Kind, S: Serialize>(&self, read: &K, old: &S, new: &S) -> Done<Option<String>> {
+        let version = read.resource_version();
+        let Some(patch) = patch::of_part("spec", old, new, version.as_deref()) else { return Ok(version) };
+        let done = self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(done.resource_version())
+    }
+
+    /// Changes the status of an object that was read at that version.
+    pub(super) async fn set_status<K: Kind, S: Serialize>(
+        &self,
+        name: &str,
+        version: Option<&str>,
+        old: &S,
+        new: &S,
+    ) -> Done {
+        let Some(patch) = patch::of_part("status", old, new, version) else { return Ok(()) };
+        self.api::<K>().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Puts the finalizer on an object that was read, or takes it off. Gives back the new version.
+    pub(super) async fn set_finalizer<K: Kind>(&self, read: &K, keep: bool) -> Done<Option<String>> {
+        let mut finalizers: Vec<String> = read.finalizers().iter().filter(|f| *f != FINALIZER).cloned().collect();
+        if keep {
+            finalizers.push(FINALIZER.to_owned());
+        }
+        let patch = json!({ "metadata": { "finalizers": finalizers, "resourceVersion": read.resource_version() } });
+        let done = self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+        match done {
+            Ok(object) => Ok(object.resource_version()),
+            Err(e) if is_missing(&e) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Tells people. An event that cannot be written is not worth a failure.
+    pub(super) async fn tell<K: Kind>(&self, about: &K, event: &Event) {
+        let event = KubeEvent {
+            type_: if event.warning { EventType::Warning } else { EventType::Normal },
+            reason: event.reason.to_owned(),
+            note: Some(event.message.chars().take(1000).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        if let Err(e) = self.recorder.publish(&event, &about.object_ref(&())).await {
+            tracing::debug!(error = %e, "event not written");
+        }
+    }
+}

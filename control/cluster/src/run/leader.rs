@@ -1,0 +1,289 @@
+//! What the leader does: volumes, their attachments, settings, and what stands for all nodes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::ObjectMeta;
+use kube::core::object::HasSpec;
+
+use super::Context;
+use super::cache::Key;
+use super::desk::{Done, Kind, is_missing};
+use super::queue::Outcome;
+use crate::api::{
+    AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume, VolumeAttachment,
+    VolumeAttachmentSpec, VolumeAttachmentStatus,
+};
+use crate::plan::volume::{self, Action};
+use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, node, snapshot, written};
+use crate::settings::definition;
+
+/// Bytes of a volume's key.
+const KEY_LEN: usize = 32;
+
+/// The secret that holds a volume's key.
+pub(super) fn key_secret(volume: &str) -> String {
+    format!("longhorn-volume-key-{volume}")
+}
+
+/// The ticket of one of our own controllers.
+fn ticket_id(kind: TicketType) -> String {
+    kind.to_string()
+}
+
+/// Looks at one volume.
+pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let Some(volume) = cache.get(&cache.volumes, name) else { return Ok(Outcome::Done) };
+    let engine = cache.get(&cache.engines, &volume::engine_name(name));
+    let replicas = cache.replicas.state_filter(|r| r.spec.volume_name == name);
+    let attachment = cache.get(&cache.attachments, name);
+    let snapshots = cache.snapshots.state_filter(|s| s.spec.volume == name);
+    let (nodes, all_replicas) = (cache.nodes.state(), cache.replicas.state());
+    let (nodes_up, settings) = (context.nodes_up(), cache.settings());
+    let (cluster, disk_paths) =
+        node::picture(nodes.iter().map(Arc::as_ref), all_replicas.iter().map(Arc::as_ref), &nodes_up, &settings);
+    let actions = volume::plan(&volume::Observed {
+        volume: &volume,
+        engine: engine.as_deref(),
+        replicas: replicas.iter().map(Arc::as_ref).collect(),
+        attachment: attachment.as_deref(),
+        snapshots: snapshots.len(),
+        cluster: &cluster,
+        disk_paths: &disk_paths,
+        nodes_up: &nodes_up,
+        settings: &settings,
+        image: &context.options.image,
+        now: Timestamp::now(),
+    });
+    let mut hands = Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
+    for action in actions {
+        tracing::debug!(volume = name, ?action, "volume");
+        hands.carry_out(action, engine.as_deref(), &replicas, attachment.as_deref()).await?;
+    }
+    Ok(hands.outcome)
+}
+
+/// Carries out a volume's actions.
+struct Hands<'a> {
+    context: &'a Context,
+    volume: &'a Volume,
+    /// The volume's version: as read, then as written.
+    version: Option<String>,
+    outcome: Outcome,
+}
+
+impl Hands<'_> {
+    async fn carry_out(
+        &mut self,
+        action: Action,
+        engine: Option<&Engine>,
+        replicas: &[Arc<Replica>],
+        attachment: Option<&VolumeAttachment>,
+    ) -> Done {
+        let desk = &self.context.desk;
+        match action {
+            Action::AddFinalizer => {
+                // The key is there before anything that needs it.
+                self.create_key().await?;
+                self.version = desk.set_finalizer(self.volume, true).await?;
+            }
+            Action::RemoveFinalizer => {
+                desk.delete::<Secret>(&key_secret(&self.volume.name_any())).await?;
+                self.version = desk.set_finalizer(self.volume, false).await?;
+            }
+            Action::CreateAttachment => self.create_attachment().await?,
+            Action::CreateEngine(name, spec) => desk.create(&self.owned(Engine::new(&name, *spec))).await?,
+            Action::CreateReplica(name, spec) => {
+                let mut replica = self.owned(Replica::new(&name, *spec));
+                replica.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+                desk.create(&replica).await?;
+            }
+            Action::SetEngine(spec) => {
+                if let Some(engine) = engine {
+                    desk.set_spec(engine, engine.spec(), &*spec).await?;
+                }
+            }
+            Action::SetReplica(name, spec) => {
+                if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    desk.set_spec(replica.as_ref(), replica.spec(), &*spec).await?;
+                }
+            }
+            Action::DeleteEngine(name) => desk.delete::<Engine>(&name).await?,
+            Action::DeleteReplica(name) => desk.delete::<Replica>(&name).await?,
+            Action::ForgetReplica(name) => {
+                desk.delete::<Replica>(&name).await?;
+                if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    forget(self.context, replica.as_ref()).await?;
+                }
+            }
+            Action::DeleteAttachment => desk.delete::<VolumeAttachment>(&self.volume.name_any()).await?,
+            Action::DeleteSnapshots => self.delete_snapshots().await?,
+            Action::Ticket(kind, node) => set_ticket(self.context, attachment, kind, node).await?,
+            Action::SetStatus(status) => {
+                let old = self.volume.status.clone().unwrap_or_default();
+                let version = self.version.clone();
+                desk.set_status::<Volume, _>(&self.volume.name_any(), version.as_deref(), &old, &*status).await?;
+            }
+            Action::Tell(event) => desk.tell(self.volume, &event).await,
+            Action::LookAgain(after) => self.outcome = Outcome::Again(after),
+        }
+        Ok(())
+    }
+
+    /// An object that goes with the volume.
+    fn owned<K: Kind>(&self, mut object: K) -> K {
+        let name = self.volume.name_any();
+        object.meta_mut().labels.get_or_insert_default().insert(VOLUME_LABEL.to_owned(), name);
+        object.meta_mut().owner_references = self.volume.controller_owner_ref(&()).map(|owner| vec![owner]);
+        object
+    }
+
+    async fn create_attachment(&self) -> Done {
+        let name = self.volume.name_any();
+        let spec = VolumeAttachmentSpec { volume: name.clone(), ..VolumeAttachmentSpec::default() };
+        self.context.desk.create(&self.owned(VolumeAttachment::new(&name, spec))).await
+    }
+
+    async fn create_key(&self) -> Done {
+        let mut key = vec![0; KEY_LEN];
+        crate::random::fill(&mut key).map_err(|e| super::desk::ReconcileError::NotYet(e.to_string()))?;
+        let name = key_secret(&self.volume.name_any());
+        let secret = Secret {
+            metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
+            data: Some([("key".to_owned(), ByteString(key))].into()),
+            ..Secret::default()
+        };
+        self.context.desk.create(&self.owned(secret)).await
+    }
+
+    async fn delete_snapshots(&self) -> Done {
+        let (cache, name) = (&self.context.cache, self.volume.name_any());
+        for snapshot in cache.snapshots.state_filter(|s| s.spec.volume == name) {
+            if snapshot.metadata.deletion_timestamp.is_none() {
+                self.context.desk.delete::<Snapshot>(&snapshot.name_any()).await?;
+            } else {
+                forget(self.context, snapshot.as_ref()).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes the finalizer off an object that nobody else is left to finish.
+async fn forget<K: Kind>(context: &Context, object: &K) -> Done {
+    let fresh = match context.desk.api::<K>().get(&object.name_any()).await {
+        Err(e) if is_missing(&e) => return Ok(()),
+        other => other?,
+    };
+    context.desk.set_finalizer(&fresh, false).await.map(drop)
+}
+
+/// Puts a ticket of our own on an attachment, or takes it off.
+async fn set_ticket(
+    context: &Context,
+    attachment: Option<&VolumeAttachment>,
+    kind: TicketType,
+    node: Option<String>,
+) -> Done {
+    let Some(attachment) = attachment else { return Ok(()) };
+    let (mut spec, id) = (attachment.spec.clone(), ticket_id(kind));
+    match node {
+        Some(node_id) => {
+            let ticket = AttachmentTicket { id: id.clone(), kind, node_id, ..AttachmentTicket::default() };
+            spec.attachment_tickets.insert(id, ticket);
+        }
+        None => drop(spec.attachment_tickets.remove(&id)),
+    }
+    context.desk.set_spec(attachment, &attachment.spec, &spec).await.map(drop)
+}
+
+/// Looks at the attachment of a volume.
+pub(super) async fn attachment(context: &Context, name: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let Some(attachment) = cache.get(&cache.attachments, name) else { return Ok(Outcome::Done) };
+    let volume = cache.get(&cache.volumes, &attachment.spec.volume);
+    let decided = attachment::plan(&attachment, volume.as_deref(), &written(Timestamp::now()));
+    let old = attachment.status.clone().unwrap_or_default();
+    let new = VolumeAttachmentStatus { attachment_ticket_statuses: decided.tickets };
+    let version = attachment.resource_version();
+    context.desk.set_status::<VolumeAttachment, _>(name, version.as_deref(), &old, &new).await?;
+    if let (Some(volume), Some(target)) = (volume, decided.target) {
+        let mut spec = volume.spec.clone();
+        spec.node_id = target.node;
+        spec.disable_frontend = target.disable_frontend;
+        if !target.by.is_empty() {
+            spec.last_attached_by = target.by;
+        }
+        context.desk.set_spec(volume.as_ref(), &volume.spec, &spec).await?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Looks at a snapshot that no engine runs for: its volume is attached for it, or it is let go with its volume.
+pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let Some(snapshot) = cache.get(&cache.snapshots, name) else { return Ok(Outcome::Done) };
+    let volume_name = &snapshot.spec.volume;
+    let volume = cache.get(&cache.volumes, volume_name);
+    let engine = cache.get(&cache.engines, &volume::engine_name(volume_name));
+    let observed = |snapshot| snapshot::Observed {
+        snapshot,
+        volume: volume.as_deref(),
+        engine: engine.as_deref(),
+        now: Timestamp::now(),
+    };
+    let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());
+    if !volume_stays {
+        if snapshot::plan(&observed(&snapshot)).contains(&snapshot::Action::RemoveFinalizer) {
+            forget(context, snapshot.as_ref()).await?;
+        }
+        return Ok(Outcome::Done);
+    }
+    let others = cache.snapshots.state_filter(|s| s.spec.volume == *volume_name);
+    let needed = others.iter().any(|s| snapshot::needs_engine(&observed(s)));
+    let attachment = cache.get(&cache.attachments, volume_name);
+    let id = ticket_id(TicketType::Snapshot);
+    let asked = attachment.as_ref().is_some_and(|a| a.spec.attachment_tickets.contains_key(&id));
+    let runs_for = volume.as_ref().map(|v| v.spec.node_id.clone()).unwrap_or_default();
+    match (needed, asked) {
+        (true, false) if runs_for.is_empty() => {
+            // Where its replicas are, so that nothing has to travel.
+            let up = context.nodes_up();
+            let near = cache.replicas.state_filter(|r| r.spec.volume_name == *volume_name);
+            let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
+            if let Some(node) = node {
+                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(node)).await?;
+            }
+        }
+        (false, true) => set_ticket(context, attachment.as_deref(), TicketType::Snapshot, None).await?,
+        _ => {}
+    }
+    Ok(Outcome::Done)
+}
+
+/// Says of a setting whether its value is in force.
+pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let Some(setting) = cache.get(&cache.settings, name) else { return Ok(Outcome::Done) };
+    let applied = definition(name).is_some_and(|d| d.acts && d.check(&setting.spec.value).is_ok());
+    let old = setting.status.clone().unwrap_or_default();
+    let new = SettingStatus { applied };
+    let version = setting.resource_version();
+    context.desk.set_status::<Setting, _>(name, version.as_deref(), &old, &new).await?;
+    Ok(Outcome::Done)
+}
+
+/// What has to be looked at anew when nodes come or go.
+pub(super) fn everything(context: &Context) -> BTreeSet<Key> {
+    let cache = &context.cache;
+    let volumes = cache.volumes.state().into_iter().map(|v| Key::Volume(v.name_any()));
+    let attachments = cache.attachments.state().into_iter().map(|a| Key::Attachment(a.name_any()));
+    let settings = cache.settings.state().into_iter().map(|s| Key::Setting(s.name_any()));
+    let snapshots = cache.snapshots.state().into_iter().map(|s| Key::Snapshot(s.name_any()));
+    volumes.chain(attachments).chain(settings).chain(snapshots).collect()
+}

@@ -1,0 +1,180 @@
+//! Leases: that a manager lives, and which one leads.
+//!
+//! Nobody compares clocks: a lease is alive for as long as its holder keeps changing it, counted from when the change
+//! was seen here. One that was never seen to change is given a whole term.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::{ObjectMeta, PostParams};
+
+use super::desk::{Desk, Done, ReconcileError, is_missing};
+
+/// How often a lease is renewed.
+pub(super) const RENEW: Duration = Duration::from_secs(5);
+
+/// A lease that does not change for so long is dead. Three renewals may get lost; the leader's absence and a node's
+/// death are noticed within half of the minute in which a fault is to be healed.
+pub(super) const TERM: Duration = Duration::from_secs(20);
+
+/// A leader that could not renew for so long stops acting, well before anybody else may begin.
+pub(super) const YIELD: Duration = Duration::from_secs(12);
+
+/// The label of the leases of managers, with the node's name.
+pub(super) const NODE_LABEL: &str = "longhorn.io/manager-of";
+
+/// The lease of the leader.
+pub(super) const LEADER: &str = "longhorn-manager-leader";
+
+/// The name of a node's lease.
+pub(super) fn node_lease(node: &str) -> String {
+    format!("longhorn-manager-{node}")
+}
+
+/// What was seen of leases, by name.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    seen: BTreeMap<String, (String, Instant)>,
+}
+
+impl Watchers {
+    /// A lease was read: `mark` changes with every renewal. True if it is alive.
+    pub(super) fn is_alive(&mut self, name: &str, mark: &str, now: Instant) -> bool {
+        match self.seen.get_mut(name) {
+            Some((before, since)) if before == mark => now.duration_since(*since) < TERM,
+            Some(entry) => {
+                *entry = (mark.to_owned(), now);
+                true
+            }
+            None => {
+                self.seen.insert(name.to_owned(), (mark.to_owned(), now));
+                true
+            }
+        }
+    }
+
+    /// When the next lease will be dead if nothing changes.
+    pub(super) fn next_death(&self, now: Instant) -> Option<Instant> {
+        self.seen.values().map(|(_, since)| *since + TERM).filter(|at| *at > now).min()
+    }
+
+    /// Forgets leases that are not there any more.
+    pub(super) fn keep(&mut self, names: &dyn Fn(&str) -> bool) {
+        self.seen.retain(|name, _| names(name));
+    }
+}
+
+/// What changes with every renewal of a lease.
+pub(super) fn mark(lease: &Lease) -> String {
+    let spec = lease.spec.clone().unwrap_or_default();
+    format!("{:?} {:?} {:?}", spec.holder_identity, spec.renew_time, spec.lease_transitions)
+}
+
+fn holder(lease: &Lease) -> &str {
+    lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref()).unwrap_or_default()
+}
+
+/// Whether a lease may be taken by `identity`.
+#[derive(Debug, PartialEq, Eq)]
+enum Claim {
+    Renew,
+    Take,
+    Leave,
+}
+
+fn claim(lease: &Lease, identity: &str, watchers: &mut Watchers, now: Instant) -> Claim {
+    let alive = watchers.is_alive(&lease.name_any(), &mark(lease), now);
+    match holder(lease) {
+        own if own == identity => Claim::Renew,
+        "" => Claim::Take,
+        _ if alive => Claim::Leave,
+        _ => Claim::Take,
+    }
+}
+
+/// Renews a lease, or takes it if nobody holds it. True: it is held by `identity` for another term from before the call.
+pub(super) async fn hold(
+    desk: &Desk,
+    name: &str,
+    identity: &str,
+    label: Option<&str>,
+    watchers: &mut Watchers,
+) -> Done<bool> {
+    let api = desk.api::<Lease>();
+    let now = MicroTime(Timestamp::now());
+    let seconds = i32::try_from(TERM.as_secs()).unwrap_or(i32::MAX);
+    let mut lease = match api.get(name).await {
+        Ok(lease) => lease,
+        Err(e) if is_missing(&e) => {
+            let labels = label.map(|node| [(NODE_LABEL.to_owned(), node.to_owned())].into());
+            let metadata = ObjectMeta { name: Some(name.to_owned()), labels, ..ObjectMeta::default() };
+            let spec = LeaseSpec {
+                holder_identity: Some(identity.to_owned()),
+                lease_duration_seconds: Some(seconds),
+                acquire_time: Some(now.clone()),
+                renew_time: Some(now),
+                ..LeaseSpec::default()
+            };
+            let lease = Lease { metadata, spec: Some(spec) };
+            return match api.create(&PostParams::default(), &lease).await {
+                Ok(_) => Ok(true),
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+                Err(e) => Err(e.into()),
+            };
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let claim = claim(&lease, identity, watchers, Instant::now());
+    if claim == Claim::Leave {
+        return Ok(false);
+    }
+    let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+    if claim == Claim::Take {
+        spec.holder_identity = Some(identity.to_owned());
+        spec.acquire_time = Some(now.clone());
+        spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
+    }
+    spec.renew_time = Some(now);
+    spec.lease_duration_seconds = Some(seconds);
+    match api.replace(name, &PostParams::default(), &lease).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(e) => Err(ReconcileError::from(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(holder: &str, transitions: i32) -> Lease {
+        let spec = LeaseSpec {
+            holder_identity: Some(holder.into()),
+            lease_transitions: Some(transitions),
+            ..LeaseSpec::default()
+        };
+        Lease { metadata: ObjectMeta { name: Some("l".into()), ..ObjectMeta::default() }, spec: Some(spec) }
+    }
+
+    #[test]
+    fn a_lease_is_taken_only_after_it_was_seen_still_for_a_term() {
+        let (mut watchers, start) = (Watchers::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(0)), Claim::Leave);
+        assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(19)), Claim::Leave);
+        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(20)), Claim::Leave, "it was renewed");
+        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(39)), Claim::Leave);
+        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(40)), Claim::Take);
+        assert_eq!(claim(&lease("b", 3), "b", &mut watchers, at(40)), Claim::Renew);
+        assert_eq!(claim(&lease("", 3), "b", &mut watchers, at(41)), Claim::Take, "its holder gave it up");
+    }
+
+    #[test]
+    fn a_leader_stops_before_another_may_begin() {
+        assert!(YIELD + RENEW < TERM);
+    }
+}

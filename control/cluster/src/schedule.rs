@@ -1,0 +1,133 @@
+//! Which disk a replica goes to, and which replica goes: decided from what is known of the cluster, without I/O, the same
+//! every time for the same input.
+//!
+//! What is forbidden (`fit`): a node or disk that is not ready, takes no new replicas, or lacks a tag; a disk without
+//! room under the two limits; another replica of the volume on the same node, zone or disk where the volume's
+//! anti-affinity is hard. What is preferred (`place`): the node that the volume is attached to, if its locality asks;
+//! then an unused zone, an unused node, an unused disk; then the disk with the most room.
+
+mod fit;
+mod place;
+mod replenish;
+mod spread;
+#[cfg(test)]
+mod tests;
+
+pub use fit::{Limits, Obstacle};
+pub use place::{Placement, Refusal, place, place_all};
+pub use replenish::{Failed, Replenish, replenish};
+pub use spread::{balance, choose_removal};
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known of the nodes and disks, by name and by UUID.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cluster {
+    /// The nodes, by name.
+    pub nodes: BTreeMap<String, Node>,
+    /// The limits of every disk.
+    pub limits: Limits,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Node {
+    /// Its zone; nodes without one share the empty zone.
+    pub zone: String,
+    /// It answers, and takes new replicas.
+    pub schedulable: bool,
+    /// Its replicas are to be moved elsewhere.
+    pub evicting: bool,
+    /// Its tags.
+    pub tags: BTreeSet<String>,
+    /// Its disks, by UUID.
+    pub disks: BTreeMap<String, Disk>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Disk {
+    /// It works, and takes new replicas.
+    pub schedulable: bool,
+    /// Its replicas are to be moved elsewhere.
+    pub evicting: bool,
+    /// Its tags.
+    pub tags: BTreeSet<String>,
+    /// Bytes of its file system.
+    pub maximum: u64,
+    /// Bytes free now.
+    pub available: u64,
+    /// Bytes that are not for replicas.
+    pub reserved: u64,
+    /// Bytes of all replicas on it, at their full size.
+    pub scheduled: u64,
+}
+
+/// A replica of the volume that has its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Resident {
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// UUID of its disk.
+    pub disk: String,
+    /// It failed: it keeps no other replica away.
+    pub failed: bool,
+    /// It is to be replaced by one elsewhere: it keeps no other replica away but from its own disk.
+    pub leaving: bool,
+    /// It holds everything (its mode is RW).
+    pub healthy: bool,
+}
+
+/// How a volume wants its replicas placed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Want {
+    /// Bytes of a replica at its full size.
+    pub size: u64,
+    /// Bytes that a new replica takes at once; 0 for one that starts empty.
+    pub fill: u64,
+    /// Tags that a node must have, all of them.
+    pub node_selector: BTreeSet<String>,
+    /// Tags that a disk must have, all of them.
+    pub disk_selector: BTreeSet<String>,
+    /// Disks without tags serve volumes without a selector only if this is set; then also disks with tags.
+    pub tagged_disks_serve_all: bool,
+    /// Likewise for nodes.
+    pub tagged_nodes_serve_all: bool,
+    /// Two replicas may share a node.
+    pub node_soft: bool,
+    /// Two replicas may share a zone.
+    pub zone_soft: bool,
+    /// Two replicas may share a disk.
+    pub disk_soft: bool,
+    /// Where one replica should be.
+    pub locality: Locality,
+}
+
+/// Where one replica should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Locality {
+    /// Anywhere.
+    #[default]
+    Anywhere,
+    /// On this node, if there is room.
+    Prefer(String),
+    /// On this node or nowhere.
+    Only(String),
+}
+
+impl Cluster {
+    /// The zone of a node; empty if the node is not known.
+    pub fn zone(&self, node: &str) -> &str {
+        self.nodes.get(node).map_or("", |n| n.zone.as_str())
+    }
+
+    /// Takes the room of a replica on a disk, so that the next decision sees it taken.
+    pub fn reserve(&mut self, at: &Placement, size: u64, fill: u64) {
+        if let Some(disk) = self.nodes.get_mut(&at.node).and_then(|n| n.disks.get_mut(&at.disk)) {
+            disk.scheduled = disk.scheduled.saturating_add(size);
+            disk.available = disk.available.saturating_sub(fill);
+        }
+    }
+}

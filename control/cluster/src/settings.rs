@@ -1,0 +1,280 @@
+//! The global settings: names, defaults, what a value may be, and which of them do something.
+//!
+//! A setting is a `Setting` resource with the name below and its value as text. One that is not there has its default.
+//! A value that cannot be understood has no effect: the default stays in force and the resource says so in
+//! `status.applied`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::api::{AutoBalance, DataLocality};
+use crate::schedule::Limits;
+
+/// What a setting's value may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number within these bounds, both included.
+    Number(u64, u64),
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// Anything.
+    Text,
+}
+
+/// What is known of a setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Definition {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value where none is given.
+    pub default: &'static str,
+    /// What its value may be.
+    pub form: Form,
+    /// Something here acts on it. Others are stored, and say that they do nothing yet.
+    pub acts: bool,
+}
+
+const fn acts(name: &'static str, default: &'static str, form: Form) -> Definition {
+    Definition { name, default, form, acts: true }
+}
+
+const fn stored(name: &'static str, default: &'static str, form: Form) -> Definition {
+    Definition { name, default, form, acts: false }
+}
+
+const LOCALITY: Form = Form::Word(&["disabled", "best-effort", "strict-local"]);
+const BALANCE: Form = Form::Word(&["disabled", "least-effort", "best-effort"]);
+const INTEGRITY: Form = Form::Word(&["disabled", "enabled", "fast-check"]);
+const DRAIN: Form = Form::Word(&[
+    "block-for-eviction",
+    "block-for-eviction-if-contains-last-replica",
+    "block-if-contains-last-replica",
+    "allow-if-replica-is-stopped",
+    "always-allow",
+]);
+const NODE_DOWN: Form = Form::Word(&[
+    "do-nothing",
+    "delete-statefulset-pod",
+    "delete-deployment-pod",
+    "delete-both-statefulset-and-deployment-pod",
+]);
+const COMPRESSION: Form = Form::Word(&["none", "lz4", "gzip"]);
+
+/// All settings that are kept, sorted by name. Longhorn's others concern what is not here.
+pub const DEFINITIONS: &[Definition] = &[
+    acts("allow-empty-disk-selector-volume", "true", Form::Bool),
+    acts("allow-empty-node-selector-volume", "true", Form::Bool),
+    acts("allow-volume-creation-with-degraded-availability", "true", Form::Bool),
+    acts("auto-salvage", "true", Form::Bool),
+    stored("backup-compression-method", "lz4", COMPRESSION),
+    stored("backup-concurrent-limit", "2", Form::Number(1, 64)),
+    acts("create-default-disk-labeled-nodes", "false", Form::Bool),
+    stored("csi-allowed-topology-keys", "", Form::Text),
+    stored("csi-storage-capacity-tracking", "false", Form::Bool),
+    stored("default-backup-block-size", "2", Form::Number(2, 16)),
+    acts("default-data-locality", "disabled", LOCALITY),
+    acts("default-data-path", "/var/lib/longhorn/", Form::Text),
+    acts("default-replica-count", "3", Form::Number(1, 20)),
+    acts("deleting-confirmation-flag", "false", Form::Bool),
+    acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
+    stored("engine-replica-timeout", "8", Form::Number(8, 30)),
+    stored("fast-replica-rebuild-enabled", "true", Form::Bool),
+    stored("freeze-filesystem-for-snapshot", "false", Form::Bool),
+    stored("log-level", "Info", Form::Word(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
+    stored("node-disk-health-monitoring", "true", Form::Bool),
+    stored("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
+    stored("node-drain-policy", "block-if-contains-last-replica", DRAIN),
+    stored("offline-replica-rebuilding", "false", Form::Bool),
+    stored("orphan-resource-auto-deletion", "", Form::Text),
+    stored("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
+    acts("replica-auto-balance", "disabled", BALANCE),
+    acts("replica-disk-soft-anti-affinity", "true", Form::Bool),
+    stored("replica-rebuilding-bandwidth-limit", "0", Form::Number(0, 1_000_000)),
+    acts("replica-replenishment-wait-interval", "600", Form::Number(0, 1_000_000)),
+    acts("replica-soft-anti-affinity", "false", Form::Bool),
+    acts("replica-zone-soft-anti-affinity", "true", Form::Bool),
+    stored("restore-concurrent-limit", "2", Form::Number(1, 64)),
+    stored("rwx-volume-fast-failover", "false", Form::Bool),
+    stored("snapshot-data-integrity", "fast-check", INTEGRITY),
+    stored("snapshot-data-integrity-cronjob", "0 0 */7 * *", Form::Text),
+    acts("snapshot-max-count", "250", Form::Number(2, 250)),
+    acts("storage-minimal-available-percentage", "25", Form::Number(0, 100)),
+    acts("storage-over-provisioning-percentage", "100", Form::Number(0, 1_000_000)),
+    acts("storage-reserved-percentage-for-default-disk", "30", Form::Number(0, 100)),
+];
+
+impl Definition {
+    /// Why the value cannot be used; `Ok` if it can.
+    ///
+    /// # Errors
+    /// One sentence that says what the setting takes.
+    pub fn check(&self, value: &str) -> Result<(), String> {
+        let name = self.name;
+        match self.form {
+            Form::Text => Ok(()),
+            Form::Bool if ["true", "false"].contains(&value) => Ok(()),
+            Form::Bool => Err(format!("{name} is true or false, not {value:?}")),
+            Form::Number(low, high) => match value.parse::<u64>() {
+                Ok(n) if (low..=high).contains(&n) => Ok(()),
+                Ok(_) | Err(_) => Err(format!("{name} is a number from {low} to {high}, not {value:?}")),
+            },
+            Form::Word(words) if words.contains(&value) => Ok(()),
+            Form::Word(words) => Err(format!("{name} is one of {}, not {value:?}", words.join(", "))),
+        }
+    }
+}
+
+/// The definition of a setting.
+pub fn definition(name: &str) -> Option<&'static Definition> {
+    DEFINITIONS.iter().find(|d| d.name == name)
+}
+
+/// The values in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    values: BTreeMap<String, String>,
+}
+
+impl Settings {
+    /// Of these names and values; those that cannot be used are left out.
+    pub fn of<'a>(all: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let usable = |(name, value): &(&str, &str)| definition(name).is_some_and(|d| d.check(value).is_ok());
+        let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        Self { values: all.into_iter().filter(usable).map(own).collect() }
+    }
+
+    fn text(&self, name: &str) -> &str {
+        let default = definition(name).map_or("", |d| d.default);
+        self.values.get(name).map_or(default, String::as_str)
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.text(name) == "true"
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.text(name).parse().unwrap_or_default()
+    }
+
+    fn number32(&self, name: &str) -> u32 {
+        u32::try_from(self.number(name)).unwrap_or(u32::MAX)
+    }
+
+    /// The limits of every disk.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            over_provisioning: self.number32("storage-over-provisioning-percentage"),
+            minimal_available: self.number32("storage-minimal-available-percentage"),
+        }
+    }
+
+    /// How many replicas a volume has that does not say.
+    pub fn replica_count(&self) -> i64 {
+        i64::try_from(self.number("default-replica-count")).unwrap_or(3)
+    }
+
+    /// The locality of a volume that does not say. Never `Setting`.
+    pub fn data_locality(&self) -> DataLocality {
+        DataLocality::parse(self.text("default-data-locality")).unwrap_or(DataLocality::Disabled)
+    }
+
+    /// Whether replicas are moved to spread evenly, for volumes that do not say. Never `Ignored`.
+    pub fn auto_balance(&self) -> AutoBalance {
+        AutoBalance::parse(self.text("replica-auto-balance")).unwrap_or(AutoBalance::Disabled)
+    }
+
+    /// Two replicas may share a node, for volumes that do not say.
+    pub fn node_soft(&self) -> bool {
+        self.flag("replica-soft-anti-affinity")
+    }
+
+    /// Two replicas may share a zone, for volumes that do not say.
+    pub fn zone_soft(&self) -> bool {
+        self.flag("replica-zone-soft-anti-affinity")
+    }
+
+    /// Two replicas may share a disk, for volumes that do not say.
+    pub fn disk_soft(&self) -> bool {
+        self.flag("replica-disk-soft-anti-affinity")
+    }
+
+    /// Nodes with tags serve volumes without a selector, too.
+    pub fn tagged_nodes_serve_all(&self) -> bool {
+        self.flag("allow-empty-node-selector-volume")
+    }
+
+    /// Disks with tags serve volumes without a selector, too.
+    pub fn tagged_disks_serve_all(&self) -> bool {
+        self.flag("allow-empty-disk-selector-volume")
+    }
+
+    /// A volume may be created with fewer replicas than it should have.
+    pub fn degraded_creation(&self) -> bool {
+        self.flag("allow-volume-creation-with-degraded-availability")
+    }
+
+    /// A volume whose replicas all failed is started again with those that can serve it.
+    pub fn auto_salvage(&self) -> bool {
+        self.flag("auto-salvage")
+    }
+
+    /// How long a failed replica is waited for before another one takes its place.
+    pub fn replenishment_wait(&self) -> Duration {
+        Duration::from_secs(self.number("replica-replenishment-wait-interval"))
+    }
+
+    /// A cordoned node takes no new replicas.
+    pub fn cordon_stops_scheduling(&self) -> bool {
+        self.flag("disable-scheduling-on-cordoned-node")
+    }
+
+    /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.
+    pub fn default_disk_by_label(&self) -> bool {
+        self.flag("create-default-disk-labeled-nodes")
+    }
+
+    /// Where a node's default disk is; empty: the manager's own root.
+    pub fn default_disk_path(&self) -> Option<&str> {
+        self.values.get("default-data-path").map(String::as_str)
+    }
+
+    /// Per cent of a default disk that is not for replicas.
+    pub fn default_disk_reserved(&self) -> u64 {
+        self.number("storage-reserved-percentage-for-default-disk")
+    }
+
+    /// Most snapshots of a volume that does not say.
+    pub fn snapshot_max_count(&self) -> u64 {
+        self.number("snapshot-max-count")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_that_its_setting_takes() {
+        for definition in DEFINITIONS {
+            definition.check(definition.default).unwrap();
+        }
+        assert!(DEFINITIONS.windows(2).all(|pair| pair[0].name < pair[1].name));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_leaves_the_default() {
+        let settings = Settings::of([
+            ("default-replica-count", "21"),
+            ("replica-soft-anti-affinity", "yes"),
+            ("storage-minimal-available-percentage", "10"),
+            ("no-such-setting", "1"),
+        ]);
+        assert_eq!(settings.replica_count(), 3);
+        assert!(!settings.node_soft());
+        assert_eq!(settings.limits(), Limits { over_provisioning: 100, minimal_available: 10 });
+        let refused = definition("default-replica-count").unwrap().check("0").unwrap_err();
+        assert!(refused.contains("from 1 to 20"), "{refused}");
+    }
+}
