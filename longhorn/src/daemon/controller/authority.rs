@@ -1,5 +1,6 @@
-//! The engine's way to the volume's authority: the record directory's file on a bare host.
+//! The engine's way to the volume's authority: the record directory's file on a bare host, the node's manager in a cluster.
 
+use control::authority::{RemoteAuthority, Reply};
 use control::host::{self, AuthorityError};
 use datapath::conductor::Stored;
 use datapath::engine;
@@ -21,6 +22,33 @@ impl engine::Authority for OnHost {
                 Err(_) => Stored::Unavailable { reason: e.to_string() },
             },
             Err(e) => Stored::Unavailable { reason: e.to_string() },
+        }
+    }
+}
+
+/// The authority of a cluster, as the engine asks it.
+pub(super) struct InCluster(pub(super) RemoteAuthority);
+
+/// For a reply that answers another question.
+fn confused(reply: &Reply) -> String {
+    format!("the manager of this node answered {reply:?}, which was not asked")
+}
+
+impl engine::Authority for InCluster {
+    fn load(&mut self) -> Result<Option<Epoch>, String> {
+        match self.0.load() {
+            Reply::Counts(epoch) => Ok(epoch),
+            Reply::Unavailable(reason) => Err(reason),
+            other @ (Reply::Stored | Reply::Conflict(_)) => Err(confused(&other)),
+        }
+    }
+
+    fn store(&mut self, expected: Option<(Generation, u64)>, epoch: &Epoch) -> Stored {
+        match self.0.store(expected, epoch) {
+            Reply::Stored => Stored::Stored,
+            Reply::Conflict(current) => Stored::Conflict { current },
+            Reply::Unavailable(reason) => Stored::Unavailable { reason },
+            other @ Reply::Counts(_) => Stored::Unavailable { reason: confused(&other) },
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use control::authority::RemoteAuthority;
 use control::engine::EngineError;
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
@@ -15,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
 use super::activity::Looks;
-use super::authority::OnHost;
+use super::authority::{InCluster, OnHost};
 use super::face::{Face, Shown, Shutdown};
 use super::queues::{DEPTH, Notice, Queues};
 use super::show::{HideError, Show};
@@ -62,6 +63,14 @@ fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Autho
             GivesUp("an engine needs --authority: the directory of its volume's record".to_owned()).into()
         );
     };
+    if let Some(socket) = directory.to_str().and_then(|d| d.strip_prefix("unix:")) {
+        let Some(generation) = args.generation else {
+            let text = "an engine whose authority is a manager's socket needs --generation, which that manager issues";
+            return Err(GivesUp(text.to_owned()).into());
+        };
+        let authority = RemoteAuthority::at(socket.into(), &args.volume);
+        return Ok((generation.into(), Box::new(InCluster(authority))));
+    }
     let authority = host::Authority::in_directory(directory);
     let generation = match args.generation {
         Some(generation) => generation.into(),
