@@ -26,6 +26,7 @@ mod slot;
 mod stats;
 mod switches;
 mod tag;
+mod tally;
 mod window;
 mod write;
 
@@ -41,7 +42,8 @@ use crate::message::{
 use crate::order::{Claim, Kind, Outcome, Table, Ticket};
 
 pub use sabotage::Sabotage;
-pub use stats::{BUCKETS, Counters, Stats};
+pub use stats::{Counters, Stats};
+pub use tally::Tally;
 
 use flush::Flush;
 use health::Clock;

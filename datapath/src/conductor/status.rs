@@ -6,6 +6,7 @@ use lh_block::Epoch;
 use lh_wire::LayerInfo;
 
 use super::{Conductor, Opening, Output, Phase, Role, Seat};
+use crate::message::MemberId;
 
 /// How a volume does as a whole; Longhorn's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Progress {
 /// One replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaStatus {
+    /// Its place in the queues' counters.
+    pub member: MemberId,
     /// Its name.
     pub name: String,
     /// How it does.
@@ -129,7 +132,7 @@ impl Conductor {
         }
     }
 
-    fn replica_status(&self, member: crate::message::MemberId) -> ReplicaStatus {
+    fn replica_status(&self, member: MemberId) -> ReplicaStatus {
         let replica = self.replica(member);
         let (mode, rebuild) = match &replica.role {
             Role::Member(Seat::Serving) => (Mode::Rw, None),
@@ -140,6 +143,7 @@ impl Conductor {
             Role::Member(Seat::Failing) | Role::Out | Role::Vacant => (Mode::Err, None),
         };
         ReplicaStatus {
+            member,
             name: replica.name.clone(),
             mode,
             connected: replica.link.is_up(),

@@ -4,11 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lh_block::Op;
 
+use super::tally::{BUCKETS, Tally, bucket_of};
 use crate::message::{MEMBERS_MAX, MemberId};
-
-/// Buckets of a histogram: bucket `n` counts times of `2^n` ns or more and less than `2^(n+1)`; the last one holds
-/// everything from 2^39 ns (9 minutes) on.
-pub const BUCKETS: usize = 40;
 
 /// Counts, bytes and times of one kind of request.
 #[derive(Debug)]
@@ -21,8 +18,8 @@ pub struct Counters {
     pub bytes: AtomicU64,
     /// Sum of their times, ns.
     pub time: AtomicU64,
-    /// Times.
-    pub histogram: [AtomicU64; BUCKETS],
+    /// Times; [`bucket_of`] says which bucket counts a time.
+    histogram: [AtomicU64; BUCKETS],
 }
 
 impl Default for Counters {
@@ -52,8 +49,18 @@ impl Counters {
             add(&self.errors, 1);
         }
         add(&self.time, time);
-        let bucket = (time | 1).ilog2() as usize;
-        add(&self.histogram[bucket.min(BUCKETS - 1)], 1);
+        add(&self.histogram[bucket_of(time)], 1);
+    }
+
+    /// Adds what was counted so far to a tally.
+    pub fn add_to(&self, tally: &mut Tally) {
+        tally.count += self.count.load(Ordering::Relaxed);
+        tally.errors += self.errors.load(Ordering::Relaxed);
+        tally.bytes += self.bytes.load(Ordering::Relaxed);
+        tally.time += self.time.load(Ordering::Relaxed);
+        for (sum, bucket) in tally.histogram.iter_mut().zip(&self.histogram) {
+            *sum += bucket.load(Ordering::Relaxed);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tonic::transport::Channel;
 
 /// How long an engine may take to say how it fares. It answers from memory.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A volume, as `status -o json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,6 +61,9 @@ pub struct ReplicaView {
     pub path: PathBuf,
     /// Its process.
     pub pid: Option<u32>,
+    /// Of a running rebuild, bytes done and bytes in all.
+    #[serde(skip)]
+    pub rebuild: Option<(u64, u64)>,
     /// Why it is not RW, one sentence; empty if it is.
     #[serde(skip)]
     pub remark: String,
@@ -214,6 +217,7 @@ fn replica_view(
         address: format!("unix:{}", root.data_socket(&record.name).display()),
         path: record.directory.clone(),
         pid: process.and_then(ProcessRecord::pid),
+        rebuild: said.filter(|r| r.rebuild_total > 0).map(|r| (r.rebuild_done, r.rebuild_total)),
         remark,
     }
 }
@@ -249,6 +253,7 @@ mod tests {
             address: "unix:/r/1.sock".into(),
             path: "/r/replicas/demo-1".into(),
             pid: Some(3),
+            rebuild: None,
             remark: String::new(),
         }
     }

@@ -14,10 +14,14 @@ pub(super) fn table(columns: &[&str]) -> Table {
     table
 }
 
+/// A table's lines.
+pub(super) fn table_text(table: &Table) -> String {
+    table.to_string().lines().map(|line| format!("{}\n", trimmed(line))).collect()
+}
+
 /// Prints a table.
 pub(super) fn print_table(table: &Table) -> Result<()> {
-    let text: String = table.to_string().lines().map(|line| format!("{}\n", trimmed(line))).collect();
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    print(&table_text(table))
 }
 
 /// Without the padding that the table's borders would have stood in.

@@ -1,22 +1,14 @@
 //! `ls` and `status`.
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
 use anyhow::{Result, bail};
+use comfy_table::Table;
 use control::host::VolumeRecord;
 use lh_block::{Generation, format_size};
 
 use super::Context;
 use super::args::Output;
 use super::observe::{VolumeView, observe};
-use super::output::{print, print_json, print_json_line, print_table, table};
-
-/// How often `status --watch` looks.
-const WATCH: Duration = Duration::from_millis(500);
-
-/// Home and clear (ECMA-48: CUP, ED).
-const CLEAR: &str = "\x1b[H\x1b[J";
+use super::output::{print, print_json, print_table, table};
 
 pub(super) async fn list(context: &Context) -> Result<()> {
     let (mut views, mut broken) = (Vec::new(), 0);
@@ -61,35 +53,17 @@ fn print_list(views: &[VolumeView]) -> Result<()> {
     print_table(&rows)
 }
 
-pub(super) async fn status(context: &Context, volume: &str, watch: bool) -> Result<()> {
-    let screen = watch && context.output == Output::Table && std::io::stdout().is_terminal();
-    let mut last = None;
-    loop {
-        let record = VolumeRecord::load(&context.root, volume)?;
-        let view = observe(&context.root, &record).await?;
-        if last.as_ref() != Some(&view) {
-            match context.output {
-                Output::Json if watch => print_json_line(&view)?,
-                Output::Json => print_json(&view)?,
-                Output::Table => {
-                    if screen {
-                        print(CLEAR)?;
-                    } else if last.is_some() {
-                        print("\n")?;
-                    }
-                    print_status(&view)?;
-                }
-            }
-            last = Some(view);
-        }
-        if !watch {
-            return Ok(());
-        }
-        tokio::time::sleep(WATCH).await;
+pub(super) async fn status(context: &Context, volume: &str) -> Result<()> {
+    let record = VolumeRecord::load(&context.root, volume)?;
+    let view = observe(&context.root, &record).await?;
+    match context.output {
+        Output::Json => print_json(&view),
+        Output::Table => print_status(&view),
     }
 }
 
-fn print_status(view: &VolumeView) -> Result<()> {
+/// The volume without its replicas, as lines.
+pub(super) fn describe(view: &VolumeView) -> String {
     let mut text = format!("{}: {}", view.name, view.state);
     if view.robustness != "unknown" {
         text += &format!(", {}", view.robustness);
@@ -113,13 +87,22 @@ fn print_status(view: &VolumeView) -> Result<()> {
     if let Some(pid) = view.engine_pid {
         text += &format!("  engine      process {pid}\n");
     }
-    print(&text)?;
+    text
+}
+
+fn print_status(view: &VolumeView) -> Result<()> {
+    print(&describe(view))?;
     print("\n")?;
     print_replicas(view)
 }
 
-/// The replicas as a table.
+/// Prints the replicas as a table.
 pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
+    print_table(&replicas_table(view))
+}
+
+/// The replicas as a table.
+pub(super) fn replicas_table(view: &VolumeView) -> Table {
     let mut rows = table(&["REPLICA", "MODE", "PID", "PATH", ""]);
     for replica in &view.replicas {
         rows.add_row([
@@ -130,5 +113,5 @@ pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
             replica.remark.clone(),
         ]);
     }
-    print_table(&rows)
+    rows
 }

@@ -1,5 +1,6 @@
 //! `longhorn controller`: a volume's engine.
 
+mod activity;
 mod authority;
 mod face;
 mod queues;

@@ -1,0 +1,147 @@
+//! `status --watch` on a volume that is being written, with real processes: rates, times and replicas as objects and as
+//! lines.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
+
+/// Lines that are looked at before giving up: one comes each second, the first may be from before the writes.
+const LINES_MAX: usize = 60;
+
+/// A volume that is stopped when the test ends, however it ends.
+struct Volume {
+    root: tempfile::TempDir,
+    name: String,
+}
+
+impl Volume {
+    fn ctl(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(CTL);
+        command.arg("--root").arg(self.root.path()).args(args).arg(&self.name).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.ctl(args).output().unwrap()
+    }
+
+    /// Reads lines of a watcher until one is as wanted.
+    fn watch(&self, args: &[&str], wanted: impl Fn(&str) -> bool) -> String {
+        let mut watcher = Watcher(self.ctl(args).stdout(Stdio::piped()).spawn().unwrap());
+        let lines = BufReader::new(watcher.0.stdout.take().unwrap()).lines();
+        let mut seen = Vec::new();
+        for line in lines.take(LINES_MAX) {
+            let line = line.unwrap();
+            if wanted(&line) {
+                return line;
+            }
+            seen.push(line);
+        }
+        panic!("not among the lines of {args:?}: {seen:#?}");
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        self.run(&["down"]);
+        self.run(&["rm", "--yes"]);
+        // Nobody is left but the instance manager.
+        let root = self.root.path().to_str().unwrap().to_owned();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let text = String::from_utf8_lossy(&line);
+            let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            if let Some(pid) = pid
+                && text.starts_with(env!("CARGO_BIN_EXE_longhorn"))
+                && text.contains(&root)
+            {
+                let pid = nix::unistd::Pid::from_raw(pid);
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+struct Watcher(Child);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Writes 4 KiB again and again over NBD ("NBD_OPT_EXPORT_NAME", simple replies) until it is told to stop.
+fn write_until(socket: &Path, export: &str, stop: &AtomicBool) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let mut hello = [0; 18];
+    stream.read_exact(&mut hello).unwrap();
+    // Fixed newstyle, no zeroes.
+    stream.write_all(&3_u32.to_be_bytes()).unwrap();
+    let name_len = u32::try_from(export.len()).unwrap();
+    let option = [&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &name_len.to_be_bytes(), export.as_bytes()];
+    stream.write_all(&option.concat()).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    let mut cookie = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        cookie += 1;
+        let offset = cookie % 1024 * 4096;
+        let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
+        request.extend(cookie.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend(4096_u32.to_be_bytes());
+        request.resize(request.len() + 4096, 7);
+        stream.write_all(&request).unwrap();
+        let mut reply = [0; 16];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..8], [0; 4], "an error of the volume");
+    }
+}
+
+#[test]
+fn rates_times_and_replicas_of_a_volume_in_use() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("SKIP watch: not root");
+    }
+    let name = format!("test-{}-watch", std::process::id());
+    let volume = Volume { root: tempfile::tempdir().unwrap(), name };
+    let up = volume.run(&["up", "--size", "16MiB", "--replicas", "2", "--frontend", "nbd-server"]);
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    let socket = format!("/run/longhorn/{}.nbd.sock", volume.name);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| write_until(Path::new(&socket), &volume.name, &stop));
+        let checks = std::panic::catch_unwind(|| {
+            let object = volume.watch(&["-o", "json", "status", "--watch"], |line| {
+                let object: Value = serde_json::from_str(line).unwrap();
+                object["activity"]["writes"]["iops"].as_u64().is_some_and(|n| n > 0)
+            });
+            let object: Value = serde_json::from_str(&object).unwrap();
+            assert_eq!(object["robustness"], "healthy");
+            let writes = &object["activity"]["writes"];
+            let number = |value: &Value| value.as_u64().unwrap();
+            assert!(number(&writes["bytes_per_second"]) >= 4096, "{writes}");
+            assert!(
+                number(&writes["p50"]) > 0 && number(&writes["p50"]) <= number(&writes["p99"]),
+                "{writes}"
+            );
+            assert_eq!(number(&object["activity"]["reads"]["iops"]), 0);
+            let replicas = object["activity"]["replicas"].as_array().unwrap();
+            assert_eq!(replicas.len(), 2);
+            assert!(replicas.iter().all(|r| number(&r["writes"]["iops"]) > 0), "{replicas:?}");
+            volume.watch(&["status", "--watch"], |line| {
+                line.contains("attached healthy") && line.contains(" p99 ") && line.contains(" RW")
+            });
+        });
+        stop.store(true, Ordering::Relaxed);
+        if let Err(failed) = checks {
+            std::panic::resume_unwind(failed);
+        }
+    });
+}
