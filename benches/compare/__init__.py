@@ -1,0 +1,1 @@
+"""The volume beside other people's tools: what `scripts/bench` is made of."""

@@ -1,0 +1,163 @@
+"""The goals: what is promised, what came out, and what limits it."""
+import dataclasses
+
+from .client import READ_32, WRITE_1, WRITE_1M, WRITE_32
+
+
+@dataclasses.dataclass
+class Goal:
+    """A row of the table. `met` is None where nothing was measured."""
+    what: str
+    goal: str
+    result: str
+    met: bool | None
+    peers: str
+    command: str
+
+
+def times(ratio):
+    return f"{ratio[0]:.2f}x ({ratio[1]:.2f} to {ratio[2]:.2f})"
+
+
+def rate(group, contestant, work):
+    cell = group.cell(contestant, work) if group else None
+    if not cell or not cell.samples:
+        return None
+    low, high = cell.spread("iops")
+    return f"{cell.median('iops'):,.0f} ({low:,.0f} to {high:,.0f}) IOPS"
+
+
+def versus(group, what, goal, least, one, other, work, field="iops"):
+    """A goal that is a ratio of two contestants of one group."""
+    command = group.commands.get((one, work.key), "") if group else ""
+    ratio = group.ratio(one, other, work, field) if group else None
+    if ratio is None:
+        return Goal(what, goal, "not measured" + why_not(group, one, other), None, "", command)
+    peers = f"{other}: {rate(group, other, work)}"
+    return Goal(what, goal, f"{times(ratio)}: {rate(group, one, work)}", ratio[0] >= least, peers, command)
+
+
+def why_not(group, *contestants):
+    reasons = [group.absent[c] for c in contestants if group and c in group.absent]
+    return ": " + "; ".join(reasons) if reasons else ""
+
+
+def missing(what, goal, found):
+    return Goal(what, goal, "not measured: " + (found or {}).get("failed", "left out"), None, "", "")
+
+
+def good(found):
+    return found is not None and "failed" not in found
+
+
+def all_of(groups, special):
+    """Every row, in the order of the design."""
+    ram, disk, nbd, fuse = (groups.get(k) for k in ("ram", "disk", "nbd", "fuse"))
+    return [
+        processor_time(ram),
+        versus(ram, "4 KiB write, depth 32, three replicas in RAM, unix sockets", ">= 5x the quorum", 5,
+               "longhorn", "quorum", WRITE_32),
+        versus(ram, "the same beside the quorum over TCP", ">= 5x", 5, "longhorn", "quorum-tcp", WRITE_32),
+        bare(ram, special.get("bare_fan_out")),
+        versus(disk, "4 KiB write, depth 32, three replicas on one disk", ">= 0.85x raw-x3", 0.85, "longhorn", "raw-x3",
+               WRITE_32),
+        depth_one(disk, special.get("round_trip")),
+        versus(disk, "4 KiB read, depth 32, over NBD", ">= 1.5x qemu-nbd", 1.5, "longhorn", "qemu-nbd", READ_32),
+        versus(disk, "1 MiB write, depth 8", ">= 0.8x raw-x3", 0.8, "longhorn", "raw-x3", WRITE_1M),
+        versus(nbd, "NBD frontend alone, 4 KiB write, depth 32", ">= 1.2x qemu-storage-daemon", 1.2, "longhorn-nbd",
+               "qsd", WRITE_32),
+        versus(nbd, "NBD frontend alone, 4 KiB read, depth 32", ">= 1.2x qemu-storage-daemon", 1.2, "longhorn-nbd",
+               "qsd", READ_32),
+        versus(nbd, "NBD frontend alone, 4 KiB write, depth 1", ">= 1.2x qemu-storage-daemon", 1.2, "longhorn-nbd",
+               "qsd", WRITE_1),
+        versus(fuse, "FUSE + loop, 4 KiB write, depth 32, memory disk", ">= 5x nbdfuse + loop", 5, "longhorn-fuse",
+               "nbdfuse", WRITE_32),
+        versus(fuse, "FUSE + loop, 4 KiB read, depth 32, memory disk", ">= 5x nbdfuse + loop", 5, "longhorn-fuse",
+               "nbdfuse", READ_32),
+        holes(special.get("holes")), memory(special.get("memory")), pause(special.get("snapshot_pause")),
+        *rebuild(special.get("rebuild")),
+    ]
+
+
+def processor_time(ram):
+    what, goal = "CPU of engine, three replicas and client per 4 KiB write, depth 32, in RAM over unix sockets", "<= 25 us"
+    cell = ram.cell("longhorn", WRITE_32) if ram else None
+    if not cell or not cell.samples:
+        return missing(what, goal, None)
+    low, high = cell.spread("cpu")
+    peers = [f"{key} {ram.cell(key, WRITE_32).median('cpu'):.1f} us" for key in ("quorum", "qemu-nbd", "raw-x3")
+             if ram.cell(key, WRITE_32) and ram.cell(key, WRITE_32).samples]
+    return Goal(what, goal, f"{cell.median('cpu'):.1f} us ({low:.1f} to {high:.1f})", cell.median("cpu") <= 25,
+                ", ".join(peers), ram.commands["longhorn", WRITE_32.key])
+
+
+def bare(ram, found):
+    what, goal = "the same beside a bare blocking fan-out over TCP", ">= 0.5x"
+    cell = ram.cell("longhorn", WRITE_32) if ram else None
+    if not good(found) or not cell or not cell.samples:
+        return missing(what, goal, found)
+    ratio = cell.median("iops") / found["iops"]
+    return Goal(what, goal, f"{ratio:.2f}x", ratio >= 0.5,
+                f"bare-fan-out: {found['iops']:,.0f} ({found['spread'][0]:,.0f} to {found['spread'][1]:,.0f}) writes/s",
+                "target/release/bare-fan-out /dev/shm 3")
+
+
+def depth_one(disk, trip):
+    what, goal = "4 KiB write, depth 1, over NBD", "<= raw-x3 + 3 loopback round trips"
+    ours, raw = (disk.cell(k, WRITE_1) if disk else None for k in ("longhorn", "raw-x3"))
+    if not good(trip) or not ours or not ours.samples or not raw or not raw.samples:
+        return missing(what, goal, trip)
+    limit = raw.median("mean") + 3 * trip["seconds"] * 1e6
+    low, high = ours.spread("mean")
+    return Goal(what, goal, f"{ours.median('mean'):.0f} us ({low:.0f} to {high:.0f}), limit {limit:.0f} us",
+                ours.median("mean") <= limit,
+                f"raw-x3 {raw.median('mean'):.0f} us, round trip {trip['seconds'] * 1e6:.1f} us",
+                disk.commands["longhorn", WRITE_1.key])
+
+
+def holes(found):
+    what, goal = "first write into a hole, one replica, on disk", ">= 0.9x a raw sparse file"
+    if not good(found):
+        return missing(what, goal, found)
+    return Goal(what, goal, times((found["ratio"], *found["spread"])), found["ratio"] >= 0.9,
+                f"raw: {found['raw']:,.0f} IOPS", "fio --rw=randwrite --bs=4k --iodepth=32, once over a new volume")
+
+
+def memory(found):
+    what, goal = "memory (PSS) of engine and three replicas, 1 GiB volume", "<= 60 MB"
+    if not good(found):
+        return missing(what, goal, found)
+    return Goal(what, goal, f"{found['bytes'] / 1e6:.1f} MB", found["bytes"] <= 60e6, "",
+                "the largest sum of /proc/PID/smaps_rollup under 4 KiB writes")
+
+
+def pause(found):
+    what, goal = "snapshot pause under 4 KiB writes, depth 8", "p99 <= 10 ms"
+    if not good(found):
+        return missing(what, goal, found)
+    return Goal(what, goal, f"p99 {found['p99'] * 1e3:.1f} ms, median {found['p50'] * 1e3:.1f} ms of "
+                f"{found['snapshots']} snapshots", found["p99"] <= 0.010,
+                f"p99 of all writes of the probe: {found['probe_p99'] * 1e3:.1f} ms",
+                "longhornctl snapshot create, the longest write of a probe at depth 1 beside it")
+
+
+def rebuild(found):
+    one, two = ("rebuild of a full replica on one disk", ">= 0.8x dd with O_DIRECT"), ("writes at depth 1 during the rebuild",
+                                                                                      "p99 <= 2x")
+    if not good(found):
+        return [missing(*one, found), missing(*two, found)]
+    slower = found["p99_during"] / found["p99_before"] if found["p99_before"] else 0
+    command = "kill -9 of a replica; longhornctl status until it is RW"
+    return [Goal(*one, f"{found['ratio']:.2f}x: {found['rate'] / 2**20:,.0f} MiB/s", found["ratio"] >= 0.8,
+                 f"dd: {found['copy_rate'] / 2**20:,.0f} MiB/s", command),
+            Goal(*two, f"{slower:.1f}x: {found['p99_during'] * 1e3:.2f} ms", slower <= 2,
+                 f"before: {found['p99_before'] * 1e3:.2f} ms", command)]
+
+
+# Rows of the design that nothing here can measure yet, and why.
+NOT_BUILT = [
+    ("4 KiB read, depth 32, over ublk", ">= 0.9x the raw file", "the ublk frontend is not built"),
+    ("ublk null and loop", ">= 0.95x the C reference", "the ublk frontend is not built"),
+    ("iSCSI frontend alone", ">= 1.2x tgtd", "the iSCSI frontend is not built"),
+    ("fold on XFS", "grows with extents, not bytes", "measured by the tests of the replica"),
+]

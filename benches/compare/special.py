@@ -1,0 +1,204 @@
+"""Figures that are no rate of a client: first writes into holes, memory, the pause of a snapshot, a rebuild, a round
+trip. Each returns a dictionary; what could not be measured says so under `failed`."""
+import contextlib, mmap, os, shutil, signal, statistics, subprocess, tempfile, threading, time
+
+from . import client, ours
+from .client import BenchError, FILL
+from .contestants import Missing, Raw
+
+
+class NotMeasured(Exception):
+    """Why there is no figure."""
+
+
+@contextlib.contextmanager
+def started(kind, place, size):
+    folder = tempfile.mkdtemp(prefix="lh-bench-", dir=place)
+    contestant = kind(folder, size)
+    try:
+        try:
+            ours.start(contestant)
+        except (Missing, BenchError) as e:
+            raise NotMeasured(str(e)) from e
+        yield contestant
+    finally:
+        contestant.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def holes(plan, place):
+    """Every block of a new volume with one replica is written once, at random, beside a new sparse file."""
+    work = client.workload("holes", "first write into a hole, depth 32", "randwrite", "4k", 32)
+    work = client.Workload(work.key, work.name, (*work.args, "--norandommap=0"), True)
+    size = min(plan.size, 256 << 20)
+    found = {"raw": [], "longhorn-1": []}
+    for _ in range(plan.rounds):
+        for kind in (Raw, ours.VolumeSingle):
+            with started(kind, place, size) as contestant:
+                found[kind.key].append(client.run(contestant.target(), work, size, contestant.pids()).iops)
+    pairs = [b / a for a, b in zip(found["raw"], found["longhorn-1"])]
+    return {"raw": statistics.median(found["raw"]), "longhorn": statistics.median(found["longhorn-1"]),
+            "ratio": statistics.median(pairs), "spread": [min(pairs), max(pairs)]}
+
+
+def memory(plan, place):
+    """PSS of engine and three replicas of a volume of 1 GiB while 4 KiB writes are running, and after."""
+    with started(ours.Volume, place, 1 << 30) as volume:
+        worst = 0
+        load = threading.Thread(target=lambda: client.run(volume.target(), client.WRITE_32, 1 << 30,
+                                                          runtime=max(plan.seconds, 1)))
+        load.start()
+        while load.is_alive():
+            worst = max(worst, volume.pss())
+            time.sleep(0.2)
+        load.join()
+        return {"bytes": max(worst, volume.pss())}
+
+
+class Probe(threading.Thread):
+    """Writes a block of a device again and again, one at a time, and keeps when each began and how long it took."""
+
+    def __init__(self, path, offset):
+        super().__init__(daemon=True)
+        self.fd, self.offset, self.stopped, self.took = os.open(path, os.O_RDWR | os.O_DIRECT), offset, False, []
+        self.start()
+
+    def run(self):
+        page = mmap.mmap(-1, 4096)
+        while not self.stopped:
+            began = time.monotonic()
+            os.pwritev(self.fd, [page], self.offset)
+            self.took.append((began, time.monotonic() - began))
+            time.sleep(0.0005)
+
+    def longest(self, since, until):
+        return max((took for began, took in self.took if began + took >= since and began <= until), default=0)
+
+    def percentile(self, since, until, part):
+        times = sorted(took for began, took in self.took if since <= began <= until)
+        return times[min(int(len(times) * part), len(times) - 1)] if times else 0
+
+    def stop(self):
+        self.stopped = True
+        self.join(60)
+        os.close(self.fd)
+
+
+@contextlib.contextmanager
+def probed(volume, size, depth):
+    """A steady client on the device, and a probe beside it."""
+    device = volume.status["device"]
+    words = ["fio", "--name=load", "--ioengine=io_uring", "--direct=1", f"--filename={device}", "--rw=randwrite",
+             "--bs=4k", f"--iodepth={depth}", f"--size={size - (1 << 20)}", "--time_based", "--runtime=600"]
+    load = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/tmp")
+    probe = Probe(device, size - (1 << 20))
+    try:
+        yield probe
+    finally:
+        load.send_signal(signal.SIGINT)
+        load.wait()
+        probe.stop()
+
+
+def snapshot_pause(plan, place):
+    """The longest write beside each of some snapshots, under 4 KiB writes at depth 8."""
+    size = min(plan.size, 256 << 20)
+    with started(ours.VolumeDevice, place, size) as volume, probed(volume, size, 8) as probe:
+        time.sleep(0.5)
+        pauses, began = [], time.monotonic()
+        for number in range(5 if plan.quick else 100):
+            since = time.monotonic()
+            volume.host.ctl("snapshot", "create", volume.volume, f"s{number}")
+            time.sleep(0.02)
+            pauses.append(probe.longest(since, time.monotonic()))
+        pauses.sort()
+        return {"snapshots": len(pauses), "p50": statistics.median(pauses),
+                "p99": pauses[min(int(len(pauses) * 0.99), len(pauses) - 1)],
+                "probe_p99": probe.percentile(began, time.monotonic(), 0.99)}
+
+
+def rebuild(plan, place):
+    """A replica's process dies on a full volume: how fast it is brought back, beside `dd` with O_DIRECT of as much on
+    the same disk, and what writes at depth 1 see of it."""
+    size = min(plan.size, 4 << 30)
+    with started(ours.VolumeDevice, place, size) as volume:
+        client.run(volume.target(), FILL, size)
+        copy = copy_rate(place, size)
+        host, name = volume.host, volume.volume
+        probe = Probe(volume.status["device"], size - (1 << 20))
+        try:
+            calm = time.monotonic()
+            time.sleep(1 if plan.quick else 5)
+            begin = time.monotonic()
+            victim = volume.status["replicas"][0]
+            os.kill(victim["pid"], signal.SIGKILL)
+            wait_mode(host, name, victim["name"], {"WO"}, 60)
+            copying = time.monotonic()
+            wait_mode(host, name, victim["name"], {"RW"}, 600)
+            end = time.monotonic()
+            before, during = probe.percentile(calm, begin, 0.99), probe.percentile(copying, end, 0.99)
+        finally:
+            probe.stop()
+    took = end - copying
+    return {"bytes": size, "seconds": took, "rate": size / took, "copy_rate": copy,
+            "ratio": size / took / copy, "p99_before": before, "p99_during": during,
+            "back_after": end - begin}
+
+
+def wait_mode(host, volume, replica, modes, seconds):
+    until = time.monotonic() + seconds
+    while True:
+        found = {r["name"]: r["mode"] for r in host.status(volume)["replicas"]}
+        # A small volume may be in sync again before anybody looks.
+        if found[replica] in modes:
+            return
+        if time.monotonic() > until:
+            raise NotMeasured(f"{replica} is {found[replica]} and not {modes} after {seconds} s")
+        time.sleep(0.02)
+
+
+def copy_rate(place, size):
+    """Bytes per second of a copy with O_DIRECT of a file that was written, on the same file system."""
+    with tempfile.TemporaryDirectory(prefix="lh-bench-", dir=place) as folder:
+        raw = Raw(folder, size)
+        raw.start()
+        target = raw.target()
+        client.run(target, FILL, size)
+        source = os.path.join(raw.folder, "raw")
+        began = time.monotonic()
+        done = subprocess.run(["dd", f"if={source}", f"of={source}.copy", "bs=1M", "iflag=direct", "oflag=direct"],
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise NotMeasured(f"dd: {done.stderr.strip()}")
+        return size / (time.monotonic() - began)
+
+
+def round_trip(_plan, _place):
+    """A message of 64 bytes and its answer over TCP on the loopback interface, in seconds."""
+    done = subprocess.run([os.path.join(ours.BIN, "round-trip")], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NotMeasured(done.stderr.strip())
+    return {"seconds": float(done.stdout)}
+
+
+def bare_fan_out(plan, place):
+    """A blocking fan-out without any protocol worth the name: 32 writes of 4 KiB at a time over TCP to three processes
+    that write them to files."""
+    seconds = max(plan.seconds, 0.3)
+    rates = []
+    for _ in range(plan.rounds):
+        done = subprocess.run([os.path.join(ours.BIN, "bare-fan-out"), place, str(seconds)], capture_output=True,
+                              text=True)
+        if done.returncode != 0:
+            raise NotMeasured(done.stderr.strip())
+        rates.append(float(done.stdout))
+    return {"iops": statistics.median(rates), "spread": [min(rates), max(rates)]}
+
+
+def measure(what, plan, place):
+    try:
+        return what(plan, place)
+    except (NotMeasured, BenchError, OSError) as e:
+        return {"failed": str(e)}
+    except SystemExit as e:
+        return {"failed": f"a command of the volume failed: {e}"}
