@@ -16,7 +16,7 @@ use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
 use super::request::Requests;
 use super::worker::{Change, Report, Saved, Task, Worker};
 use super::{Mode, ServeError, Status};
-use crate::store::{Piece, Store};
+use crate::store::{Committed, Piece, Store};
 
 /// Owner of all tokens here: the thread has no other part.
 pub(super) const OWNER: u8 = 1;
@@ -188,8 +188,12 @@ impl Server {
             Change::Committed(head) => {
                 self.flusher.commit_follows();
                 match head {
-                    Some(head) => self.store.switch_head(*head),
-                    None => return Ok(()),
+                    Committed::Head(head) => drop(self.store.switch_head(*head)),
+                    Committed::Chain(parts) => {
+                        self.store.replace(*parts);
+                        self.files.clear();
+                    }
+                    Committed::Nothing => return Ok(()),
                 }
             }
             Change::Rebuilt(parts) => {

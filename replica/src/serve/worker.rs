@@ -11,7 +11,7 @@ use lh_wire::{ChainOp, LayerInfo, ReplicaState};
 
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
-use crate::store::{ChainError, Closing, Directory, NewHead, NewZeroMap, Parts};
+use crate::store::{ChainError, Closing, Committed, Directory, NewZeroMap, Parts};
 
 /// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
 /// what [`super::Status::state`] asks.
@@ -57,7 +57,7 @@ pub(super) enum Report {
 #[derive(Debug)]
 pub(super) enum Change {
     None,
-    Committed(Option<Box<NewHead>>),
+    Committed(Committed),
     Rebuilt(Box<Parts>),
 }
 
@@ -220,7 +220,7 @@ fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
             }
         }
         Saved::Prepare(id, op) => directory.prepare(id, &op)?,
-        Saved::Commit(id) => return Ok(Change::Committed(directory.commit(id)?.map(Box::new))),
+        Saved::Commit(id) => return Ok(Change::Committed(directory.commit(id)?)),
         Saved::Abort(id) => directory.abort(id)?,
         Saved::Settled(snapshot) => directory.store_settled(&snapshot)?,
         Saved::RebuildBegin(size, chain) => {

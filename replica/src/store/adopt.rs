@@ -20,7 +20,8 @@ use super::load;
 use super::meta::VOLUME_META;
 use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
 use super::record::{
-    ChainRecord, Closed, ENGINE, EpochRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record, Records,
+    ChainRecord, Closed, ENGINE, EpochRecord, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record,
+    Records,
     VOLUME_ATTRIBUTE,
 };
 use super::tree::{self, Tree};
@@ -104,10 +105,10 @@ impl Opening {
         let remove = |fs: &Fs, name: &str| fs.remove(&engine.join(name));
         remove(&self.fs, Identity::NAME)?;
         self.fs.sync_directory(&engine)?;
-        for name in [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME] {
+        for name in [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME] {
             remove(&self.fs, name)?;
         }
-        super::chain::remove_next(&self.fs, &self.path, None)?;
+        super::switch::remove_next(&self.fs, &self.path, None)?;
         for entry in std::fs::read_dir(&engine)? {
             let entry = entry?;
             if entry.file_name().to_str().and_then(zero::parse_name).is_some() {

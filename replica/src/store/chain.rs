@@ -1,49 +1,52 @@
 //! Chain operations: prepared durably, then carried out or taken back (`docs/invariants.md`, 9).
 //!
-//! A snapshot's files are all made and synced by `prepare`, under names in `engine/`; the record `chain` says so. `commit`
-//! only links and renames, each step idempotent, volume.meta last but for the removal of the old head's names:
-//!
-//! ```text
-//! link    volume-head-OLD.img            -> volume-snap-NAME.img
-//! rename  engine/next-snapshot           -> volume-snap-NAME.img.meta
-//! rename  engine/next-head               -> volume-head-NEW.img
-//! rename  engine/next-head-info          -> volume-head-NEW.img.meta
-//! rename  engine/next-volume             -> volume.meta               (the switch)
-//! remove  volume-head-OLD.img.meta, volume-head-OLD.img
-//! ```
-//!
-//! A directory that is opened with a prepared snapshot has either switched, and the rest is done, or it has not, and what
+//! The files of an operation that changes the head are all made and synced by `prepare`, under names in `engine/`; the
+//! record `chain` says so. `commit` takes the steps of [`super::switch`], each idempotent, volume.meta being the switch. A
+//! directory that is opened with a prepared operation has either switched, and the rest is done, or it has not, and what
 //! was begun is undone: then it is prepared as before.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use lh_block::{Instance, check_name};
+use lh_block::{BLOCK, Instance, check_name};
 use lh_wire::ChainOp;
 
 use super::directory::{DirLayer, Directory, NewHead};
 use super::disk;
 use super::error::ChainError;
-use super::fs::Fs;
-use super::meta::{
-    LayerMeta, META_MAX, SNAPSHOTS_MAX, VOLUME_META, VolumeMeta, heads_after, meta_name, snapshot_file,
+use super::load::Parts;
+use super::meta::{LayerMeta, META_MAX, SNAPSHOTS_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
+use super::open::{Files, Gather, Locked};
+use super::record::{ChainRecord, Id, LAYER_ATTRIBUTE, Prepared, Switch};
+use super::switch::{
+    NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,
 };
-use super::record::{ChainRecord, ENGINE, Id, LAYER_ATTRIBUTE, Prepared, Switch};
-use super::zero::{self, ZeroMap};
+use super::tree;
+use super::zero::ZeroMap;
 
-const NEXT_SNAPSHOT: &str = "next-snapshot";
-const NEXT_HEAD: &str = "next-head";
-const NEXT_HEAD_INFO: &str = "next-head-info";
-const NEXT_VOLUME: &str = "next-volume";
+/// Label of the snapshot that an expansion takes (longhorn-engine `pkg/replica`): the new size in bytes.
+const EXPANSION_LABEL: &str = "replica-expansion";
 
-/// The head of a prepared snapshot, open.
+/// The head of a prepared operation, open.
 #[derive(Debug)]
 pub(super) struct NextHead {
     file: Arc<File>,
     zero: ZeroMap,
+}
+
+/// What a commit has changed, for the [`super::Store`].
+#[derive(Debug)]
+pub enum Committed {
+    /// Nothing that it knows of: done before, or only a mark.
+    Nothing,
+    /// There is a new head over the former one: [`super::Store::switch_head`].
+    Head(Box<NewHead>),
+    /// There is another chain: [`super::Store::replace`].
+    Chain(Box<Parts>),
 }
 
 impl Directory {
@@ -79,101 +82,139 @@ impl Directory {
     }
 
     fn check(&self, id: Instance, op: &ChainOp) -> Result<Prepared, ChainError> {
-        let (switch, was_removed) = match op {
-            ChainOp::Snapshot { name, .. } => {
-                check_name("snapshot", name)?;
-                if self.layers.iter().any(|l| l.name == *name) {
-                    return Err(ChainError::NameTaken(name.clone()));
+        let mut was_removed = false;
+        match op {
+            ChainOp::Snapshot { name, .. } => check_name("snapshot", name)?,
+            ChainOp::Expand { size, .. } => self.check_expansion(*size)?,
+            ChainOp::MarkRemoved { name } => was_removed = self.snapshot(name)?.meta.removed,
+            ChainOp::Revert { name, .. } => {
+                if self.snapshot(name)?.meta.removed {
+                    return Err(ChainError::Removed(name.clone()));
                 }
-                if self.snapshot_meta(op).is_some_and(|meta| meta.encode().len() > META_MAX) {
-                    return Err(ChainError::LabelsTooLong(name.clone()));
+                if self.rebuild.is_some() {
+                    return Err(ChainError::Rebuilding);
                 }
-                let snapshots = self.layers.len() - 1;
-                if snapshots >= SNAPSHOTS_MAX {
-                    return Err(ChainError::TooMany(snapshots));
-                }
-                let failed = |source| ChainError::Io { what: "reading /dev/urandom".into(), source };
-                let layer = Id::random().map_err(failed)?;
-                let old_head = self.volume.head.clone();
-                let free = |name: &String| self.path.join(name).symlink_metadata().is_err();
-                let new_head = heads_after(&old_head).find(free).ok_or(ChainError::TooMany(snapshots))?;
-                (Some(Switch { old_head, new_head, layer }), false)
             }
-            ChainOp::MarkRemoved { name } => {
-                let layer = self.layers.iter().find(|l| l.name == *name && !name.is_empty());
-                let layer = layer.ok_or_else(|| ChainError::NoSnapshot(name.clone()))?;
-                (None, layer.meta.removed)
-            }
-            ChainOp::Revert { .. } | ChainOp::Expand { .. } => return Err(ChainError::NotPrepared(id)),
+        }
+        let switch = match Turn::of(op, self.size()) {
+            None => None,
+            Some(turn) => Some(self.check_turn(op, &turn)?),
         };
         Ok(Prepared { id, op: op.clone(), switch, was_removed })
     }
 
-    /// Makes and syncs the files of a prepared snapshot.
+    fn snapshot(&self, name: &str) -> Result<&DirLayer, ChainError> {
+        let layer = self.layers.iter().find(|l| l.name == name && !name.is_empty());
+        layer.ok_or_else(|| ChainError::NoSnapshot(name.to_owned()))
+    }
+
+    fn check_expansion(&self, size: u64) -> Result<(), ChainError> {
+        if !size.is_multiple_of(BLOCK) || i64::try_from(size).is_err() {
+            return Err(ChainError::BadSize(size));
+        }
+        if size <= self.size() {
+            return Err(ChainError::NotLarger { size, now: self.size() });
+        }
+        disk::probe(&self.engine(), size).map_err(Box::new)?;
+        Ok(())
+    }
+
+    fn check_turn(&self, op: &ChainOp, turn: &Turn) -> Result<Switch, ChainError> {
+        let snapshots = self.layers.len() - 1;
+        if let Some(name) = &turn.keep {
+            if self.layers.iter().any(|l| l.name == *name) {
+                return Err(ChainError::NameTaken(name.clone()));
+            }
+            if self.snapshot_meta(op).is_some_and(|meta| meta.encode().len() > META_MAX) {
+                return Err(ChainError::LabelsTooLong(name.clone()));
+            }
+            if snapshots >= SNAPSHOTS_MAX {
+                return Err(ChainError::TooMany(snapshots));
+            }
+        }
+        let failed = |source| ChainError::Io { what: "reading /dev/urandom".into(), source };
+        let layer = Id::random().map_err(failed)?;
+        let old_head = self.volume.head.clone();
+        let free = |name: &String| self.path.join(name).symlink_metadata().is_err();
+        let new_head = heads_after(&old_head).find(free).ok_or(ChainError::TooMany(snapshots))?;
+        Ok(Switch { old_head, new_head, layer })
+    }
+
+    /// Makes and syncs the files of a prepared change of the head.
     pub(super) fn make_next(&mut self, prepared: &Prepared) -> io::Result<()> {
-        let (Some(switch), ChainOp::Snapshot { name, created, .. }, Some(snapshot)) =
-            (&prepared.switch, &prepared.op, self.snapshot_meta(&prepared.op))
-        else {
+        let (Some(switch), Some(turn)) = (&prepared.switch, Turn::of(&prepared.op, self.size())) else {
             return Ok(());
         };
         let engine = self.engine();
-        let zero = self.new_zero_map(switch.layer, self.size())?;
+        let zero = self.new_zero_map(switch.layer, turn.size)?;
         let attribute = (LAYER_ATTRIBUTE, switch.layer.to_string());
         let path = engine.join(NEXT_HEAD);
         let direct = self.direct.is_some();
-        let file = self.fs.create_layer(&path, self.size(), direct, (attribute.0, &attribute.1))?;
+        let file = self.fs.create_layer(&path, turn.size, direct, (attribute.0, &attribute.1))?;
         disk::lock_new(&file)?;
-        self.write_layer_meta(&snapshot, &engine.join(NEXT_SNAPSHOT))?;
-        let head = LayerMeta::head(&switch.new_head, &snapshot_file(name), created);
+        if let Some(snapshot) = self.snapshot_meta(&prepared.op) {
+            self.write_layer_meta(&snapshot, &engine.join(NEXT_SNAPSHOT))?;
+        }
+        let head = LayerMeta::head(&switch.new_head, &snapshot_file(&turn.base), &turn.created);
         self.write_layer_meta(&head, &engine.join(NEXT_HEAD_INFO))?;
         self.next = Some(NextHead { file: Arc::new(file), zero });
-        self.make_next_volume(switch, name)?;
+        self.make_next_volume(switch, &turn)?;
         self.fs.sync_directory(&engine)
     }
 
-    /// What the head's meta becomes. Longhorn leaves the head's name in it.
+    /// What the head's meta becomes. Longhorn leaves the head's name in it. `None`: the head is not kept.
     fn snapshot_meta(&self, op: &ChainOp) -> Option<LayerMeta> {
-        let ChainOp::Snapshot { user_created, created, labels, .. } = op else { return None };
+        let (user_created, created, labels) = match op {
+            ChainOp::Snapshot { user_created, created, labels, .. } => {
+                (*user_created, created, labels.clone())
+            }
+            ChainOp::Expand { size, created } => {
+                let label = (EXPANSION_LABEL.to_owned(), size.to_string());
+                (false, created, BTreeMap::from([label]))
+            }
+            ChainOp::MarkRemoved { .. } | ChainOp::Revert { .. } => return None,
+        };
         Some(LayerMeta {
             name: self.volume.head.clone(),
             parent: self.volume.parent.clone(),
             removed: false,
-            user_created: *user_created,
+            user_created,
             created: created.clone(),
-            labels: labels.clone(),
+            labels,
         })
     }
 
-    fn make_next_volume(&self, switch: &Switch, snapshot: &str) -> io::Result<()> {
+    fn make_next_volume(&self, switch: &Switch, turn: &Turn) -> io::Result<()> {
         let volume = VolumeMeta {
+            raw_size: i64::try_from(turn.size).unwrap_or(i64::MAX),
             head: switch.new_head.clone(),
-            parent: snapshot_file(snapshot),
+            parent: snapshot_file(&turn.base),
             ..self.volume.clone()
         };
         self.write_volume(&volume, &self.engine().join(NEXT_VOLUME))
     }
 
-    /// The volume.meta that a prepared snapshot brings follows the one that is in force.
+    /// The volume.meta that a prepared operation brings follows the one that is in force.
     pub(super) fn remake_switch(&mut self) -> io::Result<()> {
-        if let Some(Prepared { op: ChainOp::Snapshot { name, .. }, switch: Some(switch), .. }) =
-            &self.chain.prepared
+        if let Some(Prepared { op, switch: Some(switch), .. }) = &self.chain.prepared
+            && let Some(turn) = Turn::of(op, self.size())
             && self.next.is_some()
         {
-            self.make_next_volume(switch, name)?;
+            self.make_next_volume(switch, &turn)?;
             self.fs.sync_directory(&self.engine())?;
         }
         Ok(())
     }
 
-    /// Carries a prepared operation out. For a snapshot: links and renames only; nothing may be in flight on the head.
-    /// The answer waits for a flush and for [`Directory::sync_commit`]. `None`: no new head (done before, or another
-    /// kind of operation).
+    /// Carries a prepared operation out. For a snapshot and an expansion: links and renames only (an expansion also writes
+    /// the intent bitmap anew); nothing may be in flight on the head. For a revert nothing may be in flight at all, and
+    /// everything has been flushed. The answer waits for a flush and for [`Directory::sync_commit`].
     ///
     /// # Errors
     /// [`ChainError::NotPrepared`]; [`ChainError::Io`].
-    pub fn commit(&mut self, id: Instance) -> Result<Option<NewHead>, ChainError> {
+    pub fn commit(&mut self, id: Instance) -> Result<Committed, ChainError> {
         if self.chain.committed == Some(id) {
-            return Ok(None);
+            return Ok(Committed::Nothing);
         }
         let prepared =
             self.chain.prepared.clone().filter(|p| p.id == id).ok_or(ChainError::NotPrepared(id))?;
@@ -183,42 +224,77 @@ impl Directory {
         if let Err(source) = self.begin_use() {
             return Err(failed(source));
         }
-        let new = match (&prepared.op, &prepared.switch) {
-            (ChainOp::Snapshot { name, .. }, Some(switch)) if self.next.is_some() => {
-                switch_heads(&self.fs, &self.path, switch, name).map_err(failed)?;
-                self.switched(switch, &prepared.op)
-            }
-            (ChainOp::MarkRemoved { name }, _) => {
-                self.mark_removed(name).map_err(failed)?;
-                None
-            }
+        let done = match (&prepared.op, &prepared.switch, Turn::of(&prepared.op, self.size())) {
+            (ChainOp::MarkRemoved { name }, ..) => self.mark_removed(name).map(|()| Committed::Nothing),
+            (op, Some(switch), Some(turn)) if self.next.is_some() => self.turn(op, switch, &turn),
             _ => return Err(ChainError::NotPrepared(id)),
         };
+        let done = done.map_err(failed)?;
         self.chain.prepared = None;
         self.chain.committed = Some(id);
-        Ok(new)
+        Ok(done)
+    }
+
+    fn turn(&mut self, op: &ChainOp, switch: &Switch, turn: &Turn) -> io::Result<Committed> {
+        switch_heads(&self.fs, &self.path, switch, turn.keep.as_deref())?;
+        if turn.keep.is_none() {
+            return self.reverted(switch, turn).map(|parts| Committed::Chain(Box::new(parts)));
+        }
+        self.old_head = Some(switch.clone());
+        if turn.size != self.size() {
+            self.resize_intent(turn.size)?;
+        }
+        let head = self.switched(switch, turn, op);
+        Ok(head.map_or(Committed::Nothing, |head| Committed::Head(Box::new(head))))
     }
 
     /// The layers in memory after the switch.
-    fn switched(&mut self, switch: &Switch, op: &ChainOp) -> Option<NewHead> {
-        let ChainOp::Snapshot { name, created, .. } = op else { return None };
-        let (next, meta) = (self.next.take()?, self.snapshot_meta(op)?);
-        let file_name = snapshot_file(name);
+    fn switched(&mut self, switch: &Switch, turn: &Turn, op: &ChainOp) -> Option<NewHead> {
+        let (next, meta, snapshot) = (self.next.take()?, self.snapshot_meta(op)?, turn.keep.clone()?);
+        let file_name = snapshot_file(&snapshot);
         if let Some(former) = self.layers.last_mut() {
             former.file_name.clone_from(&file_name);
-            former.name.clone_from(name);
+            former.name.clone_from(&snapshot);
             former.meta = meta;
         }
         self.layers.push(DirLayer {
             file_name: switch.new_head.clone(),
             name: String::new(),
-            meta: LayerMeta::head(&switch.new_head, &file_name, created),
+            meta: LayerMeta::head(&switch.new_head, &file_name, &turn.created),
             file: Arc::clone(&next.file),
-            length: self.size(),
+            length: turn.size,
         });
+        self.volume.raw_size = i64::try_from(turn.size).unwrap_or(i64::MAX);
         self.volume.head.clone_from(&switch.new_head);
         self.volume.parent = file_name;
-        Some(NewHead { snapshot: name.clone(), file: next.file, zero: next.zero })
+        Some(NewHead { snapshot, size: turn.size, file: next.file, zero: next.zero })
+    }
+
+    /// The old head goes, and the layers are read again: another branch may be in force.
+    fn reverted(&mut self, switch: &Switch, turn: &Turn) -> io::Result<Parts> {
+        drop_old_head(&self.fs, &self.path, switch, false)?;
+        let next = self.next.take().ok_or_else(|| io::Error::other("the new head is gone"))?;
+        // The same descriptors go on: they hold the locks.
+        let mut locked = Locked::new();
+        let layers = self.layers.iter().filter(|l| !l.name.is_empty()).map(|l| &l.file);
+        for file in layers.chain([&next.file]) {
+            locked.insert(file.metadata()?.ino(), Arc::clone(file));
+        }
+        let intent = self.resize_intent(turn.size)?;
+        let gather = Gather {
+            path: &self.path,
+            fs: &self.fs,
+            deadline: Instant::now(),
+            id: self.identity.volume,
+            clean: true,
+        };
+        let tree = tree::load(&self.path).map_err(io::Error::other)?;
+        let files = Files { tree: &tree, locked: &locked };
+        let (layers, parts) =
+            gather.all(&files, intent, self.rebuild.is_some()).map_err(io::Error::other)?;
+        self.layers = layers;
+        self.volume = tree.volume;
+        Ok(parts)
     }
 
     fn mark_removed(&mut self, name: &str) -> io::Result<()> {
@@ -237,7 +313,11 @@ impl Directory {
     /// # Errors
     /// The disk's.
     pub fn sync_commit(&mut self) -> io::Result<()> {
-        self.fs.sync_directory(&self.path)?;
+        match self.old_head.take() {
+            // Its name is a snapshot's, too.
+            Some(switch) => drop_old_head(&self.fs, &self.path, &switch, true)?,
+            None => self.fs.sync_directory(&self.path)?,
+        }
         self.fs.sync_directory(&self.engine())?;
         self.records().store(&self.fs, &self.chain)
     }
@@ -267,97 +347,4 @@ fn describe(op: &ChainOp) -> String {
         ChainOp::Revert { name, .. } => format!("the return to snapshot {name}"),
         ChainOp::Expand { size, .. } => format!("the expansion to {size} bytes"),
     }
-}
-
-/// Removes what a prepared snapshot made.
-pub(super) fn remove_next(fs: &Fs, directory: &Path, prepared: Option<&Prepared>) -> io::Result<()> {
-    let engine = directory.join(ENGINE);
-    for name in [NEXT_VOLUME, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_HEAD] {
-        fs.remove(&engine.join(name))?;
-    }
-    if let Some(switch) = prepared.and_then(|p| p.switch.as_ref()) {
-        fs.remove(&engine.join(zero::file_name(switch.layer)))?;
-    }
-    fs.sync_directory(&engine)
-}
-
-/// The steps of a commit. What is done already is passed over.
-fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, snapshot: &str) -> io::Result<()> {
-    let engine = directory.join(ENGINE);
-    let at = |name: &str| directory.join(name);
-    let there = |path: &Path| path.symlink_metadata().is_ok();
-    let snapshot = snapshot_file(snapshot);
-    if !there(&at(&snapshot)) {
-        fs.link(&at(&switch.old_head), &at(&snapshot))?;
-    }
-    let moves = [
-        (NEXT_SNAPSHOT, meta_name(&snapshot)),
-        (NEXT_HEAD, switch.new_head.clone()),
-        (NEXT_HEAD_INFO, meta_name(&switch.new_head)),
-        (NEXT_VOLUME, VOLUME_META.to_owned()),
-    ];
-    for (from, to) in moves {
-        if there(&engine.join(from)) {
-            fs.rename(&engine.join(from), &at(&to))?;
-        }
-    }
-    fs.remove(&at(&meta_name(&switch.old_head)))?;
-    fs.remove(&at(&switch.old_head))
-}
-
-/// What was found of a prepared operation when the directory was opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// It was carried out: now it is wholly.
-    Committed(ChainRecord),
-    /// It was not: it is prepared as before, once its files are made anew.
-    Prepared(Prepared),
-}
-
-/// Finishes or undoes what a crash interrupted, before the layers are read. `volume` is volume.meta.
-pub(super) fn recover(
-    fs: &Fs,
-    directory: &Path,
-    record: &ChainRecord,
-    volume: &VolumeMeta,
-) -> io::Result<Option<Found>> {
-    let Some(prepared) = &record.prepared else {
-        // A crash may have left the files of an operation that was taken back.
-        remove_next(fs, directory, None)?;
-        return Ok(None);
-    };
-    let committed = || ChainRecord { prepared: None, committed: Some(prepared.id), ..record.clone() };
-    match (&prepared.op, &prepared.switch) {
-        (ChainOp::Snapshot { name, .. }, Some(switch)) if volume.head == switch.new_head => {
-            switch_heads(fs, directory, switch, name)?;
-            fs.sync_directory(directory)?;
-            Ok(Some(Found::Committed(committed())))
-        }
-        (ChainOp::Snapshot { name, .. }, Some(switch)) => {
-            undo(fs, directory, switch, name)?;
-            Ok(Some(Found::Prepared(prepared.clone())))
-        }
-        (ChainOp::MarkRemoved { name }, _) => {
-            let file = snapshot_file(name);
-            let bytes = disk::read_small(&directory.join(meta_name(&file)), META_MAX)?;
-            let removed = LayerMeta::parse(&file, &bytes).is_ok_and(|meta| meta.removed);
-            let done = removed && !prepared.was_removed;
-            Ok(Some(if done { Found::Committed(committed()) } else { Found::Prepared(prepared.clone()) }))
-        }
-        _ => Ok(None),
-    }
-}
-
-/// Takes back the steps before the switch. The new head was never written; the snapshot's name is the old head's file.
-fn undo(fs: &Fs, directory: &Path, switch: &Switch, snapshot: &str) -> io::Result<()> {
-    let at = |name: &str| directory.join(name);
-    let snapshot = snapshot_file(snapshot);
-    let head = at(&switch.old_head).symlink_metadata()?.ino();
-    fs.remove(&at(&meta_name(&switch.new_head)))?;
-    fs.remove(&at(&switch.new_head))?;
-    if at(&snapshot).symlink_metadata().is_ok_and(|link| link.ino() == head) {
-        fs.remove(&at(&meta_name(&snapshot)))?;
-        fs.remove(&at(&snapshot))?;
-    }
-    fs.sync_directory(directory)
 }

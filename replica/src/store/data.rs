@@ -15,7 +15,7 @@ use std::sync::Arc;
 use lh_block::{BLOCK, Extent};
 use lh_wire::BlockState;
 
-use super::directory::{Closing, NewHead};
+use super::directory::Closing;
 use super::disk::Look;
 use super::index::Index;
 use super::intent::{self, Intent, IntentWrite};
@@ -109,12 +109,18 @@ pub struct Store {
     pub(super) chain: Vec<LayerNo>,
     pub(super) index: Index,
     direct: Option<Alignment>,
-    intent: Intent,
+    pub(super) intent: Intent,
     /// Lower layers may still get data: a hole is no zero.
     pub(super) rebuilding: bool,
     pub(super) marked: bool,
     pub(super) touched: bool,
     pub(super) flushing: bool,
+    /// Numbers of layers that are gone.
+    pub(super) free: Vec<LayerNo>,
+    /// A part of the index was made anew from the files since a fold began.
+    pub(super) resolved: bool,
+    /// A snapshot that is being folded away, and its zero marks with it: no hole may rely on them any more.
+    pub(super) folding: Option<LayerNo>,
 }
 
 impl Store {
@@ -149,6 +155,9 @@ impl Store {
             marked,
             touched: false,
             flushing: false,
+            free: Vec::new(),
+            resolved: false,
+            folding: None,
         }
     }
 
@@ -211,7 +220,7 @@ impl Store {
     /// Who holds the range, in order and without gaps, behind what `pieces` has. The range is inside the volume.
     pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
         for (range, held) in self.index.runs(blocks(extent)) {
-            let layer = self.chain.get(usize::from(held).wrapping_sub(1)).copied();
+            let layer = self.holder(held);
             let Some(extent) = bytes(range).intersection(extent) else { continue };
             match layer.map(|layer| (layer, self.at(layer).image.as_deref())) {
                 Some((layer, Some(image))) => image.places(extent, |extent, place| {
@@ -282,16 +291,16 @@ impl Store {
     /// # Errors
     /// The disk's.
     pub fn plan_zero(&self, extent: Extent) -> io::Result<ZeroPlan> {
-        let head = self.at(self.head());
+        let (head, base) = (self.at(self.head()), self.is_base(self.head()));
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
         for (range, held) in self.index.runs(blocks(extent)) {
-            if head.rank == 1 {
+            if base {
                 if held != 0 {
                     punch.insert(range);
                 }
-            } else if self.rebuilding || (held != 0 && held != head.rank) {
+            } else if self.rebuilding || (held != 0 && self.holder(held) != Some(self.head())) {
                 marks.insert(range);
-            } else if held == head.rank {
+            } else if held != 0 {
                 let below = self.held_below(range.clone(), head.rank)?;
                 punch.insert(range.clone());
                 punch.subtract(&below);
@@ -378,16 +387,18 @@ impl Store {
         load::own(&layer.file, layer.length, layer.zero.as_ref(), range, layer.look)
     }
 
-    /// The blocks of the range that read as data through the chain below a rank.
+    /// The blocks of the range that read as data through the chain below a rank, or will when a fold has ended.
     pub(super) fn held_below(&self, range: Range<u64>, rank: u8) -> io::Result<RangeSet> {
         let (mut rest, mut held) = (RangeSet::default(), RangeSet::default());
         rest.insert(range);
-        for layer in self.chain.iter().take(usize::from(rank) - 1).rev() {
+        for (_, layer) in self.up_to(rank - 1).rev() {
             for part in rest.clone().iter() {
-                let own = self.own(*layer, part)?;
+                let own = self.own(layer, part)?;
                 held.append(&own.data);
                 rest.subtract(&own.data);
-                rest.subtract(&own.zero);
+                if self.folding != Some(layer) {
+                    rest.subtract(&own.zero);
+                }
             }
             if rest.is_empty() {
                 break;
@@ -400,8 +411,9 @@ impl Store {
     pub(super) fn resolve(&mut self, range: Range<u64>, rank: u8) -> io::Result<()> {
         let mut rest = RangeSet::default();
         rest.insert(range);
-        for place in (0..usize::from(rank)).rev() {
-            let (layer, value) = (self.chain[place], u8::try_from(place + 1).unwrap_or(0));
+        self.resolved = true;
+        let layers: Vec<_> = self.up_to(rank).collect();
+        for (value, layer) in layers.into_iter().rev() {
             for part in rest.clone().iter() {
                 let own = self.own(layer, part)?;
                 for (set, value) in [(&own.data, value), (&own.zero, 0)] {
@@ -470,28 +482,6 @@ impl Store {
     /// True if there are zero marks: the files alone are not the volume.
     pub fn has_zero_marks(&self) -> bool {
         self.layers.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks)
-    }
-
-    /// Puts the head of a commit over the former one. Nothing is in flight on the head. The former head is synced by the
-    /// next flush.
-    pub fn switch_head(&mut self, new: NewHead) {
-        let head = self.head();
-        let former = self.at_mut(head);
-        former.name = Some(new.snapshot);
-        former.dirty = true;
-        let (rank, look) = (former.rank + 1, former.look);
-        self.chain.push(LayerNo(self.layers()));
-        self.layers.push(Layer {
-            name: Some(String::new()),
-            file: new.file,
-            length: self.size,
-            zero: Some(new.zero),
-            image: None,
-            look,
-            rank,
-            dirty: false,
-        });
-        self.touched = true;
     }
 
     /// The rebuild is complete: lower layers get nothing any more, so marks over nothing are taken away. A flush follows,

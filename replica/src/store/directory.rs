@@ -26,8 +26,8 @@ use super::fs::Fs;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
-    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE, Rebuild,
-    Records, VOLUME_ATTRIBUTE,
+    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild,
+    Records, Switch, VOLUME_ATTRIBUTE,
 };
 use super::zero::{self, ZeroMap};
 
@@ -54,6 +54,8 @@ pub struct CreateOptions {
 pub struct NewHead {
     /// Name of the snapshot that the former head became.
     pub(super) snapshot: String,
+    /// Volume size in bytes from now on.
+    pub(super) size: u64,
     pub(super) file: Arc<File>,
     pub(super) zero: ZeroMap,
 }
@@ -101,8 +103,12 @@ pub struct Directory {
     pub(super) epoch: Option<EpochRecord>,
     pub(super) chain: ChainRecord,
     pub(super) rebuild: Option<Rebuild>,
-    /// The prepared snapshot's head.
+    /// The head of a prepared operation.
     pub(super) next: Option<NextHead>,
+    /// A fold that has begun and not ended.
+    pub(super) fold: Option<FoldRecord>,
+    /// A switch that [`Directory::sync_commit`] has yet to make durable.
+    pub(super) old_head: Option<Switch>,
     /// Zero marks may be in the files, so volume.meta has to say `Rebuilding`.
     pub(super) zero_marked: bool,
     /// Closed cleanly when it was opened, or since.

@@ -311,6 +311,34 @@ pub enum ChainError {
     /// No such snapshot.
     #[error("there is no snapshot {0:?}")]
     NoSnapshot(String),
+    /// The snapshot is marked as removed: it may be half folded.
+    #[error("snapshot {0:?} is marked as removed and may be half folded: choose another one")]
+    Removed(String),
+    /// Only a removed snapshot is folded away.
+    #[error("snapshot {0:?} is not marked as removed: remove it first")]
+    NotRemoved(String),
+    /// Each of several layers would need what the snapshot holds.
+    #[error("{children} layers stand on snapshot {name:?}, and it can be folded into one only: fold them first")]
+    ManyChildren {
+        /// The snapshot.
+        name: String,
+        /// Layers that stand on it.
+        children: usize,
+    },
+    /// Not while a rebuild is not complete.
+    #[error("this replica is being rebuilt: try again when that is done")]
+    Rebuilding,
+    /// Volumes never shrink.
+    #[error(
+        "the volume has {} and cannot become {}: a volume only grows",
+        format_size(*now), format_size(*size)
+    )]
+    NotLarger {
+        /// What was asked for.
+        size: u64,
+        /// What it has.
+        now: u64,
+    },
     /// A chain that no replica can have.
     #[error("the chain that was sent is not one: {0}")]
     BadChain(&'static str),

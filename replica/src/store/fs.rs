@@ -100,6 +100,11 @@ impl Fs {
         Ok(file)
     }
 
+    pub(super) fn set_length(&self, file: &File, path: &Path, length: u64) -> io::Result<()> {
+        self.step(Step::Change(path))?;
+        file.set_len(length)
+    }
+
     pub(super) fn set_attribute(&self, file: &File, path: &Path, name: &str, value: &str) -> io::Result<()> {
         self.step(Step::Attribute(path))?;
         sys::set_xattr(file, name, value.as_bytes())

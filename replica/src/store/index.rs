@@ -162,6 +162,26 @@ impl Chunk {
         true
     }
 
+    fn remap(&mut self, values: &[u8; 256]) {
+        let new = |value: &mut u8| *value = values[usize::from(*value)];
+        match self {
+            Self::Uniform(value) => new(value),
+            Self::Packed(bytes) if bytes.len() == CHUNK => {
+                bytes.iter_mut().for_each(new);
+                self.shrink();
+            }
+            Self::Packed(bytes) => {
+                let count = bytes.len() / RUN_BYTES;
+                bytes[2 * count..].iter_mut().for_each(new);
+                // Neighbours may have become equal.
+                let mut runs = Runs::new();
+                if self.merge(&[], 0, &mut runs) {
+                    runs.store(self);
+                }
+            }
+        }
+    }
+
     /// Turns into a byte per block.
     fn expand(&mut self) {
         let mut bytes = vec![0; CHUNK].into_boxed_slice();
@@ -206,6 +226,19 @@ impl Index {
     pub(super) fn new(blocks: u64) -> Self {
         let leaves = usize::try_from(blocks.div_ceil(LEAF_BLOCKS)).unwrap_or(usize::MAX);
         Self { blocks, leaves: vec![None; leaves] }
+    }
+
+    /// There are so many blocks from now on, more than before; the new ones have value 0.
+    pub(super) fn grow(&mut self, blocks: u64) {
+        self.leaves.resize(usize::try_from(blocks.div_ceil(LEAF_BLOCKS)).unwrap_or(usize::MAX), None);
+        self.blocks = blocks;
+    }
+
+    /// Replaces each value by another. 0 stays 0.
+    pub(super) fn remap(&mut self, values: &[u8; 256]) {
+        for chunk in self.leaves.iter_mut().flatten().flat_map(|leaf| leaf.iter_mut()) {
+            chunk.remap(values);
+        }
     }
 
     /// True if all blocks have value 0.

@@ -35,6 +35,13 @@ pub(super) fn chunk_for(size: u64) -> u64 {
     size.div_ceil(CHUNKS_MAX).next_power_of_two().max(CHUNK_MIN)
 }
 
+/// Bytes in a chunk, as the file's header says. Expansion does not change it.
+pub(super) fn chunk_of(file: &File) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, 24)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
 /// The bitmap as it is in the file, or on its way there.
 #[derive(Debug)]
 pub(super) struct Intent {
@@ -94,17 +101,43 @@ impl Intent {
         }
         let mut intent = Self::new(id, file, size, chunk, true);
         if page != intent.header() {
-            return Ok(None);
+            return intent.load_resized(&page);
         }
-        for number in 1..=intent.bits.len() / BITS {
+        intent.load_pages();
+        Ok(Some(intent))
+    }
+
+    fn load_pages(&mut self) {
+        let mut page = [0; PAGE];
+        for number in 1..=self.bits.len() / BITS {
             // A page that cannot be read is a page that does not fit.
-            if intent.file.read_exact_at(&mut page, (number * PAGE) as u64).is_ok()
-                && page[BITS..] == intent.checksum(number, &page[..BITS])
+            if self.file.read_exact_at(&mut page, (number * PAGE) as u64).is_ok()
+                && page[BITS..] == self.checksum(number, &page[..BITS])
             {
-                intent.bits[(number - 1) * BITS..number * BITS].copy_from_slice(&page[..BITS]);
+                self.bits[(number - 1) * BITS..number * BITS].copy_from_slice(&page[..BITS]);
             }
         }
-        Ok(Some(intent))
+    }
+
+    /// A crash between the two steps of an expansion leaves the header of another size. No chunk behind the smaller of
+    /// the two was ever marked: the first write there comes after both steps. The file is written anew.
+    fn load_resized(mut self, page: &[u8; PAGE]) -> io::Result<Option<Self>> {
+        let chunks =
+            u64::from_le_bytes([page[32], page[33], page[34], page[35], page[36], page[37], page[38], page[39]]);
+        let size = self.size;
+        let theirs = chunks.checked_mul(self.chunk).filter(|_| chunks <= CHUNKS_MAX.saturating_mul(2));
+        self = match theirs {
+            Some(theirs) => Self::new(self.id, self.file, theirs, self.chunk, true),
+            None => return Ok(None),
+        };
+        if *page != self.header() {
+            return Ok(None);
+        }
+        self.load_pages();
+        self.resize(size);
+        self.file.write_all_at(&self.image(), 0)?;
+        self.file.sync_data()?;
+        Ok(Some(self))
     }
 
     fn header(&self) -> [u8; PAGE] {

@@ -14,10 +14,12 @@ mod directory;
 mod disk;
 mod error;
 mod flush;
+mod fold;
 mod fs;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod gojson;
+mod heads;
 mod index;
 mod intent;
 mod load;
@@ -29,6 +31,7 @@ mod qcow2;
 mod ranges;
 mod rebuild;
 mod record;
+mod switch;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -37,10 +40,14 @@ mod zero;
 #[cfg(test)]
 use tests::tape;
 
+pub use chain::Committed;
 pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
 pub use directory::{Closing, CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
 pub use error::{ChainError, Damage, OpenError};
 pub use flush::Flush;
+pub use fold::{
+    Direction, Fold, FoldFilesError, FoldPlan, Folded, Step as FoldStep, Work as FoldWork, fold_files,
+};
 pub use intent::IntentWrite;
 pub use load::Parts;
 pub use offline::SnapshotView;

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use lh_block::BLOCK;
 
-use super::chain;
 use super::data::{Alignment, Store};
 use super::directory::{DirLayer, Directory, OpenOptions, stat_of};
 use super::disk;
@@ -24,6 +23,7 @@ use super::record::{
     ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
     Rebuild, Records, VOLUME_ATTRIBUTE,
 };
+use super::switch;
 use super::tree::{self, LayerFile, Tree};
 use super::zero::{self, LoadError, ZeroMap};
 
@@ -181,24 +181,26 @@ impl Opening {
         let none = ChainRecord { volume: id, prepared: None, committed: None, settled: None };
         let chain = self.records().load::<ChainRecord>()?.filter(|c| c.volume == id).unwrap_or(none);
         let found = self.recover(&chain)?;
+        let fold = super::fold::recover(&self.fs, &self.path, id)?;
         let tree = tree::load(&self.path)?;
         self.remove_leftovers(&tree)?;
         let files = Files { tree: &tree, locked: &locked };
         let (mut directory, store) = self.assemble(&files, identity, chain, clean)?;
+        directory.fold = fold;
         let finish = match found {
-            Some(chain::Found::Committed(record)) => directory.save_chain(record),
-            Some(chain::Found::Prepared(prepared)) => directory.make_next(&prepared),
+            Some(switch::Found::Committed(record)) => directory.save_chain(record),
+            Some(switch::Found::Prepared(prepared)) => directory.make_next(&prepared),
             None => Ok(()),
         };
         finish.map_err(failed("recovering", &directory.path))?;
         Ok((directory, store))
     }
 
-    fn recover(&self, chain: &ChainRecord) -> Result<Option<chain::Found>, OpenError> {
+    fn recover(&self, chain: &ChainRecord) -> Result<Option<switch::Found>, OpenError> {
         let bytes = disk::read_small(&self.path.join(VOLUME_META), super::meta::META_MAX)
             .map_err(failed("reading volume.meta in", &self.path))?;
         let volume = VolumeMeta::parse(&bytes).map_err(|damage| damaged(&self.path, damage))?;
-        chain::recover(&self.fs, &self.path, chain, &volume).map_err(self.failed("recovering"))
+        switch::recover(&self.fs, &self.path, chain, &volume).map_err(self.failed("recovering"))
     }
 
     /// What Longhorn left of an interrupted snapshot. Metas go first: a file without one is known for what it is.
@@ -237,6 +239,8 @@ impl Opening {
             chain,
             rebuild,
             next: None,
+            fold: None,
+            old_head: None,
             zero_marked: parts.marked,
             clean,
             in_use: false,

@@ -141,8 +141,8 @@ impl Store {
                 open.insert(part);
             }
         }
-        for layer in &self.chain[usize::from(rank)..] {
-            if let Some(zero) = &self.at(*layer).zero {
+        for layer in self.above(rank) {
+            if let Some(zero) = &self.at(layer).zero {
                 open.subtract(&zero.zeroes(range.clone()));
             }
         }

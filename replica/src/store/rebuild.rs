@@ -12,7 +12,6 @@ use std::time::Instant;
 use lh_block::BLOCK;
 use lh_wire::LayerInfo;
 
-use super::chain;
 use super::directory::Directory;
 use super::disk;
 use super::error::{ChainError, OpenError};
@@ -24,7 +23,10 @@ use super::meta::{
     snapshot_file, snapshot_name,
 };
 use super::open::{Files, Gather, Locked, Opening, damaged, failed, lock_layers};
-use super::record::{ChainRecord, ENGINE, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Records, VOLUME_ATTRIBUTE};
+use super::record::{
+    ChainRecord, ENGINE, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Records, VOLUME_ATTRIBUTE,
+};
+use super::switch;
 use super::tree;
 use super::zero;
 
@@ -56,6 +58,7 @@ impl Directory {
         self.identity.imported = false;
         self.chain = none(self.identity.volume);
         self.next = None;
+        self.fold = None;
         self.zero_marked = false;
         self.clean = false;
         let intent = self.resize_intent(size)?;
@@ -76,7 +79,7 @@ impl Directory {
     }
 
     /// The intent bitmap keeps its marks and chunks.
-    fn resize_intent(&self, size: u64) -> io::Result<Intent> {
+    pub(super) fn resize_intent(&self, size: u64) -> io::Result<Intent> {
         let id = self.identity.volume;
         let file = || Arc::clone(&self.intent);
         let mut intent = Intent::load(id, file(), self.size())?
@@ -128,6 +131,7 @@ impl Replace<'_> {
         if self.identity.imported {
             records.store(self.fs, &Identity { imported: false, ..self.identity })?;
         }
+        records.remove::<FoldRecord>(self.fs)?;
         self.remove_layers()?;
         self.make_layers(size, chain)?;
         rebuild.emptying = false;
@@ -145,7 +149,7 @@ impl Replace<'_> {
 
     /// Removes every layer, its meta and checksum, and all zero maps.
     fn remove_layers(&self) -> io::Result<()> {
-        chain::remove_next(self.fs, self.path, None)?;
+        switch::remove_next(self.fs, self.path, None)?;
         for entry in std::fs::read_dir(self.path.join(ENGINE))? {
             let entry = entry?;
             if entry.file_name().to_str().and_then(zero::parse_name).is_some() {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::read_small;
 use super::error::{Damage, OpenError};
+use super::fold::Direction;
 use super::fs::Fs;
 
 /// Our subdirectory, which Longhorn ignores.
@@ -118,8 +119,34 @@ pub(super) struct Switch {
     pub(super) layer: Id,
 }
 
+/// A fold that has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FoldRecord {
+    pub(super) volume: Id,
+    /// The removed snapshot.
+    pub(super) name: String,
+    /// Name of the layer above it; empty for the head, `None` if there is none.
+    pub(super) child: Option<String>,
+    pub(super) direction: Direction,
+    /// What lies before this offset is in the parent, on stable storage.
+    pub(super) done: u64,
+    /// All is copied, and the names are being changed.
+    pub(super) switch: Option<FoldSwitch>,
+}
+
+/// What the change of names at the end of a fold has to know, whatever of it is done already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FoldSwitch {
+    /// File name of the removed snapshot's parent, or empty.
+    pub(super) parent: String,
+    /// File name of the child.
+    pub(super) child_file: Option<String>,
+    /// The zero map of the file that goes.
+    pub(super) map: Option<Id>,
+}
+
 /// The replica is unusable alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Rebuild {
     pub(super) volume: Id,
     /// The volume's size.
@@ -160,6 +187,9 @@ impl Record for EpochRecord {
 }
 impl Record for ChainRecord {
     const NAME: &'static str = "chain";
+}
+impl Record for FoldRecord {
+    const NAME: &'static str = "fold";
 }
 impl Record for Rebuild {
     const NAME: &'static str = "rebuilding";

@@ -13,8 +13,10 @@ use lh_block::BLOCK;
 use super::disk::read_small;
 use super::error::{Damage, OpenError};
 use super::meta::{
-    LayerMeta, META_MAX, SNAPSHOTS_MAX, VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name,
+    LayerMeta, META_MAX, SNAPSHOTS_MAX, VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_file,
+    snapshot_name,
 };
+use super::record::{FoldRecord, Records};
 
 /// A layer's file and its meta.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,13 +164,19 @@ impl Reader<'_> {
         }
         let (mut layers, mut leftovers) = (BTreeMap::new(), Vec::new());
         let head = self.stat(&volume.head)?.ino();
+        let folding = self.folding()?;
         for name in names.iter().filter(|n| snapshot_name(n).is_some() || **n == volume.head) {
             if *name != volume.head && self.stat(name)?.ino() == head {
                 leftovers.push(name.clone());
                 continue;
             }
+            let folded = folding.as_ref().is_some_and(|(file, _)| file == name);
+            if folded && !names.contains(&meta_name(name)) {
+                leftovers.push(name.clone());
+                continue;
+            }
             let layer = self.layer(name)?;
-            self.check_layer(&layer, volume)?;
+            self.check_layer(&layer, volume, folding.as_ref())?;
             layers.insert(name.clone(), layer);
         }
         for name in names.iter().filter(|n| is_head(n) && **n != volume.head) {
@@ -181,13 +189,26 @@ impl Reader<'_> {
         Ok(Found { layers, leftovers })
     }
 
+    /// A snapshot whose names are going at the end of a fold, and its parent: file names.
+    fn folding(&self) -> Result<Option<(String, String)>, OpenError> {
+        let record = Records { directory: self.directory }.load::<FoldRecord>()?;
+        Ok(record.and_then(|r| r.switch.map(|switch| (snapshot_file(&r.name), switch.parent))))
+    }
+
     fn stat(&self, name: &str) -> Result<std::fs::Metadata, OpenError> {
         self.directory.join(name).symlink_metadata().map_err(|err| self.io(name, err))
     }
 
-    fn check_layer(&self, layer: &LayerFile, volume: &VolumeMeta) -> Result<(), OpenError> {
+    fn check_layer(
+        &self,
+        layer: &LayerFile,
+        volume: &VolumeMeta,
+        folding: Option<&(String, String)>,
+    ) -> Result<(), OpenError> {
         let (file, length, size) = (layer.file.clone(), layer.length, volume.size());
         let parent = &layer.meta.parent;
+        // Both are the same volume: the snapshot between them is in the head, too.
+        let behind = folding.is_some_and(|(folded, below)| volume.parent == *folded && parent == below);
         let damage = if length > size {
             Damage::LayerTooLong { file, length, size }
         } else if length % BLOCK != 0 {
@@ -196,7 +217,7 @@ impl Reader<'_> {
             Damage::HeadShort { file, length, size }
         } else if file == volume.head && layer.meta.removed {
             Damage::HeadRemoved(file)
-        } else if file == volume.head && *parent != volume.parent {
+        } else if file == volume.head && *parent != volume.parent && !behind {
             Damage::HeadParent { head: file, volume: volume.parent.clone(), meta: parent.clone() }
         } else if !parent.is_empty() && snapshot_name(parent).is_none() {
             Damage::ParentName { file, parent: parent.chars().take(200).collect() }

@@ -185,6 +185,12 @@ impl ZeroMap {
         Ok(())
     }
 
+    /// The volume has so many blocks from now on.
+    pub(super) fn grow(&mut self, blocks: u64) {
+        self.blocks = blocks;
+        self.marks.grow(blocks);
+    }
+
     /// The layer's file as it was found when the directory was opened: `written` ranges below armed marks count.
     pub(super) fn found(&mut self, written: Range<u64>) {
         let armed: Vec<_> = self.marked(written, ARMED).collect();

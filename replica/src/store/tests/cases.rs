@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::BlockState;
 
+use super::super::chain::Committed;
 use super::super::data::{Answer, Source};
 use super::super::offline::SnapshotView;
 use super::super::{error::OpenError, fs::Fs, open};
@@ -266,8 +267,8 @@ fn a_former_head_is_flushed() {
     volume.flush();
     volume.write(extent(0, 1), 1);
     volume.directory.prepare(Instance(1), &snapshot_op("one")).unwrap();
-    let head = volume.directory.commit(Instance(1)).unwrap().unwrap();
-    volume.store.switch_head(head);
+    let Committed::Head(head) = volume.directory.commit(Instance(1)).unwrap() else { panic!("no head") };
+    volume.store.switch_head(*head);
     let flush = volume.store.begin_flush();
     assert_eq!(flush.data(), [volume.store.layer("one").unwrap()]);
     assert!(volume.store.flush_data_done(&flush).unwrap().is_empty());

@@ -14,7 +14,7 @@ use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
 use super::super::{create, error::OpenError};
 use super::tape::Tape;
-use super::volume::{SIZE, Volume, create_options, extent, snapshot_op, temporary};
+use super::volume::{SIZE, Volume, create_options, extent, revert_op, snapshot_op, temporary};
 
 /// Plays a scene with a stop after 0, 1, 2... operations, until it comes to its end. `scene` gets a directory made by
 /// `before` and says whether it came to its end; `after` looks at what is there.
@@ -185,6 +185,181 @@ fn removal() {
             volume.commit(2).unwrap();
             assert!(volume.directory.state().chain[0].removed);
             assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+        },
+    );
+}
+
+#[test]
+fn revert() {
+    at_every_step(
+        sample,
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            if volume.directory.prepare(Instance(2), &revert_op("one")).is_err() {
+                return false;
+            }
+            assert_eq!(tape.unsynced(), Vec::<std::path::PathBuf>::new(), "prepared is durable");
+            volume.commit(2).is_ok()
+        },
+        |path, finished, what| {
+            let reverted = reads(path, None) == ONE;
+            assert!(reverted || reads(path, None) == SAMPLE, "{what}");
+            assert_eq!(reads(path, Some("one")), ONE, "{what}");
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            is_tidy(path, &volume);
+            let committed = volume.directory.state().committed == Some(Instance(2));
+            assert_eq!(committed, reverted, "{what}");
+            assert!(committed || !finished, "{what}");
+            assert_eq!(volume.blocks()[..9], if reverted { ONE } else { SAMPLE }, "{what}");
+            volume.carry_out(2, &revert_op("one")).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(volume.blocks()[..9], ONE, "{what}");
+            volume.write(extent(0, 1), 9);
+            drop(volume);
+            assert_eq!((reads(path, None)[0], reads(path, Some("one"))[0]), (9, 1), "{what}");
+            is_tidy(path, &Volume::open(path).unwrap());
+        },
+    );
+}
+
+#[test]
+fn expansion() {
+    const LARGER: u64 = SIZE + (8 << 20);
+    at_every_step(
+        sample,
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.expand(2, LARGER).is_ok()
+        },
+        |path, finished, what| {
+            assert_eq!(reads(path, None), SAMPLE, "{what}");
+            let size = SnapshotView::open(path, None).unwrap().size();
+            assert!(size == LARGER || (size == SIZE && !finished), "{what}: {size}");
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            is_tidy(path, &volume);
+            assert_eq!((volume.directory.size(), volume.store.size()), (size, size), "{what}");
+            // The marks of the writes before are there, and no others.
+            let marked = volume.store.intent();
+            assert_eq!(marked.len(), 1, "{what}: {marked:?}");
+            assert!(marked[0].end() <= 4 << 20, "{what}: {marked:?}");
+            if size == SIZE {
+                volume.expand(2, LARGER).unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+            assert_eq!(names(&volume), ["one", &format!("expand-{LARGER}"), ""]);
+            volume.write(extent(SIZE / 4096 + 5, 1), 9);
+            drop(volume);
+            let volume = Volume::open(path).unwrap();
+            let end = usize::try_from(SIZE / 4096).unwrap();
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+            assert_eq!(volume.blocks()[end..end + 7], [0, 0, 0, 0, 0, 9, 0], "{what}");
+            is_tidy(path, &volume);
+        },
+    );
+}
+
+/// one <- two <- three <- head, each with data and zeroes over the ones below; `removed` is marked.
+fn layered(path: &Path, removed: &str) {
+    let mut volume = Volume::create(path);
+    volume.write(extent(0, 9), 1);
+    volume.snapshot(11, "one").unwrap();
+    volume.write(extent(1, 1), 2);
+    volume.zero(extent(2, 2));
+    volume.snapshot(12, "two").unwrap();
+    volume.write(extent(3, 4), 3);
+    volume.zero(extent(7, 1));
+    volume.snapshot(13, "three").unwrap();
+    volume.write(extent(5, 1), 4);
+    volume.zero(extent(6, 1));
+    volume.remove(14, removed).unwrap();
+    volume.flush();
+}
+
+const LAYERED: [(&str, [u8; 9]); 4] = [
+    ("one", [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+    ("two", [1, 2, 0, 0, 1, 1, 1, 1, 1]),
+    ("three", [1, 2, 0, 3, 3, 3, 3, 0, 1]),
+    ("", [1, 2, 0, 3, 3, 4, 0, 0, 1]),
+];
+
+fn fold_at_every_step(removed: &str) {
+    let live = || LAYERED.iter().filter(|(name, _)| *name != removed);
+    let all_read = |path: &Path, what: &str| {
+        for (name, blocks) in live() {
+            let snapshot = Some(*name).filter(|name| !name.is_empty());
+            assert_eq!(reads(path, snapshot), *blocks, "{what}: {name:?}");
+        }
+    };
+    at_every_step(
+        |path| layered(path, removed),
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.fold(removed).is_ok()
+        },
+        |path, finished, what| {
+            all_read(path, what);
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            is_tidy(path, &volume);
+            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            let there = names(&volume).iter().any(|name| name == removed);
+            assert!(!there || !finished, "{what}");
+            if there {
+                volume.fold(removed).unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+            assert_eq!(names(&volume).len(), 3, "{what}");
+            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            is_tidy(path, &volume);
+            assert!(!path.join("engine/fold").exists(), "{what}");
+            drop(volume);
+            all_read(path, what);
+            let volume = Volume::open(path).unwrap();
+            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            let path = volume.close();
+            all_read(&path, what);
+        },
+    );
+}
+
+/// The child holds less: it goes into the parent, which is the base.
+#[test]
+fn fold_into_the_base() {
+    fold_at_every_step("one");
+}
+
+/// The parent holds less than the child does.
+#[test]
+fn fold_into_the_child() {
+    fold_at_every_step("two");
+}
+
+#[test]
+fn fold_into_the_head() {
+    fold_at_every_step("three");
+}
+
+/// A removed snapshot that nothing stands on is deleted.
+#[test]
+fn fold_of_a_branch() {
+    at_every_step(
+        |path| {
+            layered(path, "three");
+            let mut volume = Volume::open(path).unwrap();
+            volume.flush();
+            volume.carry_out(20, &revert_op("two")).unwrap();
+        },
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            volume.fold("three").is_ok()
+        },
+        |path, finished, what| {
+            assert_eq!((reads(path, None), reads(path, Some("one"))), (LAYERED[1].1.into(), LAYERED[0].1.into()));
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let there = names(&volume).iter().any(|name| name == "three");
+            assert!(!there || !finished, "{what}");
+            if there {
+                volume.fold("three").unwrap();
+            }
+            is_tidy(path, &volume);
+            assert_eq!(names(&volume), ["one", "two", ""], "{what}");
+            assert_eq!(volume.blocks()[..9], LAYERED[1].1, "{what}");
         },
     );
 }

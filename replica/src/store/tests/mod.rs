@@ -1,6 +1,7 @@
 //! Tests of the store as a whole.
 
 mod cases;
+mod chain;
 mod crash;
 mod damage;
 mod model;

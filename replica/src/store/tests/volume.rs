@@ -10,7 +10,9 @@ use lh_wire::{BlockState, ChainOp};
 
 use super::super::data::{Answer, LayerNo, Source, Store};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
+use super::super::chain::Committed;
 use super::super::error::{ChainError, OpenError};
+use super::super::fold::{Fold, Step};
 use super::super::fs::Fs;
 use super::super::{create, disk, open};
 use super::tape::Tape;
@@ -41,11 +43,17 @@ pub(super) fn snapshot_op(name: &str) -> ChainOp {
     }
 }
 
+pub(super) fn revert_op(name: &str) -> ChainOp {
+    ChainOp::Revert { name: name.into(), created: "2026-11-20T06:03:39Z".into() }
+}
+
 /// Both halves of an open replica.
 #[derive(Debug)]
 pub(super) struct Volume {
     pub(super) directory: Directory,
     pub(super) store: Store,
+    /// What a fold has claimed of the head.
+    pub(super) claim: Option<Extent>,
 }
 
 impl Volume {
@@ -55,17 +63,17 @@ impl Volume {
 
     pub(super) fn create_sized(path: &Path, size: u64) -> Self {
         let (directory, store) = create::create(path, &create_options(size), Fs::default()).unwrap();
-        Self { directory, store }
+        Self { directory, store, claim: None }
     }
 
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        open::open(path, &OPTIONS, Fs::default()).map(|(directory, store)| Self { directory, store })
+        open::open(path, &OPTIONS, Fs::default()).map(|(directory, store)| Self { directory, store, claim: None })
     }
 
     /// Opens with a recorder.
     pub(super) fn open_taped(path: &Path, tape: &Arc<Tape>) -> Result<Self, OpenError> {
         let fs = Fs { tape: Some(Arc::clone(tape)) };
-        open::open(path, &OPTIONS, fs).map(|(directory, store)| Self { directory, store })
+        open::open(path, &OPTIONS, fs).map(|(directory, store)| Self { directory, store, claim: None })
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -154,9 +162,77 @@ impl Volume {
         self.commit(id)
     }
 
+    pub(super) fn carry_out(&mut self, id: u128, op: &ChainOp) -> Result<(), ChainError> {
+        self.directory.prepare(Instance(id), op)?;
+        self.commit(id)
+    }
+
+    pub(super) fn remove(&mut self, id: u128, name: &str) -> Result<(), ChainError> {
+        self.carry_out(id, &ChainOp::MarkRemoved { name: name.into() })
+    }
+
+    pub(super) fn expand(&mut self, id: u128, size: u64) -> Result<(), ChainError> {
+        self.carry_out(id, &ChainOp::Expand { size, created: "2026-11-20T06:03:39Z".into() })
+    }
+
+    pub(super) fn begin_fold(&mut self, name: &str) -> Result<Fold, ChainError> {
+        let plan = self.directory.begin_fold(name)?;
+        Ok(Fold::new(&self.store, plan).unwrap())
+    }
+
+    /// Does the next step of a fold. `false`: it is over.
+    pub(super) fn fold_step(&mut self, fold: &mut Fold) -> Result<bool, ChainError> {
+        let io = |source| ChainError::Io { what: "folding".into(), source };
+        match fold.next(&mut self.store).map_err(io)? {
+            Step::Work(work) => fold.worked(&mut self.store, work.run()).map_err(io)?,
+            Step::Claim(range) => {
+                self.claim = Some(range);
+                fold.claimed();
+            }
+            Step::Release => self.claim = None,
+            Step::Punching => panic!("no punch is in flight"),
+            Step::MakeMap(name) => {
+                let map = self.directory.make_zero_map(&name).map_err(io)?;
+                fold.map_made(&mut self.store, map);
+            }
+            Step::MarkZeroes => {
+                self.directory.mark_zeroes().map_err(io)?;
+                self.store.marked();
+            }
+            Step::Choose(direction) => {
+                self.directory.choose_fold(fold.plan(), direction).map_err(io)?;
+                fold.chosen(&mut self.store);
+            }
+            Step::Flush => {
+                self.store.flush_now().map_err(io)?;
+                fold.flushed();
+            }
+            Step::Note(direction, at) => {
+                self.directory.save_fold(fold.plan(), direction, at).map_err(io)?;
+                fold.noted();
+            }
+            Step::Switch(direction) => {
+                let folded = self.directory.switch_fold(fold.plan(), direction)?;
+                let gone = fold.switched(&mut self.store, &folded);
+                drop(self.store.release(gone));
+            }
+            Step::Ended => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Folds a removed snapshot away.
+    pub(super) fn fold(&mut self, name: &str) -> Result<Fold, ChainError> {
+        let mut fold = self.begin_fold(name)?;
+        while self.fold_step(&mut fold)? {}
+        Ok(fold)
+    }
+
     pub(super) fn commit(&mut self, id: u128) -> Result<(), ChainError> {
-        if let Some(head) = self.directory.commit(Instance(id))? {
-            self.store.switch_head(head);
+        match self.directory.commit(Instance(id))? {
+            Committed::Head(head) => drop(self.store.switch_head(*head)),
+            Committed::Chain(parts) => self.store.replace(*parts),
+            Committed::Nothing => {}
         }
         self.directory
             .sync_commit()

@@ -1,0 +1,37 @@
+//! Folding: a removed snapshot and the layer above it become one layer (`docs/invariants.md`, 9).
+//!
+//! What a removed snapshot P holds is seen only through its child C, if it has no other. So either P's blocks that C
+//! says nothing of are copied into C ([`Direction::IntoChild`]), or C's into P ([`Direction::IntoParent`]), whichever is
+//! less, and then one of the two files goes. Whatever was copied when the work stops, for whatever reason, every layer but
+//! P reads as before: what is copied into C is what C read there anyway, and what is copied into P lies below what C has
+//! itself. So any step may be the last, a fold begins anew in either direction, and only the change of names at the end
+//! ([`names`]) needs a record to be finished by. Zero marks of the layer that goes become marks of the one that stays.
+//!
+//! - [`names`]: what the worker's half ([`super::Directory`]) does: the record, the change of names, recovery.
+//! - [`steps`]: the ring's half, a machine that says what is to be done next ([`Fold::next`]).
+//! - [`work`]: what takes long and blocks: looking for extents, copying.
+//! - [`files`]: the same by hand, for two files that belong to nobody.
+//!
+//! Into a snapshot nobody else writes. Into the head clients do: each piece is claimed first ([`Step::Claim`]), and no
+//! client's write of the range is anywhere between plan and report while the claim is held (`docs/invariants.md`, 3).
+
+mod files;
+mod names;
+mod steps;
+mod work;
+
+pub use files::{FoldFilesError, fold_files};
+pub use names::{FoldPlan, Folded};
+pub(super) use names::recover;
+pub use steps::{Fold, Step};
+pub use work::Work;
+
+/// Which of the two files stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// The removed snapshot's file gets the child's blocks, and then its name.
+    IntoParent,
+    /// The child's file gets the removed snapshot's blocks.
+    IntoChild,
+}

@@ -1,0 +1,304 @@
+//! The worker's half of a fold. The names change in these steps, each of which may be the last before a crash:
+//!
+//! ```text
+//! record  engine/fold: switching
+//! link    volume-snap-P.img        -> volume-snap-C.img     (into the parent only; replaces C's file)
+//! replace C's meta: its parent is P's parent                 (and volume.meta, if C is the head)
+//! remove  volume-snap-P.img.meta, volume-snap-P.img, both .img.checksum
+//! remove  the zero map of the file that is gone
+//! remove  engine/fold
+//! ```
+//!
+//! with a sync between any two. Who opens the directory in between sees C as it was, with or without P below it.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::super::directory::{DirLayer, Directory};
+use super::super::disk;
+use super::super::error::ChainError;
+use super::super::fs::Fs;
+use super::super::meta::{LayerMeta, META_MAX, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
+use super::super::record::{
+    ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Records, VOLUME_ATTRIBUTE,
+};
+use super::super::zero;
+use super::Direction;
+
+/// Name in `engine/` under which a file is made that then takes a snapshot's name.
+const NEW_LINK: &str = "fold-layer";
+const CHECKSUM: &str = ".checksum";
+
+/// A fold that may begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoldPlan {
+    /// The removed snapshot.
+    pub name: String,
+    /// The layer above it, empty for the head. `None`: it has none, and is simply deleted.
+    pub child: Option<String>,
+    /// An earlier attempt went into the parent and came to this offset.
+    pub resume: Option<u64>,
+}
+
+/// A fold whose names have changed, for [`super::Fold::switched`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folded {
+    /// Length of the layer that stays.
+    pub(super) length: u64,
+}
+
+impl Directory {
+    /// Looks whether a removed snapshot can be folded away. Changes nothing but that the directory is in use.
+    ///
+    /// # Errors
+    /// [`ChainError`]: [`ChainError::ManyChildren`] for a snapshot that is to be passed over.
+    pub fn begin_fold(&mut self, name: &str) -> Result<FoldPlan, ChainError> {
+        let layer = self.layers.iter().find(|l| l.name == name && !name.is_empty());
+        let layer = layer.ok_or_else(|| ChainError::NoSnapshot(name.to_owned()))?;
+        if !layer.meta.removed {
+            return Err(ChainError::NotRemoved(name.to_owned()));
+        }
+        if self.rebuild.is_some() {
+            return Err(ChainError::Rebuilding);
+        }
+        let children: Vec<_> = self.layers.iter().filter(|l| l.meta.parent == layer.file_name).collect();
+        if children.len() > 1 {
+            return Err(ChainError::ManyChildren { name: name.to_owned(), children: children.len() });
+        }
+        let child = children.first().map(|l| l.name.clone());
+        let earlier = self.fold.as_ref().filter(|f| f.name == name && f.child == child);
+        let resume = earlier.filter(|f| f.direction == Direction::IntoParent).map(|f| f.done);
+        let failed = |source| ChainError::Io { what: format!("folding {name}"), source };
+        self.begin_use().map_err(failed)?;
+        Ok(FoldPlan { name: name.to_owned(), child, resume })
+    }
+
+    /// The direction is chosen: notes it, and makes the file that stays as long as the longer of the two.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn choose_fold(&mut self, plan: &FoldPlan, direction: Direction) -> io::Result<()> {
+        let done = plan.resume.unwrap_or(0);
+        self.save_fold(plan, direction, done)?;
+        let Some((parent, Some(child))) = self.pair(&plan.name) else { return Ok(()) };
+        let length = self.layers[parent].length.max(self.layers[child].length);
+        let stays = if direction == Direction::IntoParent { parent } else { child };
+        let layer = &mut self.layers[stays];
+        if layer.length < length {
+            let path = self.path.join(&layer.file_name);
+            self.fs.set_length(&layer.file, &path, length)?;
+            self.fs.sync_file(&layer.file, &path)?;
+            layer.length = length;
+        }
+        Ok(())
+    }
+
+    /// Notes how far a fold has come; what lies before is on stable storage.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn save_fold(&mut self, plan: &FoldPlan, direction: Direction, done: u64) -> io::Result<()> {
+        let child = self.pair(&plan.name).and_then(|(_, child)| child).map(|c| self.layers[c].name.clone());
+        let record = FoldRecord {
+            volume: self.identity.volume,
+            name: plan.name.clone(),
+            child,
+            direction,
+            done,
+            switch: None,
+        };
+        self.records().store(&self.fs, &record)?;
+        self.fold = Some(record);
+        Ok(())
+    }
+
+    /// A snapshot and the layer that stands on it, by their places. The head of the beginning may have become a snapshot.
+    fn pair(&self, name: &str) -> Option<(usize, Option<usize>)> {
+        let parent = self.layers.iter().position(|l| l.name == name && !name.is_empty())?;
+        let file = &self.layers[parent].file_name;
+        Some((parent, self.layers.iter().position(|l| l.meta.parent == *file)))
+    }
+
+    /// Changes the names: the layer that stays holds everything, on stable storage.
+    ///
+    /// # Errors
+    /// [`ChainError::OtherPrepared`]: a chain operation is prepared, whose files name the chain as it is: try again
+    /// when it is carried out or taken back. [`ChainError::NoSnapshot`]: it is gone, or stands elsewhere than when the
+    /// fold began. [`ChainError::Io`].
+    pub fn switch_fold(&mut self, plan: &FoldPlan, direction: Direction) -> Result<Folded, ChainError> {
+        if let Some(prepared) = &self.chain.prepared {
+            return Err(ChainError::OtherPrepared(prepared.id));
+        }
+        let gone = || ChainError::NoSnapshot(plan.name.clone());
+        let (parent, child) = self.pair(&plan.name).ok_or_else(gone)?;
+        if child.is_some() != plan.child.is_some() {
+            return Err(gone());
+        }
+        let what = format!("folding {} in {}", plan.name, self.path.display());
+        self.switch_names(plan, direction, parent, child).map_err(|source| ChainError::Io { what, source })
+    }
+
+    fn switch_names(
+        &mut self,
+        plan: &FoldPlan,
+        direction: Direction,
+        parent: usize,
+        child: Option<usize>,
+    ) -> io::Result<Folded> {
+        let goes = match (direction, child) {
+            (Direction::IntoParent, Some(child)) => child,
+            _ => parent,
+        };
+        let grandparent = self.layers[parent].meta.parent.clone();
+        let map = disk::id(&self.layers[goes].file, LAYER_ATTRIBUTE)?;
+        let switch = FoldSwitch {
+            parent: grandparent.clone(),
+            child_file: child.map(|c| self.layers[c].file_name.clone()),
+            map,
+        };
+        let record = FoldRecord {
+            volume: self.identity.volume,
+            name: plan.name.clone(),
+            child: child.map(|c| self.layers[c].name.clone()),
+            direction,
+            done: 0,
+            switch: Some(switch),
+        };
+        self.unsettle(&plan.name, &grandparent)?;
+        self.records().store(&self.fs, &record)?;
+        self.fold = Some(record.clone());
+        finish(&self.fs, &self.path, &record)?;
+        self.fold = None;
+        let length = self.forget_layer(direction, parent, child, &grandparent);
+        Ok(Folded { length })
+    }
+
+    /// The snapshot that everything is stable up to goes: the one below it takes its place.
+    fn unsettle(&mut self, name: &str, parent: &str) -> io::Result<()> {
+        if self.chain.settled.as_deref() != Some(name) {
+            return Ok(());
+        }
+        let settled = snapshot_name(parent).map(str::to_owned);
+        self.save_chain(super::super::record::ChainRecord { settled, ..self.chain.clone() })
+    }
+
+    /// The layers in memory after the change; the length of the one that stays.
+    fn forget_layer(
+        &mut self,
+        direction: Direction,
+        parent: usize,
+        child: Option<usize>,
+        grandparent: &str,
+    ) -> u64 {
+        let Some(at) = child else {
+            self.layers.remove(parent);
+            return 0;
+        };
+        let child = &mut self.layers[at];
+        child.meta.parent = grandparent.to_owned();
+        if child.name.is_empty() {
+            self.volume.parent = grandparent.to_owned();
+        }
+        match direction {
+            Direction::IntoChild => {
+                let length = child.length;
+                self.layers.remove(parent);
+                length
+            }
+            // The child's name moves to the parent's place, which lies before all that stand on the child.
+            Direction::IntoParent => {
+                let child = self.layers.remove(at);
+                let stays: &mut DirLayer = &mut self.layers[parent];
+                (stays.file_name, stays.name, stays.meta) = (child.file_name, child.name, child.meta);
+                stays.length
+            }
+        }
+    }
+}
+
+/// Finishes the change of names that a crash interrupted, before the layers are read; forgets a fold whose snapshot is
+/// gone. What is left of the record is what a fold goes on from.
+pub(in super::super) fn recover(
+    fs: &Fs,
+    directory: &Path,
+    volume: Id,
+) -> Result<Option<FoldRecord>, super::super::error::OpenError> {
+    let records = Records { directory };
+    let Some(record) = records.load::<FoldRecord>()?.filter(|r| r.volume == volume) else { return Ok(None) };
+    let failed = super::super::open::failed("recovering", directory);
+    if record.switch.is_some() {
+        return finish(fs, directory, &record).map(|()| None).map_err(failed);
+    }
+    if directory.join(snapshot_file(&record.name)).symlink_metadata().is_err() {
+        return records.remove::<FoldRecord>(fs).map(|()| None).map_err(failed);
+    }
+    Ok(Some(record))
+}
+
+/// The steps; what is done already is passed over.
+fn finish(fs: &Fs, directory: &Path, record: &FoldRecord) -> io::Result<()> {
+    let Some(switch) = &record.switch else { return Ok(()) };
+    let parent_file = snapshot_file(&record.name);
+    let parent = directory.join(&parent_file);
+    let engine = directory.join(ENGINE);
+    if let Some(child_file) = &switch.child_file {
+        let child = directory.join(child_file);
+        if record.direction == Direction::IntoParent {
+            replace_file(fs, directory, &parent, &child)?;
+        }
+        stand_on(fs, directory, child_file, switch, record.volume)?;
+        fs.remove(&directory.join(format!("{child_file}{CHECKSUM}")))?;
+    }
+    fs.remove(&directory.join(format!("{parent_file}{CHECKSUM}")))?;
+    fs.remove(&directory.join(meta_name(&parent_file)))?;
+    fs.sync_directory(directory)?;
+    fs.remove(&parent)?;
+    fs.sync_directory(directory)?;
+    if let Some(map) = switch.map {
+        fs.remove(&engine.join(zero::file_name(map)))?;
+    }
+    Records { directory }.remove::<FoldRecord>(fs)
+}
+
+/// Gives the parent's file the child's name, too.
+fn replace_file(fs: &Fs, directory: &Path, parent: &Path, child: &Path) -> io::Result<()> {
+    let engine = directory.join(ENGINE);
+    let link = engine.join(NEW_LINK);
+    let Ok(stays) = parent.symlink_metadata() else { return Ok(()) };
+    if child.symlink_metadata()?.ino() != stays.ino() {
+        fs.remove(&link)?;
+        fs.link(parent, &link)?;
+        fs.rename(&link, child)?;
+        fs.sync_directory(directory)?;
+    }
+    // Renaming one name of a file to another of the same does nothing.
+    fs.remove(&link)?;
+    fs.sync_directory(&engine)
+}
+
+/// The child's parent becomes the parent's. The head's meta goes first; readers pass over a volume.meta that is behind.
+fn stand_on(fs: &Fs, directory: &Path, child_file: &str, switch: &FoldSwitch, volume_id: Id) -> io::Result<()> {
+    let engine = directory.join(ENGINE);
+    let path = directory.join(meta_name(child_file));
+    let bytes = disk::read_small(&path, META_MAX)?;
+    let mut meta = LayerMeta::parse(child_file, &bytes).map_err(io::Error::other)?;
+    if meta.parent != switch.parent {
+        meta.parent.clone_from(&switch.parent);
+        let new = engine.join("new-layer");
+        fs.write(&new, &meta.encode(), None)?;
+        fs.rename(&new, &path)?;
+        fs.sync_directory(directory)?;
+    }
+    let path = directory.join(VOLUME_META);
+    let bytes = disk::read_small(&path, META_MAX)?;
+    let mut volume = VolumeMeta::parse(&bytes).map_err(io::Error::other)?;
+    if volume.head == child_file && volume.parent != switch.parent {
+        volume.parent.clone_from(&switch.parent);
+        let new = engine.join("new-volume");
+        fs.write(&new, &volume.encode(), Some((VOLUME_ATTRIBUTE, &volume_id.to_string())))?;
+        fs.rename(&new, &path)?;
+        fs.sync_directory(directory)?;
+    }
+    Ok(())
+}
