@@ -2,12 +2,13 @@
 //!
 //! Layers, from the wire up: [`proto`] declares the protocol's structures, [`negotiate`] is the handshake and
 //! [`transmit`] the transmission phase as pure machines, [`Server`] drives them on a ring for one queue of a volume.
-//! `docs/formats/nbd.md` tells what is spoken and what is not.
+//! [`kernel`] is the way to the kernel's own client. `docs/formats/nbd.md` tells what is spoken and what is not.
 
 mod budget;
 mod connection;
 mod export;
 mod handshake;
+pub mod kernel;
 mod listen;
 pub mod negotiate;
 pub mod proto;

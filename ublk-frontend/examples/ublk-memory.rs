@@ -3,6 +3,7 @@
 //! ```text
 //! ublk-memory serve NAME --size BYTES [--file PATH | --null yes] [--queues N] [--threads N] [--depth N]
 //!     [--block-size 512|4096]
+//! ublk-memory cycle NAME --size BYTES [...]
 //! ublk-memory remove NAME
 //! ublk-memory missing
 //! ```
@@ -10,7 +11,8 @@
 //! `serve` says `ready /dev/ublkbN MAJOR:MINOR` and serves until standard input says `stop`. With `--file` the bytes live
 //! on after the process, so that it can be killed and started again while the device is in use. Also understood: `resize
 //! BYTES`, and `allocations`, which says how often a queue's thread has asked the system for memory since it was last
-//! asked. `remove` takes away a device that was left behind; `missing` says what the kernel lacks.
+//! asked. `cycle` makes, reads and removes a device so often as standard input says (`cycle N`) and says how many descriptors
+//! it has open then. `remove` takes away a device that was left behind; `missing` says what the kernel lacks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let result = Settings::parse().and_then(|settings| match settings.verb.as_str() {
         "serve" => serve(&settings),
+        "cycle" => cycle(&settings),
         "remove" => {
             say(&format!("removed {}", remove_left_behind(OWNER, &settings.name)?));
             Ok(())
@@ -74,7 +77,7 @@ fn main() -> ExitCode {
             say(&missing().unwrap_or_default());
             Ok(())
         }
-        other => Err(format!("unknown verb {other:?}: serve, remove or missing").into()),
+        other => Err(format!("unknown verb {other:?}: serve, cycle, remove or missing").into()),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -174,25 +177,60 @@ fn open(path: Option<&PathBuf>, shared: Option<&File>) -> std::io::Result<File> 
 }
 
 fn serve(settings: &Settings) -> Result<(), Failure> {
-    // Before the first thread: it is inherited.
+    prepare();
+    let size = Arc::new(AtomicU64::new(settings.size));
+    let (attached, queues) = show(settings, &size)?;
+    let (major, minor) = attached.numbers()?;
+    say(&format!("ready {} {major}:{minor}", attached.device().display()));
+    obey(attached, &size, queues)
+}
+
+/// What a process that serves a block device does before its first thread starts, since threads inherit it.
+fn prepare() {
     if let Err(e) = lh_ring::sys::set_io_flusher() {
         tracing::warn!("the kernel may wait for this device when it needs memory: {e}");
     }
     if let Err(e) = lh_ring::sys::lock_memory_on_fault() {
         tracing::warn!("memory is not locked: {e}");
     }
+}
+
+/// Makes the device or takes it over, and starts its queues.
+fn show(settings: &Settings, size: &Arc<AtomicU64>) -> Result<(Attached, Vec<JoinHandle<()>>), Failure> {
     let mut attached = attach(&settings.attach())?;
-    let size = Arc::new(AtomicU64::new(settings.size));
     let threads = if settings.threads == 0 { attached.queues().into() } else { settings.threads };
     let memory = if settings.file.is_none() && !settings.null { Some(memory_file()?) } else { None };
     let mut queues = Vec::new();
     for channels in attached.channels(threads)? {
-        queues.push(start(settings, channels, &size, memory.as_ref())?);
+        queues.push(start(settings, channels, size, memory.as_ref())?);
     }
     attached.start()?;
-    let (major, minor) = attached.numbers()?;
-    say(&format!("ready {} {major}:{minor}", attached.device().display()));
-    obey(attached, &size, queues)
+    Ok((attached, queues))
+}
+
+/// Ends what `show` began.
+fn end(attached: Attached, queues: Vec<JoinHandle<()>>) -> Result<(), Failure> {
+    for queue in queues {
+        queue.join().map_err(|_| "a queue has panicked")?;
+    }
+    Ok(attached.remove()?)
+}
+
+fn cycle(settings: &Settings) -> Result<(), Failure> {
+    prepare();
+    let size = Arc::new(AtomicU64::new(settings.size));
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let Some(count) = line.strip_prefix("cycle ") else { break };
+        for _ in 0..count.parse()? {
+            let (mut attached, queues) = show(settings, &size)?;
+            std::io::Read::read_exact(&mut File::open(attached.device())?, &mut [0; 4096])?;
+            attached.stop()?;
+            end(attached, queues)?;
+        }
+        say(&format!("fds {}", std::fs::read_dir("/proc/self/fd")?.count()));
+    }
+    Ok(())
 }
 
 /// A file without a name, in memory.
@@ -218,10 +256,7 @@ fn obey(mut attached: Attached, size: &AtomicU64, queues: Vec<JoinHandle<()>>) -
             ("allocations", _) => say(&format!("allocations {}", ALLOCATIONS.swap(0, Ordering::Relaxed))),
             ("stop", _) => match attached.stop() {
                 Ok(()) => {
-                    for queue in queues {
-                        queue.join().map_err(|_| "a queue has panicked")?;
-                    }
-                    attached.remove()?;
+                    end(attached, queues)?;
                     say("stopped");
                     return Ok(());
                 }

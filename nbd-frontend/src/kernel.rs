@@ -1,0 +1,266 @@
+//! The kernel's own NBD client: `/dev/nbdN` on the other end of a server's sockets, over netlink.
+//!
+//! - A caller makes connections, runs [`handshake()`] on each, and hands them to [`connect`]. The kernel then holds the
+//!   sockets: the device lives on when the caller ends, and when the server does.
+//! - When a server has gone, requests wait in the kernel. Whoever looks after the device makes connections to the next
+//!   server and calls [`Device::reconnect`]; the kernel sends again what had not been answered. It does so for a request
+//!   only when that request's timer has run out, so a long timer is a long pause.
+//! - A device is found again by the identifier that it was made with: [`find`].
+//!
+//! A request that a living server leaves unanswered for longer than the timer ends its connection, too: the kernel takes
+//! it for dead. So somebody has to look ([`Device::has_lost_connection`]) also while the server lives.
+
+mod handshake;
+mod message;
+mod netlink;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use thiserror::Error;
+
+pub use handshake::{HandshakeError, Served, handshake};
+
+use message::{Request, attributes, find as attribute, number, u32_at};
+use netlink::Netlink;
+
+/// What a device is made with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The number in `/dev/nbdN`; `None`: one that is free.
+    pub index: Option<u32>,
+    /// Whose it is: what [`find`] looks for. A later [`Device::reconnect`] is refused for any other.
+    pub identifier: String,
+    /// What the server has told of its export.
+    pub served: Served,
+    /// How long an unanswered request waits until its connection is taken for dead and it is sent on another; whole
+    /// seconds, at least one.
+    pub timeout: Duration,
+    /// How long requests wait for a new connection when none is left, before they fail; whole seconds.
+    pub dead_timeout: Duration,
+}
+
+/// Why the kernel's client did not do it.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The kernel has no NBD client.
+    #[error("kernel module nbd is not loaded: run modprobe nbd, or use another frontend")]
+    Missing,
+    /// The device is not there, or belongs to somebody else.
+    #[error("/dev/nbd{0} is not connected to this volume")]
+    NotOurs(u32),
+    /// The device, or every device, is taken.
+    #[error("{0} is in use by another server")]
+    Busy(String),
+    /// The kernel refused.
+    #[error("the kernel's NBD client refuses to {what}: {source}")]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+/// A connected device. Dropping it changes nothing for the device.
+#[derive(Debug)]
+pub struct Device {
+    index: u32,
+    identifier: String,
+    /// Our own handles of the sockets that the kernel has, to see their end.
+    sockets: Vec<OwnedFd>,
+}
+
+/// What the kernel lacks for this, in words that name it; `None` if nothing.
+pub fn missing() -> Option<&'static str> {
+    match Netlink::open() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Some("the kernel's NBD client (kernel module nbd)"),
+        _ => None,
+    }
+}
+
+fn open(what: &'static str) -> Result<Netlink, ClientError> {
+    Netlink::open().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => ClientError::Missing,
+        _ => ClientError::Refused { what, source: e },
+    })
+}
+
+/// Makes a device of connections on which the handshake is done. Several need a server that says so
+/// ([`crate::proto::transmission_flag::CAN_MULTI_CONN`]).
+///
+/// # Errors
+/// [`ClientError`].
+pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, ClientError> {
+    const WHAT: &str = "connect";
+    let mut netlink = open(WHAT)?;
+    let mut request = netlink.request(number::CONNECT);
+    if let Some(index) = settings.index {
+        request.attribute(number::INDEX, &index.to_ne_bytes());
+    }
+    request.number(number::SIZE, settings.served.size);
+    request.number(number::BLOCK_SIZE, settings.served.block.into());
+    request.number(number::TIMEOUT, settings.timeout.as_secs().max(1));
+    request.number(number::DEAD_TIMEOUT, settings.dead_timeout.as_secs());
+    request.number(number::SERVER_FLAGS, settings.served.flags.into());
+    request.text(number::BACKEND, &settings.identifier);
+    add_sockets(&mut request, &sockets);
+    let mut index = None;
+    let done = netlink.converse(request, |data| {
+        index = attribute(data, number::INDEX).and_then(|value| u32_at(value, 0));
+    });
+    match (done, index.or(settings.index)) {
+        (Ok(()), Some(index)) => Ok(Device { index, identifier: settings.identifier.clone(), sockets }),
+        (Ok(()), None) => {
+            Err(ClientError::Refused { what: WHAT, source: io::ErrorKind::UnexpectedEof.into() })
+        }
+        (Err(e), _) if e.kind() == io::ErrorKind::ResourceBusy => {
+            let name =
+                settings.index.map_or("every NBD device".to_owned(), |index| format!("/dev/nbd{index}"));
+            Err(ClientError::Busy(name))
+        }
+        (Err(source), _) => Err(ClientError::Refused { what: WHAT, source }),
+    }
+}
+
+fn add_sockets(request: &mut Request, sockets: &[OwnedFd]) {
+    request.nested(number::SOCKETS, |list| {
+        for socket in sockets {
+            list.nested(number::SOCKET, |item| {
+                item.attribute(number::SOCKET_FD, &socket.as_raw_fd().to_ne_bytes());
+            });
+        }
+    });
+}
+
+/// The device with this identifier, if the kernel has one: made by an earlier process.
+pub fn find(identifier: &str) -> Option<Device> {
+    let entries = fs::read_dir("/sys/block").ok()?;
+    let index = entries.filter_map(|entry| index_of(&entry.ok()?.path(), identifier)).next()?;
+    Some(Device { index, identifier: identifier.to_owned(), sockets: Vec::new() })
+}
+
+fn index_of(directory: &Path, identifier: &str) -> Option<u32> {
+    let index = directory.file_name()?.to_str()?.strip_prefix("nbd")?.parse().ok()?;
+    let backend = fs::read_to_string(directory.join("backend")).ok()?;
+    (backend.trim_end_matches('\n') == identifier).then_some(index)
+}
+
+impl Device {
+    /// The number in `/dev/nbdN`.
+    pub const fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// `/dev/nbdN`.
+    pub fn path(&self) -> PathBuf {
+        format!("/dev/nbd{}", self.index).into()
+    }
+
+    /// Hands the kernel connections to take the places of those that have died; as many as have died at most are taken.
+    /// A size other than before shows at once.
+    ///
+    /// # Errors
+    /// [`ClientError::NotOurs`] if the device was disconnected meanwhile.
+    pub fn reconnect(&mut self, served: &Served, sockets: Vec<OwnedFd>) -> Result<(), ClientError> {
+        const WHAT: &str = "take new connections";
+        self.reconfigure(WHAT, |request| {
+            request.number(number::SIZE, served.size);
+            add_sockets(request, &sockets);
+        })?;
+        self.sockets = sockets;
+        Ok(())
+    }
+
+    /// Changes the device's size, in use or not.
+    ///
+    /// # Errors
+    /// As for [`Device::reconnect`].
+    pub fn resize(&mut self, size: u64) -> Result<(), ClientError> {
+        self.reconfigure("take the new size", |request| request.number(number::SIZE, size))
+    }
+
+    fn reconfigure(&self, what: &'static str, fill: impl FnOnce(&mut Request)) -> Result<(), ClientError> {
+        let mut netlink = open(what)?;
+        let mut request = netlink.request(number::RECONFIGURE);
+        request.attribute(number::INDEX, &self.index.to_ne_bytes());
+        request.text(number::BACKEND, &self.identifier);
+        fill(&mut request);
+        netlink.converse(request, |_| {}).map_err(|source| match source.raw_os_error() {
+            // EINVAL stands for everything: no such device, none of ours, not connected.
+            Some(22) if !self.is_connected() => ClientError::NotOurs(self.index),
+            _ => ClientError::Refused { what, source },
+        })
+    }
+
+    /// True while the kernel has the device for this identifier, with living connections or not.
+    pub fn is_connected(&self) -> bool {
+        let directory = format!("/sys/block/nbd{}", self.index);
+        index_of(Path::new(&directory), &self.identifier).is_some()
+    }
+
+    /// Waits until one of the connections that this process handed over has ended: the server has gone, or the kernel has
+    /// taken it for dead. False if none has when the time is over. Of a device that was only found nothing is known, so
+    /// that is true at once.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn has_lost_connection(&self, within: Duration) -> io::Result<bool> {
+        if self.sockets.is_empty() {
+            return Ok(true);
+        }
+        // The kernel shuts a dead connection both ways, which is told without being asked for.
+        let mut polls: Vec<PollFd<'_>> =
+            self.sockets.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::empty())).collect();
+        let timeout = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
+        match poll(&mut polls, timeout) {
+            Ok(0) | Err(nix::errno::Errno::EINTR) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Takes the device apart. Requests that wait for a connection fail; whoever has it open gets errors. The caller has
+    /// made sure that it is not in use.
+    ///
+    /// # Errors
+    /// [`ClientError`]. A device that is not connected any more is no error.
+    pub fn disconnect(self) -> Result<(), ClientError> {
+        const WHAT: &str = "disconnect";
+        if !self.is_connected() {
+            return Ok(());
+        }
+        let mut netlink = open(WHAT)?;
+        let mut request = netlink.request(number::DISCONNECT);
+        request.attribute(number::INDEX, &self.index.to_ne_bytes());
+        netlink.converse(request, |_| {}).map_err(|source| ClientError::Refused { what: WHAT, source })
+    }
+}
+
+/// Every NBD device of the kernel, and whether it is connected.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn status() -> Result<Vec<(u32, bool)>, ClientError> {
+    const WHAT: &str = "tell its devices";
+    let mut netlink = open(WHAT)?;
+    let request = netlink.request(number::STATUS);
+    let mut devices = Vec::new();
+    netlink
+        .converse(request, |data| {
+            let list = attribute(data, number::DEVICES).unwrap_or_default();
+            devices.extend(attributes(list).filter(|(kind, _)| *kind == number::DEVICE).filter_map(
+                |(_, item)| {
+                    let index = u32_at(attribute(item, number::DEVICE_INDEX)?, 0)?;
+                    let connected = attribute(item, number::DEVICE_CONNECTED)?.first()? != &0;
+                    Some((index, connected))
+                },
+            ));
+        })
+        .map_err(|source| ClientError::Refused { what: WHAT, source })?;
+    Ok(devices)
+}

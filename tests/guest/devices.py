@@ -1,0 +1,250 @@
+"""What the guest's scenarios share: the two servers, their devices, and the certainty that nothing is left behind.
+
+A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1 at
+the first thing that is not as promised. Everything here runs where the kernel has the devices: `run.py` sees to that.
+"""
+import atexit, glob, json, os, select, shutil, signal, subprocess, sys, tempfile, time
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")),
+                                                      "release", "examples"))
+FULL = os.environ.get("LH_FULL") == "1"
+WORK = tempfile.mkdtemp(prefix="lh-guest-", dir="/dev/shm")
+atexit.register(shutil.rmtree, WORK, ignore_errors=True)
+
+
+def full(usual, everything):
+    """A count or time: short in the usual run, as promised under LH_FULL=1."""
+    return everything if FULL else usual
+
+
+def shown(text):
+    print("SHOWN", text, flush=True)
+
+
+def skip(name, reason):
+    print(f"SKIP {name}: {reason}", flush=True)
+
+
+def fail(text):
+    print("NOT AS PROMISED:", text, flush=True)
+    sys.exit(1)
+
+
+def expect(condition, text):
+    if not condition:
+        fail(text)
+
+
+def run(*command, check=True, timeout=120, **options):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
+    if check and done.returncode != 0:
+        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done
+
+
+def have(*tools):
+    return all(shutil.which(t) for t in tools)
+
+
+def wait_for(what, condition, seconds=30):
+    until = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            fail(f"{what}: not within {seconds} s")
+        time.sleep(0.01)
+
+
+def example(name):
+    path = os.path.join(EXAMPLES, name)
+    if not os.path.exists(path):
+        fail(f"{path} is not built: cargo build --release --examples -p ublk-frontend -p nbd-frontend")
+    return path
+
+
+class Process:
+    """A server that says lines and takes orders."""
+
+    def __init__(self, *command):
+        self.log = open(os.path.join(WORK, os.path.basename(command[0]) + ".log"), "a")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                                        text=True, bufsize=1)
+        atexit.register(self.kill)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def hear(self, word, seconds=60):
+        """The next line, which begins with the word."""
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            fail(f"{self.process.args[0]} does not say {word!r} within {seconds} s")
+        line = self.process.stdout.readline().strip()
+        if not line.startswith(word):
+            fail(f"{self.process.args[0]} said {line!r}, not {word!r}; its log: {self.errors()}")
+        return line
+
+    def say(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, line, word, seconds=60):
+        self.say(line)
+        return self.hear(word, seconds)
+
+    def errors(self):
+        self.log.flush()
+        with open(self.log.name) as log:
+            return log.read()[-2000:]
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            try:
+                pipe.close()
+            except OSError:
+                pass
+
+    def end(self, seconds=60):
+        expect(self.process.wait(seconds) == 0, f"{self.process.args[0]} ended with {self.process.returncode}: "
+                                                f"{self.errors()}")
+        self.kill()
+
+
+class Ublk:
+    """A ublk device over a file in memory."""
+    name = "ublk"
+
+    def __init__(self, volume="vol", size=512 << 20, queues=2, depth=64, block=512, null=False, threads=0):
+        self.volume, self.size, self.block = volume, size, block
+        self.options = ["--queues", str(queues), "--depth", str(depth), "--block-size", str(block)]
+        self.options += ["--null", "yes"] if null else ["--file", os.path.join(WORK, volume)]
+        self.start(threads)
+
+    def start(self, threads=0, extra=()):
+        self.server = Process(example("ublk-memory"), "serve", self.volume, "--size", str(self.size), *self.options,
+                              "--threads", str(threads), *extra)
+        line = self.server.hear("ready")
+        self.device = line.split()[1]
+        self.numbers = line.split()[2]
+
+    def kill(self):
+        self.server.kill()
+
+    def restart(self):
+        self.start()
+
+    def resize(self, size):
+        self.server.ask(f"resize {size}", "resized")
+        self.size = size
+
+    def stop(self):
+        self.server.ask("stop", "stopped")
+        self.server.end()
+
+    def refuses_to_stop(self):
+        return "in use" in self.server.ask("stop", "refused")
+
+    def settle(self):
+        pass
+
+
+class Nbd:
+    """An NBD device of the kernel's client, over a file in memory, and somebody who looks after its connections."""
+    name = "nbd"
+
+    def __init__(self, volume="vol", size=512 << 20, connections=2, timeout=1, **_):
+        self.volume, self.size = volume, size
+        self.socket = os.path.join(WORK, volume + ".sock")
+        self.connections = ["--connections", str(connections)]
+        self.timeout = timeout
+        self.serve()
+        self.keeper = Process(example("nbd-kernel"), "keep", volume, self.socket, *self.connections,
+                              "--timeout", str(timeout))
+        self.device = self.keeper.hear("connected").split()[1]
+
+    def serve(self):
+        self.server = Process(example("nbd-kernel"), "serve", self.socket, os.path.join(WORK, self.volume), str(self.size))
+        self.server.hear("serving")
+
+    def kill(self):
+        self.server.kill()
+
+    def restart(self):
+        self.serve()
+        self.keeper.hear("reconnected")
+
+    def resize(self, size):
+        self.server.ask(f"resize {size}", "resized")
+        run(example("nbd-kernel"), "resize", self.volume, size)
+        self.size = size
+
+    def stop(self):
+        run(example("nbd-kernel"), "disconnect", self.volume)
+        self.keeper.end()
+        self.server.kill()
+
+    def settle(self):
+        pass
+
+
+KINDS = {"ublk": Ublk, "nbd": Nbd}
+
+
+def attribute(device, name):
+    with open(f"/sys/block/{os.path.basename(device)}/{name}") as file:
+        return file.read().strip()
+
+
+def fio(name, device, *options, verify=True):
+    """Runs fio, what it writes verified; any error or mismatch ends the scenario."""
+    command = ["fio", f"--name={name}", f"--filename={device}", "--direct=1", "--randrepeat=0", "--ioengine=libaio",
+               "--output-format=terse", *options]
+    if verify:
+        command += ["--verify=crc32c", "--verify_fatal=1", "--verify_dump=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=WORK)
+    expect(done.returncode == 0, f"fio {name}: status {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
+
+
+class Mounted:
+    """A file system on a device, mounted while the block runs."""
+
+    def __init__(self, device, kind=None):
+        self.device, self.where = device, os.path.join(WORK, "mnt-" + os.path.basename(device))
+        os.makedirs(self.where, exist_ok=True)
+        if kind:
+            options = ["-q", "-F"] if kind == "ext4" else ["-q", "-f"]
+            run(f"mkfs.{kind}", *options, device)
+
+    def __enter__(self):
+        run("mount", self.device, self.where)
+        return self.where
+
+    def __exit__(self, *_):
+        run("umount", self.where)
+
+
+def fds(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def kernel_threads():
+    """Kernel threads whose names tell of our devices, by name."""
+    found = {}
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            name = open(path).read().split("(", 1)[1].rsplit(")", 1)[0]
+        except (OSError, IndexError):
+            continue
+        if any(word in name for word in ("ublk", "nbd", "iou-", "knbd")):
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def nodes():
+    return sorted(n for n in os.listdir("/dev") if n.startswith(("ublkb", "ublkc")))

@@ -1,0 +1,74 @@
+"""Runs the guest's scenarios: on this machine if its kernel has the devices, else in a guest (`scripts/guest`).
+
+    run.py [NAME...]      names as --list gives them; without any, all
+    run.py --list
+
+LH_FULL=1 for the counts that are promised. LH_EXAMPLES: where built examples are; without it they are built.
+"""
+import os, subprocess, sys, time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else "python3"
+FULL = os.environ.get("LH_FULL") == "1"
+
+# Name: scenario, its arguments, seconds that it may take (with the counts that are promised).
+SCENARIOS = {
+    "ublk-basics": ("basics.py", ["ublk"], 400, 400),
+    "ublk-life": ("life.py", ["ublk"], 400, 400),
+    "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
+    "ublk-cycles": ("cycles.py", ["ublk"], 300, 1200),
+    "nbd-basics": ("basics.py", ["nbd"], 400, 400),
+    "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
+    "nbd-cycles": ("cycles.py", ["nbd"], 300, 1200),
+}
+
+SKIPPED, NO_TIME = 77, 124
+
+
+def build():
+    if "LH_EXAMPLES" in os.environ:
+        return True
+    command = ["cargo", "build", "--release", "--examples", "-p", "ublk-frontend", "-p", "nbd-frontend"]
+    return subprocess.run(command, cwd=TOP).returncode == 0
+
+
+def run(name):
+    script, arguments, usual, everything = SCENARIOS[name]
+    seconds = everything if FULL else usual
+    command = [os.path.join(TOP, "scripts", "guest"), "run", "--mem", "2048", "--timeout", str(seconds), "--", PYTHON,
+               os.path.join(HERE, script), *arguments]
+    began = time.monotonic()
+    status = subprocess.run(command, cwd=TOP).returncode
+    took = time.monotonic() - began
+    if status == NO_TIME:
+        print(f"NOT AS PROMISED: {name} has not ended after {seconds} s", flush=True)
+    print(f"{name}: {'ok' if status == 0 else f'status {status}'}, {took:.0f} s", flush=True)
+    return status
+
+
+def main():
+    names = sys.argv[1:]
+    if names == ["--list"]:
+        print("\n".join(SCENARIOS))
+        return 0
+    unknown = [n for n in names if n not in SCENARIOS]
+    if unknown:
+        print(f"no scenario {', '.join(unknown)}: {', '.join(SCENARIOS)}", file=sys.stderr)
+        return 2
+    if not build():
+        return 1
+    failed = []
+    for name in names or SCENARIOS:
+        status = run(name)
+        if status == SKIPPED:
+            # The reason has been told; it holds for all.
+            return 0
+        if status != 0:
+            failed.append(name)
+    if failed:
+        print("failed:", ", ".join(failed), flush=True)
+    return 1 if failed else 0
+
+
+sys.exit(main())
