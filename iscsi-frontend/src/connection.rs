@@ -102,6 +102,8 @@ pub(crate) struct Connection {
     pub(crate) text: Vec<u8>,
     /// Bytes of the budget for read data that waits to be sent.
     pub(crate) owed: usize,
+    /// All bytes of the budget, those of its commands included.
+    pub(crate) total: usize,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// Seconds of the last byte received and sent.
@@ -127,6 +129,7 @@ impl Connection {
             tasks: Vec::with_capacity(64),
             text: Vec::new(),
             owed: 0,
+            total: 0,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
@@ -150,6 +153,10 @@ impl Connection {
         let missing = |rx: &Rx, len: usize| u32::try_from(len - rx.available()).unwrap_or(u32::MAX);
         let Some(raw) = self.rx.peek::<HEADER>() else { return Incoming::Need(missing(&self.rx, HEADER)) };
         let header = Basic::of(&raw);
+        // First of all, so that nobody waits for bytes that will not be taken.
+        if let Err(broken) = self.session.check(&header) {
+            return Incoming::Broken(broken);
+        }
         let before_digest = HEADER + header.ahs_len();
         let head = before_digest + if self.agreed.header_digest { DIGEST } else { 0 };
         if self.rx.available() < head {
@@ -157,9 +164,6 @@ impl Connection {
         }
         if self.agreed.header_digest && !self.header_is_whole(before_digest) {
             return Incoming::Broken(Broken::Digest);
-        }
-        if let Err(broken) = self.session.check(&header) {
-            return Incoming::Broken(broken);
         }
         let len = header.data_len();
         let tail = padding(len) + if self.agreed.data_digest && len > 0 { DIGEST } else { 0 };
@@ -450,6 +454,7 @@ impl Connection {
     pub(crate) fn sent(&mut self) -> usize {
         let left = self.owed.saturating_sub(self.tx.queued_bytes());
         self.owed -= left;
+        self.total -= left;
         left
     }
 

@@ -68,6 +68,8 @@ pub struct Load {
     pub sessions: usize,
     /// Commands on their way.
     pub commands: usize,
+    /// Logouts, resets and aborts whose answer waits for commands to end.
+    pub settling: usize,
     /// Bytes of payloads that are counted: reads, and writes that were asked for.
     pub payload_bytes: usize,
 }
@@ -202,6 +204,7 @@ impl Server {
             connections: self.places.len(),
             sessions: self.ports.sessions(),
             commands: self.tasks.len(),
+            settling: self.functions.len(),
             payload_bytes: self.budget.used(),
         }
     }

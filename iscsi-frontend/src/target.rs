@@ -59,6 +59,8 @@ pub struct Limits {
     pub first_burst: u32,
     /// Bytes of reads, and of writes that are asked for, at a time.
     pub payload_bytes: usize,
+    /// The same of one session: who takes no answers holds nobody else up.
+    pub session_bytes: usize,
     /// Receives that need memory wait while the pool has fewer free chunks: the rest is for what brings memory back.
     pub spare_chunks: usize,
     /// Seconds that an initiator may take for its login, for the rest of a PDU it has begun, for data it was asked for,
@@ -84,6 +86,7 @@ impl Limits {
             window: WINDOW,
             first_burst: FIRST_BURST,
             payload_bytes: hard / 8 * 3,
+            session_bytes: hard / 8,
             spare_chunks: hard / CHUNK / 8,
             patience_s: 30,
             ping_s: 30,

@@ -26,6 +26,19 @@ use crate::task::{Claimant, Plan, Stage, Task};
 /// The answer to a logout for recovery: there is no other connection that could recover this one (RFC 7143, 11.15.1).
 const RECOVERY_UNSUPPORTED: u8 = 2;
 
+/// What a command has to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Memory that others have.
+    Memory,
+    /// Memory that its own session has.
+    Share,
+    /// A place in the device.
+    Room,
+    /// Commands that it must not run beside.
+    Others,
+}
+
 impl Server {
     /// A PDU has come.
     ///
@@ -251,49 +264,68 @@ impl Server {
 
     /// Goes on with a command, or lets it wait.
     fn advance(&mut self, device: &mut dyn Device<Payload>, tag: u64) {
-        if !self.try_advance(device, tag) {
+        if self.try_advance(device, tag).is_some() {
             self.waiting.push_back(tag);
         }
     }
 
-    /// Goes on with a command as far as it can; false if it has to wait for memory, room or others.
-    pub(super) fn try_advance(&mut self, device: &mut dyn Device<Payload>, tag: u64) -> bool {
-        let Some(task) = self.tasks.get_mut(tag) else { return true };
-        if matches!(task.stage, Stage::Admission) {
-            let memory = if let Plan::Work(work) = task.plan { work.memory() } else { 0 };
-            let have = u32::try_from(task.collected.len()).unwrap_or(u32::MAX);
-            let bytes = task.need.saturating_sub(have) as usize + memory as usize;
-            if bytes > 0 && !self.budget.take(bytes) {
-                return false;
+    /// Takes memory for a command; what it has to wait for if there is none.
+    fn take_memory(&mut self, tag: u64) -> Option<Wait> {
+        let share = self.limits.session_bytes;
+        let task = self.tasks.get_mut(tag)?;
+        let memory = if let Plan::Work(work) = task.plan { work.memory() } else { 0 };
+        let have = u32::try_from(task.collected.len()).unwrap_or(u32::MAX);
+        let bytes = task.need.saturating_sub(have) as usize + memory as usize;
+        if bytes > 0 {
+            let (slot, serial) = task.owner;
+            let current = self.places.is_current(slot, serial);
+            let connection = self.places.connection(slot).filter(|_| current)?;
+            if connection.total > 0 && connection.total + bytes > share {
+                return Some(Wait::Share);
             }
-            task.budget = bytes;
-            task.stage = Stage::Solicited { end: have };
+            if !self.budget.take(bytes) {
+                return Some(Wait::Memory);
+            }
+            connection.total += bytes;
         }
+        task.budget = bytes;
+        task.stage = Stage::Solicited { end: have };
+        None
+    }
+
+    /// Goes on with a command as far as it can; what it has to wait for, if it cannot.
+    pub(super) fn try_advance(&mut self, device: &mut dyn Device<Payload>, tag: u64) -> Option<Wait> {
+        if self.tasks.get(tag).is_some_and(|task| matches!(task.stage, Stage::Admission))
+            && let Some(wait) = self.take_memory(tag)
+        {
+            return Some(wait);
+        }
+        let task = self.tasks.get_mut(tag)?;
         if let Stage::Solicited { end } = task.stage {
             let have = u32::try_from(task.collected.len()).unwrap_or(u32::MAX);
             if have < end {
-                return true;
+                return None;
             }
             if have < task.need {
                 self.ask_for_data(tag, have);
-                return true;
+                return None;
             }
             task.stage = Stage::Ready(None);
         }
-        let Stage::Ready(step) = &mut task.stage else { return true };
+        let Stage::Ready(step) = &mut task.stage else { return None };
         if task.plan == Plan::Parameters {
             self.take_parameters(tag);
-            return true;
+            return None;
         }
         if device.room() == 0 {
-            return false;
+            return Some(Wait::Room);
         }
         match step.take() {
             Some(step) => self.step(device, tag, step),
-            None if self.tasks.must_wait(tag) => return false,
+            None if self.tasks.must_wait(tag) => return Some(Wait::Others),
             None => self.start(device, tag),
         }
-        true
+        None
     }
 
     /// Sends an R2T for what is missing, at most a burst.
@@ -401,6 +433,7 @@ impl Server {
             let counted = more.min(back);
             connection.owed -= more - counted;
             back -= counted;
+            connection.total -= back;
         }
         self.budget.give_back(back);
     }
@@ -411,6 +444,7 @@ impl Server {
         self.budget.give_back(task.budget);
         if let Some(connection) = self.connection_of(task.owner) {
             connection.forget(tag);
+            connection.total -= task.budget;
             connection.session.answered(task.is_immediate());
         }
     }

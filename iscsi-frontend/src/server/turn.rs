@@ -8,6 +8,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use tracing::debug;
 
 use super::clock::Want;
+use super::commands::Wait;
 use super::{Ending, Server, kind};
 use crate::connection::{Incoming, Served, Why};
 use crate::session::Phase;
@@ -54,8 +55,9 @@ impl Server {
         for _ in 0..self.waiting.len() {
             let Some(tag) = self.waiting.pop_front() else { return };
             let admission = self.tasks.get(tag).is_some_and(|task| matches!(task.stage, Stage::Admission));
-            if (admission && starved) || !self.try_advance(device, tag) {
-                starved |= admission;
+            let wait = if admission && starved { Some(Wait::Memory) } else { self.try_advance(device, tag) };
+            if let Some(wait) = wait {
+                starved |= wait == Wait::Memory;
                 self.waiting.push_back(tag);
             }
         }

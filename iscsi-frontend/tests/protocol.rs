@@ -1,0 +1,337 @@
+//! The protocol over a socket: data in all the ways in which it can come, task management, sessions that come and go.
+
+mod support;
+
+use iscsi_frontend::pdu::{FINAL, NO_TAG, flag, function, opcode, reject};
+use iscsi_frontend::{Chap, Credentials, Ending};
+use lh_block::Extent;
+use lh_ring::Answers;
+use support::client::{Client, PLAIN, rw10};
+use support::{Running, Setup};
+use zerocopy::IntoBytes;
+
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i / 512) as u8 ^ (i as u8) ^ seed).collect()
+}
+
+fn hold(server: &Running, answers: Answers) {
+    server.inside(move |inside| inside.disk.set_answers(answers));
+}
+
+#[test]
+fn data_comes_and_goes_in_every_way() {
+    let server = Running::start();
+    let digests = "HeaderDigest=CRC32C\0DataDigest=CRC32C\0";
+    let small = "MaxRecvDataSegmentLength=8192\0MaxBurstLength=65536\0";
+    let keys = [PLAIN.to_owned(), format!("{PLAIN}{digests}"), small.into(), format!("{small}{digests}InitialR2T=No\0")];
+    for (i, keys) in keys.iter().enumerate() {
+        let mut client = Client::login(&server, 1, keys);
+        client.ready();
+        for (len, immediate) in [(512, 512), (512, 0), (4096, 4096), (65536, 16384), (1 << 20, 0), (1 << 20, 4000)] {
+            let data = bytes(len, i as u8);
+            let done = client.write(1000, &data, immediate);
+            assert_eq!((done.status, done.residual), (0, (0, 0)), "{keys} {len} {immediate}");
+            assert_eq!(done.r2ts > 0, immediate < len);
+            let read = client.read(1000, u16::try_from(len / 512).unwrap());
+            assert!(read.data == data, "{keys} {len}");
+            assert_eq!(server.store.bytes(Extent::new(512_000, len as u64)), data);
+        }
+    }
+}
+
+#[test]
+fn unsolicited_data_needs_no_question() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, "InitialR2T=No\0");
+    assert!(client.text.contains("InitialR2T=No"));
+    client.ready();
+    let data = bytes(16384, 3);
+    for immediate in [0, 1000, 8192] {
+        let command = client.command(&rw10(0x2a, 0, 32), flag::WRITE, 16384, immediate);
+        client.send(command.as_bytes(), &data[..immediate]).unwrap();
+        client.data_out(client.itt, NO_TAG, immediate, &data[immediate..], 3000);
+        let done = client.answer(b"");
+        assert_eq!((done.status, done.r2ts), (0, 0));
+    }
+    // More than the first burst is asked for.
+    let data = bytes(65536, 4);
+    let command = client.command(&rw10(0x2a, 0, 128), flag::WRITE, 65536, 0);
+    client.send(command.as_bytes(), b"").unwrap();
+    client.data_out(client.itt, NO_TAG, 0, &data[..16384], 16384);
+    let done = client.answer(&data);
+    assert_eq!((done.status, done.r2ts), (0, 1));
+    assert_eq!(server.store.bytes(Extent::new(0, 65536)), data);
+}
+
+#[test]
+fn tiny_pieces_make_a_whole() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let data = bytes(256 << 10, 5);
+    client.start(&rw10(0x2a, 0, 512), FINAL | flag::WRITE, 256 << 10);
+    let r2t = client.recv().unwrap();
+    assert_eq!(r2t.code(), opcode::R2T);
+    client.data_out(client.itt, r2t.u32_at(20), 0, &data, 1000);
+    assert_eq!(client.answer(b"").status, 0);
+    assert!(server.store.bytes(Extent::new(0, 256 << 10)) == data);
+}
+
+#[test]
+fn an_abort_is_answered_when_the_command_has_ended() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    let write = client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let abort = client.function(function::ABORT_TASK, write);
+    // Something else is answered meanwhile; the abort is not.
+    let ping = client.simple(opcode::NOP_OUT, FINAL, b"there?");
+    assert_eq!(client.recv().unwrap().itt(), ping);
+    hold(&server, Answers::AtOnce);
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.code(), answer.itt(), answer.raw[2]), (opcode::TASK_RESPONSE, abort, 0));
+    assert_eq!(server.load().commands, 0);
+    // The command itself has no answer, and its place in the window is free.
+    assert_eq!(client.read(0, 1).data, [7; 512]);
+    let unknown = client.function(function::ABORT_TASK, 4711);
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.itt(), answer.raw[2]), (unknown, 1));
+    let reassign = client.function(function::TASK_REASSIGN, 4711);
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.itt(), answer.raw[2]), (reassign, 4));
+}
+
+#[test]
+fn an_abort_ends_what_waits_for_data() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let write = client.start(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 512);
+    let r2t = client.recv().unwrap();
+    client.function(function::ABORT_TASK_SET, 0);
+    assert_eq!(client.recv().unwrap().code(), opcode::TASK_RESPONSE);
+    // Data that was on its way belongs to nobody.
+    client.data_out(write, r2t.u32_at(20), 0, &[9; 512], 512);
+    assert_eq!(client.read(0, 1).data, [0; 512]);
+    let load = server.load();
+    assert_eq!((load.commands, load.payload_bytes), (0, 0));
+}
+
+#[test]
+fn a_reset_reaches_everybody() {
+    let server = Running::start();
+    let (mut one, mut two) = (Client::login(&server, 1, PLAIN), Client::login(&server, 2, PLAIN));
+    one.ready();
+    two.ready();
+    hold(&server, Answers::Held);
+    two.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    one.function(function::LOGICAL_UNIT_RESET, 0);
+    let ping = one.simple(opcode::NOP_OUT, FINAL, b"");
+    assert_eq!(one.recv().unwrap().itt(), ping);
+    hold(&server, Answers::AtOnce);
+    assert_eq!(one.recv().unwrap().code(), opcode::TASK_RESPONSE);
+    for client in [&mut one, &mut two] {
+        client.start(&[0; 6], FINAL, 0);
+        assert_eq!(client.answer(b"").sense, Some((6, 0x2903)));
+    }
+    one.function(function::TARGET_COLD_RESET, 0);
+    assert_eq!(one.recv().unwrap().code(), opcode::TASK_RESPONSE);
+    assert!(one.is_closed() && two.is_closed());
+}
+
+#[test]
+fn a_port_logs_in_again_when_its_old_commands_have_ended() {
+    let server = Running::start();
+    let mut old = Client::login(&server, 1, PLAIN);
+    old.ready();
+    hold(&server, Answers::Held);
+    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+    let (stream, other) = (server.connect(), server.connect());
+    let again = std::thread::spawn(move || Client::over(stream, 1, &text));
+    // The old session is gone at once, the new one does not begin.
+    assert!(old.is_closed());
+    server.until("the old session has ended", |load| load.sessions == 0);
+    assert_eq!(server.load().commands, 1);
+    assert!(!again.is_finished());
+    // Another port is not held up.
+    let text = format!("InitiatorName=iqn.other\0TargetName={}\0", server.name);
+    Client::over(other, 1, &text).unwrap_or_else(|status| panic!("{status:#x}"));
+    hold(&server, Answers::AtOnce);
+    let mut again = again.join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+    again.ready();
+    assert_eq!(again.read(0, 1).data, [7; 512]);
+}
+
+#[test]
+fn a_compared_range_is_written_by_nobody_else() {
+    let server = Running::start();
+    let (mut one, mut two) = (Client::login(&server, 1, PLAIN), Client::login(&server, 2, PLAIN));
+    one.ready();
+    two.ready();
+    hold(&server, Answers::Held);
+    let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1];
+    one.start_write(&compare, &[vec![0; 512], vec![1; 512]].concat());
+    server.until("the comparison has begun", |load| load.commands == 1);
+    // A write into the range waits for it; one beside it does not.
+    two.start_write(&rw10(0x2a, 4, 4), &[2; 2048]);
+    two.start_write(&rw10(0x2a, 100, 1), &[3; 512]);
+    server.until("all are there", |load| load.commands == 3);
+    assert_eq!(server.inside(|inside| inside.disk.in_flight()), 2);
+    hold(&server, Answers::AtOnce);
+    assert_eq!((one.answer(b"").status, two.answer(b"").status, two.answer(b"").status), (0, 0, 0));
+    // Compared and written as one, then overwritten.
+    assert_eq!(server.store.bytes(Extent::new(5 * 512, 512)), [2; 512]);
+    one.start_write(&compare, &[vec![9; 512], vec![1; 512]].concat());
+    assert_eq!(one.answer(b"").sense, Some((0xe, 0x1d00)));
+}
+
+#[test]
+fn an_ordered_command_waits_for_all_and_all_for_it() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
+    client.start(&rw10(0x28, 8, 1), FINAL | flag::READ | 2, 512);
+    client.start(&rw10(0x28, 16, 1), FINAL | flag::READ, 512);
+    server.until("all are there", |load| load.commands == 3);
+    assert_eq!(server.inside(|inside| inside.disk.in_flight()), 1);
+    hold(&server, Answers::AtOnce);
+    let order: Vec<u32> = (0..3).map(|_| client.answer(b"").itt).collect();
+    assert!(order.is_sorted(), "{order:?}");
+}
+
+#[test]
+fn residuals_are_told() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let cases = [(0, flag::OVERFLOW, 512, 0), (200, flag::OVERFLOW, 312, 200), (10_000, flag::UNDERFLOW, 9488, 512)];
+    for (expected, kind, count, len) in cases {
+        client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, expected);
+        let answer = client.answer(b"");
+        assert_eq!((answer.status, answer.residual, answer.data.len()), (0, (kind, count), len));
+    }
+    let data = [5; 1024];
+    let command = client.command(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 1024, 1024);
+    client.send(command.as_bytes(), &data).unwrap();
+    assert_eq!(client.answer(b"").residual, (flag::UNDERFLOW, 512));
+    assert_eq!(server.store.bytes(Extent::new(512, 512)), [0; 512]);
+}
+
+#[test]
+fn discovery_tells_the_target_and_logs_out() {
+    let server = Running::start();
+    let text = "InitiatorName=iqn.test\0SessionType=Discovery\0";
+    let mut client = Client::over(server.connect(), 1, text).unwrap_or_else(|status| panic!("{status:#x}"));
+    client.simple(opcode::TEXT_REQUEST, FINAL, b"SendTargets=All\0");
+    let answer = client.recv().unwrap();
+    let expected = format!("TargetName={}\0TargetAddress={},1\0", server.name, server.address);
+    assert_eq!(String::from_utf8(answer.data).unwrap(), expected);
+    client.simple(opcode::TEXT_REQUEST, FINAL, b"SendTargets=iqn.other\0X-key=1\0");
+    assert_eq!(client.recv().unwrap().data, b"X-key=NotUnderstood\0");
+    let logout = client.simple(opcode::LOGOUT_REQUEST, FINAL, b"");
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.code(), answer.itt(), answer.raw[2]), (opcode::LOGOUT_RESPONSE, logout, 0));
+    assert!(client.is_closed());
+}
+
+#[test]
+fn a_logout_ends_commands_first() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let logout = client.simple(opcode::LOGOUT_REQUEST, FINAL, b"");
+    server.until("the logout waits", |load| load.settling == 1);
+    assert_eq!((server.load().sessions, server.load().commands), (1, 1));
+    hold(&server, Answers::AtOnce);
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.code(), answer.itt()), (opcode::LOGOUT_RESPONSE, logout));
+    assert!(client.is_closed());
+}
+
+#[test]
+fn only_who_knows_the_secret_comes_in() {
+    let mut setup = Setup::default();
+    let initiator = Credentials { name: "alice".into(), secret: b"a long secret".to_vec() };
+    setup.target.chap = Some(Chap { initiator, target: None });
+    let server = setup.start();
+    assert_eq!(Client::try_login(&server, 1, PLAIN).err(), Some(0x0201));
+}
+
+#[test]
+fn a_stopping_server_asks_for_logouts_and_refuses_the_rest() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    let message = client.recv().unwrap();
+    assert_eq!((message.code(), message.raw[36]), (opcode::ASYNC, 1));
+    assert_eq!(client.read(0, 1).sense, Some((2, 0x0400)));
+    client.simple(opcode::LOGOUT_REQUEST, FINAL, b"");
+    assert_eq!(client.recv().unwrap().code(), opcode::LOGOUT_RESPONSE);
+    assert!(client.is_closed());
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+#[test]
+fn a_server_that_gives_way_answers_what_the_device_has() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    assert!(!server.inside(|inside| inside.server.is_done()));
+    hold(&server, Answers::AtOnce);
+    assert_eq!(client.answer(b"").status, 0);
+    assert!(client.is_closed());
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+#[test]
+fn who_says_nothing_is_pinged_and_then_closed() {
+    let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 1), ..Setup::default() };
+    let server = setup.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    // The session's timer is a long one at first; a command shows the server that time matters.
+    hold(&server, Answers::Held);
+    client.ready();
+    client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
+    let ping = client.recv().unwrap();
+    assert_eq!((ping.code(), ping.itt(), ping.u32_at(20)), (opcode::NOP_IN, NO_TAG, 1));
+    assert!(client.is_closed());
+    hold(&server, Answers::AtOnce);
+}
+
+#[test]
+fn what_cannot_be_served_is_rejected_and_nothing_else_happens() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let cases = [(opcode::SNACK, reject::SNACK), (0x1c, reject::NOT_SUPPORTED)];
+    for (code, reason) in cases {
+        client.simple(code, FINAL, b"");
+        // It was not counted.
+        client.cmd_sn -= 1;
+        let answer = client.recv().unwrap();
+        assert_eq!((answer.code(), answer.raw[2], answer.data[0]), (opcode::REJECT, reason, code));
+    }
+    hold(&server, Answers::Held);
+    let tag = client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
+    let mut again = client.command(&rw10(0x28, 0, 1), FINAL | flag::READ, 512, 0);
+    again.itt = tag.into();
+    client.send(again.as_bytes(), b"").unwrap();
+    assert_eq!(client.recv().unwrap().raw[2], reject::TASK_IN_PROGRESS);
+    hold(&server, Answers::AtOnce);
+    assert_eq!(client.answer(b"").itt, tag);
+}
