@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 
 use crate::login::Agreed;
 use crate::pdu::{
-    AHS_MAX, Answer, Async, Basic, DIGEST, DataIn, FINAL, HEADER, NO_TAG, R2t, Raw, ScsiResponse, TextResponse,
-    flag, length24, opcode, padding, reject, status,
+    AHS_MAX, Answer, Async, Basic, DIGEST, DataIn, FINAL, HEADER, NO_TAG, R2t, Raw, ScsiResponse,
+    TextResponse, flag, length24, opcode, padding, reject, status,
 };
 use crate::scsi::sense::{SENSE_LEN, Sense};
 use crate::session::{Broken, Session};
@@ -229,7 +229,11 @@ impl Connection {
                 self.owed += sent;
                 self.data_in(task, asked, sent, |connection, header, range| {
                     connection.push_header(header);
-                    let part = if range.len() == asked { data.clone() } else { data.slice(range.start, range.len()) };
+                    let part = if range.len() == asked {
+                        data.clone()
+                    } else {
+                        data.slice(range.start, range.len())
+                    };
                     let sum = connection.agreed.data_digest.then(|| part.crc32c());
                     let len = part.len();
                     connection.tx.push_payload(part);
@@ -244,7 +248,9 @@ impl Connection {
             }
             Ending::Reply(_) => self.scsi_response(task, status::GOOD, None, 0),
             Ending::Done(asked) => self.scsi_response(task, status::GOOD, None, asked),
-            Ending::Check(sense, asked) => self.scsi_response(task, status::CHECK_CONDITION, Some(sense), asked),
+            Ending::Check(sense, asked) => {
+                self.scsi_response(task, status::CHECK_CONDITION, Some(sense), asked)
+            }
             Ending::Status(status) => self.scsi_response(task, status, None, 0),
         }
     }
@@ -302,7 +308,7 @@ impl Connection {
         let mut data = [0; 2 + SENSE_LEN];
         let data = match sense {
             Some(sense) => {
-                data[1] = SENSE_LEN as u8;
+                data[1] = u8::try_from(SENSE_LEN).unwrap_or(0);
                 data[2..].copy_from_slice(&sense.encode());
                 &data[..]
             }

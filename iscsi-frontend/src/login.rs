@@ -186,7 +186,11 @@ impl Login {
             Ok(next) => {
                 let over = next == Some(FULL_FEATURE);
                 self.respond(&request, next, &text, offer, out);
-                if over { Progress::Established(Box::new(self.established(&request, offer))) } else { Progress::More }
+                if over {
+                    Progress::Established(Box::new(self.established(&request, offer)))
+                } else {
+                    Progress::More
+                }
             }
             Err(Refused(status)) => {
                 let response = LoginResponse {
@@ -246,7 +250,9 @@ impl Login {
         }
         self.negotiate(&pairs, offer, out)?;
         let proven = match &self.stage {
-            Stage::Security(proof) => *proof == Proof::Done || (*proof == Proof::Open && offer.chap.is_none()),
+            Stage::Security(proof) => {
+                *proof == Proof::Done || (*proof == Proof::Open && offer.chap.is_none())
+            }
             _ => true,
         };
         let Some(next) = next.filter(|_| proven) else { return Ok(None) };
@@ -300,7 +306,9 @@ impl Login {
         if self.kind == Kind::Normal {
             match value("TargetName") {
                 None => return refuse(login_status::MISSING_PARAMETER),
-                Some(name) if !name.eq_ignore_ascii_case(offer.target) => return refuse(login_status::NOT_FOUND),
+                Some(name) if !name.eq_ignore_ascii_case(offer.target) => {
+                    return refuse(login_status::NOT_FOUND);
+                }
                 Some(_) => push(out, "TargetPortalGroupTag", PORTAL_GROUP),
             }
         }
@@ -362,7 +370,9 @@ impl Login {
                 Proof::Done
             }
             (Proof::Done, _) => Proof::Done,
-            (Proof::Method | Proof::Challenged(_), None) => return refuse(login_status::AUTHENTICATION_FAILURE),
+            (Proof::Method | Proof::Challenged(_), None) => {
+                return refuse(login_status::AUTHENTICATION_FAILURE);
+            }
         };
         self.stage = Stage::Security(after);
         Ok(())

@@ -681,9 +681,14 @@ mod tests {
         let bytes = data_in.as_bytes();
         assert_eq!(bytes[..8], [0x25, 0x81, 0, 0, 0, 1, 2, 3]);
         assert_eq!(bytes[36..], [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
-        let r2t = R2t { ttt: 5.into(), r2t_sn: 6.into(), offset: 7.into(), length: 8.into(), ..R2t::default() };
-        assert_eq!((r2t.as_bytes()[23], r2t.as_bytes()[39], r2t.as_bytes()[43], r2t.as_bytes()[47]), (5, 6, 7, 8));
-        let response = ScsiResponse { status: 2, stat_sn: 1.into(), residual: 9.into(), ..ScsiResponse::default() };
+        let r2t =
+            R2t { ttt: 5.into(), r2t_sn: 6.into(), offset: 7.into(), length: 8.into(), ..R2t::default() };
+        assert_eq!(
+            (r2t.as_bytes()[23], r2t.as_bytes()[39], r2t.as_bytes()[43], r2t.as_bytes()[47]),
+            (5, 6, 7, 8)
+        );
+        let response =
+            ScsiResponse { status: 2, stat_sn: 1.into(), residual: 9.into(), ..ScsiResponse::default() };
         assert_eq!((response.as_bytes()[3], response.as_bytes()[27], response.as_bytes()[47]), (2, 1, 9));
         let login = LoginResponse { status: 0x0201.into(), ..LoginResponse::default() };
         assert_eq!(login.as_bytes()[36..38], [2, 1]);

@@ -116,11 +116,17 @@ mod tests {
 
     #[test]
     fn numbers_and_bytes_in_all_their_notations() {
-        assert_eq!((number("262144"), number("0x1F"), number("-1"), number("")), (Some(262_144), Some(31), None, None));
+        assert_eq!(
+            (number("262144"), number("0x1F"), number("-1"), number("")),
+            (Some(262_144), Some(31), None, None)
+        );
         assert_eq!(binary("0x0aFF", 9), Some(vec![10, 255]));
         assert_eq!(binary("0xabc", 9), Some(vec![0xa, 0xbc]));
         assert_eq!(binary("0bAQIDBA==", 9), Some(vec![1, 2, 3, 4]));
-        assert_eq!((binary("0x0102", 1), binary("12", 9), binary("0xzz", 9), binary("é0", 9)), (None, None, None, None));
+        assert_eq!(
+            (binary("0x0102", 1), binary("12", 9), binary("0xzz", 9), binary("é0", 9)),
+            (None, None, None, None)
+        );
         assert_eq!(hex(&[0, 0xab]), "0x00ab");
     }
 }

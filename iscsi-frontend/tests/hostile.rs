@@ -70,7 +70,8 @@ fn data_that_was_not_asked_for() {
     let server = Running::start();
     let mut witness = Witness::new(&server);
     // Immediate data beyond the first burst, or beyond what is expected, or where there is to be none.
-    for (keys, expected, len) in [(PLAIN, 65536, 16385), (PLAIN, 512, 1024), ("ImmediateData=No\0", 512, 512)] {
+    for (keys, expected, len) in [(PLAIN, 65536, 16385), (PLAIN, 512, 1024), ("ImmediateData=No\0", 512, 512)]
+    {
         let mut client = Client::login(&server, 1, keys);
         let command = client.command(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, expected, len);
         client.send(command.as_bytes(), &vec![0xee; len]).unwrap();
@@ -99,7 +100,9 @@ fn solicited_data_out_of_place_fails_the_command() {
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
     // Offset, number, length and end of a Data-Out for 1,024 bytes that were asked for.
-    for (offset, data_sn, len, last) in [(512, 0, 512, true), (0, 1, 1024, true), (0, 0, 1536, true), (0, 0, 512, true), (0, 0, 1024, false)] {
+    for (offset, data_sn, len, last) in
+        [(512, 0, 512, true), (0, 1, 1024, true), (0, 0, 1536, true), (0, 0, 512, true), (0, 0, 1024, false)]
+    {
         let tag = client.start(&rw10(0x2a, 0, 2), FINAL | flag::WRITE, 1024);
         let r2t = client.recv().unwrap();
         assert_eq!(r2t.code(), opcode::R2T);
@@ -157,7 +160,10 @@ fn logins_that_are_none() {
         pdu
     };
     let cases: [(&str, Vec<u8>); 6] = [
-        ("another protocol", b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: somebody who is lost\r\n\r\n".to_vec()),
+        (
+            "another protocol",
+            b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: somebody who is lost\r\n\r\n".to_vec(),
+        ),
         ("a command", header(0x01, 0x80, 0, 0).to_vec()),
         ("a login of 16 MiB", request(0xff_ffff).as_bytes().to_vec()),
         ("no text", text(b"")),
@@ -284,7 +290,7 @@ fn noise() {
             pdu[24..28].copy_from_slice(&client.cmd_sn.to_be_bytes());
             client.cmd_sn += u32::from(pdu[0] & 0x40 == 0 && pdu[0] != 0x05);
             let len = usize::from(pdu[7]).next_multiple_of(4);
-            pdu.resize(HEADER + len, round as u8);
+            pdu.resize(HEADER + len, round.to_le_bytes()[0]);
             bytes.extend_from_slice(&pdu);
         }
         let _ = client.stream.write_all(&bytes);

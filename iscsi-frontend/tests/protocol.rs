@@ -11,7 +11,7 @@ use support::{Running, Setup};
 use zerocopy::IntoBytes;
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i / 512) as u8 ^ (i as u8) ^ seed).collect()
+    (0..len).map(|i| (i / 512 ^ i).to_le_bytes()[0] ^ seed).collect()
 }
 
 fn hold(server: &Running, answers: Answers) {
@@ -23,12 +23,19 @@ fn data_comes_and_goes_in_every_way() {
     let server = Running::start();
     let digests = "HeaderDigest=CRC32C\0DataDigest=CRC32C\0";
     let small = "MaxRecvDataSegmentLength=8192\0MaxBurstLength=65536\0";
-    let keys = [PLAIN.to_owned(), format!("{PLAIN}{digests}"), small.into(), format!("{small}{digests}InitialR2T=No\0")];
+    let keys = [
+        PLAIN.to_owned(),
+        format!("{PLAIN}{digests}"),
+        small.into(),
+        format!("{small}{digests}InitialR2T=No\0"),
+    ];
     for (i, keys) in keys.iter().enumerate() {
         let mut client = Client::login(&server, 1, keys);
         client.ready();
-        for (len, immediate) in [(512, 512), (512, 0), (4096, 4096), (65536, 16384), (1 << 20, 0), (1 << 20, 4000)] {
-            let data = bytes(len, i as u8);
+        for (len, immediate) in
+            [(512, 512), (512, 0), (4096, 4096), (65536, 16384), (1 << 20, 0), (1 << 20, 4000)]
+        {
+            let data = bytes(len, i.to_le_bytes()[0]);
             let done = client.write(1000, &data, immediate);
             assert_eq!((done.status, done.residual), (0, (0, 0)), "{keys} {len} {immediate}");
             assert_eq!(done.r2ts > 0, immediate < len);
@@ -211,7 +218,8 @@ fn residuals_are_told() {
     let server = Running::start();
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
-    let cases = [(0, flag::OVERFLOW, 512, 0), (200, flag::OVERFLOW, 312, 200), (10_000, flag::UNDERFLOW, 9488, 512)];
+    let cases =
+        [(0, flag::OVERFLOW, 512, 0), (200, flag::OVERFLOW, 312, 200), (10_000, flag::UNDERFLOW, 9488, 512)];
     for (expected, kind, count, len) in cases {
         client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, expected);
         let answer = client.answer(b"");

@@ -276,12 +276,8 @@ fn stages_only_go_forward() {
 
 #[test]
 fn later_requests_are_of_the_same_login() {
-    let changes: [fn(&mut LoginRequest); 4] = [
-        |r| r.isid[5] = 9,
-        |r| r.itt = 6.into(),
-        |r| r.cid = 1.into(),
-        |r| r.tsih = 1.into(),
-    ];
+    let changes: [fn(&mut LoginRequest); 4] =
+        [|r| r.isid[5] = 9, |r| r.itt = 6.into(), |r| r.cid = 1.into(), |r| r.tsih = 1.into()];
     for change in changes {
         let mut bench = Bench::new();
         assert_eq!(bench.ask(TO_OPERATIONAL, FIRST).0, Progress::More);

@@ -77,12 +77,7 @@ impl Identity {
     pub fn of_volume(name: &str) -> Self {
         let mut serial: String = name.chars().filter(char::is_ascii_graphic).collect();
         serial.truncate(Self::SERIAL_MAX);
-        Self {
-            vendor: "LONGHORN".into(),
-            product: "VIRTUAL-DISK".into(),
-            revision: "0001".into(),
-            serial,
-        }
+        Self { vendor: "LONGHORN".into(), product: "VIRTUAL-DISK".into(), revision: "0001".into(), serial }
     }
 
     /// A locally assigned NAA identifier (SPC-4, 7.8.6.6.3): 60 bits that follow from the serial number.
@@ -159,7 +154,7 @@ fn standard(device: u8, identity: &Identity, reply: &mut Vec<u8>) {
     VERSION_DESCRIPTORS.iter().for_each(|descriptor| reply.extend_from_slice(&descriptor.to_be_bytes()));
     reply.resize(STANDARD_LEN, 0);
     // ADDITIONAL LENGTH counts what follows it.
-    reply[4] = (STANDARD_LEN - 5) as u8;
+    reply[4] = u8::try_from(STANDARD_LEN - 5).unwrap_or(0);
 }
 
 const _: () = assert!(STANDARD_LEN < 256 && 58 + 2 * VERSION_DESCRIPTORS.len() <= STANDARD_LEN);

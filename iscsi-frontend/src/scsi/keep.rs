@@ -46,12 +46,12 @@ impl FileStore {
 
 impl Store for FileStore {
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
-        match fs::metadata(&self.0) {
+        let found = match fs::metadata(&self.0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            found if found.as_ref().is_ok_and(|found| found.len() > FILE_MAX) => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than such a file can be"));
-            }
-            found => drop(found?),
+            found => found?,
+        };
+        if found.len() > FILE_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than such a file can be"));
         }
         fs::read(&self.0).map(Some)
     }

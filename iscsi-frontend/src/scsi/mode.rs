@@ -4,9 +4,7 @@
 //! ([`super::keep`]): an initiator that has seen WCE = 0 sends no flushes any more.
 
 use super::command::{Cdb, be16, opcode};
-use super::sense::{
-    INVALID_FIELD, INVALID_PARAMETER, PARAMETER_LIST_LENGTH, SAVING_UNSUPPORTED, Sense,
-};
+use super::sense::{INVALID_FIELD, INVALID_PARAMETER, PARAMETER_LIST_LENGTH, SAVING_UNSUPPORTED, Sense};
 
 /// Page codes (SPC-4, table 444; SBC-3, table 225).
 mod page {

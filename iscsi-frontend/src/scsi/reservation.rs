@@ -325,7 +325,8 @@ impl Reservations {
         if self.key_of(port) != Some(key) {
             return Err(Refusal::Conflict);
         }
-        let Some((kind, _)) = self.holder.clone().filter(|(kind, _)| self.holds(port) && !kind.is_all()) else {
+        let Some((kind, _)) = self.holder.clone().filter(|(kind, _)| self.holds(port) && !kind.is_all())
+        else {
             return Err(Refusal::Conflict);
         };
         if new_key == 0 {
@@ -380,7 +381,14 @@ impl Reservations {
             _ => self.registrations.iter().for_each(|r| {
                 let holds = self.holds(&r.port);
                 reply.extend_from_slice(&r.key.to_be_bytes());
-                reply.extend_from_slice(&[0, 0, 0, 0, u8::from(holds), if holds { scope_and_kind } else { 0 }]);
+                reply.extend_from_slice(&[
+                    0,
+                    0,
+                    0,
+                    0,
+                    u8::from(holds),
+                    if holds { scope_and_kind } else { 0 },
+                ]);
                 reply.extend_from_slice(&[0, 0, 0, 0, 0, 1]);
                 push_transport_id(&r.port, reply);
             }),
@@ -416,7 +424,8 @@ fn port_of(id: &[u8]) -> Option<&str> {
     }
     let end = name.iter().position(|b| *b == 0)?;
     let port = std::str::from_utf8(&name[..end]).ok()?;
-    let known = port.len() <= PORT_MAX && port.contains(",i,0x") && port.bytes().all(|b| b.is_ascii_graphic());
+    let known =
+        port.len() <= PORT_MAX && port.contains(",i,0x") && port.bytes().all(|b| b.is_ascii_graphic());
     known.then_some(port)
 }
 

@@ -267,8 +267,10 @@ impl LogicalUnit {
             }
         }
         let command = command?;
-        let on_controller =
-            matches!(cdb[0], opcode::INQUIRY | opcode::REPORT_LUNS | opcode::REQUEST_SENSE | opcode::TEST_UNIT_READY);
+        let on_controller = matches!(
+            cdb[0],
+            opcode::INQUIRY | opcode::REPORT_LUNS | opcode::REQUEST_SENSE | opcode::TEST_UNIT_READY
+        );
         if place == Place::Controller && !on_controller {
             return Err(sense::INVALID_OPCODE.at_cdb(0).into());
         }

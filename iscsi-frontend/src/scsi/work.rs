@@ -297,7 +297,8 @@ impl Execution {
     fn zero(&mut self, range: Extent, unmap: bool, fua: bool) -> Step {
         self.writing = true;
         self.done = range.len;
-        let op = if unmap && !fua { Op::Unmap } else { Op::WriteZeroes { fua, may_unmap: unmap, fast: false } };
+        let op =
+            if unmap && !fua { Op::Unmap } else { Op::WriteZeroes { fua, may_unmap: unmap, fast: false } };
         Step::Device { op, range, data: None }
     }
 

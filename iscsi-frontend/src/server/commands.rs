@@ -189,7 +189,11 @@ impl Server {
         if !self.collect(tag, data) || !last {
             return Ok(());
         }
-        if solicited { self.advance(device, tag) } else { self.decide(device, tag) }
+        if solicited {
+            self.advance(device, tag)
+        } else {
+            self.decide(device, tag)
+        }
         Ok(())
     }
 

@@ -52,7 +52,8 @@ impl Server {
         let (itt, immediate) = (request.itt.get(), request.opcode & IMMEDIATE != 0);
         let before = self.tasks.next_serial();
         let lun = request.lun.get();
-        let known_lun = lun == u64::from(DISK_LUN) << 48 || lun == 0 || lun == (0x4000 | u64::from(DISK_LUN)) << 48;
+        let known_lun =
+            lun == u64::from(DISK_LUN) << 48 || lun == 0 || lun == (0x4000 | u64::from(DISK_LUN)) << 48;
         let (scope, cold) = match request.function & 0x7f {
             function::ABORT_TASK => {
                 let Some(tag) = self.tasks.find(owner, request.referenced.get()) else {
@@ -143,12 +144,11 @@ impl Server {
             let (scope, before) = (function.scope, function.before);
             let open = match scope {
                 Scope::Task(tag) => self.tasks.get(tag).is_some(),
-                Scope::Connection(owner) => {
-                    self.tasks.first(|task| task.aborted && task.owner == owner && task.serial < before).is_some()
-                }
-                Scope::Everything => {
-                    self.tasks.first(|task| task.aborted && task.serial < before).is_some()
-                }
+                Scope::Connection(owner) => self
+                    .tasks
+                    .first(|task| task.aborted && task.owner == owner && task.serial < before)
+                    .is_some(),
+                Scope::Everything => self.tasks.first(|task| task.aborted && task.serial < before).is_some(),
             };
             if open {
                 index += 1;

@@ -13,7 +13,7 @@ use crate::handshake::Handshake;
 /// A connection in one of its two phases.
 #[derive(Debug)]
 pub(super) enum Place {
-    Handshake(Handshake),
+    Handshake(Box<Handshake>),
     Connection(Box<Connection>),
 }
 
@@ -57,7 +57,7 @@ impl Places {
         });
         let place = &mut self.all[usize::from(slot)];
         place.0 = place.0.wrapping_add(1);
-        place.1 = Some(Place::Handshake(handshake));
+        place.1 = Some(Place::Handshake(Box::new(handshake)));
         (slot, place.0)
     }
 

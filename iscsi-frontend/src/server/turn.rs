@@ -148,9 +148,10 @@ impl Server {
         let (recv, send) = (self.token(kind::RECV, slot, serial), self.token(kind::SEND, slot, serial));
         let Some(connection) = self.places.connection(slot) else { return };
         // Data that was asked for has its room.
-        let memory = memory || connection.tasks.iter().any(|(_, tag)| {
-            self.tasks.get(*tag).is_some_and(|task| matches!(task.stage, Stage::Solicited { .. }))
-        });
+        let memory = memory
+            || connection.tasks.iter().any(|(_, tag)| {
+                self.tasks.get(*tag).is_some_and(|task| matches!(task.stage, Stage::Solicited { .. }))
+            });
         if let Served::Bytes(want) = connection.wants
             && memory
             && ring.recv(recv, &connection.fd, &mut connection.rx, want)

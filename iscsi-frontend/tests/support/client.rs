@@ -224,7 +224,13 @@ impl Client {
                     let header: R2t = zerocopy::transmute!(pdu.raw);
                     answer.r2ts += 1;
                     let (from, len) = (header.offset.get() as usize, header.length.get() as usize);
-                    self.data_out(header.itt.get(), header.ttt.get(), from, &data[from..from + len], 32 << 10);
+                    self.data_out(
+                        header.itt.get(),
+                        header.ttt.get(),
+                        from,
+                        &data[from..from + len],
+                        32 << 10,
+                    );
                 }
                 opcode::SCSI_RESPONSE => {
                     let header: ScsiResponse = zerocopy::transmute!(pdu.raw);

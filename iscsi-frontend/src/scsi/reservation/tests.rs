@@ -20,7 +20,14 @@ fn cdb(action: u8, kind: u8) -> Cdb {
 }
 
 /// As the caller does it: on a copy.
-fn act(r: &mut Reservations, port: &str, action: u8, kind: u8, key: u64, new: u64) -> Result<Effects, Refusal> {
+fn act(
+    r: &mut Reservations,
+    port: &str,
+    action: u8,
+    kind: u8,
+    key: u64,
+    new: u64,
+) -> Result<Effects, Refusal> {
     let mut next = r.clone();
     let effects = next.change(port, &cdb(action, kind), &list(key, new, 0))?;
     *r = next;

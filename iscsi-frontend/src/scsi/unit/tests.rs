@@ -313,7 +313,7 @@ fn any_cdb_comes_to_something() {
     let mut works = 0;
     for i in 0..200_000_u32 {
         let mut cdb = [random().to_be_bytes(), random().to_be_bytes()].concat();
-        cdb[0] = (i % 256) as u8;
+        cdb[0] = u8::try_from(i % 256).unwrap();
         if i & 0x100 == 0 {
             // Few bits: more of them mean something.
             cdb[1..].iter_mut().for_each(|byte| *byte &= 0x11);
