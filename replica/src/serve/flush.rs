@@ -20,6 +20,8 @@ pub(super) struct Flusher {
     run: Option<Run>,
     core: bool,
     rebuild: Option<PersistId>,
+    /// A fold waits for a sync.
+    fold: bool,
     /// A commit is to be made durable by the next sync.
     commit: bool,
     quiet_at: Option<u64>,
@@ -37,6 +39,7 @@ struct Run {
     left: usize,
     core: bool,
     rebuild: Option<PersistId>,
+    fold: bool,
     failure: Option<Failure>,
 }
 
@@ -45,12 +48,20 @@ impl Flusher {
         self.core = true;
     }
 
+    pub(super) fn fold_waits(&mut self) {
+        self.fold = true;
+    }
+
+    pub(super) fn is_punching(&self) -> bool {
+        self.punching.is_some()
+    }
+
     pub(super) fn commit_follows(&mut self) {
         self.commit = true;
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.run.is_none() && !self.core && self.rebuild.is_none() && self.punching.is_none()
+        self.run.is_none() && !self.core && self.rebuild.is_none() && !self.fold && self.punching.is_none()
     }
 
     /// When a sync that nobody asked for is due.
@@ -68,7 +79,8 @@ impl Server {
         let flusher = &mut self.flusher;
         let free = self.core.is_in_use() && !self.stopping;
         let quiet = free && flusher.quiet_at.is_some_and(|at| at <= now);
-        if flusher.run.is_none() && (flusher.core || flusher.rebuild.is_some() || quiet) {
+        let wanted = flusher.core || flusher.rebuild.is_some() || flusher.fold || quiet;
+        if flusher.run.is_none() && wanted {
             self.begin_sync();
         }
         if free
@@ -86,6 +98,9 @@ impl Server {
     fn refuse_syncs(&mut self) {
         if std::mem::take(&mut self.flusher.core) {
             self.inputs.push_back(Input::Synced { result: Err(Failure::Io) });
+        }
+        if std::mem::take(&mut self.flusher.fold) {
+            self.fold_flushed(false);
         }
         if let Some(id) = self.flusher.rebuild.take() {
             self.inputs.push_back(Input::Persisted { id, result: Err(Failure::Io) });
@@ -105,7 +120,8 @@ impl Server {
         left += usize::from(commit);
         let core = std::mem::take(&mut flusher.core);
         let rebuild = flusher.rebuild.take();
-        flusher.run = Some(Run { flush, bits: false, left, core, rebuild, failure: None });
+        let fold = std::mem::take(&mut flusher.fold);
+        flusher.run = Some(Run { flush, bits: false, left, core, rebuild, fold, failure: None });
         count(&self.status.counts().syncs, 1);
         if commit {
             self.ask_worker(Task::SyncCommit);
@@ -155,6 +171,9 @@ impl Server {
                 Ok(())
             }
         };
+        if run.fold {
+            self.fold_flushed(result.is_ok());
+        }
         self.sync_ended(run.core, run.rebuild, result);
     }
 

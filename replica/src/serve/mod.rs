@@ -8,6 +8,8 @@ pub mod core;
 
 mod door;
 mod flush;
+mod fold;
+mod fold_thread;
 mod marks;
 mod message;
 mod open;

@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use lh_ring::sys::file_system;
 use lh_ring::{Bell, Pool, Ring, Token};
+use lh_wire::ChainOp;
 
 use super::core::{Core, Facts};
 use super::door::Door;
 use super::flush::Flusher;
+use super::fold::Folder;
 use super::marks::Marks;
 use super::peer::Peers;
 use super::request::Requests;
@@ -75,6 +77,10 @@ impl Server {
     fn start(options: Options) -> Result<Self, ServeError> {
         let system = |what| move |source| ServeError::System { what, source };
         let (directory, store) = open(&options)?;
+        let reverting = match directory.state().prepared {
+            Some((id, ChainOp::Revert { .. })) => Some(id),
+            _ => None,
+        };
         let core = Core::new(facts(&directory, &store));
         let bell = Bell::new().map_err(system("an eventfd"))?;
         let mut ring = Ring::new(ENTRIES).map_err(system("an io_uring"))?;
@@ -101,6 +107,8 @@ impl Server {
             door,
             flusher: Flusher::default(),
             marks: Marks::default(),
+            folder: Folder::default(),
+            reverting,
             hungry: VecDeque::new(),
             parked: Vec::new(),
             unmarked: Vec::new(),

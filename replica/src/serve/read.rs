@@ -203,7 +203,9 @@ impl Server {
     /// The store is done with a request.
     pub(super) fn end(&mut self, id: RequestId, result: Result<Completed, Failure>) {
         // What came with it is of no more use; an answer's parts stay until they are queued.
-        self.requests.get(id).payload = Payload::default();
+        let slot = self.requests.get(id);
+        slot.payload = Payload::default();
+        slot.job = None;
         self.inputs.push_back(Input::Done { request: id, result });
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Slot {
     pub(super) left: u32,
     /// The first thing that went wrong.
     pub(super) failure: Option<Failure>,
+    /// Counts the requests.
+    number: u64,
     used: bool,
 }
 
@@ -91,10 +93,13 @@ pub(super) struct Slot {
 pub(super) struct Requests {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    begun: u64,
 }
 
 impl Requests {
     pub(super) fn add(&mut self, conn: ConnId, header: Header, payload: Payload) -> RequestId {
+        self.begun += 1;
+        let number = self.begun;
         let Some(place) = self.free.pop() else {
             let place = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
             self.slots.push(Slot {
@@ -106,6 +111,7 @@ impl Requests {
                 parts: Vec::new(),
                 left: 0,
                 failure: None,
+                number,
                 used: true,
             });
             return RequestId(place);
@@ -114,8 +120,24 @@ impl Requests {
         slot.conn = conn;
         slot.header = header;
         slot.payload = payload;
+        slot.number = number;
         slot.used = true;
         RequestId(place)
+    }
+
+    /// Requests that have a job in the store, and the job.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = (RequestId, Job)> + '_ {
+        (0..).zip(&self.slots).filter(|(_, s)| s.used).filter_map(|(n, s)| Some((RequestId(n), s.job?)))
+    }
+
+    /// How many requests there were.
+    pub(super) const fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// The number of the oldest request that has a job in the store.
+    pub(super) fn oldest_job(&self) -> Option<u64> {
+        self.slots.iter().filter(|s| s.used && s.job.is_some()).map(|s| s.number).min()
     }
 
     /// # Panics

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use lh_block::Generation;
+use lh_block::{Generation, Instance};
 use lh_ring::{Completion, Fd, Pool, Ring};
-use lh_wire::LayerInfo;
+use lh_wire::{ChainOp, LayerInfo};
 
 use super::core::{Core, Failure, Input, Job, Output, PersistId, Record, RequestId};
 use super::door::Door;
 use super::flush::Flusher;
+use super::fold::Folder;
 use super::marks::Marks;
 use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
 use super::request::Requests;
@@ -57,6 +58,7 @@ const RECEIVED_MAX: usize = 160 << 20;
 /// A record that nothing may be done beside: a punch or a sync that nobody asked for is waited for.
 pub(super) enum Held {
     Rebuild(u64, Vec<LayerInfo>),
+    Revert(Instance),
     Close,
 }
 
@@ -80,6 +82,9 @@ pub(super) struct Server {
     pub(super) door: Door,
     pub(super) flusher: Flusher,
     pub(super) marks: Marks,
+    pub(super) folder: Folder,
+    /// A prepared revert.
+    pub(super) reverting: Option<Instance>,
     /// Requests that wait for memory, in order of arrival.
     pub(super) hungry: VecDeque<RequestId>,
     /// Writes that wait for the end of a punch.
@@ -133,7 +138,7 @@ impl Server {
     }
 
     fn is_quiet(&self) -> bool {
-        self.core.is_idle() && self.flusher.is_idle() && self.peers.iter().next().is_none()
+        self.core.is_idle() && self.flusher.is_idle() && self.folder.is_idle() && self.peers.iter().next().is_none()
     }
 
     fn completed(&mut self, c: Completion) {
@@ -159,6 +164,7 @@ impl Server {
         while let Some(report) = self.worker.next_report() {
             self.reported(report);
         }
+        self.fold_heard();
         if self.status.is_stopping() && !self.stopping {
             self.stopping = true;
             self.close_door();
@@ -167,11 +173,14 @@ impl Server {
 
     fn reported(&mut self, report: Report) {
         match report {
+            Report::Fold(report) => self.fold_reported(report),
             Report::Recorded(id, result) => {
+                self.folder.chain_changed();
                 let result = result.and_then(|change| self.take_change(change));
                 self.inputs.push_back(Input::Persisted { id, result });
             }
-            Report::Described(request, state) => {
+            Report::Described(request, mut state) => {
+                state.fold = self.fold_state();
                 self.inputs.push_back(Input::Described { request, result: Ok(state) });
             }
             Report::ZeroesMarked(result) => self.zeroes_marked(result),
@@ -188,7 +197,15 @@ impl Server {
             Change::Committed(head) => {
                 self.flusher.commit_follows();
                 match head {
-                    Committed::Head(head) => drop(self.store.switch_head(*head)),
+                    Committed::Head(head) => {
+                        let number = self.store.switch_head(*head);
+                        // The number of a layer that is gone may be used again.
+                        if usize::from(number.0) < self.files.len() {
+                            let file = self.store.layer_file(number).try_clone();
+                            let file = file.map_err(|e| super::worker::note(&self.status, &e))?;
+                            self.files[usize::from(number.0)] = Fd::new(file);
+                        }
+                    }
                     Committed::Chain(parts) => {
                         self.store.replace(*parts);
                         self.files.clear();
@@ -239,29 +256,33 @@ impl Server {
             Record::Begin => Saved::Begin,
             Record::Fence { generation, instance } => Saved::Fence(generation, instance),
             Record::Epoch(epoch) => Saved::Epoch(epoch),
-            Record::Prepare { id, op } => Saved::Prepare(id, op),
+            Record::Prepare { id, op } => {
+                self.reverting = matches!(op, ChainOp::Revert { .. }).then_some(id);
+                Saved::Prepare(id, op)
+            }
+            Record::Commit { id: op } if self.reverting == Some(op) => return self.hold(id, Held::Revert(op)),
             Record::Commit { id } => Saved::Commit(id),
             Record::Abort { id } => Saved::Abort(id),
             Record::Settled { snapshot } => Saved::Settled(snapshot),
             Record::RebuildBegin { size, chain } => return self.hold(id, Held::Rebuild(size, chain)),
             Record::Close => return self.hold(id, Held::Close),
-            Record::Fold { .. } | Record::FoldStop => {
-                let result = Err(Failure::Refused("this replica cannot fold yet".into()));
-                return self.inputs.push_back(Input::Persisted { id, result });
-            }
+            Record::Fold { name, bytes_per_second } => return self.begin_fold(id, name, bytes_per_second),
+            Record::FoldStop => return self.stop_fold(id),
         };
         self.ask_worker(Task::Record(id, saved));
     }
 
     fn hold(&mut self, id: PersistId, held: Held) {
+        self.folder.stop("the chain is changed");
         self.held = Some((id, held));
     }
 
     /// Goes on with a record that had to wait.
     fn release_held(&mut self) {
-        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle()) else { return };
+        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle() && self.folder.is_idle()) else { return };
         let saved = match held {
             Held::Rebuild(size, chain) => Saved::RebuildBegin(size, chain),
+            Held::Revert(op) => Saved::Commit(op),
             Held::Close => Saved::Close(self.store.close()),
         };
         self.ask_worker(Task::Record(id, saved));
@@ -272,9 +293,12 @@ impl Server {
         self.worker.send(task);
     }
 
-    /// Hands a job to the store. The one place that a range order of the replica's own would be asked at.
+    /// Hands a job to the store, unless a fold is at work in its range.
     pub(super) fn start_job(&mut self, id: RequestId, job: Job) {
         self.requests.get(id).job = Some(job);
+        if self.held_by_fold(id, job) {
+            return;
+        }
         match job {
             Job::Read(range) => self.start_read(id, range),
             Job::Write(range) => self.start_write(id, range),
@@ -296,6 +320,7 @@ impl Server {
             self.feed_hungry();
             self.resume_stalled();
             self.pump_flush(now);
+            self.pump_fold(now);
             self.release_held();
             self.pump_marks();
             // What ended at once has something to say to the machine, which may want more.
@@ -351,7 +376,8 @@ impl Server {
     /// When the loop has something to do although nothing happens.
     fn next_wake(&self) -> Option<u64> {
         let deadlines = self.peers.iter().filter_map(|p| p.deadline);
-        let own = [self.core.wake_at(), self.flusher.wake_at(), self.door.wake_at()];
+        let own =
+            [self.core.wake_at(), self.flusher.wake_at(), self.folder.wake_at(), self.door.wake_at()];
         deadlines.chain(own.into_iter().flatten()).min()
     }
 

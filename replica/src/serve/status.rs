@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Sender, bounded};
 use lh_block::Generation;
 use lh_ring::Bell;
-use lh_wire::ReplicaState;
+use lh_wire::{FoldState, ReplicaState};
 
 use super::Listen;
 use super::worker::Task;
@@ -85,6 +85,7 @@ struct Live {
     mode: Mode,
     generation: Generation,
     last_error: Option<String>,
+    fold: Option<FoldState>,
     address: Option<Listen>,
     bell: Option<Bell>,
     worker: Option<Sender<Task>>,
@@ -163,6 +164,19 @@ impl Status {
         let mut live = self.live();
         live.mode = mode;
         live.generation = generation;
+    }
+
+    pub(super) fn set_fold(&self, fold: Option<FoldState>) {
+        self.live().fold = fold;
+    }
+
+    pub(super) fn fold(&self) -> Option<FoldState> {
+        self.live().fold.clone()
+    }
+
+    /// Wakes the server's thread.
+    pub(super) fn bell(&self) -> Option<Bell> {
+        self.live().bell.clone()
     }
 
     pub(super) fn set_error(&self, error: String) {

@@ -11,6 +11,7 @@ use lh_wire::{ChainOp, LayerInfo, ReplicaState};
 
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
+use super::fold::{FoldReport, FoldTask};
 use crate::store::{ChainError, Closing, Committed, Directory, NewZeroMap, Parts};
 
 /// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
@@ -23,6 +24,7 @@ pub(super) enum Task {
     /// A zero map for a layer that came with an import, by its name.
     MakeZeroMap(String),
     SyncCommit,
+    Fold(FoldTask),
     /// For [`super::Status::state`].
     Look(Sender<ReplicaState>),
     Stop,
@@ -51,6 +53,7 @@ pub(super) enum Report {
     ZeroesMarked(Result<(), Failure>),
     ZeroMapMade(Result<Option<Box<NewZeroMap>>, Failure>),
     CommitSynced(Result<(), Failure>),
+    Fold(FoldReport),
 }
 
 /// What the ring's thread has to do to its own half after a record.
@@ -147,8 +150,9 @@ fn work(
                 Report::ZeroMapMade(made.map(|map| map.map(Box::new)))
             }
             Task::SyncCommit => Report::CommitSynced(directory.sync_commit().map_err(|e| note(status, &e))),
+            Task::Fold(task) => Report::Fold(fold(&mut directory, task, status)),
             Task::Look(reply) => {
-                let _ = reply.send(directory.state());
+                let _ = reply.send(ReplicaState { fold: status.fold(), ..directory.state() });
                 continue;
             }
             Task::Stop => return,
@@ -157,6 +161,34 @@ fn work(
             return;
         }
         bell.ring();
+    }
+}
+
+fn fold(directory: &mut Directory, task: FoldTask, status: &Status) -> FoldReport {
+    let io = |e| note(status, &e);
+    match task {
+        FoldTask::Begin(id, name) => {
+            let plan = directory.begin_fold(&name);
+            FoldReport::Begun(id, plan.map_err(|e| Trouble::Chain(e).into_failure(status)))
+        }
+        FoldTask::MakeMap(layer) => {
+            let made = directory.make_zero_map(&layer).map_err(io);
+            FoldReport::MapMade(made.map(|map| map.map(Box::new)))
+        }
+        FoldTask::MarkZeroes => FoldReport::ZeroesMarked(directory.mark_zeroes().map_err(io)),
+        FoldTask::Choose(plan, direction) => {
+            FoldReport::Chosen(directory.choose_fold(&plan, direction).map_err(io))
+        }
+        FoldTask::Note(plan, direction, at) => {
+            FoldReport::Noted(directory.save_fold(&plan, direction, at).map_err(io))
+        }
+        FoldTask::Switch(plan, direction) => {
+            FoldReport::Switched(match directory.switch_fold(&plan, direction) {
+                Ok(folded) => Ok(Some(folded)),
+                Err(ChainError::OtherPrepared(_)) => Ok(None),
+                Err(e) => Err(Trouble::Chain(e).into_failure(status)),
+            })
+        }
     }
 }
 

@@ -135,6 +135,11 @@ impl Work {
         Self { pair: None, job: Job::Drop(Some(file)), error: None, spoilt: false, cancel }
     }
 
+    /// It only closes a file.
+    pub const fn is_closing(&self) -> bool {
+        matches!(self.job, Job::Drop(_))
+    }
+
     /// Does it. Blocks.
     pub fn run(mut self) -> Self {
         let done = match (&mut self.job, &self.pair) {

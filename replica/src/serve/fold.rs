@@ -1,0 +1,381 @@
+//! Folds beside the requests: one at a time, step by step, on the ring's thread what is short, the rest on the worker's
+//! and on a thread for what reads and writes much.
+//!
+//! A step that goes into the head claims its range first: a client's write of it waits until the claim is given back,
+//! and the claim waits for those that had begun (`docs/invariants.md`, 3). Reads go on.
+
+use std::io;
+use std::sync::Arc;
+
+use lh_block::Extent;
+use lh_ring::Fd;
+use lh_wire::FoldState;
+
+use super::core::{Failure, Input, Job, PersistId, RequestId};
+use super::fold_thread::FoldThread;
+use super::request::Work as RequestWork;
+use super::server::Server;
+use super::worker::{Task, note};
+use crate::store::{Direction, Fold, FoldPlan, FoldStep, FoldWork, Folded, LayerNo, NewZeroMap};
+
+/// What the fold that runs waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    Nothing,
+    /// The thread, the worker, or a sync.
+    Report,
+    /// Clients' writes of the claimed range.
+    Claim,
+    /// A punch.
+    Punch,
+    /// The end of a prepared chain operation.
+    Chain,
+}
+
+/// A fold that runs.
+#[derive(Debug)]
+struct Run {
+    fold: Fold,
+    bytes_per_second: Option<u64>,
+    /// Not before this: what was copied last has used its share of the bandwidth.
+    not_before: u64,
+    /// Bytes copied when that was reckoned.
+    reckoned: u64,
+    waits: Waits,
+    claim: Option<Extent>,
+}
+
+/// A layer that was folded away and may still be read by requests that had begun.
+#[derive(Debug)]
+struct Gone {
+    layer: LayerNo,
+    /// Requests numbered before this.
+    before: u64,
+}
+
+/// The fold that runs, and what earlier ones have left.
+#[derive(Debug, Default)]
+pub(super) struct Folder {
+    run: Option<Run>,
+    thread: Option<FoldThread>,
+    /// Begins when the worker has looked at it.
+    beginning: Option<(PersistId, Option<u64>)>,
+    /// Writes that wait for the end of a claim, in order of arrival.
+    waiting: Vec<RequestId>,
+    gone: Vec<Gone>,
+}
+
+/// Work for the worker.
+#[derive(Debug)]
+pub(super) enum FoldTask {
+    Begin(PersistId, String),
+    MakeMap(String),
+    MarkZeroes,
+    Choose(FoldPlan, Direction),
+    Note(FoldPlan, Direction, u64),
+    Switch(FoldPlan, Direction),
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(super) enum FoldReport {
+    Begun(PersistId, Result<FoldPlan, Failure>),
+    MapMade(Result<Option<Box<NewZeroMap>>, Failure>),
+    ZeroesMarked(Result<(), Failure>),
+    Chosen(Result<(), Failure>),
+    Noted(Result<(), Failure>),
+    /// `None`: a chain operation is prepared.
+    Switched(Result<Option<Folded>, Failure>),
+}
+
+impl Folder {
+    pub(super) fn is_idle(&self) -> bool {
+        self.run.is_none() && self.beginning.is_none()
+    }
+
+    pub(super) fn wake_at(&self) -> Option<u64> {
+        self.run.as_ref().filter(|run| run.waits == Waits::Nothing).map(|run| run.not_before)
+    }
+
+    /// The fold that runs comes to its end soon, done or not.
+    pub(super) fn stop(&mut self, why: &str) {
+        if let Some(run) = &mut self.run {
+            run.fold.stop(why);
+            run.not_before = 0;
+        }
+    }
+
+    /// A prepared chain operation was carried out or taken back.
+    pub(super) fn chain_changed(&mut self) {
+        if let Some(run) = self.run.as_mut().filter(|run| run.waits == Waits::Chain) {
+            run.waits = Waits::Nothing;
+        }
+    }
+
+    /// A request that must not begin now.
+    fn holds_back(&self, job: Job) -> bool {
+        let claim = self.run.as_ref().and_then(|run| run.claim);
+        job.is_write() && claim.is_some_and(|claim| claim.overlaps(job.range()))
+    }
+}
+
+impl Server {
+    /// Puts a write off that would meet a fold. True: it waits.
+    pub(super) fn held_by_fold(&mut self, id: RequestId, job: Job) -> bool {
+        // What was begun is waited for; it must not wait in turn.
+        let begun = !matches!(self.requests.get(id).work, RequestWork::None);
+        if begun || !self.folder.holds_back(job) {
+            return false;
+        }
+        self.folder.waiting.push(id);
+        true
+    }
+
+    pub(super) fn begin_fold(&mut self, id: PersistId, name: String, bytes_per_second: Option<u64>) {
+        let refused = match &mut self.folder.run {
+            Some(run) if run.fold.plan().name == name => {
+                run.bytes_per_second = bytes_per_second;
+                return self.inputs.push_back(Input::Persisted { id, result: Ok(()) });
+            }
+            Some(run) => Some(format!("snapshot {} is being folded: one at a time", run.fold.plan().name)),
+            None => self.folder.beginning.is_some().then(|| "a fold is beginning: one at a time".to_owned()),
+        };
+        if let Some(why) = refused {
+            let result = Err(Failure::Refused(why.into()));
+            return self.inputs.push_back(Input::Persisted { id, result });
+        }
+        self.folder.beginning = Some((id, bytes_per_second));
+        self.ask_worker(Task::Fold(FoldTask::Begin(id, name)));
+    }
+
+    pub(super) fn stop_fold(&mut self, id: PersistId) {
+        self.folder.stop("it was stopped");
+        self.inputs.push_back(Input::Persisted { id, result: Ok(()) });
+    }
+
+    fn fold_begun(&mut self, id: PersistId, plan: Result<FoldPlan, Failure>) {
+        let (_, bytes_per_second) = self.folder.beginning.take().unwrap_or((id, None));
+        let result = plan.and_then(|plan| {
+            let gone = || Failure::Refused("the snapshot is gone".into());
+            let fold = Fold::new(&self.store, plan).ok_or_else(gone)?;
+            if self.folder.thread.is_none() {
+                let thread = FoldThread::start(self.status.bell()).map_err(|e| note(&self.status, &e))?;
+                self.folder.thread = Some(thread);
+            }
+            if self.held.is_some() || self.stopping {
+                return Err(Failure::Refused("the directory is being closed".into()));
+            }
+            tracing::info!("folding snapshot {}", fold.plan().name);
+            self.status.set_fold(Some(fold.state()));
+            let waits = Waits::Nothing;
+            self.folder.run =
+                Some(Run { fold, bytes_per_second, not_before: 0, reckoned: 0, waits, claim: None });
+            Ok(())
+        });
+        self.inputs.push_back(Input::Persisted { id, result });
+    }
+
+    /// Goes on with the fold as far as nothing has to be waited for.
+    pub(super) fn pump_fold(&mut self, now: u64) {
+        self.release_gone();
+        if self.core.is_failed() {
+            self.folder.stop("the replica has failed");
+        } else if self.stopping {
+            self.folder.stop("the replica's process ends");
+        } else if !self.core.is_in_use() && self.held.is_none() {
+            return;
+        }
+        while self.may_step(now) {
+            let Some(run) = &mut self.folder.run else { return };
+            match run.fold.next(&mut self.store) {
+                Ok(step) => self.take_fold_step(step),
+                Err(e) => self.break_fold(&e),
+            }
+        }
+    }
+
+    fn may_step(&mut self, now: u64) -> bool {
+        let Some(run) = &self.folder.run else { return false };
+        let ready = match run.waits {
+            // A claim is not held for the sake of a bandwidth.
+            Waits::Nothing => run.claim.is_some() || now >= run.not_before,
+            Waits::Claim => !run.claim.is_some_and(|claim| self.is_written(claim)),
+            Waits::Punch => !self.flusher.is_punching(),
+            // A prepared operation may stay for long; who wants an end gets it.
+            Waits::Chain => run.fold.state().error.is_some(),
+            Waits::Report => false,
+        };
+        if let Some(run) = self.folder.run.as_mut().filter(|_| ready) {
+            if run.waits == Waits::Claim {
+                run.fold.claimed();
+            }
+            run.waits = Waits::Nothing;
+        }
+        ready
+    }
+
+    /// A client's change of the range has begun and not ended.
+    fn is_written(&self, range: Extent) -> bool {
+        let begun = |(id, job): (RequestId, Job)| {
+            job.is_write() && job.range().overlaps(range) && !self.folder.waiting.contains(&id)
+        };
+        self.requests.jobs().any(begun)
+    }
+
+    fn take_fold_step(&mut self, step: FoldStep) {
+        let Some(run) = &mut self.folder.run else { return };
+        run.waits = Waits::Report;
+        let plan = || run.fold.plan().clone();
+        let task = match step {
+            FoldStep::Work(work) => {
+                if let Some(thread) = &mut self.folder.thread {
+                    thread.send(work);
+                }
+                return;
+            }
+            FoldStep::Claim(range) => {
+                run.claim = Some(range);
+                run.waits = Waits::Claim;
+                return;
+            }
+            FoldStep::Release => {
+                run.waits = Waits::Nothing;
+                return self.end_claim();
+            }
+            FoldStep::Punching => {
+                run.waits = Waits::Punch;
+                return;
+            }
+            FoldStep::Flush => return self.flusher.fold_waits(),
+            FoldStep::Ended => return self.fold_ended(),
+            FoldStep::MakeMap(name) => FoldTask::MakeMap(name),
+            FoldStep::MarkZeroes => FoldTask::MarkZeroes,
+            FoldStep::Choose(direction) => FoldTask::Choose(plan(), direction),
+            FoldStep::Note(direction, at) => FoldTask::Note(plan(), direction, at),
+            FoldStep::Switch(direction) => FoldTask::Switch(plan(), direction),
+        };
+        self.ask_worker(Task::Fold(task));
+    }
+
+    /// Writes that waited for the claim's end begin.
+    fn end_claim(&mut self) {
+        if let Some(run) = &mut self.folder.run {
+            run.claim = None;
+        }
+        for id in std::mem::take(&mut self.folder.waiting) {
+            if let Some(job) = self.requests.get(id).job {
+                self.start_job(id, job);
+            }
+        }
+    }
+
+    fn fold_ended(&mut self) {
+        let Some(run) = self.folder.run.take() else { return };
+        let state = run.fold.state();
+        match &state.error {
+            None => tracing::info!("snapshot {} is folded away", state.name),
+            Some(why) => tracing::warn!("snapshot {} is not folded away: {why}", state.name),
+        }
+        self.status.set_fold(Some(state).filter(|state| state.error.is_some()));
+        self.end_claim();
+    }
+
+    /// What the store or a file holds is not known any more.
+    fn break_fold(&mut self, error: &io::Error) {
+        self.break_down(error);
+        if let Some(run) = &mut self.folder.run {
+            run.fold.fail(error.to_string());
+            run.waits = Waits::Nothing;
+        }
+    }
+
+    /// The thread has done a piece of work.
+    pub(super) fn fold_heard(&mut self) {
+        while let Some(work) = self.folder.thread.as_mut().and_then(FoldThread::next) {
+            self.fold_worked(work);
+        }
+    }
+
+    fn fold_worked(&mut self, work: FoldWork) {
+        let now = self.now();
+        let Some(run) = self.folder.run.as_mut().filter(|_| !work.is_closing()) else { return };
+        run.waits = Waits::Nothing;
+        let result = run.fold.worked(&mut self.store, work);
+        let copied = run.fold.moved().0;
+        if let Some(rate) = run.bytes_per_second.filter(|rate| *rate > 0) {
+            let pause = u128::from(copied - run.reckoned) * 1_000_000_000 / u128::from(rate);
+            run.not_before = now.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX));
+        }
+        run.reckoned = copied;
+        self.status.set_fold(Some(run.fold.state()));
+        if let Err(e) = result {
+            self.break_fold(&e);
+        }
+    }
+
+    /// The flush that the fold waits for has ended.
+    pub(super) fn fold_flushed(&mut self, ok: bool) {
+        let Some(run) = self.folder.run.as_mut().filter(|run| run.waits == Waits::Report) else { return };
+        run.waits = Waits::Nothing;
+        if ok { run.fold.flushed() } else { run.fold.fail("a sync failed".into()) }
+    }
+
+    pub(super) fn fold_reported(&mut self, report: FoldReport) {
+        if let FoldReport::Begun(id, plan) = report {
+            return self.fold_begun(id, plan);
+        }
+        let Some(run) = &mut self.folder.run else { return };
+        run.waits = Waits::Nothing;
+        let (fold, store) = (&mut run.fold, &mut self.store);
+        let result = match report {
+            FoldReport::Begun(..) => Ok(()),
+            FoldReport::MapMade(made) => made.map(|map| fold.map_made(store, map.map(|map| *map))),
+            FoldReport::ZeroesMarked(done) => done.map(|()| store.marked()),
+            FoldReport::Chosen(done) => done.map(|()| fold.chosen(store)),
+            FoldReport::Noted(done) => done.map(|()| fold.noted()),
+            FoldReport::Switched(Ok(None)) => {
+                run.waits = Waits::Chain;
+                Ok(())
+            }
+            FoldReport::Switched(Ok(Some(folded))) => {
+                let layer = fold.switched(store, &folded);
+                self.folder.gone.push(Gone { layer, before: self.requests.begun() });
+                Ok(())
+            }
+            FoldReport::Switched(Err(failure)) => Err(failure),
+        };
+        match result {
+            Ok(()) => {}
+            Err(Failure::Refused(why)) => run.fold.fail(why.into()),
+            Err(Failure::NoSpace) => run.fold.fail("the disk is full".into()),
+            Err(_) => self.break_fold(&io::Error::other("the worker could not keep its part of a fold")),
+        }
+    }
+
+    /// Lets go of layers that nothing reads any more.
+    fn release_gone(&mut self) {
+        let Some(first) = self.folder.gone.first() else { return };
+        let oldest = self.requests.oldest_job().unwrap_or(u64::MAX);
+        if oldest < first.before || self.flusher.is_punching() {
+            return;
+        }
+        let layer = self.folder.gone.remove(0).layer;
+        let Some(file) = self.store.release(layer) else { return };
+        let head = self.files[usize::from(self.store.head().0)].clone();
+        // The ring's own descriptor goes first, so that the thread's is the last.
+        let own: Fd = std::mem::replace(&mut self.files[usize::from(layer.0)], head);
+        drop(own);
+        self.close_elsewhere(file);
+    }
+
+    fn close_elsewhere(&mut self, file: Arc<std::fs::File>) {
+        if let Some(thread) = &mut self.folder.thread {
+            thread.send(FoldWork::closing(file));
+        }
+    }
+
+    /// For [`lh_wire::ReplicaState::fold`].
+    pub(super) fn fold_state(&self) -> Option<FoldState> {
+        self.status.fold()
+    }
+}

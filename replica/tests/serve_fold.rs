@@ -1,0 +1,272 @@
+//! Folds, reverts and expansions of a served replica, with a client that goes on reading and writing.
+
+mod serve_client;
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use lh_block::Instance;
+use lh_wire::{ChainOp, Control, FoldState, OpCode, ReplicaState, Status};
+use replica::store::SnapshotView;
+use serve_client::{Client, MIB, SIZE, Server, pattern, places, session};
+
+const CREATED: &str = "2026-01-01T00:00:00Z";
+
+struct World {
+    c: Client<UnixStream>,
+    /// What the volume reads as.
+    bytes: Vec<u8>,
+    operations: u128,
+    seed: u64,
+}
+
+impl World {
+    fn new(c: Client<UnixStream>) -> Self {
+        Self { c, bytes: vec![0; usize::try_from(SIZE).unwrap()], operations: 0, seed: 1 }
+    }
+
+    fn carry_out(&mut self, op: ChainOp) -> Status {
+        self.operations += 1;
+        let id = Instance(self.operations);
+        match self.c.control(&Control::Prepare { id, op }).status() {
+            Status::Ok => self.c.control(&Control::Commit { id }).status(),
+            refused => refused,
+        }
+    }
+
+    fn snapshot(&mut self, name: &str) {
+        let (name, created) = (name.to_owned(), CREATED.to_owned());
+        let op = ChainOp::Snapshot { name, user_created: true, created, labels: Default::default() };
+        assert_eq!(self.carry_out(op), Status::Ok);
+    }
+
+    fn remove(&mut self, name: &str) {
+        assert_eq!(self.carry_out(ChainOp::MarkRemoved { name: name.to_owned() }), Status::Ok);
+    }
+
+    fn write(&mut self, offset: u64, len: u32) {
+        self.seed += 1;
+        let data = pattern(self.seed, len as usize);
+        assert_eq!(self.c.write(offset, &data), Status::Ok);
+        let at = usize::try_from(offset).unwrap();
+        self.bytes[at..at + data.len()].copy_from_slice(&data);
+    }
+
+    fn zero(&mut self, offset: u64, len: u32) {
+        assert_eq!(self.c.op(OpCode::Unmap, offset, len).status(), Status::Ok);
+        let at = usize::try_from(offset).unwrap();
+        self.bytes[at..at + len as usize].fill(0);
+    }
+
+    fn fold(&mut self, name: &str, bytes_per_second: Option<u64>) -> (Status, String) {
+        let answer = self.c.control(&Control::Fold { name: name.to_owned(), bytes_per_second });
+        (answer.status(), String::from_utf8(answer.payload).unwrap())
+    }
+
+    fn names(&mut self) -> Vec<String> {
+        self.c.state().chain.into_iter().map(|l| l.name).collect()
+    }
+
+    /// Asks until it is so; a fold has no event for its client.
+    fn until(&mut self, what: impl Fn(&ReplicaState) -> bool) -> ReplicaState {
+        let began = std::time::Instant::now();
+        loop {
+            let state = self.c.state();
+            if what(&state) {
+                return state;
+            }
+            assert!(began.elapsed().as_secs() < 60, "{state:?}");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn check(&mut self) {
+        for at in (0..SIZE).step_by(MIB as usize) {
+            let from = usize::try_from(at).unwrap();
+            let same = self.c.read(at, MIB) == self.bytes[from..from + MIB as usize];
+            assert!(same, "the MiB at {at} reads otherwise");
+        }
+    }
+
+    /// A little of everything, in small pieces that meet those of a fold.
+    fn change(&mut self, n: u64) {
+        let place = (n * 7919 % 4000) * 4096;
+        self.write(place, 8192);
+        let place = (n * 104_729 % 4000) * 4096;
+        if n.is_multiple_of(3) { self.zero(place, 12288) } else { self.write(place, 4096) }
+        let at = usize::try_from(place).unwrap();
+        assert!(self.c.read(place, 4096) == self.bytes[at..at + 4096], "{place}");
+    }
+}
+
+fn view(place: &Path, snapshot: &str) -> Vec<u8> {
+    let view = SnapshotView::open_beside(&place.join("replica"), snapshot).unwrap();
+    let mut bytes = vec![0; usize::try_from(SIZE).unwrap()];
+    view.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// one <- two <- three <- head over 16 MiB, all but two removed.
+fn layered(place: &Path, c: Client<UnixStream>) -> (World, Vec<u8>) {
+    let mut w = World::new(c);
+    (0..16).for_each(|n| w.write(n * u64::from(MIB), MIB));
+    w.snapshot("one");
+    (0..50).for_each(|n| w.write(n * 40960, 4096));
+    w.zero(0x50000, 0x10000);
+    w.snapshot("two");
+    let two = w.bytes.clone();
+    (0..300).for_each(|n| w.write(n * 49152, 8192));
+    w.zero(0x200000, 0x40000);
+    w.snapshot("three");
+    (0..30).for_each(|n| w.write(n * 200_704, 4096));
+    w.remove("one");
+    w.remove("three");
+    assert!(view(place, "two") == two);
+    (w, two)
+}
+
+#[test]
+fn folds_beside_a_client() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let (mut w, two) = layered(place.path(), session(&server.socket, 1, 1));
+        assert_eq!(w.fold("three", None).0, Status::Ok);
+        let mut n = 0;
+        while w.names().contains(&"three".to_owned()) {
+            (0..20).for_each(|_| {
+                n += 1;
+                w.change(n);
+            });
+        }
+        assert_eq!(w.c.state().fold, None);
+        assert_eq!(w.fold("one", None).0, Status::Ok);
+        w.until(|s| s.chain.len() == 2);
+        assert_eq!(w.names(), ["two", ""]);
+        w.check();
+        assert!(view(place.path(), "two") == two, "a live snapshot has changed");
+        // What the memory says is what the files say.
+        let World { bytes, .. } = w;
+        server.stop();
+        let server = Server::start(place.path());
+        let mut w = World { bytes, ..World::new(session(&server.socket, 2, 2)) };
+        w.check();
+        assert!(view(place.path(), "two") == two);
+    }
+}
+
+#[test]
+fn a_slow_fold_is_told_of_stopped_and_begun_again() {
+    let place = tempfile::tempdir().unwrap();
+    let server = Server::start(place.path());
+    let (mut w, two) = layered(place.path(), session(&server.socket, 1, 1));
+    let (status, why) = w.fold("two", None);
+    assert_eq!(status, Status::Refused);
+    assert!(why.contains("not marked as removed"), "{why}");
+    assert!(w.fold("none", None).1.contains("no snapshot"));
+    // One byte in a second: it stays after the first piece.
+    assert_eq!(w.fold("three", Some(1)).0, Status::Ok);
+    let state = w.until(|s| s.fold.as_ref().is_some_and(|f| f.done > 0));
+    let FoldState { name, done, total, error } = state.fold.unwrap();
+    assert_eq!((name.as_str(), error), ("three", None));
+    assert!(done <= total && total >= 1 << 20, "{done} of {total}");
+    assert!(w.fold("one", None).1.contains("one at a time"));
+    w.change(1);
+    // A snapshot in the middle: what was the head is one now.
+    w.snapshot("four");
+    w.change(2);
+    assert_eq!(w.c.control(&Control::FoldStop).status(), Status::Ok);
+    let state = w.until(|s| s.fold.as_ref().is_some_and(|f| f.error.is_some()));
+    assert!(state.chain.iter().any(|l| l.name == "three"));
+    w.check();
+    assert_eq!(w.fold("three", None).0, Status::Ok);
+    w.until(|s| s.chain.iter().all(|l| l.name != "three"));
+    assert_eq!(w.names(), ["one", "two", "four", ""]);
+    w.check();
+    assert!(view(place.path(), "two") == two);
+}
+
+#[test]
+fn a_close_ends_a_fold_and_a_new_process_goes_on_with_it() {
+    let place = tempfile::tempdir().unwrap();
+    let server = Server::start(place.path());
+    let (mut w, two) = layered(place.path(), session(&server.socket, 1, 1));
+    assert_eq!(w.fold("three", Some(1)).0, Status::Ok);
+    assert_eq!(w.c.control(&Control::Close).status(), Status::Ok);
+    let World { bytes, .. } = w;
+    server.stop();
+    let server = Server::start(place.path());
+    let mut w = World { bytes, ..World::new(session(&server.socket, 2, 2)) };
+    assert!(w.c.state().clean && !w.c.state().imported);
+    w.check();
+    assert_eq!(w.fold("three", None).0, Status::Ok);
+    w.until(|s| s.chain.iter().all(|l| l.name != "three"));
+    w.check();
+    assert!(view(place.path(), "two") == two);
+}
+
+#[test]
+fn a_revert_drops_what_came_after() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let (mut w, two) = layered(place.path(), session(&server.socket, 1, 1));
+        w.operations = 100;
+        // A fold into the head is ended by it.
+        assert_eq!(w.fold("three", Some(1)).0, Status::Ok);
+        assert_eq!(w.c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+        let removed = ChainOp::Revert { name: "one".into(), created: CREATED.into() };
+        assert_eq!(w.carry_out(removed), Status::Refused);
+        w.operations = 200;
+        assert_eq!(w.carry_out(ChainOp::Revert { name: "two".into(), created: CREATED.into() }), Status::Ok);
+        w.bytes.clone_from(&two);
+        w.check();
+        w.write(0, MIB);
+        w.zero(4096, 4096);
+        w.check();
+        // What is left of the branch is a snapshot that nothing stands on.
+        assert_eq!(w.fold("three", None).0, Status::Ok);
+        w.until(|s| s.chain.len() == 3);
+        assert_eq!(w.names(), ["one", "two", ""]);
+        w.check();
+        let World { bytes, .. } = w;
+        server.stop();
+        let server = Server::start(place.path());
+        let mut w = World { bytes, ..World::new(session(&server.socket, 2, 2)) };
+        w.check();
+        assert!(view(place.path(), "two") == two);
+    }
+}
+
+#[test]
+fn an_expansion_gives_room_at_the_end() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let mut w = World::new(session(&server.socket, 1, 1));
+        w.write(SIZE - 8192, 8192);
+        let larger = SIZE + (16 << 20);
+        assert_eq!(w.c.op(OpCode::Read, SIZE, 4096).status(), Status::Invalid);
+        let expand = |size| ChainOp::Expand { size, created: CREATED.into() };
+        for wrong in [SIZE, SIZE - 4096, SIZE + 1, 1 << 60] {
+            assert_eq!(w.carry_out(expand(wrong)), Status::Refused, "{wrong}");
+        }
+        w.operations = 100;
+        assert_eq!(w.carry_out(expand(larger)), Status::Ok);
+        let state = w.c.state();
+        assert_eq!(state.size, larger);
+        assert_eq!(w.names(), [format!("expand-{larger}"), String::new()]);
+        assert_eq!(state.chain[0].labels["replica-expansion"], larger.to_string());
+        assert!(!state.chain[0].user_created && state.chain[0].length == SIZE);
+        assert_eq!(w.c.read(SIZE - 4096, 8192)[4096..], [0; 4096]);
+        let data = pattern(99, 8192);
+        assert_eq!(w.c.write(larger - 8192, &data), Status::Ok);
+        assert_eq!(w.c.write(SIZE - 4096, &data), Status::Ok);
+        assert_eq!(w.c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+        server.stop();
+        let server = Server::start(place.path());
+        let mut w = World::new(session(&server.socket, 2, 2));
+        assert_eq!(w.c.state().size, larger);
+        assert!(w.c.read(larger - 8192, 8192) == data && w.c.read(SIZE - 4096, 8192) == data);
+        // Only what was written is in doubt after the process has ended unclosed.
+        let marked: u64 = w.c.state().intent.iter().map(|e| e.len).sum();
+        assert!(marked <= 4 * (4 << 20), "{marked}");
+    }
+}
