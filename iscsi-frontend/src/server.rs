@@ -34,7 +34,7 @@ use crate::scsi::keep::{FileStore, NoStore, Store};
 use crate::scsi::{LogicalUnit, OpenError};
 use crate::session::{Phase, Session};
 use crate::target::{Limits, Listener, Target};
-use crate::task::Tasks;
+use crate::task::{Stage, Tasks};
 
 use clock::Clock;
 use functions::Function;
@@ -179,8 +179,10 @@ impl Server {
         self.listeners.clear();
         self.ending = Some(ending);
         self.clock.begin_ending();
-        if ending == Ending::Refuse {
-            self.unit.stop();
+        match ending {
+            Ending::Refuse => self.unit.stop(),
+            // What has not reached the device is sent again elsewhere.
+            Ending::Leave => self.abort_all(|task, _| !matches!(task.stage, Stage::Device | Stage::Ready(_))),
         }
         for index in 0..self.places.sessions().len() {
             let slot = self.places.sessions()[index];

@@ -11,7 +11,7 @@ use support::{Running, Setup};
 use zerocopy::IntoBytes;
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i / 512 ^ i).to_le_bytes()[0] ^ seed).collect()
+    (0..len).map(|i| ((i / 512) ^ i).to_le_bytes()[0] ^ seed).collect()
 }
 
 fn hold(server: &Running, answers: Answers) {
@@ -296,12 +296,16 @@ fn a_server_that_gives_way_answers_what_the_device_has() {
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
     hold(&server, Answers::Held);
-    client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
-    server.until("the write is with the device", |load| load.commands == 1);
+    let write = client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    // One that waits for its data is left to the next server.
+    client.start(&rw10(0x2a, 8, 1), FINAL | flag::WRITE, 512);
+    assert_eq!(client.recv().unwrap().code(), opcode::R2T);
+    server.until("the write is with the device", |load| load.commands == 2);
     server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
     assert!(!server.inside(|inside| inside.server.is_done()));
     hold(&server, Answers::AtOnce);
-    assert_eq!(client.answer(b"").status, 0);
+    let answer = client.answer(b"");
+    assert_eq!((answer.itt, answer.status), (write, 0));
     assert!(client.is_closed());
     assert!(server.inside(|inside| inside.server.is_done()));
 }
