@@ -114,7 +114,16 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
         index = attribute(data, number::INDEX).and_then(|value| u32_at(value, 0));
     });
     match (done, index.or(settings.index)) {
-        (Ok(()), Some(index)) => Ok(Device { index, identifier: settings.identifier.clone(), sockets }),
+        (Ok(()), Some(index)) => {
+            let device = Device { index, identifier: settings.identifier.clone(), sockets };
+            match device.limit(settings.served.longest) {
+                Ok(()) => Ok(device),
+                Err(source) => {
+                    device.disconnect()?;
+                    Err(ClientError::Refused { what: "limit the length of its requests", source })
+                }
+            }
+        }
         (Ok(()), None) => {
             Err(ClientError::Refused { what: WHAT, source: io::ErrorKind::UnexpectedEof.into() })
         }
@@ -159,6 +168,13 @@ impl Device {
     /// `/dev/nbdN`.
     pub fn path(&self) -> PathBuf {
         format!("/dev/nbd{}", self.index).into()
+    }
+
+    /// Keeps requests to what the server takes. The kernel's client does not ask, and sends 4 MiB (Linux 7.3).
+    fn limit(&self, longest: u32) -> io::Result<()> {
+        let path = format!("/sys/block/nbd{}/queue/max_sectors_kb", self.index);
+        let now: u32 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
+        if now > longest >> 10 { fs::write(path, (longest >> 10).to_string()) } else { Ok(()) }
     }
 
     /// Hands the kernel connections to take the places of those that have died; as many as have died at most are taken.

@@ -5,7 +5,7 @@
 import os, sys
 from devices import KINDS, Process, example, expect, full, kernel_threads, nodes, run, shown, wait_for
 
-CYCLES = full(200, 1000)
+CYCLES = full(100, 1000)
 
 
 def open_files():

@@ -17,10 +17,10 @@ SCENARIOS = {
     "ublk-basics": ("basics.py", ["ublk"], 400, 400),
     "ublk-life": ("life.py", ["ublk"], 400, 400),
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
-    "ublk-cycles": ("cycles.py", ["ublk"], 300, 1200),
+    "ublk-cycles": ("cycles.py", ["ublk"], 400, 3000),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
-    "nbd-cycles": ("cycles.py", ["nbd"], 300, 1200),
+    "nbd-cycles": ("cycles.py", ["nbd"], 400, 3000),
 }
 
 SKIPPED, NO_TIME = 77, 124

@@ -14,6 +14,9 @@ use crate::proto::{
 /// Longest answer to an option: a few facts, or an error's words.
 const ANSWER_MAX: u32 = 64 << 10;
 
+/// What a server takes that does not tell ("Block size constraints").
+const LONGEST: u32 = 32 << 20;
+
 /// What a server says of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
@@ -23,6 +26,8 @@ pub struct Served {
     pub flags: u16,
     /// Smallest block that it takes.
     pub block: u32,
+    /// Longest read or write that it takes.
+    pub longest: u32,
 }
 
 /// Why a server is no server for the kernel.
@@ -60,7 +65,7 @@ pub fn handshake(stream: &mut (impl Read + Write), export: &str) -> Result<Serve
     let flags = client_flag::FIXED_NEWSTYLE | client_flag::NO_ZEROES;
     stream.write_all(&flags.to_be_bytes())?;
     go(stream, export)?;
-    let mut served = Served { size: 0, flags: 0, block: 512 };
+    let mut served = Served { size: 0, flags: 0, block: 512, longest: LONGEST };
     let mut told = false;
     loop {
         let (kind, data) = answer(stream)?;
@@ -115,8 +120,11 @@ fn fact(data: &[u8], served: &mut Served) -> bool {
             return true;
         }
         info::BLOCK_SIZE => {
-            if let Some(least) = value.first_chunk::<4>() {
+            if let Some((least, rest)) = value.split_first_chunk::<4>()
+                && let Some(longest) = rest.get(4..).and_then(|rest| rest.first_chunk::<4>())
+            {
                 served.block = u32::from_be_bytes(*least).max(512);
+                served.longest = u32::from_be_bytes(*longest).min(LONGEST);
             }
         }
         _ => {}
@@ -174,10 +182,12 @@ mod tests {
     fn size_flags_and_block_are_learnt() {
         let export =
             [&0_u16.to_be_bytes()[..], &(1_u64 << 30).to_be_bytes(), &0x16d_u16.to_be_bytes()].concat();
-        let blocks = [&3_u16.to_be_bytes()[..], &4096_u32.to_be_bytes(), &[0; 8]].concat();
+        let blocks =
+            [&3_u16.to_be_bytes()[..], &4096_u32.to_be_bytes(), &[0; 4], &0x10_0000_u32.to_be_bytes()]
+                .concat();
         let answers = [reply_of(3, &export), reply_of(3, &blocks), reply_of(1, &[])];
         let (served, said) = talk(&answers);
-        assert_eq!(served.unwrap(), Served { size: 1 << 30, flags: 0x16d, block: 4096 });
+        assert_eq!(served.unwrap(), Served { size: 1 << 30, flags: 0x16d, block: 4096, longest: 1 << 20 });
         assert_eq!(&said[..4], [0, 0, 0, 3]);
         assert_eq!(&said[4..20], [&b"IHAVEOPT"[..], &[0, 0, 0, 7, 0, 0, 0, 11]].concat());
         assert_eq!(&said[20..], [&[0, 0, 0, 3][..], b"vol", &[0, 1, 0, 3]].concat());
