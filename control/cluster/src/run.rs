@@ -62,7 +62,9 @@ pub enum RunError {
     )]
     Longhorn(String),
     /// The definitions of the resources are not there.
-    #[error("the API server does not know volumes.longhorn.io: kubectl apply --server-side -f deploy/crds.yaml")]
+    #[error(
+        "the API server does not know volumes.longhorn.io: kubectl apply --server-side -f deploy/crds.yaml"
+    )]
     Definitions,
     /// The socket for engines cannot be used.
     #[error("{}: {source}", socket.display())]
@@ -122,8 +124,7 @@ pub async fn run(
         () = &mut stop => return Ok(()),
     }
     let socket = context.options.authority.clone();
-    let (desk, path) = (context.desk.clone(), socket.clone());
-    let authority = tokio::spawn(async move { authority::serve(desk, &path).await });
+    let authority = authority::serve(context.desk.clone(), &socket);
     tasks.spawn(listen(Arc::clone(&context)));
     tasks.spawn(rounds(Arc::clone(&context)));
     tasks.spawn(keep_leases(Arc::clone(&context)));
@@ -133,8 +134,8 @@ pub async fn run(
         () = work(&context) => Ok(()),
         () = &mut stop => Ok(()),
         ended = authority => match ended {
-            Ok(Err(source)) => Err(RunError::Socket { socket, source }),
-            Ok(Ok(())) | Err(_) => Ok(()),
+            Err(source) => Err(RunError::Socket { socket: socket.clone(), source }),
+            Ok(()) => Ok(()),
         },
     }
 }
@@ -243,8 +244,9 @@ async fn keep_leases(context: Arc<Context>) {
         let name = lease::node_lease(&options.node);
         let label = Some(options.node.as_str());
         let begun = Instant::now();
-        let own = lease::hold(&context.desk, &name, &options.node, label, &mut lease::Watchers::default());
-        if let Err(e) = own.await {
+        // Nobody else holds this one: what was seen of it does not matter.
+        let mut nobody = lease::Watchers::default();
+        if let Err(e) = lease::hold(&context.desk, &name, &options.node, label, &mut nobody).await {
             tracing::warn!(error = %e, "this node's lease was not renewed");
         }
         match lease::hold(&context.desk, lease::LEADER, &options.node, None, &mut watchers).await {

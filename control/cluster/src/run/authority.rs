@@ -62,7 +62,9 @@ pub(super) async fn issue_generation(desk: &Desk, volume: &str, seen: Generation
         let issued = read.status.as_ref().and_then(|s| s.generation).map(|g| g.0).unwrap_or_default();
         let highest = issued.max(seen);
         if highest.attachment == u32::MAX {
-            return Err(ReconcileError::NotYet(format!("volume {volume} has no generation left above {highest}")));
+            return Err(ReconcileError::NotYet(format!(
+                "volume {volume} has no generation left above {highest}"
+            )));
         }
         let generation = highest.next_attachment();
         let patch = json!({

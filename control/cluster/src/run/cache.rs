@@ -10,10 +10,10 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::Api;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::{self, watcher};
-use kube::runtime::WatchStreamExt;
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -118,7 +118,9 @@ impl Cache {
             kube_nodes: watch(Api::all(desk.client.clone()), plain(), news, &mut watches, |_: &KubeNode| {
                 vec![Key::Here]
             }),
-            leases: watch(desk.api(), plain().labels(NODE_LABEL), news, &mut watches, |_: &Lease| vec![Key::Nodes]),
+            leases: watch(desk.api(), plain().labels(NODE_LABEL), news, &mut watches, |_: &Lease| {
+                vec![Key::Nodes]
+            }),
             namespace: desk.namespace.clone(),
         };
         (cache, watches)
@@ -158,7 +160,11 @@ impl Cache {
 
 fn volume_keys(volume: &Volume) -> Vec<Key> {
     let name = volume.name_any();
-    vec![Key::Volume(name.clone()), Key::Attachment(name.clone()), Key::Engine(crate::plan::volume::engine_name(&name))]
+    vec![
+        Key::Volume(name.clone()),
+        Key::Attachment(name.clone()),
+        Key::Engine(crate::plan::volume::engine_name(&name)),
+    ]
 }
 
 fn engine_keys(engine: &Engine) -> Vec<Key> {

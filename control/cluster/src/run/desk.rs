@@ -63,13 +63,18 @@ pub(super) trait Kind:
 }
 
 impl<K> Kind for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Serialize
+        + Debug
 {
 }
 
 impl Desk {
     pub(super) fn new(client: Client, namespace: &str, identity: &str) -> Self {
-        let reporter = Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
+        let reporter =
+            Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
         Self { client, namespace: namespace.to_owned(), recorder }
     }
@@ -96,10 +101,16 @@ impl Desk {
     }
 
     /// Changes the spec of an object that was read. Gives back its new version.
-    pub(super) async fn set_spec<K: Kind, S: Serialize>(&self, read: &K, old: &S, new: &S) -> Done<Option<String>> {
+    pub(super) async fn set_spec<K: Kind, S: Serialize>(
+        &self,
+        read: &K,
+        old: &S,
+        new: &S,
+    ) -> Done<Option<String>> {
         let version = read.resource_version();
         let Some(patch) = patch::of_part("spec", old, new, version.as_deref()) else { return Ok(version) };
-        let done = self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let done =
+            self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
         Ok(done.resource_version())
     }
 
@@ -118,12 +129,15 @@ impl Desk {
 
     /// Puts the finalizer on an object that was read, or takes it off. Gives back the new version.
     pub(super) async fn set_finalizer<K: Kind>(&self, read: &K, keep: bool) -> Done<Option<String>> {
-        let mut finalizers: Vec<String> = read.finalizers().iter().filter(|f| *f != FINALIZER).cloned().collect();
+        let mut finalizers: Vec<String> =
+            read.finalizers().iter().filter(|f| *f != FINALIZER).cloned().collect();
         if keep {
             finalizers.push(FINALIZER.to_owned());
         }
-        let patch = json!({ "metadata": { "finalizers": finalizers, "resourceVersion": read.resource_version() } });
-        let done = self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+        let patch =
+            json!({ "metadata": { "finalizers": finalizers, "resourceVersion": read.resource_version() } });
+        let done =
+            self.api::<K>().patch(&read.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
         match done {
             Ok(object) => Ok(object.resource_version()),
             Err(e) if is_missing(&e) => Ok(None),

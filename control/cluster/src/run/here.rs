@@ -19,9 +19,9 @@ use super::queue::Outcome;
 use super::{Context, RunError, authority};
 use crate::agent::{AgentError, EngineStart};
 use crate::api::{
-    Conditions, DataEngine, DiskSpec, Engine, EngineImage, EngineImageSpec, EngineImageStatus, InstanceManager,
-    InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node, NodeSpec, Replica, Setting, SettingSpec, Snapshot,
-    Volume,
+    Conditions, DataEngine, DiskSpec, Engine, EngineImage, EngineImageSpec, EngineImageStatus,
+    InstanceManager, InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node, NodeSpec, Replica,
+    Setting, SettingSpec, Snapshot, Volume,
 };
 use crate::plan::{self, engine, node, replica, snapshot, written};
 use crate::settings::DEFINITIONS;
@@ -38,7 +38,9 @@ pub(super) async fn check_alone(desk: &Desk) -> Result<(), RunError> {
     let pods = pods.map_err(Box::new)?;
     let foreign = |pod: &Pod| {
         let containers = pod.spec.as_ref().map(|s| s.containers.as_slice()).unwrap_or_default();
-        containers.iter().any(|c| c.image.as_deref().is_some_and(|i| i.contains("longhornio/longhorn-manager")))
+        containers
+            .iter()
+            .any(|c| c.image.as_deref().is_some_and(|i| i.contains("longhornio/longhorn-manager")))
     };
     if pods.iter().any(foreign) {
         return Err(RunError::Longhorn(desk.namespace.clone()));
@@ -127,13 +129,17 @@ async fn keep_settings(context: &Context) -> Done {
 /// node as soon as its manager is.
 async fn keep_engine_image(context: &Context, up: &BTreeSet<String>) -> Done {
     let image = &context.options.image;
-    let name = format!("ei-{}", image.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase());
+    let name = format!(
+        "ei-{}",
+        image.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
+    );
     let Some(resource) = context.cache.get(&context.cache.engine_images, &name) else {
         let resource = EngineImage::new(&name, EngineImageSpec { image: image.clone() });
         return context.desk.create(&resource).await;
     };
     let old = resource.status.clone().unwrap_or_default();
-    let uses = context.cache.volumes.state_filter(|v| v.status.as_ref().is_some_and(|s| s.current_image == *image));
+    let uses =
+        context.cache.volumes.state_filter(|v| v.status.as_ref().is_some_and(|s| s.current_image == *image));
     let new = EngineImageStatus {
         owner_id: context.options.node.clone(),
         state: "deployed".to_owned(),
@@ -270,7 +276,8 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
             }
             engine::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
-                let done = context.desk.set_status::<Engine, _>(name, version.as_deref(), &old, &*status).await;
+                let done =
+                    context.desk.set_status::<Engine, _>(name, version.as_deref(), &old, &*status).await;
                 done?;
                 // What follows is written on top of it, or not at all.
                 version = None;
@@ -283,7 +290,8 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
         tracing::warn!(engine = name, error = %e, "the engine's replicas are not yet what they should be");
     }
     let on_its_way = resource.spec.node_id == here
-        && (process.is_some() && view.as_ref().is_none_or(|v| !v.up) || process.is_none() && outcome == Outcome::Done);
+        && (process.is_some() && view.as_ref().is_none_or(|v| !v.up)
+            || process.is_none() && outcome == Outcome::Done);
     let wants = resource.spec.desire_state == crate::api::DesireState::Running || process.is_some();
     Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
@@ -328,7 +336,8 @@ async fn start_engine(context: &Context, resource: &Engine) -> Done {
 async fn lay_key(context: &Context, volume: &str) -> Done {
     let secret = context.desk.api::<Secret>().get(&key_secret(volume)).await?;
     let key = secret.data.as_ref().and_then(|data| data.get("key"));
-    let key = key.ok_or_else(|| ReconcileError::NotYet(format!("secret {} has no key", key_secret(volume))))?;
+    let key =
+        key.ok_or_else(|| ReconcileError::NotYet(format!("secret {} has no key", key_secret(volume))))?;
     Ok(context.agent.store_key(volume, &key.0).await?)
 }
 
@@ -361,7 +370,9 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     for action in actions {
         tracing::debug!(replica = name, ?action, "replica");
         match action {
-            replica::Action::AddFinalizer => version = context.desk.set_finalizer(resource.as_ref(), true).await?,
+            replica::Action::AddFinalizer => {
+                version = context.desk.set_finalizer(resource.as_ref(), true).await?
+            }
             replica::Action::Start => {
                 lay_key(context, &resource.spec.volume_name).await?;
                 context.agent.start_replica(name, &resource.spec).await?;
@@ -423,7 +434,9 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
     for action in actions {
         tracing::debug!(snapshot = name, ?action, "snapshot");
         match action {
-            snapshot::Action::AddFinalizer => version = context.desk.set_finalizer(resource.as_ref(), true).await?,
+            snapshot::Action::AddFinalizer => {
+                version = context.desk.set_finalizer(resource.as_ref(), true).await?
+            }
             snapshot::Action::RemoveFinalizer => {
                 version = context.desk.set_finalizer(resource.as_ref(), false).await?;
             }

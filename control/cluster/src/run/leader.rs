@@ -6,17 +6,17 @@ use std::sync::Arc;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::api::ObjectMeta;
 use kube::core::object::HasSpec;
+use kube::{Resource, ResourceExt};
 
 use super::Context;
 use super::cache::Key;
 use super::desk::{Done, Kind, is_missing};
 use super::queue::Outcome;
 use crate::api::{
-    AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume, VolumeAttachment,
-    VolumeAttachmentSpec, VolumeAttachmentStatus,
+    AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
+    VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
 use crate::plan::volume::{self, Action};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, node, snapshot, written};
@@ -45,8 +45,12 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
     let snapshots = cache.snapshots.state_filter(|s| s.spec.volume == name);
     let (nodes, all_replicas) = (cache.nodes.state(), cache.replicas.state());
     let (nodes_up, settings) = (context.nodes_up(), cache.settings());
-    let (cluster, disk_paths) =
-        node::picture(nodes.iter().map(Arc::as_ref), all_replicas.iter().map(Arc::as_ref), &nodes_up, &settings);
+    let (cluster, disk_paths) = node::picture(
+        nodes.iter().map(Arc::as_ref),
+        all_replicas.iter().map(Arc::as_ref),
+        &nodes_up,
+        &settings,
+    );
     let actions = volume::plan(&volume::Observed {
         volume: &volume,
         engine: engine.as_deref(),
@@ -60,7 +64,8 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
         image: &context.options.image,
         now: Timestamp::now(),
     });
-    let mut hands = Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
+    let mut hands =
+        Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
     for action in actions {
         tracing::debug!(volume = name, ?action, "volume");
         hands.carry_out(action, engine.as_deref(), &replicas, attachment.as_deref()).await?;
@@ -127,7 +132,8 @@ impl Hands<'_> {
             Action::SetStatus(status) => {
                 let old = self.volume.status.clone().unwrap_or_default();
                 let version = self.version.clone();
-                desk.set_status::<Volume, _>(&self.volume.name_any(), version.as_deref(), &old, &*status).await?;
+                desk.set_status::<Volume, _>(&self.volume.name_any(), version.as_deref(), &old, &*status)
+                    .await?;
             }
             Action::Tell(event) => desk.tell(self.volume, &event).await,
             Action::LookAgain(after) => self.outcome = Outcome::Again(after),

@@ -56,16 +56,6 @@ impl Watchers {
             }
         }
     }
-
-    /// When the next lease will be dead if nothing changes.
-    pub(super) fn next_death(&self, now: Instant) -> Option<Instant> {
-        self.seen.values().map(|(_, since)| *since + TERM).filter(|at| *at > now).min()
-    }
-
-    /// Forgets leases that are not there any more.
-    pub(super) fn keep(&mut self, names: &dyn Fn(&str) -> bool) {
-        self.seen.retain(|name, _| names(name));
-    }
 }
 
 /// What changes with every renewal of a lease.

@@ -38,7 +38,12 @@ pub(super) struct Queue<K> {
 
 impl<K> Default for Queue<K> {
     fn default() -> Self {
-        Self { due: BTreeMap::new(), busy: BTreeSet::new(), again: BTreeSet::new(), failures: BTreeMap::new() }
+        Self {
+            due: BTreeMap::new(),
+            busy: BTreeSet::new(),
+            again: BTreeSet::new(),
+            failures: BTreeMap::new(),
+        }
     }
 }
 

@@ -1,0 +1,361 @@
+//! As much of an API server as the controllers use, in memory: objects with versions, merge patches, the status
+//! subresource, finalizers, watches. It can fail requests and end watches by a seed.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// The server; clones are the same one.
+#[derive(Clone)]
+pub(crate) struct ApiServer {
+    state: Arc<Mutex<State>>,
+    /// The version of the newest change.
+    news: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    version: u64,
+    objects: BTreeMap<(String, String), Value>,
+    log: Vec<(u64, String, &'static str, Value)>,
+    /// Of a hundred requests so many fail.
+    faults: u64,
+    dice: u64,
+    /// Writes that were carried out.
+    writes: u64,
+}
+
+impl State {
+    /// A number below a hundred (a linear congruential generator, Knuth's constants).
+    fn roll(&mut self) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % 100
+    }
+
+    fn store(&mut self, key: (String, String), mut object: Value, kind: &'static str) -> Value {
+        self.version += 1;
+        self.writes += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.log.push((self.version, key.0.clone(), kind, object.clone()));
+        if kind == "DELETED" {
+            self.objects.remove(&key);
+        } else {
+            self.objects.insert(key, object.clone());
+        }
+        object
+    }
+}
+
+struct Failure(u16, &'static str, String);
+
+struct Target {
+    resource: String,
+    name: Option<String>,
+    status: bool,
+}
+
+impl Target {
+    /// `/api/v1/[namespaces/NS/]RESOURCE[/NAME[/status]]`, and so with `/apis/GROUP/VERSION`.
+    fn of(path: &str) -> Self {
+        let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
+        // Kubernetes and Longhorn both have nodes: its own kinds are told apart.
+        let (length, core) = if parts[0] == "api" { (2, "core/") } else { (3, "") };
+        parts.drain(..length);
+        if parts[0] == "namespaces" {
+            parts.drain(..2);
+        }
+        let part = |i: usize| parts.get(i).map(|p| (*p).to_owned());
+        Self {
+            resource: format!("{core}{}", part(0).unwrap_or_default()),
+            name: part(1),
+            status: part(2).as_deref() == Some("status"),
+        }
+    }
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        target.clone_from(patch);
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (key, value) in patch {
+        if value.is_null() {
+            target.as_object_mut().expect("an object").remove(key);
+        } else {
+            merge(&mut target[key], value);
+        }
+    }
+}
+
+fn matches_label(object: &Value, query: &BTreeMap<String, String>) -> bool {
+    let Some(selector) = query.get("labelSelector") else { return true };
+    let labels = &object["metadata"]["labels"];
+    match selector.split_once('=') {
+        Some((key, value)) => labels[key] == *value,
+        None => !labels[selector].is_null(),
+    }
+}
+
+impl ApiServer {
+    pub(crate) fn new(seed: u64) -> Self {
+        let state = State { dice: seed, ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)), news: watch::channel(0).0 }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on so many of a hundred requests fail, and as many watches end.
+    pub(crate) fn fail(&self, percent: u64) {
+        self.state().faults = percent;
+    }
+
+    /// Writes that were carried out so far.
+    pub(crate) fn writes(&self) -> u64 {
+        self.state().writes
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        kube::Client::new(Service(self.clone()), "longhorn-system")
+    }
+
+    /// Everything of one kind.
+    pub(crate) fn all(&self, resource: &str) -> Vec<Value> {
+        let state = self.state();
+        state.objects.iter().filter(|((r, _), _)| r == resource).map(|(_, o)| o.clone()).collect()
+    }
+
+    pub(crate) fn get(&self, resource: &str, name: &str) -> Option<Value> {
+        self.state().objects.get(&(resource.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// Makes or changes an object as a user would.
+    pub(crate) fn apply(&self, resource: &str, name: &str, patch: &Value) {
+        let mut state = self.state();
+        let key = (resource.to_owned(), name.to_owned());
+        let kind = if state.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
+        let mut object = state.objects.get(&key).cloned().unwrap_or_else(|| new_object(name));
+        merge(&mut object, patch);
+        state.store(key, object, kind);
+        self.news.send_replace(state.version);
+    }
+
+    pub(crate) fn delete(&self, resource: &str, name: &str) {
+        let _ = self.remove(&Target {
+            resource: resource.to_owned(),
+            name: Some(name.to_owned()),
+            status: false,
+        });
+    }
+
+    fn answer(
+        &self,
+        method: &Method,
+        target: &Target,
+        query: &BTreeMap<String, String>,
+        body: &[u8],
+    ) -> Result<Value, Failure> {
+        {
+            let mut state = self.state();
+            let faults = state.faults;
+            if state.roll() < faults {
+                return Err(Failure(503, "ServiceUnavailable", "the dice said so".to_owned()));
+            }
+        }
+        match *method {
+            Method::GET => self.read(target, query),
+            Method::POST => self.create(target, body),
+            Method::DELETE => self.remove(target),
+            _ => self.change(method, target, body),
+        }
+    }
+
+    fn read(&self, target: &Target, query: &BTreeMap<String, String>) -> Result<Value, Failure> {
+        let Some(name) = &target.name else {
+            let items: Vec<Value> =
+                self.all(&target.resource).into_iter().filter(|o| matches_label(o, query)).collect();
+            let version = self.state().version.to_string();
+            return Ok(
+                json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": version }, "items": items }),
+            );
+        };
+        self.get(&target.resource, name).ok_or_else(|| missing(target))
+    }
+
+    fn create(&self, target: &Target, body: &[u8]) -> Result<Value, Failure> {
+        let mut object: Value = serde_json::from_slice(body).expect("JSON");
+        let mut state = self.state();
+        let name = match object["metadata"]["name"].as_str() {
+            Some(name) => name.to_owned(),
+            None => format!("generated-{}", state.version),
+        };
+        let key = (target.resource.clone(), name.clone());
+        if state.objects.contains_key(&key) {
+            return Err(Failure(409, "AlreadyExists", name));
+        }
+        let fresh = new_object(&name);
+        merge(&mut object["metadata"], &fresh["metadata"]);
+        if target.resource != "leases" && target.resource != "core/secrets" && target.resource != "events" {
+            object.as_object_mut().expect("an object").remove("status");
+        }
+        let stored = state.store(key, object, "ADDED");
+        self.news.send_replace(state.version);
+        Ok(stored)
+    }
+
+    fn change(&self, method: &Method, target: &Target, body: &[u8]) -> Result<Value, Failure> {
+        let patch: Value = serde_json::from_slice(body).expect("JSON");
+        let key = (target.resource.clone(), target.name.clone().unwrap_or_default());
+        let mut state = self.state();
+        let Some(old) = state.objects.get(&key).cloned() else { return Err(missing(target)) };
+        let version = &patch["metadata"]["resourceVersion"];
+        if !version.is_null() && *version != old["metadata"]["resourceVersion"] {
+            return Err(Failure(409, "Conflict", format!("{} has changed", key.1)));
+        }
+        let mut new = old.clone();
+        if *method == Method::PUT {
+            new.clone_from(&patch);
+        } else if target.status {
+            merge(&mut new, &json!({ "status": patch["status"] }));
+        } else {
+            let mut patch = patch;
+            patch.as_object_mut().expect("an object").remove("status");
+            merge(&mut new, &patch);
+        }
+        let unchanged = {
+            let mut a = new.clone();
+            a["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
+            a == old
+        };
+        if unchanged {
+            return Ok(old);
+        }
+        let gone = !new["metadata"]["deletionTimestamp"].is_null()
+            && new["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+        let stored = state.store(key, new, if gone { "DELETED" } else { "MODIFIED" });
+        self.news.send_replace(state.version);
+        Ok(stored)
+    }
+
+    fn remove(&self, target: &Target) -> Result<Value, Failure> {
+        let key = (target.resource.clone(), target.name.clone().unwrap_or_default());
+        let mut state = self.state();
+        let Some(mut object) = state.objects.get(&key).cloned() else { return Err(missing(target)) };
+        let is_kept = object["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
+        if is_kept {
+            if object["metadata"]["deletionTimestamp"].is_null() {
+                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                object = state.store(key, object, "MODIFIED");
+            }
+        } else {
+            object = state.store(key, object, "DELETED");
+        }
+        self.news.send_replace(state.version);
+        Ok(object)
+    }
+
+    /// Sends every change after `version` until the client goes, or the dice end it.
+    async fn send_changes(
+        self,
+        target: Target,
+        query: BTreeMap<String, String>,
+        sender: mpsc::Sender<Result<Frame<Bytes>, Infallible>>,
+    ) {
+        let mut version: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or_default();
+        let mut news = self.news.subscribe();
+        loop {
+            let (changes, ends): (Vec<String>, bool) = {
+                let mut state = self.state();
+                let newer = state.log.iter().filter(|(v, r, ..)| *v > version && *r == target.resource);
+                let lines = newer
+                    .filter(|(.., object)| matches_label(object, &query))
+                    .map(|(_, _, kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
+                    .collect();
+                version = state.version;
+                let faults = state.faults;
+                (lines, state.roll() < faults)
+            };
+            for line in changes {
+                if sender.send(Ok(Frame::data(line.into()))).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                changed = news.changed() => if ends || changed.is_err() { return },
+                () = sender.closed() => return,
+            }
+        }
+    }
+}
+
+fn new_object(name: &str) -> Value {
+    json!({ "metadata": {
+        "name": name, "namespace": "longhorn-system", "uid": format!("uid-{name}"), "creationTimestamp": "2026-01-01T00:00:00Z",
+    } })
+}
+
+fn missing(target: &Target) -> Failure {
+    Failure(404, "NotFound", format!("{} {:?} not found", target.resource, target.name))
+}
+
+#[derive(Clone)]
+struct Service(ApiServer);
+
+type Body = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
+
+impl tower::Service<Request<kube::client::Body>> for Service {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
+        let server = self.0.clone();
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.expect("a body in memory").to_bytes();
+            let query: BTreeMap<String, String> = parts
+                .uri
+                .query()
+                .unwrap_or_default()
+                .split('&')
+                .filter_map(|pair| pair.split_once('='))
+                .map(|(k, v)| (k.to_owned(), v.replace("%2F", "/").replace("%3D", "=")))
+                .collect();
+            let target = Target::of(parts.uri.path());
+            let (sender, receiver) = mpsc::channel(16);
+            let mut code = 200;
+            if query.get("watch").is_some_and(|w| w == "true" || w == "1") {
+                tokio::spawn(server.send_changes(target, query, sender));
+            } else {
+                let answer = server.answer(&parts.method, &target, &query, &body).unwrap_or_else(|failure| {
+                    let Failure(status, reason, message) = failure;
+                    code = status;
+                    json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                        "code": status, "reason": reason, "message": message })
+                });
+                let bytes = serde_json::to_vec(&answer).expect("JSON");
+                let _ = sender.send(Ok(Frame::data(bytes.into()))).await;
+            }
+            let body = StreamBody::new(ReceiverStream::new(receiver));
+            Ok(Response::builder().status(code).body(body).expect("a response"))
+        })
+    }
+}

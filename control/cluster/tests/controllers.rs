@@ -1,0 +1,390 @@
+//! The managers of three nodes against an API server in memory, with agents that only fake the processes: from a volume
+//! to a running engine with replicas, over faults, and back to nothing.
+
+mod api_server;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api_server::ApiServer;
+use lh_block::Generation;
+use lh_cluster::agent::{
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
+};
+use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
+use lh_cluster::run::{Options, run};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, oneshot};
+use tonic::async_trait;
+
+/// All processes of all nodes.
+#[derive(Default)]
+struct Machine {
+    engines: BTreeMap<String, Vec<FakeEngine>>,
+    replicas: BTreeMap<(String, String), Generation>,
+    directories: BTreeSet<(String, String)>,
+    keys: BTreeSet<(String, String)>,
+    generations: Vec<u64>,
+}
+
+struct FakeEngine {
+    node: String,
+    generation: Generation,
+    size: u64,
+    replicas: BTreeMap<String, String>,
+}
+
+struct FakeAgent {
+    node: String,
+    machine: Arc<Mutex<Machine>>,
+    bell: Arc<Notify>,
+}
+
+impl FakeAgent {
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Agent for FakeAgent {
+    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+        let machine = self.machine();
+        let running = || ProcessView { state: InstanceState::Running, ..ProcessView::default() };
+        let engines = machine.engines.iter().filter(|(_, all)| all.iter().any(|e| e.node == self.node));
+        let replicas = machine.replicas.keys().filter(|(node, _)| *node == self.node);
+        Ok(engines
+            .map(|(name, _)| name.clone())
+            .chain(replicas.map(|(_, name)| name.clone()))
+            .map(|n| (n, running()))
+            .collect())
+    }
+
+    async fn changed(&self) {
+        self.bell.notified().await;
+    }
+
+    async fn listen(&self) {
+        std::future::pending().await
+    }
+
+    async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
+        let mut machine = self.machine();
+        assert!(machine.keys.contains(&(self.node.clone(), spec.volume_name.clone())), "no key for {name}");
+        machine.replicas.entry((self.node.clone(), name.to_owned())).or_default();
+        machine.directories.insert((spec.disk_path.clone(), spec.data_directory_name.clone()));
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        let mut machine = self.machine();
+        let highest = machine.generations.iter().max().copied().unwrap_or_default();
+        assert!(u64::from(start.generation) > highest, "generation {} was used already", start.generation);
+        machine.generations.push(start.generation.into());
+        let engine = FakeEngine {
+            node: self.node.clone(),
+            generation: start.generation,
+            size: start.spec.volume_size.bytes(),
+            replicas: start.spec.replica_address_map.clone(),
+        };
+        for ((_, name), seen) in &mut machine.replicas {
+            if start.spec.replica_address_map.contains_key(name) {
+                *seen = (*seen).max(start.generation);
+            }
+        }
+        machine.engines.entry(start.name.to_owned()).or_default().push(engine);
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn stop(&self, name: &str) -> Result<(), AgentError> {
+        let mut machine = self.machine();
+        if let Some(all) = machine.engines.get_mut(name) {
+            all.retain(|e| e.node != self.node);
+        }
+        machine.replicas.remove(&(self.node.clone(), name.to_owned()));
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn engine(&self, name: &str) -> Option<EngineView> {
+        let machine = self.machine();
+        let engine = machine.engines.get(name)?.iter().find(|e| e.node == self.node)?;
+        let runs = |replica: &str| machine.replicas.keys().any(|(_, name)| name == replica);
+        let replica = |(name, address): (&String, &String)| EngineReplica {
+            name: name.clone(),
+            address: address.clone(),
+            mode: if runs(name) { ReplicaMode::ReadWrite } else { ReplicaMode::Error },
+            ..EngineReplica::default()
+        };
+        Some(EngineView {
+            up: engine.replicas.keys().any(|name| runs(name)),
+            size: engine.size,
+            endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
+            generation: engine.generation,
+            replicas: engine.replicas.iter().map(replica).collect(),
+            ..EngineView::default()
+        })
+    }
+
+    async fn replica(&self, name: &str) -> Option<ReplicaView> {
+        let seen = *self.machine().replicas.get(&(self.node.clone(), name.to_owned()))?;
+        Some(ReplicaView { generation: seen, ..ReplicaView::default() })
+    }
+
+    fn replica_address(&self, name: &str) -> String {
+        format!("unix:/{}/{name}.sock", self.node)
+    }
+
+    async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.replicas.insert(name.to_owned(), address.to_owned());
+        }
+        Ok(())
+    }
+
+    async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.replicas.remove(name);
+        }
+        Ok(())
+    }
+
+    async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.size = size;
+        }
+        Ok(())
+    }
+
+    async fn take_snapshot(&self, _: &str, _: &str, _: &BTreeMap<String, String>) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("not in this fake".to_owned()))
+    }
+
+    async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("not in this fake".to_owned()))
+    }
+
+    async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
+        Ok(DiskView {
+            uuid: format!("disk-of-{}", self.node),
+            filesystem_id: path.display().to_string(),
+            maximum: 1 << 40,
+            available: 1 << 40,
+            ..DiskView::default()
+        })
+    }
+
+    async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError> {
+        self.machine().directories.remove(&(disk_path.display().to_string(), directory));
+        Ok(())
+    }
+
+    async fn store_key(&self, volume: &str, key: &[u8]) -> Result<(), AgentError> {
+        assert_eq!(key.len(), 32);
+        self.machine().keys.insert((self.node.clone(), volume.to_owned()));
+        Ok(())
+    }
+}
+
+/// Managers that end with this.
+struct Cluster {
+    server: ApiServer,
+    machine: Arc<Mutex<Machine>>,
+    bells: BTreeMap<String, Arc<Notify>>,
+    stops: BTreeMap<String, oneshot::Sender<()>>,
+    scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    async fn new(nodes: &[&str], seed: u64) -> Self {
+        let server = ApiServer::new(seed);
+        let mut cluster = Self {
+            server,
+            machine: Arc::default(),
+            bells: BTreeMap::new(),
+            stops: BTreeMap::new(),
+            scratch: tempfile::tempdir().unwrap(),
+        };
+        for node in nodes {
+            let labels = json!({ "topology.kubernetes.io/zone": format!("zone-{node}") });
+            cluster.server.apply("core/nodes", node, &json!({ "metadata": { "labels": labels } }));
+            cluster.start(node);
+        }
+        cluster
+    }
+
+    fn start(&mut self, node: &str) {
+        let bell = self.bells.entry(node.to_owned()).or_default().clone();
+        let agent = FakeAgent { node: node.to_owned(), machine: Arc::clone(&self.machine), bell };
+        let options = Options {
+            node: node.to_owned(),
+            namespace: "longhorn-system".to_owned(),
+            root: format!("/root-{node}").into(),
+            image: "longhorn:test".to_owned(),
+            authority: self.scratch.path().join(format!("{node}.sock")),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let client = self.server.client();
+        tokio::spawn(async move {
+            run(options, client, Arc::new(agent), async { drop(stopped.await) })
+                .await
+                .expect("the manager runs");
+        });
+        self.stops.insert(node.to_owned(), stop);
+    }
+
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        // Long enough for a loaded machine; the usual wait is a second.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !done(self) {
+            assert!(
+                Instant::now() < deadline,
+                "{what} did not happen: {:#?}\n{:#?}\n{:#?}",
+                self.server.all("volumes"),
+                self.server.all("engines"),
+                self.server.all("replicas"),
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn volume(&self, field: &str) -> Value {
+        self.server.get("volumes", "demo").map(|v| v["status"][field].clone()).unwrap_or_default()
+    }
+
+    fn create_volume(&self) {
+        let spec = json!({ "size": "1073741824", "numberOfReplicas": 3 });
+        self.server.apply(
+            "volumes",
+            "demo",
+            &json!({
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Volume", "spec": spec,
+            }),
+        );
+    }
+
+    fn ticket(&self, node: Option<&str>) {
+        let ticket = node.map(|n| json!({ "id": "csi", "type": "csi-attacher", "nodeID": n }));
+        self.server.apply(
+            "volumeattachments",
+            "demo",
+            &json!({ "spec": { "attachmentTickets": { "csi": ticket } } }),
+        );
+    }
+
+    async fn attached_volume(&self) {
+        self.wait("three nodes", |c| nodes_ready(c) == 3).await;
+        self.create_volume();
+        self.wait("detached", |c| c.volume("state") == "detached" && c.server.all("replicas").len() == 3)
+            .await;
+        self.ticket(Some("n1"));
+        self.wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+            .await;
+    }
+}
+
+fn nodes_ready(cluster: &Cluster) -> usize {
+    let ready = |node: &Value| {
+        let conditions = node["status"]["conditions"].as_array();
+        let has_disk = node["status"]["diskStatus"].as_object().is_some_and(|d| !d.is_empty());
+        has_disk
+            && conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+    };
+    cluster.server.all("nodes").iter().filter(|n| ready(n)).count()
+}
+
+#[tokio::test]
+async fn a_volume_from_its_creation_to_its_end() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 1).await;
+    cluster.attached_volume().await;
+    let engine = cluster.server.get("engines", "demo-e-0").unwrap();
+    assert_eq!(engine["status"]["endpoint"], "/dev/longhorn/demo");
+    let modes = engine["status"]["replicaModeMap"].as_object().unwrap();
+    assert!(modes.len() == 3 && modes.values().all(|m| m == "RW"), "{modes:?}");
+    let satisfied = |c: &Cluster| {
+        let attachment = c.server.get("volumeattachments", "demo").unwrap();
+        attachment["status"]["attachmentTicketStatuses"]["csi"]["satisfied"] == true
+    };
+    cluster.wait("the ticket is satisfied", satisfied).await;
+    assert_eq!(cluster.volume("generation"), "4294967296");
+
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "size": "2147483648" } }));
+    cluster
+        .wait("grown", |c| {
+            c.server.get("engines", "demo-e-0").is_some_and(|e| e["status"]["currentSize"] == "2147483648")
+        })
+        .await;
+
+    cluster.ticket(Some("n2"));
+    cluster
+        .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
+        .await;
+    assert!(cluster.machine().engines["demo-e-0"].iter().all(|e| e.node == "n2"), "one engine, on n2");
+    assert_eq!(cluster.volume("generation"), (2_u64 << 32).to_string());
+
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    assert!(cluster.machine().replicas.is_empty());
+    cluster.server.delete("volumes", "demo");
+    cluster
+        .wait("gone", |c| {
+            ["volumes", "engines", "replicas", "volumeattachments", "core/secrets"]
+                .iter()
+                .all(|k| c.server.all(k).is_empty())
+        })
+        .await;
+    assert!(cluster.machine().directories.is_empty(), "the data is gone, too");
+}
+
+#[tokio::test]
+async fn at_rest_nothing_is_written_but_leases() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 2).await;
+    cluster.attached_volume().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let leases = |c: &Cluster| -> Vec<Value> { c.server.all("leases") };
+    let (before, leases_before) = (cluster.server.writes(), leases(&cluster));
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let renewed: u64 =
+        leases(&cluster).iter().zip(&leases_before).filter(|(a, b)| a != b).count().try_into().unwrap();
+    // Each lease is renewed at most twice in that time.
+    let written = cluster.server.writes() - before;
+    assert!(written <= renewed * 2, "{written} writes, {renewed} leases renewed");
+}
+
+#[tokio::test]
+async fn it_converges_over_failing_requests_lost_watches_and_restarted_managers() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 3).await;
+    cluster.attached_volume().await;
+    cluster.server.fail(15);
+    for (round, node) in ["n2", "n3", "n1"].into_iter().enumerate() {
+        // A manager dies and is started again; a replica's process dies meanwhile.
+        drop(cluster.stops.remove(node));
+        let victim = cluster.machine().replicas.keys().next().cloned().unwrap();
+        cluster.machine().replicas.remove(&victim);
+        cluster.start(node);
+        cluster.bells[&victim.0].notify_one();
+        cluster.ticket(Some(node));
+        cluster
+            .wait(&format!("round {round}: attached to {node}"), |c| {
+                c.volume("currentNodeID") == *node
+                    && c.volume("robustness") == "healthy"
+                    && c.volume("state") == "attached"
+            })
+            .await;
+        let engines = cluster.machine().engines["demo-e-0"].len();
+        assert_eq!(engines, 1, "round {round}");
+        assert_eq!(cluster.server.all("replicas").len(), 3, "round {round}");
+    }
+    cluster.ticket(None);
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty());
+}
