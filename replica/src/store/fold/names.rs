@@ -19,15 +19,18 @@ use super::super::directory::{DirLayer, Directory};
 use super::super::disk;
 use super::super::error::ChainError;
 use super::super::fs::Fs;
-use super::super::meta::{LayerMeta, META_MAX, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
+use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
 use super::super::record::{
     ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Records, VOLUME_ATTRIBUTE,
 };
 use super::super::zero;
 use super::Direction;
 
-/// Name in `engine/` under which a file is made that then takes a snapshot's name.
+/// Names in `engine/` under which files are made that then take their places: all that needs space is made before the
+/// first name changes, so that a full disk changes nothing.
 const NEW_LINK: &str = "fold-layer";
+const NEW_META: &str = "fold-info";
+const NEW_VOLUME: &str = "fold-volume";
 const CHECKSUM: &str = ".checksum";
 
 /// A fold that may begin.
@@ -136,7 +139,29 @@ impl Directory {
             return Err(gone());
         }
         let what = format!("folding {} in {}", plan.name, self.path.display());
-        self.switch_names(plan, direction, parent, child).map_err(|source| ChainError::Io { what, source })
+        let done = self.switch_names(plan, direction, parent, child);
+        done.map_err(|source| match source.kind() {
+            // Nothing has changed yet.
+            io::ErrorKind::StorageFull if self.fold.as_ref().is_none_or(|f| f.switch.is_none()) => {
+                ChainError::NoSpace(format!("folding {}", plan.name))
+            }
+            _ => ChainError::Io { what, source },
+        })
+    }
+
+    /// Makes the child's meta, and volume.meta if the child is the head, as they will be.
+    fn make_metas(&self, child: usize, parent: &str) -> io::Result<()> {
+        let (engine, child) = (self.engine(), &self.layers[child]);
+        let meta = LayerMeta { parent: parent.to_owned(), ..child.meta.clone() };
+        self.fs.write(&engine.join(NEW_META), &meta.encode(), None)?;
+        self.fs.remove(&engine.join(NEW_VOLUME))?;
+        if child.name.is_empty() {
+            let volume = VolumeMeta { parent: parent.to_owned(), ..self.volume.clone() };
+            let id = self.identity.volume.to_string();
+            self.fs.write(&engine.join(NEW_VOLUME), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
+        }
+        // Their names are durable with the record's.
+        Ok(())
     }
 
     fn switch_names(
@@ -166,6 +191,9 @@ impl Directory {
             switch: Some(switch),
         };
         self.unsettle(&plan.name, &grandparent)?;
+        if let Some(child) = child {
+            self.make_metas(child, &grandparent)?;
+        }
         self.records().store(&self.fs, &record)?;
         self.fold = Some(record.clone());
         finish(&self.fs, &self.path, &record)?;
@@ -225,8 +253,12 @@ pub(in super::super) fn recover(
     volume: Id,
 ) -> Result<Option<FoldRecord>, super::super::error::OpenError> {
     let records = Records { directory };
-    let Some(record) = records.load::<FoldRecord>()?.filter(|r| r.volume == volume) else { return Ok(None) };
+    let record = records.load::<FoldRecord>()?.filter(|r| r.volume == volume);
     let failed = super::super::open::failed("recovering", directory);
+    let Some(record) = record else {
+        let stale = [NEW_LINK, NEW_META, NEW_VOLUME].map(|name| directory.join(ENGINE).join(name));
+        return stale.iter().try_for_each(|path| fs.remove(path)).map(|()| None).map_err(failed);
+    };
     if record.switch.is_some() {
         return finish(fs, directory, &record).map(|()| None).map_err(failed);
     }
@@ -247,7 +279,7 @@ fn finish(fs: &Fs, directory: &Path, record: &FoldRecord) -> io::Result<()> {
         if record.direction == Direction::IntoParent {
             replace_file(fs, directory, &parent, &child)?;
         }
-        stand_on(fs, directory, child_file, switch, record.volume)?;
+        stand_on(fs, directory, child_file)?;
         fs.remove(&directory.join(format!("{child_file}{CHECKSUM}")))?;
     }
     fs.remove(&directory.join(format!("{parent_file}{CHECKSUM}")))?;
@@ -278,27 +310,14 @@ fn replace_file(fs: &Fs, directory: &Path, parent: &Path, child: &Path) -> io::R
 }
 
 /// The child's parent becomes the parent's. The head's meta goes first; readers pass over a volume.meta that is behind.
-fn stand_on(fs: &Fs, directory: &Path, child_file: &str, switch: &FoldSwitch, volume_id: Id) -> io::Result<()> {
+fn stand_on(fs: &Fs, directory: &Path, child_file: &str) -> io::Result<()> {
     let engine = directory.join(ENGINE);
-    let path = directory.join(meta_name(child_file));
-    let bytes = disk::read_small(&path, META_MAX)?;
-    let mut meta = LayerMeta::parse(child_file, &bytes).map_err(io::Error::other)?;
-    if meta.parent != switch.parent {
-        meta.parent.clone_from(&switch.parent);
-        let new = engine.join("new-layer");
-        fs.write(&new, &meta.encode(), None)?;
-        fs.rename(&new, &path)?;
-        fs.sync_directory(directory)?;
+    for (new, name) in [(NEW_META, meta_name(child_file)), (NEW_VOLUME, VOLUME_META.to_owned())] {
+        let new = engine.join(new);
+        if new.symlink_metadata().is_ok() {
+            fs.rename(&new, &directory.join(name))?;
+            fs.sync_directory(directory)?;
+        }
     }
-    let path = directory.join(VOLUME_META);
-    let bytes = disk::read_small(&path, META_MAX)?;
-    let mut volume = VolumeMeta::parse(&bytes).map_err(io::Error::other)?;
-    if volume.head == child_file && volume.parent != switch.parent {
-        volume.parent.clone_from(&switch.parent);
-        let new = engine.join("new-volume");
-        fs.write(&new, &volume.encode(), Some((VOLUME_ATTRIBUTE, &volume_id.to_string())))?;
-        fs.rename(&new, &path)?;
-        fs.sync_directory(directory)?;
-    }
-    Ok(())
+    fs.sync_directory(&engine)
 }

@@ -1,0 +1,210 @@
+//! Single stories of folds: what they move, what Longhorn gets wrong, what runs out.
+
+use lh_block::{BLOCK, Extent};
+
+use super::super::offline::SnapshotView;
+use super::volume::{Volume, extent, revert_op, temporary};
+
+const MIB: u64 = 1 << 20;
+
+/// Longhorn's order makes this quadratic: the sum that each step has gathered is copied into the next snapshot. Here each
+/// block is moved at most once, whichever end is begun at.
+#[test]
+fn many_removed_snapshots_cost_what_they_hold() {
+    const SNAPSHOTS: u64 = 11;
+    for from_the_root in [true, false] {
+        let place = temporary();
+        let mut volume = Volume::create_sized(&place.path().join("r"), 64 * MIB);
+        for n in 0..SNAPSHOTS {
+            volume.write(Extent::new(n * 2 * MIB, 2 * MIB), u8::try_from(n + 1).unwrap());
+            volume.snapshot(u128::from(n) + 1, &format!("s{n:02}")).unwrap();
+        }
+        volume.write(extent(0, 1), 99);
+        for n in 0..SNAPSHOTS - 1 {
+            volume.remove(100 + u128::from(n), &format!("s{n:02}")).unwrap();
+        }
+        let mut moved = 0;
+        for step in 0..SNAPSHOTS - 1 {
+            let n = if from_the_root { step } else { SNAPSHOTS - 2 - step };
+            let fold = volume.fold(&format!("s{n:02}")).unwrap();
+            moved += fold.moved().0 + fold.moved().1;
+            assert_eq!(fold.state().done, fold.state().total);
+        }
+        assert_eq!(volume.directory.state().chain.len(), 2);
+        let held = SNAPSHOTS * 2 * MIB;
+        assert!(moved <= held, "moved {moved} bytes of {held}, from the root: {from_the_root}");
+        let read = volume.read(Extent::new(0, 24 * MIB));
+        let step = usize::try_from(2 * MIB).unwrap();
+        let expected: Vec<u8> = (1..=11).chain([0]).collect();
+        assert_eq!(read.chunks(step).map(|part| part[4096]).collect::<Vec<_>>(), expected);
+        assert_eq!(read[0], 99);
+    }
+}
+
+/// longhorn-engine punches the live snapshot above a removed one (its list of what may be punched goes on behind the
+/// first that may not), and brings older data back when it opens the directory again.
+#[test]
+fn an_unmap_beside_a_removed_snapshot_touches_no_live_one() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 8), 66);
+    volume.snapshot(1, "b").unwrap();
+    volume.write(extent(0, 8), 65);
+    volume.snapshot(2, "a").unwrap();
+    volume.remove(3, "b").unwrap();
+    volume.zero(extent(0, 4));
+    let fold = volume.begin_fold("b");
+    let reads = |volume: &Volume| volume.blocks()[..8].to_vec();
+    let live = || {
+        let mut bytes = vec![0; 8 * 4096];
+        SnapshotView::open_beside(&path, "a").unwrap().read_at(0, &mut bytes).unwrap();
+        bytes.chunks(4096).map(|block| block[0]).collect::<Vec<_>>()
+    };
+    assert_eq!((reads(&volume), live()), (vec![0, 0, 0, 0, 65, 65, 65, 65], vec![65; 8]));
+    // And in the middle of the fold.
+    let mut fold = fold.unwrap();
+    for n in 4_u64.. {
+        if n < 8 {
+            volume.zero(extent(n, 1));
+        }
+        let goes_on = volume.fold_step(&mut fold).unwrap();
+        assert_eq!(live(), vec![65; 8]);
+        if !goes_on && n >= 8 {
+            break;
+        }
+    }
+    volume.flush();
+    while volume.punch() {
+        volume.flush();
+    }
+    drop(volume);
+    let volume = Volume::open(&path).unwrap();
+    assert_eq!((reads(&volume), live()), (vec![0; 8], vec![65; 8]), "nothing comes back");
+}
+
+/// A byte of the index tells 255 places apart; snapshots that came and went do not use them up.
+#[test]
+fn ranks_are_used_again() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 64), 1);
+    volume.snapshot(1, "base").unwrap();
+    for n in 0..300_u128 {
+        let name = format!("s{n}");
+        let (at, byte) = (u64::try_from(n % 60).unwrap(), u8::try_from(n % 200 + 2).unwrap());
+        volume.write(extent(at, 2), byte);
+        volume.snapshot(10 + 2 * n, &name).unwrap();
+        volume.write(extent(at, 1), byte - 1);
+        volume.remove(11 + 2 * n, &name).unwrap();
+        volume.fold(&name).unwrap();
+        assert_eq!(volume.blocks()[usize::try_from(at).unwrap()..][..2], [byte - 1, byte]);
+    }
+    let before = volume.blocks();
+    assert!(volume.store.layers() <= 4, "numbers of layers are used again");
+    drop(volume);
+    assert_eq!(Volume::open(&path).unwrap().blocks(), before);
+}
+
+#[test]
+fn what_may_not_be_folded_is_refused_with_a_reason() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.snapshot(2, "two").unwrap();
+    volume.flush();
+    volume.carry_out(3, &revert_op("one")).unwrap();
+    let why = |volume: &mut Volume, name: &str| volume.fold(name).unwrap_err().to_string();
+    assert_eq!(why(&mut volume, "one"), "snapshot \"one\" is not marked as removed: remove it first");
+    assert_eq!(why(&mut volume, "none"), "there is no snapshot \"none\"");
+    assert_eq!(why(&mut volume, ""), "there is no snapshot \"\"");
+    volume.remove(4, "one").unwrap();
+    let branches = why(&mut volume, "one");
+    assert!(branches.contains("2 layers stand on snapshot \"one\""), "{branches}");
+    // The branch goes, and then it can be.
+    volume.remove(5, "two").unwrap();
+    volume.fold("two").unwrap();
+    volume.fold("one").unwrap();
+    assert_eq!(volume.directory.state().chain.len(), 1);
+    assert_eq!(volume.blocks()[..5], [1, 1, 1, 1, 0]);
+    let removed = volume.carry_out(6, &revert_op("one")).unwrap_err();
+    assert_eq!(removed.to_string(), "there is no snapshot \"one\"");
+}
+
+/// While a chain operation is prepared its files name the chain as it is: the names wait.
+#[test]
+fn a_fold_ends_after_a_prepared_operation() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(1, 1), 2);
+    volume.remove(2, "one").unwrap();
+    let mut fold = volume.begin_fold("one").unwrap();
+    volume.directory.prepare(lh_block::Instance(3), &super::volume::snapshot_op("two")).unwrap();
+    let refused = loop {
+        match volume.fold_step(&mut fold) {
+            Ok(_) => {}
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(refused, super::super::error::ChainError::OtherPrepared(_)), "{refused}");
+    volume.commit(3).unwrap();
+    while volume.fold_step(&mut fold).unwrap() {}
+    let names: Vec<_> = volume.directory.state().chain.into_iter().map(|l| (l.name, l.parent)).collect();
+    assert_eq!(names, [("two".into(), String::new()), (String::new(), "two".into())]);
+    assert_eq!(volume.blocks()[..5], [1, 2, 1, 1, 0]);
+}
+
+/// A fold into the parent notes how far it is, and one that was killed goes on from there.
+#[test]
+fn a_killed_fold_into_the_parent_goes_on_where_it_was() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create_sized(&path, 64 * MIB);
+    volume.write(Extent::new(0, 32 * MIB), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(Extent::new(0, 16 * MIB), 2);
+    volume.snapshot(2, "two").unwrap();
+    volume.remove(3, "one").unwrap();
+    let plan = volume.directory.begin_fold("one").unwrap();
+    assert_eq!(plan.resume, None);
+    volume.directory.choose_fold(&plan, super::super::Direction::IntoParent).unwrap();
+    volume.directory.save_fold(&plan, super::super::Direction::IntoParent, 12 * MIB).unwrap();
+    drop(volume);
+    let mut volume = Volume::open(&path).unwrap();
+    assert_eq!(volume.directory.begin_fold("one").unwrap().resume, Some(12 * MIB));
+    let fold = volume.fold("one").unwrap();
+    assert_eq!(fold.moved().0 + fold.moved().1, 4 * MIB, "only the rest is moved");
+    assert!(!path.join("engine/fold").exists());
+    // Nobody had copied the beginning: the note was believed.
+    assert_eq!(volume.blocks()[usize::try_from(12 * MIB / BLOCK).unwrap()], 2);
+}
+
+/// Layers of an expanded volume are of several lengths: the one that stays is as long as the longer of the two.
+#[test]
+fn short_layers_become_long_enough() {
+    for larger_child in [false, true] {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(0, 40), 1);
+        let size = 128 * BLOCK;
+        volume.expand(1, size).unwrap();
+        volume.write(extent(100, if larger_child { 20 } else { 2 }), 2);
+        volume.snapshot(2, "two").unwrap();
+        volume.write(extent(101, 1), 3);
+        let expected = volume.blocks();
+        let name = format!("expand-{size}");
+        volume.remove(3, &name).unwrap();
+        volume.fold(&name).unwrap();
+        assert_eq!(volume.directory.state().chain[0].length, size);
+        assert_eq!(volume.blocks(), expected);
+        drop(volume);
+        let volume = Volume::open(&path).unwrap();
+        assert_eq!(volume.blocks(), expected);
+        assert_eq!(volume.directory.state().chain.len(), 2);
+    }
+}
