@@ -8,11 +8,15 @@
 
 mod adopt;
 mod chain;
+mod checksum;
+mod clone;
 mod create;
 mod data;
+mod diff;
 mod directory;
 mod disk;
 mod error;
+mod export;
 mod flush;
 mod fold;
 mod fs;
@@ -26,11 +30,13 @@ mod load;
 mod meta;
 mod offline;
 mod open;
+mod pace;
 mod put;
 mod qcow2;
 mod ranges;
 mod rebuild;
 mod record;
+mod scrub;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -41,7 +47,9 @@ mod zero;
 use tests::tape;
 
 pub use chain::Committed;
+pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
 pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
+pub use diff::{Change, ChangeKind};
 pub use directory::{Closing, CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
 pub use error::{ChainError, Damage, OpenError};
 pub use flush::Flush;
@@ -51,5 +59,7 @@ pub use fold::{
 pub use intent::IntentWrite;
 pub use load::Parts;
 pub use offline::SnapshotView;
+pub use pace::Pace;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
+pub use scrub::{DigestFrom, Hashed, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};

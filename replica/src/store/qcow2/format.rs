@@ -198,7 +198,7 @@ fn check_features(bytes: &[u8]) -> Result<(), Qcow2Fault> {
         return Err(Qcow2Fault::Unsupported("extended L2 entries"));
     }
     let length = u32_at(bytes, 100) as usize;
-    if length < HEADER_V3 || length % 8 != 0 {
+    if length < HEADER_V3 || !length.is_multiple_of(8) {
         return Err(Qcow2Fault::Header("its header has an impossible length"));
     }
     let compression = if length > HEADER_V3 { bytes.get(104).copied().unwrap_or(0) } else { 0 };

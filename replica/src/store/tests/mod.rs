@@ -2,9 +2,12 @@
 
 mod cases;
 mod chain;
+mod clone;
 mod crash;
 mod damage;
+mod diff;
 mod model;
+mod scrub;
 pub(super) mod tape;
 mod volume;
 mod zero_map;

@@ -1,0 +1,14 @@
+//! Checksums of snapshots: Longhorn's, one crc64 of a whole file, and ours, a crc32c of each block.
+//!
+//! Both hold only as long as the file's ctime is the one that they name: whoever changes a layer's file on purpose
+//! changes its ctime, and rot does not.
+
+mod crc64;
+mod longhorn;
+mod sums;
+
+pub(super) use crc64::Crc64;
+pub(super) use longhorn::{Recorded, file_name};
+#[cfg(test)]
+pub(super) use sums::rebind;
+pub(super) use sums::{Sums, SumsWriter, Version, sweep};

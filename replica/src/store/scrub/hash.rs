@@ -1,0 +1,113 @@
+//! Taking the checksums of a layer.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use super::super::checksum::{Crc64, Recorded, Sums, SumsWriter, file_name, sweep};
+use super::super::disk::read_small;
+use super::super::fs::Fs;
+use super::super::meta::{META_MAX, now};
+use super::super::pace::Pace;
+use super::layer::SnapshotLayer;
+use super::walk::{Found, checksums};
+use super::{ScrubError, failed};
+
+/// What hashing a layer gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hashed {
+    /// crc64 of the whole file, holes as zeroes, as Longhorn counts it.
+    pub checksum: u64,
+    /// The file is not what it was when it was hashed last, though nobody changed it. The old checksums were kept: they
+    /// tell [`SnapshotLayer::scrub`] which blocks are rotten.
+    pub silently_corrupted: bool,
+    /// Blocks whose crc32c is now on record; `None`: the layer came with an import and has no id of ours to bind them to
+    /// ([`super::super::Directory::make_zero_map`] gives it one).
+    pub blocks: Option<u64>,
+}
+
+impl SnapshotLayer {
+    /// Reads the whole layer and writes `volume-snap-NAME.img.checksum` and `engine/sums-ID`. `progress`: bytes read so
+    /// far. One task of this kind in a directory at a time.
+    ///
+    /// # Errors
+    /// [`ScrubError`]; then both files are what they were before.
+    pub fn hash(&self, pace: &Pace, progress: &mut dyn FnMut(u64)) -> Result<Hashed, ScrubError> {
+        let fs = Fs::default();
+        let here = |source| failed("hashing in", &self.directory)(source);
+        if self.id.is_some() {
+            sweep(&fs, &self.engine(), &self.live).map_err(here)?;
+        }
+        let recorded = self.recorded().map_err(here)?;
+        let known = recorded.as_ref().and_then(|recorded| recorded.of(self.version.ctime));
+        let mut stored = self.sums();
+        let (mut crc, mut at, mut blocks, mut rotten) = (Crc64::new(), 0, 0, false);
+        let writer = self.id.map(|id| SumsWriter::begin(&fs, &self.engine(), id));
+        let mut writer = writer.transpose().map_err(here)?;
+        self.walk(self.whole(), pace, progress, &mut |found| {
+            let (offset, bytes, own) = match found {
+                Found::Bytes { offset, bytes, own } => (offset, bytes, own),
+                Found::Unreadable { offset, error: source } => {
+                    let snapshot = self.snapshot.clone();
+                    return Err(ScrubError::Unreadable { snapshot, offset, source });
+                }
+            };
+            crc.skip_zeroes(offset - at);
+            crc.update(bytes);
+            at = offset + bytes.len() as u64;
+            for (block, sum) in checksums(offset, bytes, own) {
+                blocks += 1;
+                if let Some(writer) = &mut writer {
+                    writer.push(block, sum).map_err(here)?;
+                }
+                let before = stored.as_mut().map(|stored| stored.next(block..block + 1));
+                rotten |= matches!(before, Some(Ok(Some((_, before)))) if before != sum);
+            }
+            Ok(())
+        })?;
+        crc.skip_zeroes(self.version.length - at);
+        self.check_unchanged()?;
+        let checksum = crc.finish();
+        let silently_corrupted = rotten || known.is_some_and(|known| known != checksum);
+        let mut record = Recorded::new(checksum, self.version.ctime, now());
+        if silently_corrupted {
+            // As Longhorn does: what was recorded stays, with the word beside it.
+            record = recorded.filter(|_| known.is_some()).unwrap_or(record);
+            record.silently_corrupted = true;
+        } else if let Some(writer) = writer {
+            writer.finish(&fs, self.version).map_err(here)?;
+        }
+        self.write_record(&fs, &record).map_err(here)?;
+        Ok(Hashed { checksum, silently_corrupted, blocks: self.id.map(|_| blocks) })
+    }
+
+    /// Our checksums, if they are of this very file and readable.
+    pub(super) fn sums(&self) -> Option<Sums> {
+        let sums = Sums::open(&self.engine(), self.id?).ok().flatten();
+        sums.filter(|sums| sums.version == self.version)
+    }
+
+    /// Longhorn's file, whatever it is of.
+    pub(super) fn recorded(&self) -> io::Result<Option<Recorded>> {
+        match read_small(&self.directory.join(file_name(&self.snapshot)), META_MAX) {
+            Ok(bytes) => Ok(Recorded::parse(&bytes)),
+            Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(err) => Err(err),
+        }
+    }
+
+    fn write_record(&self, fs: &Fs, record: &Recorded) -> io::Result<()> {
+        let name = file_name(&self.snapshot);
+        let inode = self.disk.metadata()?.ino();
+        let engine = self.engine();
+        // A directory of Longhorn's has no engine/.
+        let new = if engine.is_dir() {
+            engine.join(format!("new-checksum-{inode}"))
+        } else {
+            self.directory.join(format!("{name}.tmp"))
+        };
+        fs.write(&new, &record.encode(), None)?;
+        fs.rename(&new, &self.directory.join(name))?;
+        File::open(&self.directory)?.sync_all()
+    }
+}

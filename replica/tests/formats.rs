@@ -1,0 +1,186 @@
+//! Files that others read: exported images judged by qemu-img, Longhorn's checksum files, a qcow2 backing file as it is
+//! served.
+
+mod serve_client;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use replica::store::{Directory, OpenOptions, Pace, SnapshotLayer, SnapshotView, Stored};
+use serde_json::Value;
+use serve_client::{MIB, Server, session};
+
+fn unpack(name: &str) -> (tempfile::TempDir, PathBuf, Value) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .join(format!("tests/fixtures/replica-{name}"));
+    let expected = serde_json::from_slice(&fs::read(from.join("expected.json")).unwrap()).unwrap();
+    let keep = tempfile::tempdir().unwrap();
+    let archive = from.join(format!("replica-{name}.tar.xz"));
+    let done = Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(keep.path()).status().unwrap();
+    assert!(done.success(), "tar unpacks {name}");
+    let replica = keep.path().join("replica");
+    (keep, replica, expected)
+}
+
+/// `None`, and a word about it: there is no qemu-img here.
+fn qemu_img(args: &[&str], files: &[&Path]) -> Option<(bool, String)> {
+    let Ok(done) = Command::new("qemu-img").args(args).args(files).output() else {
+        println!("SKIP: there is no qemu-img here");
+        return None;
+    };
+    let text = [done.stdout, done.stderr].concat();
+    Some((done.status.success(), String::from_utf8_lossy(&text).into_owned()))
+}
+
+#[test]
+fn an_exported_qcow2_image_is_what_qemu_reads() {
+    for name in ["simple", "removed", "expanded", "backing-raw", "backing-qcow2"] {
+        let (keep, replica, expected) = unpack(name);
+        let snapshots = expected["snapshots"].as_object().unwrap().keys().map(|name| Some(name.as_str()));
+        for snapshot in snapshots.chain([None]) {
+            let view = SnapshotView::open(&replica, snapshot).unwrap();
+            let (image, raw) = (keep.path().join("out.qcow2"), keep.path().join("out.raw"));
+            let mut last = 0;
+            view.export_qcow2(&File::create(&image).unwrap(), &mut |done, all| {
+                assert!(done >= last && all == view.size());
+                last = done;
+            })
+            .unwrap();
+            assert_eq!(last, view.size());
+            view.export(&File::create(&raw).unwrap(), &mut |_, _| {}).unwrap();
+            let what = format!("{name}, {snapshot:?}");
+            let Some((clean, text)) = qemu_img(&["check", "-f", "qcow2"], &[&image]) else { return };
+            assert!(clean && text.contains("No errors were found"), "{what}: {text}");
+            let compare = ["compare", "-f", "qcow2", "-F", "raw"];
+            let (same, text) = qemu_img(&compare, &[&image, &raw]).unwrap();
+            assert!(same, "{what}: {text}");
+        }
+    }
+}
+
+/// More than one L2 table, more than one block of reference counts' worth of table, an end within a cluster.
+#[test]
+fn a_large_sparse_volume_becomes_a_small_image() {
+    let place = tempfile::tempdir().unwrap();
+    let (path, image) = (place.path().join("replica"), place.path().join("image"));
+    let size = (3 << 40) + 4096;
+    let options = replica::store::CreateOptions { size, backing: None, lock_wait: Duration::ZERO };
+    let (mut directory, mut store) = Directory::create(&path, &options).unwrap();
+    directory.begin_use().unwrap();
+    let head = File::options().write(true).open(path.join("volume-head-000.img")).unwrap();
+    let mut expected = Vec::new();
+    for at in [0, 65_536 - 4096, 512 << 20, (1 << 40) + 8192, size - 4096] {
+        let byte = u8::try_from(at % 251 + 1).unwrap();
+        let extent = lh_block::Extent::new(at, 4096);
+        assert!(store.begin_write(store.head(), extent));
+        std::os::unix::fs::FileExt::write_all_at(&head, &[byte; 4096], at).unwrap();
+        let _ = store.wrote(extent);
+        expected.push((at, byte));
+    }
+    drop((directory, store, head));
+    let view = SnapshotView::open(&path, None).unwrap();
+    view.export_qcow2(&File::create(&image).unwrap(), &mut |_, _| {}).unwrap();
+    assert!(fs::metadata(&image).unwrap().len() < 2 << 20);
+    let Some((clean, text)) = qemu_img(&["check", "-f", "qcow2"], &[&image]) else { return };
+    assert!(clean, "{text}");
+    let (_, map) = qemu_img(&["map", "--output=json", "-f", "qcow2"], &[&image]).unwrap();
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let data = map.as_array().unwrap().iter().filter(|run| run["data"] == true);
+    let starts: Vec<_> = data.map(|run| run["start"].as_u64().unwrap()).collect();
+    assert_eq!(starts, [0, 512 << 20, 1 << 40, 3 << 40]);
+    // And back in, as a backing file of another volume.
+    let other = place.path().join("other");
+    let options = replica::store::CreateOptions {
+        size,
+        backing: Some(image.display().to_string()),
+        lock_wait: Duration::ZERO,
+    };
+    drop(Directory::create(&other, &options).unwrap());
+    let view = SnapshotView::open(&other, None).unwrap();
+    for (at, byte) in expected {
+        let mut block = [0; 4096];
+        view.read_at(at, &mut block).unwrap();
+        assert_eq!(block, [byte; 4096], "at {at}");
+    }
+    let mut hole = [1; 4096];
+    view.read_at(2 << 40, &mut hole).unwrap();
+    assert_eq!(hole, [0; 4096]);
+}
+
+#[test]
+fn longhorns_checksums_are_found_and_written_as_longhorn_does() {
+    let (_keep, replica, expected) = unpack("checksums");
+    for (name, of) in expected["snapshots"].as_object().unwrap() {
+        let recorded = of["checksum"]["checksum"].as_str().unwrap();
+        let layer = SnapshotLayer::open(&replica, name).unwrap();
+        let report = layer.scrub(&Pace::new(0), &mut |_| {}).unwrap();
+        // The archive does not carry the ctime.
+        assert_eq!((report.checksum_fits, report.stored), (None, Stored::Missing));
+        let file = replica.join(format!("volume-snap-{name}.img.checksum"));
+        let theirs = fs::read_to_string(&file).unwrap();
+        let hashed = layer.hash(&Pace::new(0), &mut |_| {}).unwrap();
+        assert_eq!(format!("{:016x}", hashed.checksum), recorded, "{name}");
+        assert!(!hashed.silently_corrupted);
+        // Byte for byte but for the two times.
+        let ours = fs::read_to_string(&file).unwrap();
+        let without_times = |text: &str| {
+            let value: Value = serde_json::from_str(text).unwrap();
+            let mut bare = text.to_owned();
+            for key in ["change_time", "last_hashed_at"] {
+                bare = bare.replace(value[key].as_str().unwrap(), "");
+            }
+            bare
+        };
+        assert_eq!(without_times(&ours), without_times(&theirs));
+        assert!(ours.ends_with("\"silently_corrupted\":false}\n"));
+        assert_eq!(layer.scrub(&Pace::new(0), &mut |_| {}).unwrap().checksum_fits, Some(true));
+    }
+    // A file that Longhorn hashed just now, in its own time zone, is believed: only the ctime counts.
+    let file = replica.join("volume-snap-h1.img.checksum");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("0fac3a8982c29d39", "0fac3a8982c29d38")).unwrap();
+    let report = SnapshotLayer::open(&replica, "h1").unwrap().scrub(&Pace::new(0), &mut |_| {}).unwrap();
+    assert_eq!(report.checksum_fits, Some(false));
+}
+
+/// Reads over the data protocol give what the directory holds, whatever the clusters are like.
+#[test]
+fn a_qcow2_backing_file_is_served() {
+    let forms: [Option<&[&str]>; 4] =
+        [None, Some(&["-c"]), Some(&["-o", "cluster_size=1024"]), Some(&["-c", "-o", "cluster_size=2M"])];
+    for form in forms {
+        let (keep, replica, _) = unpack("backing-qcow2");
+        if let Some(form) = form {
+            let (image, other) = (keep.path().join("backing.qcow2"), keep.path().join("other"));
+            let args = [&["convert", "-O", "qcow2"], form].concat();
+            let Some((done, text)) = qemu_img(&args, &[&image, &other]) else { return };
+            assert!(done, "{text}");
+            fs::rename(other, image).unwrap();
+        }
+        let view = SnapshotView::open(&replica, None).unwrap();
+        let mut expected = vec![0; usize::try_from(view.size()).unwrap()];
+        view.read_at(0, &mut expected).unwrap();
+        drop(view);
+        let mut options = serve_client::options(keep.path());
+        options.size = None;
+        let server = Server::with(options);
+        let mut c = session(&server.socket, 1, 1);
+        // Backwards, so that what is kept of one read does not serve the next.
+        for at in (0..16_u64).rev() {
+            let got = c.read(at * u64::from(MIB), MIB);
+            let from = usize::try_from(at).unwrap() << 20;
+            assert!(got == expected[from..from + (1 << 20)], "{form:?}: MiB {at}");
+        }
+        for at in (0..4 << 20).step_by(37 * 4096) {
+            assert!(c.read(at, 8192) == expected[usize::try_from(at).unwrap()..][..8192], "{form:?}: {at}");
+        }
+        drop(c);
+        server.stop();
+        let (_directory, _store) =
+            Directory::open(&replica, &OpenOptions { lock_wait: Duration::ZERO }).unwrap();
+    }
+}
