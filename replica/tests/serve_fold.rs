@@ -93,7 +93,11 @@ impl World {
         let place = (n * 7919 % 4000) * 4096;
         self.write(place, 8192);
         let place = (n * 104_729 % 4000) * 4096;
-        if n.is_multiple_of(3) { self.zero(place, 12288) } else { self.write(place, 4096) }
+        if n.is_multiple_of(3) {
+            self.zero(place, 12288)
+        } else {
+            self.write(place, 4096)
+        }
         let at = usize::try_from(place).unwrap();
         assert!(self.c.read(place, 4096) == self.bytes[at..at + 4096], "{place}");
     }

@@ -21,8 +21,7 @@ use super::meta::VOLUME_META;
 use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
 use super::record::{
     ChainRecord, Closed, ENGINE, EpochRecord, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record,
-    Records,
-    VOLUME_ATTRIBUTE,
+    Records, VOLUME_ATTRIBUTE,
 };
 use super::tree::{self, Tree};
 use super::zero;

@@ -290,8 +290,7 @@ impl Directory {
         };
         let tree = tree::load(&self.path).map_err(io::Error::other)?;
         let files = Files { tree: &tree, locked: &locked };
-        let (layers, parts) =
-            gather.all(&files, intent, self.rebuild.is_some()).map_err(io::Error::other)?;
+        let (layers, parts) = gather.all(&files, intent, self.rebuild.is_some()).map_err(io::Error::other)?;
         self.layers = layers;
         self.volume = tree.volume;
         Ok(parts)

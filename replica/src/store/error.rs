@@ -318,7 +318,9 @@ pub enum ChainError {
     #[error("snapshot {0:?} is not marked as removed: remove it first")]
     NotRemoved(String),
     /// Each of several layers would need what the snapshot holds.
-    #[error("{children} layers stand on snapshot {name:?}, and it can be folded into one only: fold them first")]
+    #[error(
+        "{children} layers stand on snapshot {name:?}, and it can be folded into one only: fold them first"
+    )]
     ManyChildren {
         /// The snapshot.
         name: String,

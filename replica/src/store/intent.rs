@@ -122,8 +122,9 @@ impl Intent {
     /// A crash between the two steps of an expansion leaves the header of another size. No chunk behind the smaller of
     /// the two was ever marked: the first write there comes after both steps. The file is written anew.
     fn load_resized(mut self, page: &[u8; PAGE]) -> io::Result<Option<Self>> {
-        let chunks =
-            u64::from_le_bytes([page[32], page[33], page[34], page[35], page[36], page[37], page[38], page[39]]);
+        let chunks = u64::from_le_bytes([
+            page[32], page[33], page[34], page[35], page[36], page[37], page[38], page[39],
+        ]);
         let size = self.size;
         let theirs = chunks.checked_mul(self.chunk).filter(|_| chunks <= CHUNKS_MAX.saturating_mul(2));
         self = match theirs {

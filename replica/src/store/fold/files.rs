@@ -109,10 +109,9 @@ pub fn fold_files(
 
 fn fold(from: &Layer, to: &Layer, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
     let held = || {
-        let all = disk::extents(&from.file, Extent::new(0, from.length), Look::Synced);
         let counts = |kind| kind == Kind::Written || !from.ours;
-        all.filter(move |found| found.as_ref().map_or(true, |(_, kind)| counts(*kind)))
-            .map(|found| found.map(|(extent, kind)| (extent, kind)))
+        disk::extents(&from.file, Extent::new(0, from.length), Look::Synced)
+            .filter(move |found| found.as_ref().map_or(true, |(_, kind)| counts(*kind)))
     };
     let mut total = 0;
     if from.length > 0 {
@@ -173,7 +172,8 @@ mod tests {
         drop(held);
         let mut seen = Vec::new();
         fold_files(&child, &parent, &mut |done, total| seen.push((done, total))).unwrap();
-        let zeroes_told = disk::extents(&File::open(&child).unwrap(), Extent::new(0, 4096), Look::Synced).count() > 0;
+        let zeroes_told =
+            disk::extents(&File::open(&child).unwrap(), Extent::new(0, 4096), Look::Synced).count() > 0;
         assert_eq!(firsts(&parent), [if zeroes_told { 0 } else { 1 }, 2, 0, 0, 0, 2, 0, 0]);
         let (last, first) = (*seen.last().unwrap(), seen[0]);
         assert!(last.0 == last.1 && first.0 == 0 && last.1 >= 2 << 12, "{seen:?}");

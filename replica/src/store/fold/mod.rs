@@ -21,8 +21,8 @@ mod steps;
 mod work;
 
 pub use files::{FoldFilesError, fold_files};
-pub use names::{FoldPlan, Folded};
 pub(super) use names::recover;
+pub use names::{FoldPlan, Folded};
 pub use steps::{Fold, Step};
 pub use work::Work;
 

@@ -20,9 +20,7 @@ use super::super::disk;
 use super::super::error::ChainError;
 use super::super::fs::Fs;
 use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
-use super::super::record::{
-    ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Records, VOLUME_ATTRIBUTE,
-};
+use super::super::record::{ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Records, VOLUME_ATTRIBUTE};
 use super::super::zero;
 use super::Direction;
 

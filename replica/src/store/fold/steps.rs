@@ -14,8 +14,8 @@ use lh_block::{BLOCK, Extent};
 use lh_wire::FoldState;
 
 use super::super::data::{LayerNo, Store};
-use super::super::heads::RANKS_TIDY;
 use super::super::directory::NewZeroMap;
+use super::super::heads::RANKS_TIDY;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::work::{Found, Moved, Pair, Result as Worked};
@@ -72,7 +72,9 @@ enum Stage {
     /// Holds a claim on the head; `true`: the copy is done.
     Claimed(Extent, bool),
     Release,
-    Flush { end: bool },
+    Flush {
+        end: bool,
+    },
     Note,
     Switch,
     Ended,
@@ -312,7 +314,8 @@ impl Fold {
             self.stage = Stage::Look;
             return Ok(None);
         }
-        if self.runs.is_empty() && self.marks.is_empty() && self.moving.is_empty() && self.marking.is_empty() {
+        if self.runs.is_empty() && self.marks.is_empty() && self.moving.is_empty() && self.marking.is_empty()
+        {
             self.at = self.found.until;
             self.stage = Stage::Look;
             return Ok(None);
@@ -397,7 +400,14 @@ impl Fold {
         }
         let holes = if self.marks_are_holes() { self.marking.clone() } else { Vec::new() };
         let runs = self.moving.clone();
-        Ok(Some(Step::Work(Work::copy(self.pair(store), self.direction, runs, holes, self.share, &self.cancel))))
+        Ok(Some(Step::Work(Work::copy(
+            self.pair(store),
+            self.direction,
+            runs,
+            holes,
+            self.share,
+            &self.cancel,
+        ))))
     }
 
     /// Into the base: what the child makes zero becomes a hole there, below which there is nothing.
@@ -625,4 +635,5 @@ impl Store {
     }
 }
 
-const _: () = assert!(CLAIM.is_multiple_of(BLOCK) && CLAIM_SHARED.is_multiple_of(BLOCK) && BATCH.is_multiple_of(BLOCK));
+const _: () =
+    assert!(CLAIM.is_multiple_of(BLOCK) && CLAIM_SHARED.is_multiple_of(BLOCK) && BATCH.is_multiple_of(BLOCK));

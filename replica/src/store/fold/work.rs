@@ -38,7 +38,9 @@ pub(in super::super) struct Pair {
 #[derive(Debug)]
 enum Job {
     /// How many bytes there are to move, into the parent and into the child.
-    Survey { found: (u64, u64) },
+    Survey {
+        found: (u64, u64),
+    },
     /// What is to be moved in a range.
     Look {
         direction: Direction,
@@ -47,7 +49,13 @@ enum Job {
         zero: Vec<Extent>,
         found: Found,
     },
-    Copy { direction: Direction, runs: Vec<Extent>, holes: Vec<Extent>, share: bool, moved: Moved },
+    Copy {
+        direction: Direction,
+        runs: Vec<Extent>,
+        holes: Vec<Extent>,
+        share: bool,
+        moved: Moved,
+    },
     /// Lets go of a file: the last descriptor of a removed file gives its space back, which may take long.
     Drop(Option<Arc<File>>),
 }
@@ -89,13 +97,19 @@ pub struct Work {
 /// What a piece of work has come to.
 #[derive(Debug)]
 pub(in super::super) enum Result {
-    Survey { into_parent: u64, into_child: u64 },
+    Survey {
+        into_parent: u64,
+        into_child: u64,
+    },
     Look(Found),
     Copy(Vec<Extent>, Moved),
     /// Cancelled, and nothing is half done.
     Stopped,
     /// `spoilt`: the target may hold half of something.
-    Failed { error: io::Error, spoilt: bool },
+    Failed {
+        error: io::Error,
+        spoilt: bool,
+    },
 }
 
 impl Work {
@@ -249,7 +263,9 @@ fn look(pair: &Pair, direction: Direction, range: Extent, zero: &[Extent]) -> io
         seen.into_iter().for_each(|e| marks.insert(blocks(e)));
     }
     let seen = Extent::new(range.offset, until - range.offset);
-    if let (Direction::IntoChild, Some(inside)) = (direction, seen.intersection(Extent::new(0, pair.child_length))) {
+    if let (Direction::IntoChild, Some(inside)) =
+        (direction, seen.intersection(Extent::new(0, pair.child_length)))
+    {
         for extent in written(&pair.child, inside, pair.look) {
             let held = blocks(extent?);
             runs.remove(held.clone());

@@ -19,8 +19,15 @@ const MORE: u64 = 8;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { start: u64, blocks: u64, byte: u8 },
-    Zero { start: u64, blocks: u64 },
+    Write {
+        start: u64,
+        blocks: u64,
+        byte: u8,
+    },
+    Zero {
+        start: u64,
+        blocks: u64,
+    },
     Snapshot,
     Remove(usize),
     Revert(usize),
@@ -272,7 +279,11 @@ fn check_index(volume: &Volume) {
                     let said = store.index.runs(range.clone());
                     let right = said.clone().all(|(_, value)| store.holder(value) == holder);
                     let name = &store.at(layer).name;
-                    assert!(right, "{:?}, and {name:?} (rank {rank}) has {range:?}", said.collect::<Vec<_>>());
+                    assert!(
+                        right,
+                        "{:?}, and {name:?} (rank {rank}) has {range:?}",
+                        said.collect::<Vec<_>>()
+                    );
                 }
                 rest.subtract(set);
             }

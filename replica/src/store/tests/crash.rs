@@ -352,7 +352,10 @@ fn fold_of_a_branch() {
             volume.fold("three").is_ok()
         },
         |path, finished, what| {
-            assert_eq!((reads(path, None), reads(path, Some("one"))), (LAYERED[1].1.into(), LAYERED[0].1.into()));
+            assert_eq!(
+                (reads(path, None), reads(path, Some("one"))),
+                (LAYERED[1].1.into(), LAYERED[0].1.into())
+            );
             let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
             let there = names(&volume).iter().any(|name| name == "three");
             assert!(!there || !finished, "{what}");

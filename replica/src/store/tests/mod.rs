@@ -6,6 +6,7 @@ mod clone;
 mod crash;
 mod damage;
 mod diff;
+mod folds;
 mod model;
 mod scrub;
 pub(super) mod tape;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::{BlockState, ChainOp};
 
+use super::super::chain::Committed;
 use super::super::data::{Answer, LayerNo, Source, Store};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
-use super::super::chain::Committed;
 use super::super::error::{ChainError, OpenError};
 use super::super::fold::{Fold, Step};
 use super::super::fs::Fs;
@@ -67,7 +67,11 @@ impl Volume {
     }
 
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        open::open(path, &OPTIONS, Fs::default()).map(|(directory, store)| Self { directory, store, claim: None })
+        open::open(path, &OPTIONS, Fs::default()).map(|(directory, store)| Self {
+            directory,
+            store,
+            claim: None,
+        })
     }
 
     /// Opens with a recorder.
