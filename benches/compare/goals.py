@@ -142,12 +142,12 @@ def pause(found):
 
 
 def rebuild(found):
-    one, two = ("rebuild of a full replica on one disk", ">= 0.8x dd with O_DIRECT"), ("writes at depth 1 during the rebuild",
+    one, two = ("rebuild of a replica of a full volume, on one disk", ">= 0.8x dd with O_DIRECT"), ("writes at depth 1 during the rebuild",
                                                                                       "p99 <= 2x")
     if not good(found):
         return [missing(*one, found), missing(*two, found)]
     slower = found["p99_during"] / found["p99_before"] if found["p99_before"] else 0
-    command = "kill -9 of a replica; longhornctl status until it is RW"
+    command = "longhornctl replica add VOLUME; longhornctl status until it is RW"
     return [Goal(*one, f"{found['ratio']:.2f}x: {found['rate'] / 2**20:,.0f} MiB/s", found["ratio"] >= 0.8,
                  f"dd: {found['copy_rate'] / 2**20:,.0f} MiB/s", command),
             Goal(*two, f"{slower:.1f}x: {found['p99_during'] * 1e3:.2f} ms", slower <= 2,

@@ -9,7 +9,7 @@ FILE = os.path.join(ours.TOP, "benches", "instructions.json")
 TOLERANCE = 0.05
 
 # Each case is done so many times and then more: the difference is free of start-up.
-FEW, MANY = 200, 2_000
+FEW, MANY = 320, 3_200
 
 
 def tool():
