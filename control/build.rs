@@ -7,7 +7,18 @@ use std::path::PathBuf;
 use prost::Message;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let files = ["common.proto", "controller.proto", "replica.proto", "process_manager.proto", "operations.proto"];
+    let files = [
+        "common.proto",
+        "controller.proto",
+        "data_engine.proto",
+        "disk.proto",
+        "instance.proto",
+        "operations.proto",
+        "process_manager.proto",
+        "proxy.proto",
+        "replica.proto",
+        "sync_agent.proto",
+    ];
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is set by cargo")?);

@@ -1,11 +1,15 @@
 //! Instance manager, the gRPC services and a volume's records on its host. No block I/O happens here: engines and
 //! replicas are processes that this crate starts and talks to.
 
+pub mod authority;
 pub mod engine;
 pub mod host;
 pub mod manager;
+mod operations;
 pub mod proto;
+mod proxy;
 mod random;
 pub mod replica;
+mod sync_agent;
 pub mod transport;
 mod unbuilt;

@@ -6,14 +6,17 @@
 //! (`program` bounds that), but for one thing: an engine that is started again gets the next generation (`policy`).
 
 mod identity;
+mod instance;
 mod launch;
 mod log;
 mod policy;
+mod ports;
 mod program;
 mod registry;
 mod service;
 mod state;
 mod supervisor;
+mod wish;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,16 +29,24 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use thiserror::Error;
+use tonic::service::Routes;
 use tonic::transport::Server;
 
 pub use identity::ProcessId;
 pub use launch::{LAUNCH_NAME, run_launched};
 pub use policy::EXIT_GIVES_UP;
+pub use ports::PortRange;
 pub use state::{ProcessRecord, State};
 
 use crate::host::Root;
+use crate::proto::imrpc::disk_service_server::DiskServiceServer;
+use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
+use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineServiceServer;
+use crate::proxy::Proxy;
 use crate::transport::{TrustedPeers, bind_private};
+use instance::{Disks, Instances};
+use ports::Ports;
 use program::Programs;
 use registry::Registry;
 use service::Service;
@@ -95,18 +106,19 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     root.create().map_err(|e| io_error(root.path().display(), e))?;
     let _lock = lock(&root)?;
     let programs = Programs::new(options.program, root.engine_binaries());
-    let registry = Arc::new(Registry::new(root.clone(), programs));
+    let ports = Ports::new(options.listen.is_some().then_some(ports::RANGE));
+    let registry = Arc::new(Registry::new(root.clone(), programs, ports));
     registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
     let socket = root.manager_socket();
     let listener = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
-    let service = || ProcessManagerServiceServer::new(Service::new(registry.clone()));
-    let local = Server::builder().add_service(service()).serve_with_incoming(TrustedPeers::new(listener));
+    let routes = services(&root, &registry);
+    let local = Server::builder().add_routes(routes.clone()).serve_with_incoming(TrustedPeers::new(listener));
     let remote = async {
         match options.listen {
             None => std::future::pending().await,
             Some(address) => {
                 tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
-                Server::builder().add_service(service()).serve(address).await
+                serve_ports(address, routes).await
             }
         }
     };
@@ -120,6 +132,25 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
             Ok(())
         }
     }
+}
+
+/// Everything that an instance manager can be asked.
+fn services(root: &Root, registry: &Arc<Registry>) -> Routes {
+    Routes::new(ProcessManagerServiceServer::new(Service::new(registry.clone())))
+        .add_service(InstanceServiceServer::new(Instances::new(registry.clone())))
+        .add_service(ProxyEngineServiceServer::new(Proxy::new(root.clone())))
+        .add_service(DiskServiceServer::new(Disks))
+}
+
+/// Serves on the ports where Longhorn's clients look: from the first on those of processes, of the proxy, of disks and
+/// of instances. Each of them answers for all services.
+async fn serve_ports(first: SocketAddr, routes: Routes) -> Result<(), tonic::transport::Error> {
+    let serve = |offset: u16| {
+        // A port that the system chooses has no neighbours.
+        let port = if first.port() == 0 { 0 } else { first.port().saturating_add(offset) };
+        Server::builder().add_routes(routes.clone()).serve(SocketAddr::new(first.ip(), port))
+    };
+    tokio::try_join!(serve(0), serve(1), serve(2), serve(3)).map(|_| ())
 }
 
 /// Makes this the only instance manager of the root for as long as the result lives.

@@ -15,10 +15,19 @@ pub mod volume {
     tonic::include_proto!("longhorn.volume");
 }
 
-/// The service of the instance manager, which Longhorn keeps outside of any package.
+/// What Longhorn declares outside of any package: the service of processes. The generated code of the package `imrpc`
+/// looks for two of its messages here.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+mod unpackaged {
+    tonic::include_proto!("_");
+}
+pub use unpackaged::{LogResponse, VersionResponse};
+
+/// The services of the instance manager: package `imrpc`, and the service of processes, which has none.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
 pub mod imrpc {
-    tonic::include_proto!("_");
+    pub use super::unpackaged::*;
+    tonic::include_proto!("imrpc");
 }
 
 /// The descriptors of everything above, as a `google.protobuf.FileDescriptorSet`.

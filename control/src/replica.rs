@@ -13,6 +13,8 @@ use tonic::{Request, Response, Status};
 
 use crate::proto::ptypes;
 use crate::proto::ptypes::replica_service_server::{ReplicaService, ReplicaServiceServer};
+use crate::proto::ptypes::sync_agent_service_server::SyncAgentServiceServer;
+use crate::sync_agent::SyncAgent;
 use crate::transport::{Identity, TrustedPeers, bind_private};
 use crate::unbuilt::unbuilt;
 
@@ -72,9 +74,15 @@ pub async fn serve(
     replica: Arc<dyn ReplicaControl>,
 ) -> io::Result<()> {
     let identity = Identity { volume: volume.to_owned(), instance: instance.to_owned(), role: "replica" };
-    let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity);
+    let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
+    let files = SyncAgentServiceServer::with_interceptor(SyncAgent, identity);
     let peers = TrustedPeers::new(bind_private(socket)?);
-    Server::builder().add_service(service).serve_with_incoming(peers).await.map_err(io::Error::other)
+    Server::builder()
+        .add_service(service)
+        .add_service(files)
+        .serve_with_incoming(peers)
+        .await
+        .map_err(io::Error::other)
 }
 
 /// Longhorn's file name of a snapshot; the head's has a number that is the replica's own affair, and stands for any.
@@ -83,7 +91,7 @@ fn file_name(layer: &str) -> String {
 }
 
 /// The snapshot's name in one of Longhorn's file names; `None` for a head.
-fn snapshot_name(file: &str) -> Option<&str> {
+pub(crate) fn snapshot_name(file: &str) -> Option<&str> {
     file.strip_prefix("volume-snap-")?.strip_suffix(".img")
 }
 

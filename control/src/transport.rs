@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::Stream;
 use tonic::service::Interceptor;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
 
 /// Longest wait for a server that accepts and then says nothing.
@@ -74,17 +74,34 @@ const fn is_trusted(peer: u32, own: u32) -> bool {
 pub async fn connect(path: &Path) -> io::Result<Channel> {
     // Tried by hand first: the error of the transport does not tell a missing server from a mute one.
     drop(UnixStream::connect(path).await?);
-    let path: PathBuf = path.to_owned();
-    let connector = tower::service_fn(move |_| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
+    let (endpoint, connector) = (endpoint(), connector(path));
+    endpoint.connect_with_connector(connector).await.map_err(io::Error::other)
+}
+
+/// A channel to the server that listens on a unix socket, now or later: it connects when it is used, and again when the
+/// connection has broken. For use inside of a tokio runtime.
+pub(crate) fn connect_lazily(path: &Path) -> Channel {
+    endpoint().connect_with_connector_lazy(connector(path))
+}
+
+fn endpoint() -> Endpoint {
     // The URI names nothing: the connector knows where to go.
-    Endpoint::from_static("http://localhost")
-        .connect_timeout(CONNECT_PATIENCE)
-        .connect_with_connector(connector)
-        .await
-        .map_err(io::Error::other)
+    Endpoint::from_static("http://localhost").connect_timeout(CONNECT_PATIENCE)
+}
+
+type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<UnixStream>>> + Send>>;
+
+fn connector(
+    path: &Path,
+) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future = Connecting>
++ Clone
++ Send
++ 'static {
+    let path: PathBuf = path.to_owned();
+    tower::service_fn(move |_: Uri| -> Connecting {
+        let path = path.clone();
+        Box::pin(async move { UnixStream::connect(path).await.map(TokioIo::new) })
+    })
 }
 
 /// Refuses calls that were meant for another volume or instance, as Longhorn does: each name is compared only where

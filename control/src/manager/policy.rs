@@ -99,19 +99,44 @@ impl BackOff {
 /// The arguments of the next start: the value of `--generation`, if there is one, counts one restart more
 /// (`docs/invariants.md`, 2: every engine start has a higher generation). A value that is no generation stays.
 pub(super) fn arguments_of_restart(args: &[String]) -> Vec<String> {
+    with_generation(args, next_restart)
+}
+
+/// The arguments with another value of `--generation`.
+fn with_generation(args: &[String], mut change: impl FnMut(&str) -> String) -> Vec<String> {
     const FLAG: &str = "--generation";
     let mut next = Vec::with_capacity(args.len());
     let mut value_follows = false;
     for arg in args {
         let attached = arg.strip_prefix(FLAG).and_then(|rest| rest.strip_prefix('='));
         next.push(match attached {
-            _ if value_follows => next_restart(arg),
-            Some(value) => format!("{FLAG}={}", next_restart(value)),
+            _ if value_follows => change(arg),
+            Some(value) => format!("{FLAG}={}", change(value)),
             None => arg.clone(),
         });
         value_follows = !value_follows && arg == FLAG;
     }
     next
+}
+
+/// The arguments of a process that takes the place of another: as they are asked for, but if both have a `--generation`,
+/// not below the next one of the process before.
+pub(super) fn arguments_of_replacement(before: &[String], asked: &[String]) -> Vec<String> {
+    let Some(least) = generation(&arguments_of_restart(before)) else { return asked.to_vec() };
+    match generation(asked) {
+        Some(wanted) if wanted < least => with_generation(asked, |_| least.to_string()),
+        _ => asked.to_vec(),
+    }
+}
+
+/// The value of `--generation`.
+fn generation(args: &[String]) -> Option<u64> {
+    let mut found = None;
+    with_generation(args, |value| {
+        found = value.parse().ok();
+        value.to_owned()
+    });
+    found
 }
 
 fn next_restart(value: &str) -> String {
@@ -170,5 +195,23 @@ mod tests {
         }
         let last = u64::from(Generation { attachment: 3, restart: u32::MAX }).to_string();
         assert_eq!(arguments_of_restart(&args(&["--generation", &last])), args(&["--generation", &last]));
+    }
+
+    #[test]
+    fn a_replacement_is_younger_than_what_it_replaces() {
+        let args = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let before = args("controller --generation 4294967298 demo");
+        let replaced = |asked: &str| arguments_of_replacement(&before, &args(asked)).join(" ");
+        assert_eq!(
+            replaced("controller --generation=4294967297 demo"),
+            "controller --generation=4294967299 demo"
+        );
+        assert_eq!(
+            replaced("controller --generation 8589934592 demo"),
+            "controller --generation 8589934592 demo"
+        );
+        assert_eq!(replaced("controller demo"), "controller demo");
+        let none = arguments_of_replacement(&args("replica /d"), &args("replica --generation 1 /d"));
+        assert_eq!(none.join(" "), "replica --generation 1 /d");
     }
 }

@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lh_block::{NameError, check_process_name};
 use thiserror::Error;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{broadcast, watch};
 
 use super::identity::Watched;
+use super::policy::arguments_of_replacement;
+use super::ports::{PortError, PortRange, Ports, with_ports};
 use super::program::{ProgramError, Programs};
 use super::state::{ProcessRecord, State};
 use super::supervisor::{Shared, Supervisor};
+use super::wish::{Replacement, Wishes};
 use crate::host::Root;
 use crate::proto::imrpc::{ProcessResponse, ProcessSpec};
 use crate::random;
@@ -30,10 +33,10 @@ pub(super) enum RegistryError {
     Exists(String),
     #[error("there is no process {0}")]
     Missing(String),
-    #[error(
-        "process {0} is not run: this manager hands out no ports, its processes listen where their arguments say"
-    )]
-    Ports(String),
+    #[error("process {name} is not run: {source}")]
+    Ports { name: String, source: PortError },
+    #[error("process {name} keeps its {held} ports when it is replaced: {asked} were asked for")]
+    OtherPorts { name: String, held: i32, asked: i32 },
     #[error("no random numbers: {0}")]
     Random(io::Error),
 }
@@ -42,21 +45,23 @@ pub(super) enum RegistryError {
 struct Handle {
     uuid: String,
     latest: watch::Receiver<ProcessResponse>,
-    stop: Arc<Notify>,
+    wishes: Arc<Wishes>,
+    ports: Option<PortRange>,
 }
 
 /// All processes of a manager.
 #[derive(Debug)]
 pub(super) struct Registry {
     shared: Arc<Shared>,
+    ports: Ports,
     processes: Mutex<BTreeMap<String, Handle>>,
 }
 
 impl Registry {
-    pub(super) fn new(root: Root, programs: Programs) -> Self {
+    pub(super) fn new(root: Root, programs: Programs, ports: Ports) -> Self {
         let (changes, _) = broadcast::channel(CHANGES_MAX);
         let shared = Arc::new(Shared { root, programs, changes });
-        Self { shared, processes: Mutex::default() }
+        Self { shared, ports, processes: Mutex::default() }
     }
 
     /// Takes over what an earlier manager left: processes that run are watched, those that died are started again, those
@@ -82,6 +87,9 @@ impl Registry {
             }
         };
         tracing::info!(name = record.name, pid = process.as_ref().map(|p| p.id().pid), "adopted");
+        if let Some(ports) = record.ports {
+            self.ports.keep(ports);
+        }
         if process.is_none() {
             record.process = None;
             if record.state == State::Running {
@@ -95,16 +103,40 @@ impl Registry {
     pub(super) fn create(self: &Arc<Self>, spec: &ProcessSpec) -> Result<ProcessResponse, RegistryError> {
         check_process_name("process", &spec.name)?;
         self.shared.programs.resolve(&spec.binary)?;
-        if spec.port_count != 0 {
-            return Err(RegistryError::Ports(spec.name.clone()));
-        }
         if self.processes().contains_key(&spec.name) {
             return Err(RegistryError::Exists(spec.name.clone()));
         }
         let uuid = random::uuid().map_err(RegistryError::Random)?;
-        let record = ProcessRecord::new(&spec.name, &spec.binary, &spec.args, uuid);
+        let ports = match spec.port_count {
+            0 => None,
+            count => Some(
+                self.ports
+                    .take(count, spec.port_args.len())
+                    .map_err(|source| RegistryError::Ports { name: spec.name.clone(), source })?,
+            ),
+        };
+        let record = ProcessRecord::new(spec, ports, uuid);
         let response = record.response(false);
         self.supervise(record, None, false);
+        Ok(response)
+    }
+
+    /// Has a process end and run another program, or the same one with other arguments, under the same name and with
+    /// the same ports. If the program cannot be run, the process goes on as it is.
+    pub(super) fn replace(&self, spec: &ProcessSpec) -> Result<ProcessResponse, RegistryError> {
+        self.shared.programs.resolve(&spec.binary)?;
+        let processes = self.processes();
+        let handle = processes.get(&spec.name).ok_or_else(|| RegistryError::Missing(spec.name.clone()))?;
+        let mut response = handle.latest.borrow().clone();
+        let held = response.spec.get_or_insert_default();
+        if spec.port_count != held.port_count {
+            let (name, held, asked) = (spec.name.clone(), held.port_count, spec.port_count);
+            return Err(RegistryError::OtherPorts { name, held, asked });
+        }
+        let args = with_ports(&spec.args, &spec.port_args, handle.ports);
+        held.args = arguments_of_replacement(&held.args, &args);
+        held.binary.clone_from(&spec.binary);
+        handle.wishes.replace(Replacement { binary: spec.binary.clone(), args });
         Ok(response)
     }
 
@@ -113,7 +145,7 @@ impl Registry {
         let processes = self.processes();
         match processes.get(name) {
             Some(handle) if uuid.is_empty() || uuid == handle.uuid => {
-                handle.stop.notify_one();
+                handle.wishes.end();
                 let mut response = handle.latest.borrow().clone();
                 if let Some(status) = &mut response.status {
                     State::Stopping.as_str().clone_into(&mut status.state);
@@ -150,16 +182,21 @@ impl Registry {
 
     fn supervise(self: &Arc<Self>, record: ProcessRecord, process: Option<Watched>, again: bool) {
         let (latest, receiver) = watch::channel(record.response(false));
-        let stop = Arc::new(Notify::new());
-        let handle = Handle { uuid: record.uuid.clone(), latest: receiver.clone(), stop: stop.clone() };
+        let wishes = Arc::new(Wishes::default());
+        let ports = record.ports;
+        let handle =
+            Handle { uuid: record.uuid.clone(), latest: receiver.clone(), wishes: wishes.clone(), ports };
         let name = record.name.clone();
         self.processes().insert(name.clone(), handle);
-        let supervisor = Supervisor::new(self.shared.clone(), record, latest, stop, again);
+        let supervisor = Supervisor::new(self.shared.clone(), record, latest, wishes, again);
         let registry = self.clone();
         tokio::spawn(async move {
             supervisor.run(process).await;
             // Forgotten before it is announced: who waits for the end may use the name at once.
             registry.processes().remove(&name);
+            if let Some(ports) = ports {
+                registry.ports.give_back(ports);
+            }
             let mut last = receiver.borrow().clone();
             last.deleted = true;
             if let Some(status) = &mut last.status {

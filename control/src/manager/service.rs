@@ -9,6 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::log;
+use super::ports::PortError;
 use super::program::ProgramError;
 use super::registry::{Registry, RegistryError};
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerService;
@@ -20,8 +21,11 @@ use crate::proto::imrpc::{
 /// Version of the service that this manager speaks, and the oldest that it understands: Longhorn 1.12's numbers.
 const API_VERSION: (i64, i64) = (6, 1);
 
+/// The same of `ProxyEngineService`.
+const PROXY_API_VERSION: (i64, i64) = (6, 1);
+
 /// Messages on their way to a client that does not read.
-const STREAM_DEPTH: usize = 64;
+pub(super) const STREAM_DEPTH: usize = 64;
 
 /// The service.
 #[derive(Debug)]
@@ -47,13 +51,57 @@ impl From<RegistryError> for Status {
             }
             RegistryError::Exists(_) => Self::already_exists(text),
             RegistryError::Missing(_) => Self::not_found(text),
-            RegistryError::Ports(_) => Self::unimplemented(text),
+            RegistryError::Ports { source: PortError::None, .. } => Self::unimplemented(text),
+            RegistryError::Ports { source: PortError::Exhausted(_), .. } => Self::resource_exhausted(text),
+            RegistryError::Ports { source: PortError::Count(_) | PortError::Arguments { .. }, .. }
+            | RegistryError::OtherPorts { .. } => Self::invalid_argument(text),
             RegistryError::Random(_) => Self::internal(text),
         }
     }
 }
 
-type Streaming<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// The answer to `VersionGet`.
+pub(super) fn version() -> VersionResponse {
+    let (current, oldest) = API_VERSION;
+    let (proxy_current, proxy_oldest) = PROXY_API_VERSION;
+    VersionResponse {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        git_commit: String::new(),
+        build_date: String::new(),
+        instance_manager_api_version: current,
+        instance_manager_api_min_version: oldest,
+        instance_manager_proxy_api_version: proxy_current,
+        instance_manager_proxy_api_min_version: proxy_oldest,
+    }
+}
+
+/// A process is replaced by the one signal that Longhorn knows for it.
+pub(super) fn check_signal(signal: &str) -> Result<(), Status> {
+    if signal == "SIGHUP" {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "doesn't support terminate signal {signal}: a process is replaced by SIGHUP"
+    )))
+}
+
+/// The log of a process, line by line.
+pub(super) fn log_lines(registry: &Registry, name: &str) -> Result<Streaming<LogResponse>, Status> {
+    registry.get(name)?;
+    let path = registry.root().log(name);
+    let (lines, receiver) = mpsc::channel(STREAM_DEPTH);
+    tokio::task::spawn_blocking(move || {
+        let read = log::read_lines(&path, |line| lines.blocking_send(Ok(LogResponse { line })).is_ok());
+        if let Err(e) = read {
+            // The client may be gone, too.
+            let _ = lines.blocking_send(Err(Status::internal(format!("{}: {e}", path.display()))));
+        }
+    });
+    Ok(Box::pin(ReceiverStream::new(receiver)))
+}
+
+/// An answer that goes on.
+pub(super) type Streaming<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl ProcessManagerService for Service {
@@ -96,18 +144,7 @@ impl ProcessManagerService for Service {
         &self,
         request: Request<LogRequest>,
     ) -> Result<Response<Self::ProcessLogStream>, Status> {
-        let name = request.into_inner().name;
-        self.registry.get(&name)?;
-        let path = self.registry.root().log(&name);
-        let (lines, receiver) = mpsc::channel(STREAM_DEPTH);
-        tokio::task::spawn_blocking(move || {
-            let read = log::read_lines(&path, |line| lines.blocking_send(Ok(LogResponse { line })).is_ok());
-            if let Err(e) = read {
-                // The client may be gone, too.
-                let _ = lines.blocking_send(Err(Status::internal(format!("{}: {e}", path.display()))));
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(log_lines(&self.registry, &request.into_inner().name)?))
     }
 
     async fn process_watch(&self, _: Request<()>) -> Result<Response<Self::ProcessWatchStream>, Status> {
@@ -120,24 +157,16 @@ impl ProcessManagerService for Service {
 
     async fn process_replace(
         &self,
-        _: Request<ProcessReplaceRequest>,
+        request: Request<ProcessReplaceRequest>,
     ) -> Result<Response<ProcessResponse>, Status> {
-        Err(Status::unimplemented(
-            "ProcessReplace is not built yet: delete the process and create it again with the other program",
-        ))
+        let ProcessReplaceRequest { spec, terminate_signal } = request.into_inner();
+        let spec = spec.ok_or_else(|| Status::invalid_argument("ProcessReplace needs a spec"))?;
+        check_signal(&terminate_signal)?;
+        Ok(Response::new(self.registry.replace(&spec)?))
     }
 
     async fn version_get(&self, _: Request<()>) -> Result<Response<VersionResponse>, Status> {
-        let (current, oldest) = API_VERSION;
-        Ok(Response::new(VersionResponse {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            git_commit: String::new(),
-            build_date: String::new(),
-            instance_manager_api_version: current,
-            instance_manager_api_min_version: oldest,
-            instance_manager_proxy_api_version: 0,
-            instance_manager_proxy_api_min_version: 0,
-        }))
+        Ok(Response::new(version()))
     }
 }
 

@@ -10,6 +10,7 @@ use lh_block::check_process_name;
 use serde::{Deserialize, Serialize};
 
 use super::identity::ProcessId;
+use super::ports::{PortRange, with_ports};
 use crate::host::{Root, replace_file, sync_dir};
 use crate::proto::imrpc;
 
@@ -65,6 +66,9 @@ pub struct ProcessRecord {
     /// How often it was started again.
     #[serde(default)]
     pub restarts: u32,
+    /// The ports that it was given; its arguments name them.
+    #[serde(default)]
+    pub ports: Option<PortRange>,
     /// The process, from just before the program runs until it has ended.
     #[serde(default)]
     pub process: Option<ProcessId>,
@@ -72,16 +76,17 @@ pub struct ProcessRecord {
 
 impl ProcessRecord {
     /// A process that is to be started.
-    pub(super) fn new(name: &str, binary: &str, args: &[String], uuid: String) -> Self {
+    pub(super) fn new(spec: &imrpc::ProcessSpec, ports: Option<PortRange>, uuid: String) -> Self {
         Self {
             format: FORMAT,
-            name: name.to_owned(),
-            binary: binary.to_owned(),
-            args: args.to_vec(),
+            name: spec.name.clone(),
+            binary: spec.binary.clone(),
+            args: with_ports(&spec.args, &spec.port_args, ports),
             uuid,
             state: State::Starting,
             error: String::new(),
             restarts: 0,
+            ports,
             process: None,
         }
     }
@@ -140,13 +145,13 @@ impl ProcessRecord {
         }
     }
 
-    /// The record as a client of the manager sees it.
+    /// The record as a client of the manager sees it: the ports are among the arguments.
     pub(super) fn response(&self, deleted: bool) -> imrpc::ProcessResponse {
         let spec = imrpc::ProcessSpec {
             name: self.name.clone(),
             binary: self.binary.clone(),
             args: self.args.clone(),
-            port_count: 0,
+            port_count: self.ports.map_or(0, |ports| i32::from(ports.end - ports.start) + 1),
             port_args: Vec::new(),
         };
         let status = imrpc::ProcessStatus {
@@ -155,6 +160,8 @@ impl ProcessRecord {
             uuid: self.uuid.clone(),
             pid: self.process.as_ref().map_or(0, |id| id.pid),
             restarts: self.restarts,
+            port_start: self.ports.map_or(0, |ports| ports.start.into()),
+            port_end: self.ports.map_or(0, |ports| ports.end.into()),
             ..Default::default()
         };
         imrpc::ProcessResponse { spec: Some(spec), status: Some(status), deleted }
@@ -170,7 +177,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path()).unwrap();
         root.create().unwrap();
-        let mut record = ProcessRecord::new("demo-e-0", "/x", &["controller".into()], "1".into());
+        let spec = imrpc::ProcessSpec {
+            name: "demo-e-0".into(),
+            binary: "/x".into(),
+            args: vec!["controller".into()],
+            port_count: 2,
+            port_args: vec!["--listen,:".into()],
+        };
+        let ports = PortRange { start: 10_000, end: 10_001 };
+        let mut record = ProcessRecord::new(&spec, Some(ports), "1".into());
+        assert_eq!(record.args, ["controller", "--listen", ":10000"]);
+        let status = record.response(false).status.unwrap();
+        assert_eq!((status.port_start, status.port_end), (10_000, 10_001));
         record.process = ProcessId::of(std::process::id()).unwrap();
         record.store(&root).unwrap();
         assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap(), Some(record.clone()));

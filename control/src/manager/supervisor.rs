@@ -5,25 +5,31 @@
 //!    |            |------> Stopped (exit status 0), Error (gave up)
 //!    '------------'---------'----> Stopping --> forgotten
 //! ```
+//!
+//! In any state but the last a process may be replaced: it is ended if it runs, and starts anew as another program.
 
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{broadcast, watch};
 
 use super::identity::Watched;
 use super::launch::launch;
 use super::log::{self, LastWords};
-use super::policy::{BackOff, Exit, Next, arguments_of_restart};
+use super::policy::{BackOff, Exit, Next, arguments_of_replacement, arguments_of_restart};
 use super::program::Programs;
 use super::state::{ProcessRecord, State};
+use super::wish::{Replacement, Wish, Wishes};
 use crate::host::Root;
 use crate::proto::imrpc::ProcessResponse;
 
 /// How long a process that was asked to end may take: an engine flushes everything and closes its replicas.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What ends a process that is replaced: Longhorn's signal for an engine that must not take its device away.
+const REPLACE_SIGNAL: Signal = Signal::HUP;
 
 /// What all supervisors of a manager share.
 #[derive(Debug)]
@@ -40,7 +46,7 @@ pub(super) struct Supervisor {
     shared: Arc<Shared>,
     record: ProcessRecord,
     latest: watch::Sender<ProcessResponse>,
-    stop: Arc<Notify>,
+    wishes: Arc<Wishes>,
     back_off: BackOff,
     /// Waited before the next start.
     delay: Duration,
@@ -54,10 +60,10 @@ impl Supervisor {
         shared: Arc<Shared>,
         record: ProcessRecord,
         latest: watch::Sender<ProcessResponse>,
-        stop: Arc<Notify>,
+        wishes: Arc<Wishes>,
         again: bool,
     ) -> Self {
-        Self { shared, record, latest, stop, back_off: BackOff::default(), delay: Duration::ZERO, again }
+        Self { shared, record, latest, wishes, back_off: BackOff::default(), delay: Duration::ZERO, again }
     }
 
     /// Lives until the process is no more. `process` is the one that runs already.
@@ -73,8 +79,8 @@ impl Supervisor {
                 }
                 (State::Running, None) => self.ended(Exit::Unknown, Duration::ZERO, None).await,
                 (State::Stopped | State::Error, _) => {
-                    self.stop.notified().await;
-                    self.record.state = State::Stopping;
+                    let wish = self.wishes.next().await;
+                    self.follow(wish, None).await;
                 }
                 (State::Stopping, running) => return self.stopping(running.as_mut()).await,
             }
@@ -86,8 +92,8 @@ impl Supervisor {
         self.publish();
         tokio::select! {
             () = tokio::time::sleep(self.delay) => {}
-            () = self.stop.notified() => {
-                self.record.state = State::Stopping;
+            wish = self.wishes.next() => {
+                self.follow(wish, None).await;
                 return None;
             }
         }
@@ -136,11 +142,44 @@ impl Supervisor {
                 self.ended(exit, since.elapsed(), None).await;
                 true
             }
-            () = self.stop.notified() => {
+            wish = self.wishes.next() => self.follow(wish, Some(process)).await,
+        }
+    }
+
+    /// Does what a client wants. True: the process that ran has ended.
+    async fn follow(&mut self, wish: Wish, process: Option<&mut Watched>) -> bool {
+        match wish {
+            Wish::End => {
                 self.record.state = State::Stopping;
                 false
             }
+            Wish::Replace(replacement) => {
+                self.replace(replacement, process).await;
+                true
+            }
         }
+    }
+
+    /// Ends the process, if it runs, and has it start as another program. The next manager, if this one dies now, finds
+    /// the old process with the new arguments, which then count from its next start on.
+    async fn replace(&mut self, replacement: Replacement, process: Option<&mut Watched>) {
+        self.record.args = arguments_of_replacement(&self.record.args, &replacement.args);
+        self.record.binary = replacement.binary;
+        if let Err(e) = self.persist().await {
+            tracing::error!(name = self.record.name, error = %e, "record cannot be written");
+        }
+        if let Some(process) = process {
+            let exit = self.end(process, REPLACE_SIGNAL).await;
+            let name = &self.record.name;
+            log::note(&self.shared.root.log(name), &format!("{name} was ended for another program: {exit}"));
+        }
+        self.record.process = None;
+        self.record.error.clear();
+        self.record.state = State::Starting;
+        self.delay = Duration::ZERO;
+        self.back_off = BackOff::default();
+        // Its arguments are those of a first start.
+        self.again = false;
     }
 
     /// Decides what follows an end, or a start that failed.
@@ -181,7 +220,7 @@ impl Supervisor {
             tracing::error!(name = self.record.name, error = %e, "record cannot be written");
         }
         if let Some(process) = process {
-            let exit = self.end(process).await;
+            let exit = self.end(process, Signal::TERM).await;
             let name = &self.record.name;
             log::note(&self.shared.root.log(name), &format!("{name} was ended: {exit}"));
         }
@@ -193,9 +232,9 @@ impl Supervisor {
     }
 
     /// Asks the process to end, then makes it.
-    async fn end(&self, process: &mut Watched) -> Exit {
+    async fn end(&self, process: &mut Watched, first: Signal) -> Exit {
         // A stopped process hears nothing until it is continued.
-        for signal in [Signal::TERM, Signal::CONT] {
+        for signal in [first, Signal::CONT] {
             self.signal(process, signal);
         }
         if let Ok(exit) = tokio::time::timeout(STOP_PATIENCE, process.exited()).await {

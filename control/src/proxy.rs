@@ -1,0 +1,339 @@
+//! Longhorn's `ProxyEngineService`: whatever a manager wants of an engine of this node, passed on to that engine's own
+//! control socket.
+//!
+//! A request names its engine; the engine checks the names once more and refuses, with Longhorn's words, what was meant
+//! for another (`transport::Identity`). Only sockets of this root are ever opened, whatever address a request carries:
+//! an open port must not become a door to every socket of the machine.
+
+mod engine;
+mod status;
+
+use tonic::{Request, Response, Status};
+
+use crate::host::Root;
+use crate::proto::imrpc;
+use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineService;
+use crate::proto::ptypes;
+use crate::proto::volume;
+use crate::unbuilt::unbuilt;
+use engine::{Engine, Engines, LONG};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    engines: Engines,
+}
+
+impl Proxy {
+    /// The proxy to the engines of a root.
+    pub(crate) fn new(root: Root) -> Self {
+        Self { engines: Engines::new(root) }
+    }
+
+    /// The engine that a request names.
+    fn engine(&self, request: Option<imrpc::ProxyEngineRequest>) -> Result<Engine, Status> {
+        let request = request.ok_or_else(|| Status::invalid_argument("the request names no engine"))?;
+        self.engines.find(&request)
+    }
+}
+
+/// The part of a request that is passed on.
+fn part<T>(part: Option<T>, name: &str) -> Result<T, Status> {
+    part.ok_or_else(|| Status::invalid_argument(format!("the request has no {name}")))
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl ProxyEngineService for Proxy {
+    async fn server_version_get(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineVersionProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let answer = engine.ask((), |mut c, r| async move { c.version_detail_get(r).await }).await?;
+        Ok(Response::new(imrpc::EngineVersionProxyResponse { version: answer.version }))
+    }
+
+    async fn volume_get(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineVolumeGetProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let volume = engine.ask((), |mut c, r| async move { c.volume_get(r).await }).await?;
+        Ok(Response::new(imrpc::EngineVolumeGetProxyResponse { volume: Some(volume) }))
+    }
+
+    async fn volume_expand(&self, request: Request<imrpc::EngineVolumeExpandRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?.waiting(LONG);
+        let expand = part(request.expand, "expand")?;
+        engine.ask(expand, |mut c, r| async move { c.volume_expand(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_frontend_start(
+        &self,
+        request: Request<imrpc::EngineVolumeFrontendStartRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let start = part(request.frontend_start, "frontend_start")?;
+        engine.ask(start, |mut c, r| async move { c.volume_frontend_start(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_frontend_shutdown(&self, request: Request<imrpc::ProxyEngineRequest>) -> Answer<()> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        engine.ask((), |mut c, r| async move { c.volume_frontend_shutdown(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_unmap_mark_snap_chain_removed_set(
+        &self,
+        request: Request<imrpc::EngineVolumeUnmapMarkSnapChainRemovedSetRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let mark = part(request.unmap_mark_snap, "unmap_mark_snap")?;
+        engine
+            .ask(mark, |mut c, r| async move { c.volume_unmap_mark_snap_chain_removed_set(r).await })
+            .await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_snapshot_max_count_set(
+        &self,
+        request: Request<imrpc::EngineVolumeSnapshotMaxCountSetRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let count = part(request.count, "count")?;
+        engine.ask(count, |mut c, r| async move { c.volume_snapshot_max_count_set(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_snapshot_max_size_set(
+        &self,
+        request: Request<imrpc::EngineVolumeSnapshotMaxSizeSetRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let size = part(request.size, "size")?;
+        engine.ask(size, |mut c, r| async move { c.volume_snapshot_max_size_set(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn volume_snapshot(
+        &self,
+        request: Request<imrpc::EngineVolumeSnapshotRequest>,
+    ) -> Answer<imrpc::EngineVolumeSnapshotProxyResponse> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let snapshot = part(request.snapshot_volume, "snapshot_volume")?;
+        let taken = engine.ask(snapshot, |mut c, r| async move { c.volume_snapshot(r).await }).await?;
+        Ok(Response::new(imrpc::EngineVolumeSnapshotProxyResponse { snapshot: Some(taken) }))
+    }
+
+    /// The snapshots of a member: they are the same on each.
+    async fn snapshot_list(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineSnapshotListProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        let member = status::a_member(list).ok_or_else(|| {
+            Status::unavailable("no replica is in sync, so nobody tells the snapshots: try again later")
+        })?;
+        let replica = self.engines.replica(&engine, &member).await?;
+        Ok(Response::new(imrpc::EngineSnapshotListProxyResponse { disks: status::snapshots(&replica) }))
+    }
+
+    async fn snapshot_revert(&self, request: Request<imrpc::EngineSnapshotRevertRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let revert = ptypes::VolumeRevertRequest { name: request.name, ..Default::default() };
+        engine.ask(revert, |mut c, r| async move { c.volume_revert(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn snapshot_purge(&self, request: Request<imrpc::EngineSnapshotPurgeRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        if request.skip_if_in_progress {
+            let now = engine.operate((), |mut c, r| async move { c.snapshot_purge_status(r).await }).await?;
+            if now.replicas.iter().any(|replica| !replica.snapshot.is_empty()) {
+                return Ok(Response::new(()));
+            }
+        }
+        engine.operate((), |mut c, r| async move { c.snapshot_purge(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn snapshot_purge_status(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineSnapshotPurgeStatusProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        let purges = engine.operate((), |mut c, r| async move { c.snapshot_purge_status(r).await }).await?;
+        let status = status::purges(&list, purges);
+        Ok(Response::new(imrpc::EngineSnapshotPurgeStatusProxyResponse { status }))
+    }
+
+    /// Each snapshot is one decision; the first that is refused ends the call.
+    async fn snapshot_remove(&self, request: Request<imrpc::EngineSnapshotRemoveRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        for name in request.names {
+            let name = volume::SnapshotName { name };
+            engine.operate(name, |mut c, r| async move { c.snapshot_remove(r).await }).await?;
+        }
+        Ok(Response::new(()))
+    }
+
+    /// The replica is added and then brought in sync; how far that is, `ReplicaRebuildingStatus` tells. Sizes, Longhorn's
+    /// fast sync and its time limits mean nothing here.
+    async fn replica_add(&self, request: Request<imrpc::EngineReplicaAddRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        if request.restore {
+            return Err(Status::unimplemented(
+                "a replica to restore into is not built yet: there are no backups",
+            ));
+        }
+        let engine = self.engine(request.proxy_engine_request)?;
+        let address = request.replica_address;
+        if request.replica_name.is_empty() {
+            let create = ptypes::ControllerReplicaCreateRequest { address, ..Default::default() };
+            engine.ask(create, |mut c, r| async move { c.controller_replica_create(r).await }).await?;
+        } else {
+            let replica = volume::NamedReplica { name: request.replica_name, address };
+            engine.operate(replica, |mut c, r| async move { c.replica_add(r).await }).await?;
+        }
+        Ok(Response::new(()))
+    }
+
+    async fn replica_list(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineReplicaListProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        Ok(Response::new(imrpc::EngineReplicaListProxyResponse { replica_list: Some(list) }))
+    }
+
+    async fn replica_rebuilding_status(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineReplicaRebuildStatusProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        let status = status::rebuilds(list);
+        Ok(Response::new(imrpc::EngineReplicaRebuildStatusProxyResponse { status }))
+    }
+
+    async fn replica_verify_rebuild(
+        &self,
+        request: Request<imrpc::EngineReplicaVerifyRebuildRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let replica =
+            ptypes::ReplicaAddress { address: request.replica_address, instance_name: request.replica_name };
+        engine.ask(replica, |mut c, r| async move { c.replica_verify_rebuild(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn replica_remove(&self, request: Request<imrpc::EngineReplicaRemoveRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let replica =
+            ptypes::ReplicaAddress { address: request.replica_address, instance_name: request.replica_name };
+        engine.ask(replica, |mut c, r| async move { c.replica_delete(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn replica_mode_update(
+        &self,
+        request: Request<imrpc::EngineReplicaModeUpdateRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let address = ptypes::ReplicaAddress { address: request.replica_address, ..Default::default() };
+        let replica =
+            ptypes::ControllerReplica { address: Some(address), mode: request.mode, ..Default::default() };
+        engine.ask(replica, |mut c, r| async move { c.replica_update(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn replica_rebuild_concurrent_sync_limit_set(
+        &self,
+        request: Request<imrpc::EngineReplicaRebuildConcurrentSyncLimitSetRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let limit = ptypes::ReplicaRebuildConcurrentSyncLimitSetRequest { limit: request.limit };
+        engine
+            .ask(limit, |mut c, r| async move { c.replica_rebuild_concurrent_sync_limit_set(r).await })
+            .await?;
+        Ok(Response::new(()))
+    }
+
+    async fn replica_rebuild_concurrent_sync_limit_get(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineReplicaRebuildConcurrentSyncLimitGetResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let answer = engine
+            .ask((), |mut c, r| async move { c.replica_rebuild_concurrent_sync_limit_get(r).await })
+            .await?;
+        let limit = answer.limit;
+        Ok(Response::new(imrpc::EngineReplicaRebuildConcurrentSyncLimitGetResponse { limit }))
+    }
+
+    async fn metrics_get(
+        &self,
+        request: Request<imrpc::ProxyEngineRequest>,
+    ) -> Answer<imrpc::EngineMetricsGetProxyResponse> {
+        let engine = self.engine(Some(request.into_inner()))?;
+        let answer = engine.ask((), |mut c, r| async move { c.metrics_get(r).await }).await?;
+        Ok(Response::new(imrpc::EngineMetricsGetProxyResponse { metrics: answer.metrics }))
+    }
+
+    type SPDKBackingImageWatchStream = tokio_stream::Empty<Result<(), Status>>;
+
+    unbuilt! {
+        snapshot_clone(imrpc::EngineSnapshotCloneRequest) -> (), "SnapshotClone is not built yet";
+        snapshot_clone_status(imrpc::ProxyEngineRequest) -> imrpc::EngineSnapshotCloneStatusProxyResponse,
+            "SnapshotCloneStatus is not built yet";
+        snapshot_hash(imrpc::EngineSnapshotHashRequest) -> (), "SnapshotHash is not built yet";
+        snapshot_hash_status(imrpc::EngineSnapshotHashStatusRequest)
+            -> imrpc::EngineSnapshotHashStatusProxyResponse, "SnapshotHashStatus is not built yet";
+        snapshot_backup(imrpc::EngineSnapshotBackupRequest) -> imrpc::EngineSnapshotBackupProxyResponse,
+            "SnapshotBackup is not built yet: there are no backups";
+        snapshot_backup_status(imrpc::EngineSnapshotBackupStatusRequest)
+            -> imrpc::EngineSnapshotBackupStatusProxyResponse,
+            "SnapshotBackupStatus is not built yet: there are no backups";
+        backup_restore(imrpc::EngineBackupRestoreRequest) -> imrpc::EngineBackupRestoreProxyResponse,
+            "BackupRestore is not built yet: there are no backups";
+        backup_restore_status(imrpc::ProxyEngineRequest) -> imrpc::EngineBackupRestoreStatusProxyResponse,
+            "BackupRestoreStatus is not built yet: there are no backups";
+        backup_restore_finish(imrpc::EngineBackupRestoreFinishRequest) -> (),
+            "BackupRestoreFinish is not built yet: there are no backups";
+        cleanup_backup_mount_points(()) -> (), "CleanupBackupMountPoints is not built yet: there are no backups";
+        replica_rebuilding_qos_set(imrpc::EngineReplicaRebuildingQosSetRequest) -> (),
+            "ReplicaRebuildingQosSet is not built yet";
+        spdk_backing_image_create(imrpc::SpdkBackingImageCreateRequest) -> imrpc::SpdkBackingImageResponse,
+            "SPDKBackingImageCreate is of version 2 of the data engine, which is not built";
+        spdk_backing_image_delete(imrpc::SpdkBackingImageDeleteRequest) -> (),
+            "SPDKBackingImageDelete is of version 2 of the data engine, which is not built";
+        spdk_backing_image_get(imrpc::SpdkBackingImageGetRequest) -> imrpc::SpdkBackingImageResponse,
+            "SPDKBackingImageGet is of version 2 of the data engine, which is not built";
+        spdk_backing_image_list(()) -> imrpc::SpdkBackingImageListResponse,
+            "SPDKBackingImageList is of version 2 of the data engine, which is not built";
+        spdk_backing_image_watch(()) -> Self::SPDKBackingImageWatchStream,
+            "SPDKBackingImageWatch is of version 2 of the data engine, which is not built";
+        remount_read_only_volume(imrpc::RemountVolumeRequest) -> (),
+            "RemountReadOnlyVolume is not built: a device of this program pauses, and never turns read-only";
+    }
+}

@@ -1,0 +1,160 @@
+//! What engine and replicas tell, as Longhorn's clients expect it.
+
+use std::collections::HashMap;
+
+use crate::proto::{imrpc, ptypes, volume};
+use crate::replica::snapshot_name;
+
+/// Longhorn's name of the head among snapshots.
+const HEAD: &str = "volume-head";
+
+/// Longhorn's words for how something that takes time is.
+const IN_PROGRESS: &str = "in_progress";
+const COMPLETE: &str = "complete";
+const ERROR: &str = "error";
+
+/// A replica that has every snapshot.
+pub(super) fn a_member(list: ptypes::ReplicaListReply) -> Option<ptypes::ReplicaAddress> {
+    list.replicas
+        .into_iter()
+        .filter(|replica| replica.mode() == ptypes::ReplicaMode::Rw)
+        .find_map(|r| r.address)
+}
+
+/// A replica's layers by the names of their snapshots; the head is one of them.
+pub(super) fn snapshots(replica: &ptypes::Replica) -> HashMap<String, imrpc::EngineSnapshotDiskInfo> {
+    let name = |file: &str| snapshot_name(file).unwrap_or(HEAD).to_owned();
+    let layers = replica.disks.values().map(|disk| {
+        let info = imrpc::EngineSnapshotDiskInfo {
+            name: name(&disk.name),
+            parent: if disk.parent.is_empty() { String::new() } else { name(&disk.parent) },
+            children: disk.children.iter().map(|(file, there)| (name(file), *there)).collect(),
+            removed: disk.removed,
+            user_created: disk.user_created,
+            created: disk.created.clone(),
+            size: disk.size.clone(),
+            labels: disk.labels.clone(),
+        };
+        (info.name.clone(), info)
+    });
+    layers.collect()
+}
+
+fn percent(done: u64, total: u64) -> i32 {
+    let percent = done.saturating_mul(100).checked_div(total).unwrap_or(0).min(100);
+    i32::try_from(percent).unwrap_or(100)
+}
+
+/// How far folding is, by the addresses of the replicas.
+pub(super) fn purges(
+    list: &ptypes::ReplicaListReply,
+    purges: volume::PurgeStatus,
+) -> HashMap<String, ptypes::SnapshotPurgeStatusResponse> {
+    let address = |name: &str| {
+        let found = list.replicas.iter().filter_map(|r| r.address.as_ref()).find(|a| a.instance_name == name);
+        found.map_or_else(|| name.to_owned(), |a| a.address.clone())
+    };
+    let status = purges.replicas.into_iter().map(|purge| {
+        let is_purging = !purge.snapshot.is_empty();
+        let status = ptypes::SnapshotPurgeStatusResponse {
+            is_purging,
+            progress: if is_purging { percent(purge.done, purge.total) } else { 100 },
+            state: match (is_purging, purge.error.is_empty()) {
+                (true, _) => IN_PROGRESS,
+                (false, true) => COMPLETE,
+                (false, false) => ERROR,
+            }
+            .to_owned(),
+            error: purge.error,
+        };
+        (address(&purge.replica), status)
+    });
+    status.collect()
+}
+
+/// How far rebuilds are, by the addresses of the replicas that are being rebuilt. The sources are the members.
+pub(super) fn rebuilds(
+    list: ptypes::ReplicaListReply,
+) -> HashMap<String, ptypes::ReplicaRebuildStatusResponse> {
+    let addresses = |mode: ptypes::ReplicaMode| {
+        list.replicas.iter().filter(move |r| r.mode() == mode).filter_map(|r| Some((r.address.as_ref()?, r)))
+    };
+    let sources: Vec<String> =
+        addresses(ptypes::ReplicaMode::Rw).map(|(address, _)| address.address.clone()).collect();
+    let status = addresses(ptypes::ReplicaMode::Wo).map(|(address, replica)| {
+        let status = ptypes::ReplicaRebuildStatusResponse {
+            is_rebuilding: true,
+            progress: replica.rebuild_progress,
+            state: IN_PROGRESS.to_owned(),
+            from_replica_address: sources.first().cloned().unwrap_or_default(),
+            from_replica_address_list: sources.clone(),
+            ..Default::default()
+        };
+        (address.address.clone(), status)
+    });
+    status.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::ptypes::ReplicaMode;
+
+    fn replica(name: &str, mode: ReplicaMode) -> ptypes::ControllerReplica {
+        let address =
+            ptypes::ReplicaAddress { address: format!("unix:/r/{name}.sock"), instance_name: name.into() };
+        ptypes::ControllerReplica {
+            address: Some(address),
+            mode: mode.into(),
+            rebuild_progress: 40,
+            ..Default::default()
+        }
+    }
+
+    fn list() -> ptypes::ReplicaListReply {
+        let replicas = [("a", ReplicaMode::Err), ("b", ReplicaMode::Wo), ("c", ReplicaMode::Rw)];
+        ptypes::ReplicaListReply { replicas: replicas.map(|(n, mode)| replica(n, mode)).into() }
+    }
+
+    #[test]
+    fn snapshots_have_their_names_and_the_head_longhorns() {
+        let disk = |name: &str, parent: &str, child: &str| ptypes::DiskInfo {
+            name: name.into(),
+            parent: parent.into(),
+            children: HashMap::from([(child.to_owned(), true)]),
+            ..Default::default()
+        };
+        let files = [
+            disk("volume-snap-one.img", "", "volume-head-002.img"),
+            disk("volume-head-002.img", "volume-snap-one.img", ""),
+        ];
+        let disks = files.map(|disk| (disk.name.clone(), disk)).into();
+        let all = snapshots(&ptypes::Replica { disks, ..Default::default() });
+        assert_eq!((all["one"].parent.as_str(), all["volume-head"].parent.as_str()), ("", "one"));
+        assert!(all["one"].children["volume-head"]);
+        assert_eq!(a_member(list()).unwrap().instance_name, "c");
+    }
+
+    #[test]
+    fn progress_is_by_address() {
+        let purge = |replica: &str, snapshot: &str, error: &str| volume::ReplicaPurge {
+            replica: replica.into(),
+            snapshot: snapshot.into(),
+            done: 1,
+            total: 3,
+            error: error.into(),
+        };
+        let told = vec![purge("a", "", ""), purge("b", "s1", ""), purge("c", "", "disk full")];
+        let status = purges(&list(), volume::PurgeStatus { replicas: told });
+        let of = |name: &str| &status[&format!("unix:/r/{name}.sock")];
+        assert_eq!((of("a").state.as_str(), of("a").progress, of("a").is_purging), (COMPLETE, 100, false));
+        assert_eq!((of("b").state.as_str(), of("b").progress, of("b").is_purging), (IN_PROGRESS, 33, true));
+        assert_eq!((of("c").state.as_str(), of("c").error.as_str()), (ERROR, "disk full"));
+
+        let status = rebuilds(list());
+        assert_eq!(status.len(), 1);
+        let rebuild = &status["unix:/r/b.sock"];
+        assert!(rebuild.is_rebuilding && rebuild.progress == 40);
+        assert_eq!(rebuild.from_replica_address_list, ["unix:/r/c.sock"]);
+    }
+}

@@ -1,0 +1,51 @@
+//! Longhorn's `SyncAgentService` beside a replica. In Longhorn a client moves, folds and hashes a replica's files by it;
+//! here the engine does all of that over the data connection, for every replica as one decision, and clients ask the
+//! engine. So that a client of Longhorn's learns what to do, every call is declared and answered by a sentence.
+
+use crate::proto::ptypes;
+use crate::proto::ptypes::sync_agent_service_server::SyncAgentService;
+use crate::unbuilt::unbuilt;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct SyncAgent;
+
+#[tonic::async_trait]
+impl SyncAgentService for SyncAgent {
+    unbuilt! {
+        file_remove(ptypes::FileRemoveRequest) -> (),
+            "FileRemove is not built: only the replica's own process touches its files";
+        file_rename(ptypes::FileRenameRequest) -> (),
+            "FileRename is not built: only the replica's own process touches its files";
+        file_send(ptypes::FileSendRequest) -> (),
+            "FileSend is not built: the engine copies layers over the data connection";
+        files_sync(ptypes::FilesSyncRequest) -> (),
+            "FilesSync is not built: the engine copies layers over the data connection";
+        snapshot_clone(ptypes::SnapshotCloneRequest) -> (), "SnapshotClone is not built yet";
+        volume_export(ptypes::VolumeExportRequest) -> (),
+            "VolumeExport is not built: `longhornctl snapshot export` writes a snapshot into a file";
+        receiver_launch(ptypes::ReceiverLaunchRequest) -> ptypes::ReceiverLaunchResponse,
+            "ReceiverLaunch is not built: the engine copies layers over the data connection";
+        backup_create(ptypes::BackupCreateRequest) -> ptypes::BackupCreateResponse,
+            "BackupCreate is not built yet: there are no backups";
+        backup_remove(ptypes::BackupRemoveRequest) -> (), "BackupRemove is not built yet: there are no backups";
+        backup_restore(ptypes::BackupRestoreRequest) -> (), "BackupRestore is not built yet: there are no backups";
+        backup_status(ptypes::BackupStatusRequest) -> ptypes::BackupStatusResponse,
+            "BackupStatus is not built yet: there are no backups";
+        reset(()) -> (), "Reset is not built: nothing is left over from an operation that was broken off";
+        restore_status(()) -> ptypes::RestoreStatusResponse, "RestoreStatus is not built yet: there are no backups";
+        snapshot_purge(()) -> (),
+            "SnapshotPurge is not built here: ask the engine, which folds on every replica";
+        snapshot_purge_status(()) -> ptypes::SnapshotPurgeStatusResponse,
+            "SnapshotPurgeStatus is not built here: ask the engine, which folds on every replica";
+        replica_rebuild_status(()) -> ptypes::ReplicaRebuildStatusResponse,
+            "ReplicaRebuildStatus is not built here: ask the engine, which rebuilds";
+        snapshot_clone_status(()) -> ptypes::SnapshotCloneStatusResponse, "SnapshotCloneStatus is not built yet";
+        snapshot_hash(ptypes::SnapshotHashRequest) -> (), "SnapshotHash is not built yet";
+        snapshot_hash_status(ptypes::SnapshotHashStatusRequest) -> ptypes::SnapshotHashStatusResponse,
+            "SnapshotHashStatus is not built yet";
+        snapshot_hash_cancel(ptypes::SnapshotHashCancelRequest) -> (), "SnapshotHashCancel is not built yet";
+        snapshot_hash_lock_state(()) -> ptypes::SnapshotHashLockStateResponse,
+            "SnapshotHashLockState is not built yet";
+    }
+}
