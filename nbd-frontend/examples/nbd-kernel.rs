@@ -183,13 +183,28 @@ fn serve(socket: &str, file: &str, bytes: u64) -> Result<(), Failure> {
     let mut ring = Ring::new(256)?;
     let export = Export { name: EXPORT.into(), description: "a file".into(), read_only: false };
     let mut server = Server::new(export, Limits::of_pool(&pool), 2, &pool, disk.geometry().depth);
-    server.listen(&mut ring, Listener::unix(Path::new(socket))?);
+    server.listen(&mut ring, listen(Path::new(socket))?);
     say("serving");
     loop {
         server.turn(&mut ring, &mut disk);
         ring.turn(None)?;
         while let Some(completion) = ring.next() {
             server.completion(&mut ring, &mut disk, completion);
+        }
+    }
+}
+
+/// Listens, once the kernel has let go of the socket of a server that was killed: the ring that accepted on it is taken
+/// apart after the process has been reaped.
+fn listen(path: &Path) -> std::io::Result<Listener> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        match Listener::unix(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && std::time::Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
         }
     }
 }

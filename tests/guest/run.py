@@ -17,6 +17,7 @@ SCENARIOS = {
     "ublk-basics": ("basics.py", ["ublk"], 400, 400),
     "ublk-life": ("life.py", ["ublk"], 400, 400),
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
+    "ublk-stress": ("stress.py", ["ublk"], 500, 3000),
     "ublk-cycles": ("cycles.py", ["ublk"], 400, 3000),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),

@@ -105,7 +105,7 @@ pub mod feature {
     pub const USER_COPY: u64 = 1 << 7;
     /// The device may change its size (Linux 6.16).
     pub const UPDATE_SIZE: u64 = 1 << 10;
-    /// A device that somebody has open is not stopped, if asked so (Linux 7.0).
+    /// A device that somebody has open is not stopped, if asked so (Linux 7.x).
     pub const SAFE_STOP_DEV: u64 = 1 << 17;
 }
 

@@ -213,23 +213,34 @@ fn info(control: &Control, device: u32) -> io::Result<DeviceInfo> {
 fn find(control: &Control, mark: u64) -> Result<Option<DeviceInfo>, AttachError> {
     let deadline = Instant::now() + PREDECESSOR;
     for device in nodes::devices() {
-        loop {
-            // One that goes away meanwhile is none of ours.
-            let Ok(found) = info(control, device) else { break };
-            if found.ublksrv_flags != mark {
+        if let Some(found) = look_at(control, device, mark, deadline)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn look_at(
+    control: &Control,
+    device: u32,
+    mark: u64,
+    deadline: Instant,
+) -> Result<Option<DeviceInfo>, AttachError> {
+    // One that goes away meanwhile is none of ours.
+    while let Ok(found) = info(control, device) {
+        if found.ublksrv_flags != mark {
+            break;
+        }
+        match DeviceState::of(&found) {
+            Some(DeviceState::Quiesced | DeviceState::FailIo) => return Ok(Some(found)),
+            // Its maker died before it was shown, or while it was taken away.
+            Some(DeviceState::Dead) => {
+                delete(control, device).map_err(refused(format!("ublk device {device}, a leftover")))?;
                 break;
             }
-            match DeviceState::of(&found) {
-                Some(DeviceState::Quiesced | DeviceState::FailIo) => return Ok(Some(found)),
-                // Its maker died before it was shown, or while it was taken away.
-                Some(DeviceState::Dead) => {
-                    delete(control, device).map_err(refused(format!("ublk device {device}, a leftover")))?;
-                    break;
-                }
-                Some(DeviceState::Live) | None if Instant::now() < deadline => std::thread::sleep(LOOK),
-                Some(DeviceState::Live) | None => {
-                    return Err(AttachError::Served { device, pid: found.ublksrv_pid });
-                }
+            Some(DeviceState::Live) | None if Instant::now() < deadline => std::thread::sleep(LOOK),
+            Some(DeviceState::Live) | None => {
+                return Err(AttachError::Served { device, pid: found.ublksrv_pid });
             }
         }
     }
@@ -351,7 +362,7 @@ fn take_over(control: Control, info: DeviceInfo, options: &Attach) -> Result<Att
 /// Removes a device without a disk, and waits until its number is free again.
 fn delete(control: &Control, device: u32) -> io::Result<()> {
     let deleted = match control.order(control_op::DEL_DEV_ASYNC, device, 0, PATIENCE) {
-        // Linux before 6.9.
+        // Linux before 6.7.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
             control.order(control_op::DEL_DEV, device, 0, PATIENCE)
         }
