@@ -8,7 +8,7 @@ use lh_ring::{CHUNK, Pool};
 use nix::sys::socket::{SockaddrStorage, getsockname};
 
 use crate::chap::Chap;
-use crate::scsi::Identity;
+use crate::scsi::{DISK_LUN, Identity};
 
 /// What Longhorn's targets are called, before the volume's name.
 pub const IQN_PREFIX: &str = "iqn.2019-10.io.longhorn:";
@@ -42,6 +42,11 @@ impl Target {
             chap: None,
             reservations: None,
         }
+    }
+
+    /// Where the disk is found at an address of this host.
+    pub fn uri(&self, address: SocketAddr) -> String {
+        format!("iscsi://{address}/{}/{DISK_LUN}", self.name)
     }
 }
 

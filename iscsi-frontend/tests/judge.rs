@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use iscsi_frontend::{Chap, Credentials};
 use lh_block::Geometry;
 use support::{GEOMETRY, Running, Setup};
 
@@ -211,6 +212,27 @@ fn libiscsis_tools_see_the_disk() {
     assert!(inquiry.contains("Vendor:LONGHORN") && inquiry.contains("Product:VIRTUAL-DISK"), "{inquiry}");
     let capacity = output("iscsi-readcapacity16", &[&server.url()]);
     assert!(capacity.contains("Total size:67108864") && capacity.contains("LBPME:1 LBPRZ:1"), "{capacity}");
+}
+
+#[test]
+fn libiscsi_proves_itself() {
+    if !installed("iscsi-inq") {
+        return;
+    }
+    let mut setup = Setup::default();
+    let initiator = Credentials { name: "alice".into(), secret: b"a-long-secret".to_vec() };
+    let target = Some(Credentials { name: "demo".into(), secret: b"the-targets-own".to_vec() });
+    setup.target.chap = Some(Chap { initiator, target });
+    let server = setup.start();
+    let url = |who: &str| server.url().replace("iscsi://", &format!("iscsi://{who}@"));
+    let both = url("alice%a-long-secret") + "?target_user=demo&target_password=the-targets-own";
+    for url in [url("alice%a-long-secret"), both] {
+        assert!(output("iscsi-inq", &[&url]).contains("VIRTUAL-DISK"), "{url}");
+    }
+    for url in [server.url(), url("alice%a-wrong-secret"), url("bob%a-long-secret")] {
+        let refused = Command::new("iscsi-inq").arg(&url).stdin(Stdio::null()).output().unwrap();
+        assert!(!refused.status.success(), "{url}: {refused:?}");
+    }
 }
 
 #[test]

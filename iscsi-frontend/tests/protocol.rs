@@ -267,6 +267,46 @@ fn a_logout_ends_commands_first() {
 }
 
 #[test]
+fn reservations_outlive_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("reservations");
+    let start = || {
+        let mut setup = Setup::default();
+        setup.target.reservations = Some(path.clone());
+        setup.start()
+    };
+    let reserve = |client: &mut Client, action: u8, key: u64, new: u64| {
+        let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
+        client.start_write(&[0x5f, action, 3, 0, 0, 0, 0, 0, 24, 0], &list);
+        client.answer(b"").status
+    };
+    {
+        let server = start();
+        let mut one = Client::login(&server, 1, PLAIN);
+        one.ready();
+        assert_eq!((reserve(&mut one, 0, 0, 7), reserve(&mut one, 1, 7, 0)), (0, 0));
+    }
+    let server = start();
+    let (mut one, mut two) = (Client::login(&server, 1, PLAIN), Client::login(&server, 2, PLAIN));
+    one.ready();
+    two.ready();
+    assert_eq!((one.read(0, 1).status, two.read(0, 1).status), (0, 0x18));
+    // Another takes over, and the commands of the first end before he is told.
+    assert_eq!(reserve(&mut two, 0, 0, 8), 0);
+    hold(&server, Answers::Held);
+    one.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let list = [&8_u64.to_be_bytes()[..], &7_u64.to_be_bytes(), &[0; 8]].concat();
+    two.start_write(&[0x5f, 5, 3, 0, 0, 0, 0, 0, 24, 0], &list);
+    server.until("the preemption waits", |load| load.settling == 1);
+    hold(&server, Answers::AtOnce);
+    assert_eq!(two.answer(b"").status, 0);
+    one.start(&[0; 6], FINAL, 0);
+    assert_eq!(one.answer(b"").sense, Some((6, 0x2a05)));
+    assert_eq!((one.read(0, 1).status, two.read(0, 1).data), (0x18, vec![7; 512]));
+}
+
+#[test]
 fn only_who_knows_the_secret_comes_in() {
     let mut setup = Setup::default();
     let initiator = Credentials { name: "alice".into(), secret: b"a long secret".to_vec() };

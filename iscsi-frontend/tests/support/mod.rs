@@ -50,6 +50,7 @@ pub struct Running {
     pub store: MemoryStore,
     pub address: SocketAddr,
     pub name: String,
+    pub target: Target,
     jobs: Sender<Job>,
     bell: Bell,
     thread: Option<JoinHandle<()>>,
@@ -61,13 +62,13 @@ impl Setup {
         let bell = Bell::new().unwrap();
         let (jobs, inbox) = channel();
         let (ready, started) = channel();
-        let name = self.target.name.clone();
+        let target = self.target.clone();
         let thread = {
             let bell = bell.clone();
             std::thread::spawn(move || self.run(&bell, &inbox, &ready))
         };
         let (store, address) = started.recv().unwrap();
-        Running { store, address, name, jobs, bell, thread: Some(thread) }
+        Running { store, address, name: target.name.clone(), target, jobs, bell, thread: Some(thread) }
     }
 
     fn run(self, bell: &Bell, inbox: &Receiver<Job>, ready: &Sender<(MemoryStore, SocketAddr)>) {
@@ -125,7 +126,7 @@ impl Running {
 
     /// The disk's address for other people's initiators.
     pub fn url(&self) -> String {
-        format!("iscsi://{}/{}/1", self.address, self.name)
+        self.target.uri(self.address)
     }
 
     pub fn connect(&self) -> TcpStream {
