@@ -23,6 +23,7 @@ mod choose;
 mod close;
 mod commands;
 mod event;
+mod fold;
 mod intent;
 mod links;
 mod membership;
@@ -44,17 +45,19 @@ pub use event::{
     Body, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, Output, Quorum, Refusal,
     ReplicaConfig, Stored, Why,
 };
+pub use fold::FoldStatus;
 pub use sabotage::Sabotage;
 pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
 use ask::{Ballot, ControlFor, Controls, JobFor, Jobs, Switches};
 use chain::{Backlog, Task};
 use close::Closing;
+use fold::Folds;
 use intent::Clearing;
 use links::Link;
 use membership::{Change, Store};
 use outage::Outage;
-use rebuild::Rebuild;
+use rebuild::{Pace, Rebuild};
 use repair::{Doubt, InDoubt};
 use sabotage::sabotaged;
 
@@ -128,6 +131,8 @@ struct Replica {
     attached: bool,
     /// To be taken out of the table once it is out of the epoch.
     unwanted: bool,
+    /// Its next rebuild trusts nothing that is known of it.
+    thorough: bool,
     /// No rebuild before this time, and how long the next failure makes it wait.
     rebuild_at: u64,
     backoff: u64,
@@ -144,6 +149,7 @@ impl Replica {
             state: None,
             attached: false,
             unwanted: false,
+            thorough: false,
             rebuild_at: 0,
             backoff: 0,
             last_error: None,
@@ -198,6 +204,8 @@ pub struct Conductor {
     /// The last chain operation that this engine decided to carry out.
     decided: Option<Instance>,
     clearing: Clearing,
+    pace: Pace,
+    folds: Folds,
     closing: Option<Closing>,
     /// Commands that end when their replica has left.
     leaving: Vec<(CommandId, MemberId)>,
@@ -240,6 +248,8 @@ impl Conductor {
             tasks: 0,
             decided: None,
             clearing: Clearing::default(),
+            pace: Pace::default(),
+            folds: Folds::default(),
             closing: None,
             leaving: Vec::new(),
             waiting_for: None,
@@ -276,6 +286,7 @@ impl Conductor {
             self.closing.as_ref().map(Closing::deadline),
             self.doubt_deadline(),
             self.chain_deadline(),
+            self.fold_deadline(),
         ];
         times.into_iter().flatten().min().filter(|_| !matches!(self.phase, Phase::Stopped))
     }
@@ -344,7 +355,9 @@ impl Conductor {
                 self.stop(Why::Stale { by, seen: None });
             }
             Err(Refusal::Failed) => self.lose(member, "the replica failed"),
+            Ok(Body::State(state)) if purpose == ControlFor::Fold => self.on_fold_state(member, &state),
             Ok(Body::State(state)) => self.on_state(member, state),
+            Ok(Body::Map(page)) => self.on_page(member, purpose, *page),
             Ok(Body::Done) => self.on_yes(member, purpose),
             Err(Refusal::NoSpace) => self.on_no(member, purpose, "no space left on its disk"),
             Err(Refusal::Said(text)) => self.on_no(member, purpose, &text),
@@ -359,6 +372,9 @@ impl Conductor {
             ControlFor::Finish => self.ask_state(member),
             ControlFor::Resolved => self.doubt.told.says_yes(member),
             ControlFor::Rebuild(attempt) => self.on_rebuild_yes(member, attempt),
+            ControlFor::Fold => self.on_fold_yes(member),
+            // These are answered with pages.
+            ControlFor::Missed(..) | ControlFor::Map { .. } => {}
             ControlFor::Close => self.on_closed(member),
         }
     }
@@ -367,11 +383,24 @@ impl Conductor {
         match purpose {
             ControlFor::Chain(task) => self.on_chain_no(member, task, text),
             ControlFor::Rebuild(attempt) => self.on_rebuild_no(member, attempt, text),
+            ControlFor::Missed(target, attempt) => self.on_missed(target, attempt, member, None),
+            ControlFor::Map { target, attempt, .. } => self.on_no_map(target, attempt, text),
+            ControlFor::Fold => self.on_fold_no(member, text),
             ControlFor::State
             | ControlFor::Epoch(_)
             | ControlFor::Finish
             | ControlFor::Resolved
             | ControlFor::Close => self.lose(member, text),
+        }
+    }
+
+    fn on_page(&mut self, member: MemberId, purpose: ControlFor, page: lh_wire::MapPage) {
+        match purpose {
+            ControlFor::Missed(target, attempt) => self.on_missed(target, attempt, member, Some(page)),
+            ControlFor::Map { target, attempt, side, number } => {
+                self.on_map(target, attempt, side, number, page);
+            }
+            _ => {}
         }
     }
 
@@ -386,6 +415,7 @@ impl Conductor {
             || self.advance_doubt()
             || self.advance_chain()
             || self.advance_rebuilds()
+            || self.advance_folds()
             || self.advance_clearing()
             || self.advance_closing()
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use lh_block::{Generation, Geometry, Instance};
 use lh_wire::handshake::Key;
-use lh_wire::{Control, MAX_DATA, ReplicaState, Status as WireStatus};
+use lh_wire::{Control, MAX_DATA, MapPage, ReplicaState, Status as WireStatus};
 
 use crate::conductor::{
     Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
@@ -80,6 +80,11 @@ pub struct Options {
 pub enum Event {
     /// The device may be shown; its size in bytes.
     Open {
+        /// Bytes.
+        size: u64,
+    },
+    /// The volume has grown; the device is to be told. Its size in bytes.
+    Resized {
         /// Bytes.
         size: u64,
     },
@@ -204,7 +209,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         events: events_sender,
         commands: BTreeMap::new(),
         command_count: 0,
-        states_asked: Vec::new(),
+        asked: Vec::new(),
         stopped: false,
     };
     std::thread::Builder::new().name("conductor".into()).spawn(move || control.run(&orders, &news))?;
@@ -259,6 +264,13 @@ impl ReplicaAddress {
     }
 }
 
+/// What an answer brings beside a yes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    State,
+    Map,
+}
+
 /// The thread that runs the conductor.
 struct ControlThread {
     conductor: Conductor,
@@ -272,8 +284,8 @@ struct ControlThread {
     events: Sender<Event>,
     commands: BTreeMap<CommandId, Sender<Result<(), CommandError>>>,
     command_count: u64,
-    /// Control requests that are answered with a state.
-    states_asked: Vec<ControlId>,
+    /// Control requests that are answered with more than a yes.
+    asked: Vec<(ControlId, Expected)>,
     /// The conductor has said its last word: the thread ends, and whoever still waits for a command hears so.
     stopped: bool,
 }
@@ -307,7 +319,7 @@ impl ControlThread {
         match news {
             News::Report(queue, message) => {
                 if let FromQueue::ControlLost(id, _) = message {
-                    self.states_asked.retain(|asked| *asked != id);
+                    self.asked.retain(|(asked, _)| *asked != id);
                 }
                 self.conduct(Input::FromQueue(queue, message));
             }
@@ -319,15 +331,17 @@ impl ControlThread {
     }
 
     fn read_reply(&mut self, id: ControlId, status: WireStatus, payload: &[u8]) -> Result<Body, Refusal> {
-        let asked = self.states_asked.iter().position(|a| *a == id);
-        if let Some(at) = asked {
-            self.states_asked.swap_remove(at);
-        }
+        let asked = self.asked.iter().position(|(a, _)| *a == id).map(|at| self.asked.swap_remove(at).1);
+        let unreadable = |e| Refusal::Said(format!("its answer is unreadable: {e}"));
         match status {
-            WireStatus::Ok if asked.is_some() => match serde_json::from_slice::<ReplicaState>(payload) {
-                Ok(state) => Ok(Body::State(Box::new(state))),
-                Err(e) => Err(Refusal::Said(format!("its state is unreadable: {e}"))),
-            },
+            WireStatus::Ok if asked == Some(Expected::State) => {
+                let state = serde_json::from_slice::<ReplicaState>(payload).map_err(unreadable)?;
+                Ok(Body::State(Box::new(state)))
+            }
+            WireStatus::Ok if asked == Some(Expected::Map) => {
+                let page = serde_json::from_slice::<MapPage>(payload).map_err(unreadable)?;
+                Ok(Body::Map(Box::new(page)))
+            }
             WireStatus::Ok => Ok(Body::Done),
             WireStatus::Stale => Err(Refusal::Stale),
             WireStatus::NoSpace => Err(Refusal::NoSpace),
@@ -396,6 +410,7 @@ impl ControlThread {
                 }
             }
             Output::Open { size } => drop(self.events.send(Event::Open { size })),
+            Output::Resized { size } => drop(self.events.send(Event::Resized { size })),
             Output::Stop(why) => {
                 self.refresh_status();
                 let _ = self.events.send(Event::Stopped(why));
@@ -412,8 +427,10 @@ impl ControlThread {
 
     /// Sends a control request, through the first queue's link.
     fn ask(&mut self, id: ControlId, member: MemberId, control: &Control) {
-        if *control == Control::State {
-            self.states_asked.push(id);
+        match control {
+            Control::State => self.asked.push((id, Expected::State)),
+            Control::Missed { .. } | Control::LayerMap { .. } => self.asked.push((id, Expected::Map)),
+            _ => {}
         }
         match serde_json::to_vec(control) {
             Ok(payload) => {

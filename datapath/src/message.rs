@@ -4,6 +4,7 @@
 //! answers [`FromQueue::Switched`] once the condition named at the switch holds. The conductor takes the next step
 //! only after the last answer. Messages between one queue and the conductor keep their order.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lh_block::Extent;
@@ -94,6 +95,9 @@ pub enum Job {
         source: MemberId,
         /// Who is made equal (bit per member).
         targets: MemberSet,
+        /// The targets hold something already: what they hold is compared by checksum first, and only what differs is
+        /// read and sent.
+        compare: bool,
     },
     /// Sends `ClearIntent` for the range (whole chunks) to every member under an exclusive claim, if
     /// [`Shared::clearable`] still holds for each chunk then.
@@ -258,28 +262,95 @@ pub struct Shared {
     /// Bytes in a chunk of the intent bitmap.
     chunk: u64,
     /// Per chunk: 0 = no mark needed; n = a write into it completed after flush n - 1 was started.
-    stamps: Vec<AtomicU64>,
+    stamps: Growing,
     /// How many bits are set in `doubt`, so that the ordinary read costs one load.
     doubts: AtomicU64,
     /// A bit per chunk: the members may differ in it. Set by the conductor while no member can be read from.
-    doubt: Vec<AtomicU64>,
+    doubt: Growing,
     /// Requests wait, however long no member can be read from.
     patient: AtomicBool,
+    /// Moves on while clients send requests, at most once a millisecond on each queue.
+    activity: AtomicU64,
+}
+
+/// A list of numbers that grows and never moves: parts of which each is as long as all before it.
+#[derive(Debug)]
+struct Growing {
+    len: AtomicU64,
+    parts: [OnceLock<Box<[AtomicU64]>>; 48],
+}
+
+impl Growing {
+    /// Numbers in the first part.
+    const FIRST: u64 = 64;
+
+    fn new(len: u64) -> Self {
+        let growing = Self { len: AtomicU64::new(0), parts: [const { OnceLock::new() }; 48] };
+        growing.grow(len);
+        growing
+    }
+
+    /// At least so many, the new ones 0.
+    fn grow(&self, len: u64) {
+        let (mut from, mut size) = (0, Self::FIRST);
+        for part in &self.parts {
+            if from >= len {
+                break;
+            }
+            part.get_or_init(|| (0..size).map(|_| AtomicU64::new(0)).collect());
+            from += size;
+            size = from;
+        }
+        self.len.fetch_max(len, Ordering::AcqRel);
+    }
+
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn get(&self, n: u64) -> Option<&AtomicU64> {
+        let part = if n < Self::FIRST { 0 } else { (n / Self::FIRST).ilog2() + 1 };
+        let from = if part == 0 { 0 } else { Self::FIRST << (part - 1) };
+        let part = self.parts.get(usize::try_from(part).ok()?)?.get()?;
+        part.get(usize::try_from(n - from).ok()?)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.parts.iter().map_while(|part| part.get()).flatten()
+    }
 }
 
 impl Shared {
-    /// For a volume of `size` bytes whose intent bitmap has chunks of `chunk` bytes. Sized for growth by the caller.
+    /// For a volume of `size` bytes whose intent bitmap has chunks of `chunk` bytes.
     pub fn new(size: u64, chunk: u64) -> Self {
-        let chunks = usize::try_from(size.div_ceil(chunk)).unwrap_or(usize::MAX);
+        let chunks = size.div_ceil(chunk);
         Self {
             flush_started: AtomicU64::new(0),
             flush_everywhere: AtomicU64::new(0),
             chunk,
-            stamps: (0..chunks).map(|_| AtomicU64::new(0)).collect(),
+            stamps: Growing::new(chunks),
             doubts: AtomicU64::new(0),
-            doubt: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            doubt: Growing::new(chunks.div_ceil(64)),
             patient: AtomicBool::new(false),
+            activity: AtomicU64::new(0),
         }
+    }
+
+    /// The volume has grown to this many bytes. Before anything is written there.
+    pub fn grow(&self, size: u64) {
+        let chunks = size.div_ceil(self.chunk);
+        self.stamps.grow(chunks);
+        self.doubt.grow(chunks.div_ceil(64));
+    }
+
+    /// A client has sent a request.
+    pub fn note_activity(&self) {
+        self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Another number than before if clients have sent requests since.
+    pub fn activity(&self) -> u64 {
+        self.activity.load(Ordering::Relaxed)
     }
 
     /// Bytes in a chunk.
@@ -311,7 +382,7 @@ impl Shared {
     pub fn wrote(&self, range: Extent) {
         let stamp = self.flush_started.load(Ordering::Acquire) + 1;
         for chunk in self.chunks_of(range) {
-            if let Some(s) = usize::try_from(chunk).ok().and_then(|c| self.stamps.get(c)) {
+            if let Some(s) = self.stamps.get(chunk) {
                 s.fetch_max(stamp, Ordering::AcqRel);
             }
         }
@@ -319,25 +390,19 @@ impl Shared {
 
     /// True if the chunk is marked and everything written into it is covered by a flush complete everywhere.
     pub fn clearable(&self, chunk: u64) -> bool {
-        let stamp = usize::try_from(chunk)
-            .ok()
-            .and_then(|c| self.stamps.get(c))
-            .map_or(0, |s| s.load(Ordering::Acquire));
+        let stamp = self.stamps.get(chunk).map_or(0, |s| s.load(Ordering::Acquire));
         stamp != 0 && stamp <= self.flush_everywhere()
     }
 
     /// True if the chunk is marked and some write into it is not covered by a flush complete everywhere.
     pub fn unflushed(&self, chunk: u64) -> bool {
-        let stamp = usize::try_from(chunk)
-            .ok()
-            .and_then(|c| self.stamps.get(c))
-            .map_or(0, |s| s.load(Ordering::Acquire));
+        let stamp = self.stamps.get(chunk).map_or(0, |s| s.load(Ordering::Acquire));
         stamp > self.flush_everywhere()
     }
 
     /// How many chunks there are.
-    pub const fn chunks(&self) -> u64 {
-        self.stamps.len() as u64
+    pub fn chunks(&self) -> u64 {
+        self.stamps.len()
     }
 
     /// The members may differ in this chunk: a read of it waits ([`FromQueue::ChunkWanted`]) until it is resolved.
@@ -391,12 +456,12 @@ impl Shared {
     }
 
     fn doubt_word(&self, chunk: u64) -> Option<&AtomicU64> {
-        usize::try_from(chunk / 64).ok().and_then(|w| self.doubt.get(w))
+        self.doubt.get(chunk / 64)
     }
 
     /// The chunk's mark was taken back on every member. Call under the claim that `clearable` was asked under.
     pub fn cleared(&self, chunk: u64) {
-        if let Some(s) = usize::try_from(chunk).ok().and_then(|c| self.stamps.get(c)) {
+        if let Some(s) = self.stamps.get(chunk) {
             s.store(0, Ordering::Release);
         }
     }
@@ -428,6 +493,24 @@ mod tests {
         assert!(!s.clearable(1));
         s.cleared(0);
         assert!(!s.clearable(0));
+    }
+
+    #[test]
+    fn a_list_grows_and_keeps_what_it_has() {
+        let list = Growing::new(3);
+        list.get(2).unwrap().store(7, Ordering::Relaxed);
+        for len in [64, 65, 128, 129, 1000, 100_000] {
+            list.grow(len);
+            assert_eq!(list.len(), len);
+            list.get(len - 1).unwrap().store(len, Ordering::Relaxed);
+        }
+        assert_eq!(list.get(2).unwrap().load(Ordering::Relaxed), 7);
+        for len in [64, 65, 128, 129, 1000, 100_000] {
+            assert_eq!(list.get(len - 1).unwrap().load(Ordering::Relaxed), len, "{len}");
+        }
+        let values: Vec<u64> = list.iter().map(|n| n.load(Ordering::Relaxed)).filter(|n| *n != 0).collect();
+        assert_eq!(values, [7, 64, 65, 128, 129, 1000, 100_000]);
+        assert!(list.get(1 << 40).is_none());
     }
 
     #[test]

@@ -283,6 +283,8 @@ pub struct Queue {
     /// Requests so far; and when the last one came, ns.
     requests: u64,
     last_request: u64,
+    /// When [`Shared::note_activity`] was last called, ns.
+    noted: u64,
     #[cfg(feature = "sabotage")]
     sabotage: Option<Sabotage>,
 }
@@ -322,6 +324,7 @@ impl Queue {
             job_slot_free: false,
             requests: 0,
             last_request: 0,
+            noted: 0,
             #[cfg(feature = "sabotage")]
             sabotage: None,
         }

@@ -159,7 +159,7 @@ fn a_replica_is_rebuilt_layer_by_layer() {
         let mut t = session(&target.socket, 1, 1);
         t.write(3 << 20, &pattern(3, 4096));
         let state = s.state();
-        let begin = Control::RebuildBegin { size: SIZE, chain: state.chain.clone() };
+        let begin = Control::RebuildBegin { size: SIZE, chain: state.chain.clone(), keep: None };
         assert_eq!(t.control(&begin).status(), Status::Ok);
         let begun = t.state();
         assert!(begun.rebuilding);
@@ -197,7 +197,7 @@ fn a_rebuild_that_was_broken_off_is_remembered() {
     let server = Server::start(place.path());
     let mut c = session(&server.socket, 1, 1);
     let chain = c.state().chain;
-    assert_eq!(c.control(&Control::RebuildBegin { size: SIZE, chain }).status(), Status::Ok);
+    assert_eq!(c.control(&Control::RebuildBegin { size: SIZE, chain, keep: None }).status(), Status::Ok);
     server.stop();
     let server = Server::start(place.path());
     assert!(session(&server.socket, 2, 2).state().rebuilding);

@@ -205,9 +205,9 @@ fn epochs_are_kept() {
     let epoch = Epoch { generation: generation(1), counter: 2, members: vec!["a".into()], id: Instance(5) };
     let server = Server::start(place.path());
     let mut c = session(&server.socket, 1, 1);
-    assert_eq!(c.control(&Control::SetEpoch { epoch: epoch.clone() }).status(), Status::Ok);
+    assert_eq!(c.control(&Control::SetEpoch { epoch: epoch.clone(), out: Vec::new() }).status(), Status::Ok);
     let lower = Epoch { counter: 1, ..epoch.clone() };
-    let refused = c.control(&Control::SetEpoch { epoch: lower });
+    let refused = c.control(&Control::SetEpoch { epoch: lower, out: Vec::new() });
     assert_eq!(refused.status(), Status::Refused);
     assert!(String::from_utf8(refused.payload).unwrap().contains("younger epoch"));
     server.stop();

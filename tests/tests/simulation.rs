@@ -19,8 +19,9 @@ const SEEDS_THAT_ONCE_BROKE: [u64; 5] = [7368, 13262, 13422, 16272, 21818];
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 18] = [
+const STATES: [&str; 19] = [
     "authority did not answer",
+    "block rebuilt",
     "blocks repaired",
     "chunks resolved",
     "engine fenced off",
@@ -134,5 +135,10 @@ sabotage! {
     stale_let_in: replica InReplica { accept_stale: true, ..InReplica::default() };
     doubt_forgotten_by_the_replica: replica InReplica { forget_in_doubt: true, ..InReplica::default() };
     flush_answered_early_by_the_replica: replica InReplica { flush_early: true, ..InReplica::default() };
+    leavers_unflushed_writes_forgotten: replica InReplica { map_begins_empty: true, ..InReplica::default() };
+    map_with_a_gap_believed: replica InReplica { map_with_gap: true, ..InReplica::default() };
+    missed_writes_not_saved: replica InReplica { missed_not_saved: true, ..InReplica::default() };
+    own_doubt_of_who_returns_forgotten: conductor InConductor { forget_own_doubt: true, ..InConductor::default() };
+    snapshot_taken_meanwhile_forgotten: conductor InConductor { snapshot_meanwhile: true, ..InConductor::default() };
     intent_not_durable: replica InReplica { intent_not_durable: true, ..InReplica::default() };
 }

@@ -60,6 +60,21 @@ pub(super) enum ControlFor {
     Resolved,
     /// The rebuild of this replica, attempt by number.
     Rebuild(u64),
+    /// What another member missed: the rebuild of that one, attempt by number.
+    Missed(MemberId, u64),
+    /// A page of a layer's map.
+    Map {
+        /// Whose rebuild it is for.
+        target: MemberId,
+        /// Which attempt.
+        attempt: u64,
+        /// Of whose layer.
+        side: super::rebuild::Side,
+        /// Which page.
+        number: u64,
+    },
+    /// Something about a fold.
+    Fold,
     /// The clean end.
     Close,
 }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use lh_block::Instance;
-use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState};
+use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
 
 use super::{
     Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, SNAPSHOTS_MAX,
@@ -80,6 +80,14 @@ impl Task {
     const fn is_snapshot(&self) -> bool {
         matches!(self.op, Some(ChainOp::Snapshot { .. }))
     }
+
+    /// It puts another head in the place of the head: nothing may be in flight.
+    const fn changes_head(&self) -> bool {
+        matches!(
+            self.op,
+            Some(ChainOp::Snapshot { .. } | ChainOp::Revert { .. } | ChainOp::Expand { .. })
+        )
+    }
 }
 
 /// What a replica has to do about an operation that it holds prepared: carry it out if that was decided, else take it
@@ -124,7 +132,8 @@ impl Conductor {
             self.ask_state(source);
             let settles = match &op {
                 ChainOp::Snapshot { name, .. } => Some(name.clone()),
-                ChainOp::MarkRemoved { .. } | ChainOp::Revert { .. } | ChainOp::Expand { .. } => None,
+                ChainOp::Expand { size, .. } => Some(expansion_snapshot(*size)),
+                ChainOp::MarkRemoved { .. } | ChainOp::Revert { .. } => None,
             };
             self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
         } else if let Some(last) = self.volume.unsettled.last().filter(|_| self.closing.is_none()).cloned() {
@@ -182,17 +191,44 @@ impl Conductor {
                 if snapshots().any(|l| l.name == *name) {
                     return Err(CommandError::Exists(format!("snapshot {name}")));
                 }
-                let count = snapshots().count();
-                if count >= SNAPSHOTS_MAX { Err(CommandError::TooManySnapshots(count)) } else { Ok(()) }
+                self.check_room(snapshots().count())
             }
             ChainOp::MarkRemoved { name } => match snapshots().find(|l| l.name == *name) {
                 None => Err(CommandError::NotFound(format!("snapshot {name}"))),
                 Some(_) => Ok(()),
             },
-            ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
-                Err(CommandError::NotFound("a conductor that reverts or expands".into()))
+            ChainOp::Revert { name, .. } => match snapshots().find(|l| l.name == *name) {
+                None => Err(CommandError::NotFound(format!("snapshot {name}"))),
+                Some(layer) if layer.removed => Err(CommandError::Removed(name.clone())),
+                Some(_) => Ok(()),
+            },
+            ChainOp::Expand { size, .. } => {
+                let (now, wanted, name) = (self.volume.size, *size, expansion_snapshot(*size));
+                if wanted <= now || wanted % lh_block::BLOCK != 0 || i64::try_from(wanted).is_err() {
+                    return Err(CommandError::BadSize { now, wanted });
+                }
+                if snapshots().any(|l| l.name == name) {
+                    return Err(CommandError::Exists(format!("snapshot {name}")));
+                }
+                match snapshots().count() {
+                    count if count >= SNAPSHOTS_MAX => Err(CommandError::TooManySnapshots(count)),
+                    _ => Ok(()),
+                }
             }
         }
+    }
+
+    /// Whether another snapshot may be taken. An expansion asks only what the format allows.
+    fn check_room(&self, count: usize) -> Result<(), CommandError> {
+        let (most, limit) = (self.config.limits.snapshots as usize, self.config.limits.snapshot_bytes);
+        if count >= most.min(SNAPSHOTS_MAX) {
+            return Err(CommandError::TooManySnapshots(count));
+        }
+        let bytes = self.volume.chain.iter().map(|l| l.allocated).sum();
+        if limit > 0 && bytes > limit {
+            return Err(CommandError::SnapshotsTooLarge { bytes, limit });
+        }
+        Ok(())
     }
 
     /// Who has to take part: every member, failing ones until they are out, and who is being rebuilt.
@@ -230,7 +266,7 @@ impl Conductor {
         if !self.prepare(task) || !self.jobs.no_copies() || !self.doubt.is_empty() {
             return false;
         }
-        if !task.is_snapshot() || sabotaged!(self, commit_without_pause) {
+        if !task.changes_head() || sabotaged!(self, commit_without_pause) {
             return self.decide(task);
         }
         task.paused = true;
@@ -249,37 +285,71 @@ impl Conductor {
         match task.op.clone() {
             None => {}
             Some(ChainOp::Snapshot { name, user_created, created, labels }) => {
-                let chain = Arc::make_mut(&mut self.volume.chain);
-                let mut head = chain.pop().unwrap_or_default();
-                chain.push(LayerInfo { name: name.clone(), user_created, created, labels, ..head.clone() });
-                head.parent.clone_from(&name);
-                head.allocated = 0;
-                chain.push(head);
-                self.volume.unsettled.push(name.clone());
-                if let Some(layer) = self.layer_ref(&name) {
-                    self.head_became(layer);
+                let of = |head: &LayerInfo| LayerInfo {
+                    name: name.clone(),
+                    user_created,
+                    created: created.clone(),
+                    labels: labels.clone(),
+                    ..head.clone()
+                };
+                self.put_head_over(of);
+            }
+            Some(ChainOp::Expand { size, created }) => {
+                let name = expansion_snapshot(size);
+                let of =
+                    |head: &LayerInfo| LayerInfo { name: name.clone(), created: created.clone(), ..head.clone() };
+                self.put_head_over(of);
+                self.volume.size = size;
+                if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {
+                    head.length = size;
                 }
+            }
+            Some(ChainOp::Revert { name, created }) => {
+                if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {
+                    *head = LayerInfo { parent: name, created, allocated: 0, ..head.clone() };
+                }
+                // What they were filled with is gone.
+                self.drop_rebuilds("the volume is reverted");
             }
             Some(ChainOp::MarkRemoved { name }) => {
                 for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {
                     layer.removed = true;
                 }
             }
-            // `check_op` lets none through.
-            Some(ChainOp::Revert { .. } | ChainOp::Expand { .. }) => {}
         }
         self.new_ballot(task);
         go(task, Stage::Committing)
     }
 
+    /// The head becomes the layer that `of` makes of it, and an empty head is put over it.
+    fn put_head_over(&mut self, of: impl Fn(&LayerInfo) -> LayerInfo) {
+        let chain = Arc::make_mut(&mut self.volume.chain);
+        let mut head = chain.pop().unwrap_or_default();
+        let layer = of(&head);
+        let name = layer.name.clone();
+        chain.push(layer);
+        head.parent.clone_from(&name);
+        head.allocated = 0;
+        chain.push(head);
+        self.volume.unsettled.push(name.clone());
+        if let Some(layer) = self.layer_ref(&name) {
+            self.head_became(layer, &name);
+        }
+    }
+
     fn commit(&mut self, task: &mut Task) -> bool {
         let id = task.id;
-        let control = if task.is_snapshot() { Control::Switch { id } } else { Control::Commit { id } };
+        let control = if task.changes_head() { Control::Switch { id } } else { Control::Commit { id } };
         if !self.poll_task(task, &control) {
             return false;
         }
-        if !task.is_snapshot() {
+        if !task.changes_head() {
             return self.is_calm() && self.answer(task, Ok(()));
+        }
+        if let Some(ChainOp::Expand { size, .. }) = task.op {
+            self.config.shared.grow(size);
+            self.switch(Switch::Resize { size });
+            self.emit(Output::Resized { size });
         }
         let resume = self.switch(Switch::Resume);
         task.paused = false;

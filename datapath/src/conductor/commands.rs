@@ -15,6 +15,22 @@ impl Conductor {
                 self.queue_op(id, ChainOp::Snapshot { name, user_created, created, labels })
             }
             Command::RemoveSnapshot { name } => self.queue_op(id, ChainOp::MarkRemoved { name }),
+            Command::Revert { name, created } => self.queue_op(id, ChainOp::Revert { name, created }),
+            Command::Expand { size, created } => self.queue_op(id, ChainOp::Expand { size, created }),
+            Command::Purge => {
+                self.purge();
+                self.emit(Output::CommandDone(id, Ok(())));
+                Ok(())
+            }
+            Command::SetLimits { rebuild_rate, fold_rate, snapshots, snapshot_bytes } => {
+                let limits = &mut self.config.limits;
+                limits.rebuild_rate = rebuild_rate.unwrap_or(limits.rebuild_rate);
+                limits.fold_rate = fold_rate.unwrap_or(limits.fold_rate);
+                limits.snapshots = snapshots.unwrap_or(limits.snapshots);
+                limits.snapshot_bytes = snapshot_bytes.unwrap_or(limits.snapshot_bytes);
+                self.emit(Output::CommandDone(id, Ok(())));
+                Ok(())
+            }
             Command::AddReplica(replica) => self.add_replica(id, &replica),
             Command::RemoveReplica { name } => self.remove_replica(id, &name),
             Command::Rebuild { name } => self.rebuild_replica(id, &name),
@@ -71,6 +87,7 @@ impl Conductor {
     fn rebuild_replica(&mut self, id: CommandId, name: &str) -> Result<(), CommandError> {
         let member = self.find(name)?;
         self.check_spare(member)?;
+        self.replica_mut(member).thorough = true;
         if !matches!(self.replica(member).role, Role::Joining(_)) {
             self.lose(member, "it is to be brought in sync anew");
         }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lh_block::{Epoch, Generation, Instance, NameError};
-use lh_wire::{Control, ReplicaState};
+use lh_wire::{Control, MapPage, ReplicaState};
 use thiserror::Error;
 
 use super::sabotage::Sabotage;
@@ -65,6 +65,14 @@ pub struct Limits {
     pub close: u64,
     /// Copies in flight of one rebuild, and of one repair.
     pub copies: u32,
+    /// Bytes that all rebuilds together may copy in a second; 0: as much as they can.
+    pub rebuild_rate: u64,
+    /// Bytes that a fold may copy in a second on each replica; 0: as much as it can.
+    pub fold_rate: u64,
+    /// Most snapshots of the volume, at most [`super::SNAPSHOTS_MAX`].
+    pub snapshots: u32,
+    /// No snapshot is taken once all of them take so many bytes together; 0: any.
+    pub snapshot_bytes: u64,
 }
 
 /// A second in nanoseconds.
@@ -83,6 +91,10 @@ impl Default for Limits {
             flush_after: 60 * SECOND,
             close: 60 * SECOND,
             copies: 4,
+            rebuild_rate: 0,
+            fold_rate: 0,
+            snapshots: 249,
+            snapshot_bytes: 0,
         }
     }
 }
@@ -137,6 +149,34 @@ pub enum Command {
         /// Its name.
         name: String,
     },
+    /// Makes the volume what a snapshot has. The device should not be in use: what is mounted does not see it.
+    Revert {
+        /// The snapshot's name.
+        name: String,
+        /// RFC 3339.
+        created: String,
+    },
+    /// Grows the volume.
+    Expand {
+        /// Bytes: more than now, a multiple of 4096.
+        size: u64,
+        /// RFC 3339.
+        created: String,
+    },
+    /// Folds away every snapshot that is marked as removed, on each replica. Done as soon as that is begun: the status
+    /// tells how far it is.
+    Purge,
+    /// New bounds for bandwidth and snapshots, as in [`Limits`]; `None`: as it is.
+    SetLimits {
+        /// See [`Limits::rebuild_rate`].
+        rebuild_rate: Option<u64>,
+        /// See [`Limits::fold_rate`]; for folds that begin from now on.
+        fold_rate: Option<u64>,
+        /// See [`Limits::snapshots`].
+        snapshots: Option<u32>,
+        /// See [`Limits::snapshot_bytes`].
+        snapshot_bytes: Option<u64>,
+    },
     /// Adds a replica to the configuration. It is rebuilt and then a member.
     AddReplica(ReplicaConfig),
     /// Takes a replica out of the configuration, out of the epoch first.
@@ -144,7 +184,7 @@ pub enum Command {
         /// Its name.
         name: String,
     },
-    /// Puts a replica out and brings it back by a full copy.
+    /// Puts a replica out and brings it back; everything that it holds is compared.
     Rebuild {
         /// Its name.
         name: String,
@@ -168,6 +208,25 @@ pub enum CommandError {
     /// At most [`super::SNAPSHOTS_MAX`].
     #[error("the volume has {0} snapshots, which is the limit: remove and purge some first")]
     TooManySnapshots(usize),
+    /// [`Limits::snapshot_bytes`].
+    #[error("the volume's snapshots take {bytes} bytes, the limit is {limit}: remove and purge some first")]
+    SnapshotsTooLarge {
+        /// What they take.
+        bytes: u64,
+        /// What they may.
+        limit: u64,
+    },
+    /// A size that is not larger, or not a multiple of the block.
+    #[error("the volume has {now} bytes and cannot become {wanted}: it only grows, by multiples of 4096 bytes")]
+    BadSize {
+        /// As it is.
+        now: u64,
+        /// As it should be.
+        wanted: u64,
+    },
+    /// The snapshot is marked as removed.
+    #[error("snapshot {0} is removed: it cannot be reverted to")]
+    Removed(String),
     /// At most [`crate::message::MEMBERS_MAX`].
     #[error("the volume has {0} replicas, which is the limit")]
     TooManyReplicas(usize),
@@ -208,6 +267,8 @@ pub enum Body {
     Done,
     /// The answer to [`Control::State`].
     State(Box<ReplicaState>),
+    /// The answer to [`Control::Missed`] and [`Control::LayerMap`].
+    Map(Box<MapPage>),
 }
 
 /// Why a control request was not carried out.
@@ -355,6 +416,11 @@ pub enum Output {
     CommandDone(CommandId, Result<(), CommandError>),
     /// The device may be shown; its size in bytes.
     Open {
+        /// Bytes.
+        size: u64,
+    },
+    /// The volume has grown; every queue knows. The device is to be told.
+    Resized {
         /// Bytes.
         size: u64,
     },

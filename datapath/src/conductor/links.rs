@@ -175,6 +175,7 @@ impl Conductor {
     /// Nothing counts that the member said in its session.
     fn forget_answers_of(&mut self, member: MemberId) {
         self.abandon_change(member);
+        self.forget_fold(member);
         self.doubt.lost(member);
         if let Some(task) = self.task.as_mut() {
             task.ballot.lost(member);
@@ -196,6 +197,8 @@ impl Conductor {
     fn vacate(&mut self, member: MemberId) {
         self.replica_mut(member).role = Role::Vacant;
         self.replica_mut(member).unwanted = false;
+        // The next epoch tells the members that they need keep nothing for it.
+        self.loose_epoch |= self.is_open();
         for (command, _) in self.leaving.extract_if(.., |(_, m)| *m == member).collect::<Vec<_>>() {
             self.emit(Output::CommandDone(command, Ok(())));
         }

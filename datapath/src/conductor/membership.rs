@@ -137,7 +137,10 @@ impl Conductor {
 
     /// Asks for the epoch to be recorded; true once everybody in the set has.
     fn record(&mut self, ballot: &mut Ballot, of: MemberSet, number: u64, epoch: &Epoch) -> bool {
-        self.poll(ballot, of, ControlFor::Epoch(number), &Control::SetEpoch { epoch: epoch.clone() });
+        let out = self.names_of(self.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
+        let out = out.into_iter().filter(|name| !epoch.has(name)).collect();
+        let control = Control::SetEpoch { epoch: epoch.clone(), out };
+        self.poll(ballot, of, ControlFor::Epoch(number), &control);
         ballot.complete(of)
     }
 

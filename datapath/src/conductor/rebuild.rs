@@ -1,27 +1,34 @@
 //! Bringing a replica in sync while I/O goes on (`docs/invariants.md`, 8).
 //!
 //! ```text
-//!  Clearing --> Asking --> Beginning --> Attaching --> Copying --> Flushing --> Ending --> Ready --> Recorded
-//!  (its old     (the       (it marks     (all queues   (layers,    (all)        (its mark  (an epoch with it:
-//!  operation)   source)    itself)       write to it)  then head)               goes)      see `membership`)
+//!  Clearing --> Asking --> Beginning --> Attaching --> Remembering --> Copying --> Flushing --> Ending --> Ready --> Recorded
+//!  (its old     (the       (it marks     (all queues   (what did it    (layers,    (all)        (its mark  (an epoch with
+//!  operation)   source)    itself)       write to it)  miss?)          then head)               goes)      it: `membership`)
 //! ```
 //!
-//! - Nothing is copied before every queue sends to the target and every write admitted before has completed.
-//! - The head is copied last, under the order of overlapping requests, and over its whole length: what the target
-//!   makes of a zeroed block depends on the layers below, which were not there yet when it came.
+//! - Nothing is copied, and nobody asked what it missed, before every queue sends to the target and every write admitted
+//!   before has completed.
+//! - What is looked at is planned from what target and source say of themselves ([`plan`]): what members remember since
+//!   the target left, together with what it may have too much itself; where that is in doubt, everything.
+//! - The head is copied under the order of overlapping requests.
 //! - When a snapshot is taken, the copy of the former head goes on under its new name.
-//! - Whatever goes wrong, the target is forgotten and begins anew after a while, from nothing.
+//! - Whatever goes wrong, the target is forgotten and begins anew after a while. What it holds by then is compared.
 
-use std::collections::{BTreeMap, VecDeque};
+mod copy;
+mod pace;
+mod plan;
 
-use lh_block::Extent;
-use lh_wire::{Control, LayerInfo};
+use lh_block::{Epoch, Extent};
+use lh_wire::{Control, LayerInfo, MapPage};
 
-use super::{Conductor, ControlFor, Job, JobFor, Phase, Role, sabotaged};
+use super::{Conductor, ControlFor, Job, JobFor, Phase, Quorum, Role, sabotaged};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet, Switch, SwitchId};
 
-/// Bytes of one copy.
-const PIECE: u64 = lh_wire::MAX_DATA as u64;
+use copy::{Copy, Wanted};
+use plan::{How, Plan, plan};
+
+pub(super) use copy::Side;
+pub(super) use pace::Pace;
 
 /// A rebuild on its way.
 #[derive(Debug)]
@@ -29,7 +36,12 @@ pub(super) struct Rebuild {
     attempt: u64,
     source: MemberId,
     stage: Stage,
+    plan: Plan,
+    /// The last epoch that the target was in.
+    base: Option<Epoch>,
     copy: Copy,
+    /// Nothing more is given before this time, so that clients have their turn.
+    rests_until: u64,
 }
 
 #[derive(Debug)]
@@ -38,6 +50,7 @@ enum Stage {
     Asking,
     Beginning,
     Attaching(SwitchId),
+    Remembering(Memory),
     Copying,
     Flushing { flying: bool, not_before: u64 },
     Ending,
@@ -45,26 +58,15 @@ enum Stage {
     Recorded,
 }
 
-/// What is copied, and what is still to be.
-#[derive(Debug, Default)]
-struct Copy {
-    /// Base first, the head last.
-    layers: VecDeque<LayerCopy>,
-    flying: BTreeMap<usize, (Option<LayerRef>, Extent)>,
-    /// Not done, to be given again.
-    again: Vec<(Option<LayerRef>, Extent)>,
-    next_piece: usize,
-    /// Bytes, holes included.
-    done: u64,
-    total: u64,
-}
-
-/// What of a layer has been given to a queue: everything below `next`.
+/// What members remember of the target.
 #[derive(Debug)]
-struct LayerCopy {
-    layer: Option<LayerRef>,
-    length: u64,
-    next: u64,
+struct Memory {
+    /// Who is still to be asked.
+    left: MemberSet,
+    asked: Option<MemberId>,
+    /// One of them has seen everything.
+    known: bool,
+    marks: Vec<Extent>,
 }
 
 impl Rebuild {
@@ -77,9 +79,9 @@ impl Rebuild {
         self.stage = Stage::Recorded;
     }
 
-    /// Bytes done and bytes in all.
-    pub(super) const fn progress(&self) -> (u64, u64) {
-        (self.copy.done, self.copy.total)
+    /// Bytes looked at, to be looked at in all, and found different.
+    pub(super) fn progress(&self) -> (u64, u64, u64) {
+        (self.copy.done, self.copy.total(), self.copy.copied)
     }
 
     const fn is_ready(&self) -> bool {
@@ -88,48 +90,14 @@ impl Rebuild {
 
     /// The target's chain is not yet the one that snapshots are taken of.
     const fn is_setting_up(&self) -> bool {
-        matches!(self.stage, Stage::Clearing | Stage::Asking | Stage::Beginning | Stage::Attaching(_))
-    }
-}
-
-impl Copy {
-    fn of(layers: impl Iterator<Item = (Option<LayerRef>, u64)>) -> Self {
-        let layers: VecDeque<LayerCopy> =
-            layers.map(|(layer, length)| LayerCopy { layer, length, next: 0 }).collect();
-        let total = layers.iter().map(|l| l.length).sum();
-        Self { layers, total, ..Self::default() }
-    }
-
-    fn is_complete(&self) -> bool {
-        self.flying.is_empty() && self.again.is_empty() && self.layers.iter().all(|l| l.next >= l.length)
-    }
-
-    /// The next piece to copy; the head only when all below it is there.
-    fn next(&mut self) -> Option<(Option<LayerRef>, Extent)> {
-        if let Some(piece) = self.again.pop() {
-            return Some(piece);
-        }
-        while self.layers.len() > 1 && self.layers.front().is_some_and(|l| l.next >= l.length) {
-            self.layers.pop_front();
-        }
-        let below_flies = self.flying.values().any(|(layer, _)| layer.is_some());
-        let front =
-            self.layers.front_mut().filter(|l| l.next < l.length && (l.layer.is_some() || !below_flies))?;
-        let range = Extent::new(front.next, PIECE.min(front.length - front.next));
-        front.next = range.end();
-        Some((front.layer, range))
-    }
-
-    /// The head is this snapshot now; there is a new head, to be copied after it.
-    fn head_became(&mut self, snapshot: LayerRef) {
-        let Some(head) = self.layers.back_mut() else { return };
-        head.layer = Some(snapshot);
-        let length = head.length;
-        for piece in self.again.iter_mut().filter(|(layer, _)| layer.is_none()) {
-            piece.0 = Some(snapshot);
-        }
-        self.layers.push_back(LayerCopy { layer: None, length, next: 0 });
-        self.total += length;
+        matches!(
+            self.stage,
+            Stage::Clearing
+                | Stage::Asking
+                | Stage::Beginning
+                | Stage::Attaching(_)
+                | Stage::Remembering(_)
+        )
     }
 }
 
@@ -151,11 +119,13 @@ impl Conductor {
         let known = replica.link.is_up() && replica.state.is_some() && replica.rebuild_at <= self.now;
         let busy =
             self.closing.is_some() || self.chain_is_wanted() || !self.doubt.is_empty() || !self.is_calm();
+        let folds = known && !busy && self.stop_folds();
         let old_copies = self.jobs.count(|p| matches!(p, JobFor::Rebuild(m, ..) if m == member)) > 0;
-        if !known || busy || old_copies || replica.unwanted {
+        if !known || busy || old_copies || folds || self.replica(member).unwanted {
             return false;
         }
         let Some(source) = self.nearest(self.serving()) else { return false };
+        let replica = self.replica(member);
         let prepared = replica.state.as_ref().and_then(|s| s.prepared.as_ref().map(|(id, _)| *id));
         self.changes += 1;
         let attempt = self.changes;
@@ -167,7 +137,9 @@ impl Conductor {
             Stage::Asking
         };
         self.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
-        let rebuild = Rebuild { attempt, source, stage, copy: Copy::default() };
+        let plan = Plan { keep: None, how: Vec::new(), own: Vec::new() };
+        let copy = Copy::default();
+        let rebuild = Rebuild { attempt, source, stage, plan, base: None, copy, rests_until: 0 };
         self.replica_mut(member).role = Role::Joining(Box::new(rebuild));
         true
     }
@@ -191,12 +163,13 @@ impl Conductor {
             Stage::Asking => self.ask_to_begin(member, attempt, source),
             Stage::Attaching(switch) => {
                 let drained = self.switches.done(switch) || sabotaged!(self, join_without_drain);
-                drained && self.rebuild_goes_to(member, Stage::Copying)
+                drained && self.begin_remembering(member)
             }
+            Stage::Remembering(_) => self.remember(member),
             Stage::Copying if rebuild.copy.is_complete() => {
                 self.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
             }
-            Stage::Copying => !held && self.copy_next(member),
+            Stage::Copying => !held && (self.ask_for_pages(member) || self.copy_next(member)),
             Stage::Flushing { flying: false, not_before } if not_before <= now => {
                 self.give(JobFor::RebuildFlush(member, attempt), Job::Flush);
                 self.rebuild_goes_to(member, Stage::Flushing { flying: true, not_before: 0 })
@@ -214,10 +187,27 @@ impl Conductor {
 
     /// The source has told its chain as it is now.
     fn ask_to_begin(&mut self, member: MemberId, attempt: u64, source: MemberId) -> bool {
-        let Some(state) = self.replica(source).state.as_ref() else { return false };
-        let (size, chain) = (state.size, state.chain.clone());
+        let trusting = self.config.quorum != Quorum::Unsafe && !self.replica(member).thorough;
+        let (forgets, blind) = (sabotaged!(self, forget_own_doubt), sabotaged!(self, snapshot_meanwhile));
+        let (Some(theirs), Some(own)) = (self.replica(source).state.as_ref(), self.replica(member).state.as_ref())
+        else {
+            return false;
+        };
+        let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());
+        let mut plan = plan(own, theirs, trusting);
+        if forgets {
+            plan.own.clear();
+        }
+        if blind && plan.keep.as_ref().is_some_and(|k| !k.head.is_empty()) {
+            plan.how.iter_mut().rev().skip(1).for_each(|how| *how = How::Nothing);
+        }
+        let keep = plan.keep.clone();
         self.volume.chain = chain.clone().into();
-        self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain });
+        if let Some(rebuild) = self.rebuild(member) {
+            rebuild.plan = plan;
+            rebuild.base = base;
+        }
+        self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain, keep });
         self.rebuild_goes_to(member, Stage::Beginning)
     }
 
@@ -230,25 +220,122 @@ impl Conductor {
                 self.ask_state(source);
             }
             Stage::Beginning => {
-                let copy = self.copy_of_volume();
                 let switch = self.switch(Switch::Attach { member });
                 self.replica_mut(member).attached = true;
-                if let Some(rebuild) = self.rebuild(member) {
-                    rebuild.copy = copy;
-                    rebuild.stage = Stage::Attaching(switch);
-                }
+                self.rebuild_goes_to(member, Stage::Attaching(switch));
             }
             Stage::Ending => rebuild.stage = Stage::Ready,
             _ => {}
         }
     }
 
-    fn copy_of_volume(&mut self) -> Copy {
-        let chain = self.volume.chain.clone();
-        let length = |l: &LayerInfo| if l.name.is_empty() { self.volume.size } else { l.length };
-        let lengths: Vec<u64> = chain.iter().map(length).collect();
-        let layers: Vec<_> = chain.iter().zip(lengths).map(|(l, n)| (self.layer_ref(&l.name), n)).collect();
-        Copy::of(layers.into_iter())
+    /// Every write reaches the target: what it missed before is asked for.
+    fn begin_remembering(&mut self, member: MemberId) -> bool {
+        let left = self.serving();
+        let Some(rebuild) = self.rebuild(member) else { return false };
+        let marks = rebuild.plan.own.clone();
+        let stage = Stage::Remembering(Memory { left, asked: None, known: false, marks });
+        self.rebuild_goes_to(member, stage)
+    }
+
+    fn remember(&mut self, member: MemberId) -> bool {
+        let linked = self.linked(self.serving());
+        let Some(rebuild) = self.rebuild(member) else { return false };
+        let (attempt, base) = (rebuild.attempt, rebuild.base.clone());
+        let marked = rebuild.plan.how.contains(&How::Marked);
+        let Stage::Remembering(memory) = &mut rebuild.stage else { return false };
+        if memory.asked.is_some() {
+            return false;
+        }
+        let next = memory.left.and(linked).iter().next();
+        match (next, base) {
+            (Some(other), Some(base)) if marked => {
+                memory.left = memory.left.without(other);
+                memory.asked = Some(other);
+                self.ask_missed(member, attempt, other, base, 0);
+                true
+            }
+            _ => self.begin_copying(member),
+        }
+    }
+
+    fn ask_missed(&mut self, member: MemberId, attempt: u64, other: MemberId, base: Epoch, from: u64) {
+        let replica = self.name(member).to_owned();
+        self.ask(other, ControlFor::Missed(member, attempt), Control::Missed { replica, base, from });
+    }
+
+    /// A member tells what the target missed; `None`: it does not know.
+    pub(super) fn on_missed(
+        &mut self,
+        member: MemberId,
+        attempt: u64,
+        other: MemberId,
+        page: Option<MapPage>,
+    ) {
+        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
+        let base = rebuild.base.clone();
+        let Stage::Remembering(memory) = &mut rebuild.stage else { return };
+        if memory.asked != Some(other) {
+            return;
+        }
+        memory.asked = None;
+        let Some(page) = page else { return };
+        memory.marks.extend(page.ranges);
+        match (page.next, base) {
+            (Some(next), Some(base)) => {
+                memory.asked = Some(other);
+                self.ask_missed(member, attempt, other, base, next);
+            }
+            _ => memory.known = true,
+        }
+    }
+
+    fn begin_copying(&mut self, member: MemberId) -> bool {
+        let (chain, size) = (self.volume.chain.clone(), self.volume.size);
+        let layers: Vec<Option<LayerRef>> = chain.iter().map(|l| self.layer_ref(&l.name)).collect();
+        let name = self.name(member).to_owned();
+        let Some(rebuild) = self.rebuild(member) else { return false };
+        let Stage::Remembering(memory) = &mut rebuild.stage else { return false };
+        let (known, marks) = (memory.known, std::mem::take(&mut memory.marks));
+        let length = |l: &LayerInfo| if l.name.is_empty() { size } else { l.length };
+        let how = |at: usize| match rebuild.plan.how.get(at).copied().unwrap_or(How::Whole) {
+            How::Marked if !known => How::Whole,
+            how => how,
+        };
+        let whole = (0..layers.len()).filter(|at| how(*at) == How::Whole).count();
+        let layers = chain.iter().zip(layers).enumerate().map(|(at, (info, layer))| {
+            (layer, info.name.clone(), length(info), info.allocated, how(at))
+        });
+        rebuild.copy = Copy::of(layers, marks);
+        rebuild.stage = Stage::Copying;
+        let bytes = rebuild.copy.total();
+        self.log(format!("replica {name}: {bytes} bytes to look at, {whole} of its layers wholly"));
+        true
+    }
+
+    /// Asks source and target where the layer whose turn it is holds anything.
+    fn ask_for_pages(&mut self, member: MemberId) -> bool {
+        let Some(rebuild) = self.rebuild(member) else { return false };
+        let (attempt, source, wanted) = (rebuild.attempt, rebuild.source, rebuild.copy.wants());
+        let asks = !wanted.is_empty();
+        for Wanted { side, layer, from, number } in wanted {
+            let whom = if side == Side::Source { source } else { member };
+            let purpose = ControlFor::Map { target: member, attempt, side, number };
+            self.ask(whom, purpose, Control::LayerMap { layer, from });
+        }
+        asks
+    }
+
+    pub(super) fn on_map(&mut self, target: MemberId, attempt: u64, side: Side, number: u64, page: MapPage) {
+        if let Some(rebuild) = self.rebuild_of(target, attempt) {
+            rebuild.copy.heard(side, number, page);
+        }
+    }
+
+    pub(super) fn on_no_map(&mut self, target: MemberId, attempt: u64, text: &str) {
+        if self.rebuild_of(target, attempt).is_some() {
+            self.lose(target, text);
+        }
     }
 
     pub(super) fn on_rebuild_no(&mut self, member: MemberId, attempt: u64, text: &str) {
@@ -264,17 +351,19 @@ impl Conductor {
     }
 
     fn copy_next(&mut self, member: MemberId) -> bool {
-        let copies = self.config.limits.copies as usize;
-        let Some(rebuild) = self.rebuild(member).filter(|r| r.copy.flying.len() < copies) else {
-            return false;
-        };
-        let Some((layer, range)) = rebuild.copy.next() else { return false };
-        let (attempt, source, piece) = (rebuild.attempt, rebuild.source, rebuild.copy.next_piece);
-        rebuild.copy.next_piece += 1;
-        rebuild.copy.flying.insert(piece, (layer, range));
+        let (now, busy) = (self.now, self.pace.is_busy(self.now, self.config.shared.activity()));
+        let at_once = if busy { 1 } else { self.config.limits.copies as usize };
+        let most = if busy { pace::BUSY_PIECE } else { u64::MAX };
+        let ready = |r: &&mut Rebuild| r.copy.flying.len() < at_once && r.rests_until <= now;
+        let free = self.pace.is_free(now, self.config.limits.rebuild_rate);
+        let Some(rebuild) = self.rebuild(member).filter(ready).filter(|_| free) else { return false };
+        let Some((number, piece)) = rebuild.copy.next(most, now) else { return false };
+        let (attempt, source) = (rebuild.attempt, rebuild.source);
+        self.pace.spend(piece.range.len, self.config.limits.rebuild_rate);
         let targets = MemberSet::EMPTY.with(member);
-        let job = Job::Equalise { layer, range, source, targets };
-        self.give(JobFor::Rebuild(member, attempt, piece), job);
+        let (layer, range, compare) = (piece.layer, piece.range, piece.compare);
+        let job = Job::Equalise { layer, range, source, targets, compare };
+        self.give(JobFor::Rebuild(member, attempt, number), job);
         true
     }
 
@@ -285,11 +374,18 @@ impl Conductor {
         piece: usize,
         result: JobResult,
     ) {
+        let (now, busy) = (self.now, self.pace.is_busy(self.now, self.config.shared.activity()));
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
-        let Some(given) = rebuild.copy.flying.remove(&piece) else { return };
+        if let Some(since) = rebuild.copy.given_at(piece).filter(|_| busy) {
+            // Half of the time at most: who waits meanwhile is not kept waiting by two copies in a row.
+            rebuild.rests_until = now.saturating_add(now.saturating_sub(since).min(pace::REST_MAX));
+        }
         match result {
-            JobResult::Done { .. } => rebuild.copy.done += given.1.len,
-            JobResult::Skipped => rebuild.copy.again.push(given),
+            JobResult::Done { changed } => {
+                rebuild.copy.copied(piece, changed * lh_block::BLOCK);
+                self.counters.rebuilt_blocks += changed;
+            }
+            JobResult::Skipped => rebuild.copy.not_copied(piece),
             // Whoever it failed on: the source may have folded the layer away. It begins anew.
             JobResult::Failed { .. } => self.lose(member, "a copy failed"),
         }
@@ -313,6 +409,7 @@ impl Conductor {
     pub(super) fn on_change_done(&mut self, joiners: MemberSet) {
         for member in self.linked(joiners.and(self.serving())).iter() {
             self.replica_mut(member).backoff = 0;
+            self.replica_mut(member).thorough = false;
             // What it marked while it was filled is taken back after a flush, like all other marks.
             self.ask_state(member);
             self.tell_resolved_after(Vec::new());
@@ -330,10 +427,10 @@ impl Conductor {
     }
 
     /// A snapshot was decided: rebuilds go on with the former head under its name.
-    pub(super) fn head_became(&mut self, snapshot: LayerRef) {
+    pub(super) fn head_became(&mut self, snapshot: LayerRef, name: &str) {
         for member in self.attached_joiners().iter() {
             if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Copying)) {
-                rebuild.copy.head_became(snapshot);
+                rebuild.copy.head_became(snapshot, name);
             }
         }
     }
@@ -353,6 +450,11 @@ impl Conductor {
         for member in self.select(of_it).iter() {
             self.lose(member, "its source failed");
         }
+        for member in self.ids() {
+            if let Some(Rebuild { stage: Stage::Remembering(memory), .. }) = self.rebuild(member) {
+                memory.asked = memory.asked.filter(|asked| *asked != source);
+            }
+        }
     }
 
     /// Ends all rebuilds.
@@ -367,55 +469,11 @@ impl Conductor {
             Role::Out if self.replica(m).link.is_up() => Some(self.replica(m).rebuild_at),
             Role::Joining(rebuild) => match rebuild.stage {
                 Stage::Flushing { flying: false, not_before } => Some(not_before),
+                Stage::Copying => Some(rebuild.rests_until.max(self.pace.free_at())),
                 _ => None,
             },
             _ => None,
         });
         due.filter(|at| *at > self.now).min()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn take(copy: &mut Copy) -> Option<(Option<LayerRef>, u64)> {
-        let (layer, range) = copy.next()?;
-        copy.flying.insert(copy.next_piece, (layer, range));
-        copy.next_piece += 1;
-        Some((layer, range.offset))
-    }
-
-    #[test]
-    fn the_head_waits_for_all_below_it() {
-        let s = Some(LayerRef(0));
-        let mut copy = Copy::of([(s, MIB), (None, 2 * MIB)].into_iter());
-        assert_eq!(take(&mut copy), Some((s, 0)));
-        assert_eq!(take(&mut copy), None, "a piece of the layer below is on its way");
-        copy.flying.clear();
-        assert_eq!(take(&mut copy), Some((None, 0)));
-        assert_eq!(take(&mut copy), Some((None, MIB)));
-        assert_eq!(take(&mut copy), None);
-        assert!(!copy.is_complete());
-        copy.flying.clear();
-        assert!(copy.is_complete());
-    }
-
-    #[test]
-    fn after_a_snapshot_the_former_head_goes_on_and_the_new_one_follows() {
-        let mut copy = Copy::of([(None, 2 * MIB)].into_iter());
-        assert_eq!(take(&mut copy), Some((None, 0)));
-        copy.flying.clear();
-        copy.again.push((None, Extent::new(0, MIB)));
-        let s = LayerRef(7);
-        copy.head_became(s);
-        assert_eq!(take(&mut copy), Some((Some(s), 0)));
-        assert_eq!(take(&mut copy), Some((Some(s), MIB)));
-        assert_eq!(take(&mut copy), None);
-        copy.flying.clear();
-        assert_eq!(take(&mut copy), Some((None, 0)));
-        assert_eq!(copy.total, 4 * MIB);
     }
 }

@@ -142,7 +142,7 @@ impl Conductor {
             return;
         };
         let targets = members.without(source);
-        self.give(purpose, Job::Equalise { layer, range, source, targets });
+        self.give(purpose, Job::Equalise { layer, range, source, targets, compare: false });
     }
 
     /// One of the set, a local one if there is one.
@@ -372,7 +372,7 @@ fn pieces(ranges: &[Extent]) -> Vec<Extent> {
 }
 
 /// Sorts, and joins what overlaps or touches.
-fn join(mut ranges: Vec<Extent>) -> Vec<Extent> {
+pub(super) fn join(mut ranges: Vec<Extent>) -> Vec<Extent> {
     ranges.sort_unstable();
     let mut joined: Vec<Extent> = Vec::with_capacity(ranges.len());
     for range in ranges {

@@ -19,6 +19,12 @@ pub struct Sabotage {
     /// A rebuild copies before every queue sends to the target.
     #[cfg(feature = "sabotage")]
     pub join_without_drain: bool,
+    /// What a replica that comes back has too much itself is not looked at.
+    #[cfg(feature = "sabotage")]
+    pub forget_own_doubt: bool,
+    /// Of a replica that comes back only the head is looked at, whatever snapshots were taken meanwhile.
+    #[cfg(feature = "sabotage")]
+    pub snapshot_meanwhile: bool,
     /// Snapshots are committed while writes are in flight.
     #[cfg(feature = "sabotage")]
     pub commit_without_pause: bool,

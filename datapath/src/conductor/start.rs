@@ -148,6 +148,7 @@ impl Conductor {
 
     fn take_volume(&mut self, model: &ReplicaState) {
         self.volume.size = model.size;
+        self.config.shared.grow(model.size);
         self.volume.chain = model.chain.clone().into();
         let unsettled = |name: &str| {
             self.members().iter().any(|m| {

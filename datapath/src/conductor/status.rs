@@ -35,10 +35,12 @@ pub enum Mode {
 /// How far a rebuild is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes done, holes included.
+    /// Bytes looked at.
     pub done: u64,
-    /// Bytes in all.
+    /// Bytes to be looked at, as far as is known: what both sides hold nothing of is not counted.
     pub total: u64,
+    /// Bytes that differed and were copied.
+    pub copied: u64,
 }
 
 /// One replica.
@@ -69,6 +71,8 @@ pub struct Counters {
     pub epochs: u64,
     /// Rebuilds finished.
     pub rebuilds: u64,
+    /// Blocks that rebuilds found different and copied.
+    pub rebuilt_blocks: u64,
     /// Snapshots taken.
     pub snapshots: u64,
 }
@@ -92,6 +96,8 @@ pub struct Status {
     pub chain: Arc<Vec<LayerInfo>>,
     /// Chunks still in doubt.
     pub chunks_in_doubt: u64,
+    /// What replicas fold, or have folded.
+    pub folds: Vec<super::FoldStatus>,
     /// What happened so far.
     pub counters: Counters,
 }
@@ -117,6 +123,7 @@ impl Conductor {
             size: self.volume.size,
             chain: self.volume.chain.clone(),
             chunks_in_doubt: self.doubt.len(),
+            folds: self.fold_status(),
             counters: self.counters,
         }
     }
@@ -137,8 +144,8 @@ impl Conductor {
         let (mode, rebuild) = match &replica.role {
             Role::Member(Seat::Serving) => (Mode::Rw, None),
             Role::Joining(rebuild) => {
-                let (done, total) = rebuild.progress();
-                (Mode::Wo, Some(Progress { done, total }))
+                let (done, total, copied) = rebuild.progress();
+                (Mode::Wo, Some(Progress { done, total, copied }))
             }
             Role::Member(Seat::Failing) | Role::Out | Role::Vacant => (Mode::Err, None),
         };
@@ -157,6 +164,7 @@ impl Conductor {
         let mut status = self.status();
         for rebuild in status.replicas.iter_mut().filter_map(|r| r.rebuild.as_mut()) {
             // Every copied piece is news, but not worth waking people for: whole percents are.
+            rebuild.copied = 0;
             rebuild.done = rebuild.done.saturating_mul(100) / rebuild.total.max(1);
         }
         if self.reported.as_ref() != Some(&status) {

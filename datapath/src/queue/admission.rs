@@ -11,6 +11,9 @@ use super::{Input, Output, Queue};
 use crate::message::FromQueue;
 use crate::order::{Kind, Outcome};
 
+/// How often a queue tells that clients are active, ns: often enough for who looks every 200 ms.
+const ACTIVITY_EVERY: u64 = 1_000_000;
+
 impl Queue {
     /// A client's request. `Input::Request` says what the driver promises.
     pub(super) fn request(&mut self, now: u64, s: u16, op: Op, range: Extent, out: &mut Vec<Output>) {
@@ -21,6 +24,10 @@ impl Queue {
         );
         self.requests += 1;
         self.last_request = now;
+        if now.saturating_sub(self.noted) >= ACTIVITY_EVERY {
+            self.noted = now;
+            self.shared.note_activity();
+        }
         let order = self.requests;
         self.slot_mut(s).begin(Work::Client { op, range }, now, order);
         self.used.insert(s);

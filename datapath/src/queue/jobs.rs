@@ -6,7 +6,7 @@
 use lh_wire::{OpCode, Status};
 
 use super::members::Link;
-use super::slot::{Fan, Stage, Work};
+use super::slot::{Copy, Fan, Stage, Work};
 use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, JOB_SLOTS, Output, Queue, Reply, Transmit};
@@ -53,19 +53,9 @@ impl Queue {
         }
         let Work::Job(_, job) = &self.slot(s).work else { return };
         match *job {
-            Job::Equalise { layer, range, source, .. } => {
-                self.begin_reading(now, s, source);
-                let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
-                out.push(Output::Send(Transmit {
-                    member: source,
-                    tag,
-                    op: OpCode::ReadLayer,
-                    range,
-                    fua: false,
-                    flush: self.shared.flush_everywhere(),
-                    aux: 0,
-                    data: Data::LayerName(layer),
-                }));
+            Job::Equalise { compare, .. } => {
+                self.slot_mut(s).copy = if compare { Copy::Digest } else { Copy::Read };
+                self.read_source(now, s, out);
             }
             Job::ClearIntent { range } => {
                 let clearable = self.shared.chunks_of(range).all(|chunk| self.shared.clearable(chunk));
@@ -77,6 +67,35 @@ impl Queue {
             }
             Job::Flush => {}
         }
+    }
+
+    /// Asks the source of a copy for its checksums, or for the present part.
+    fn read_source(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        let Work::Job(_, Job::Equalise { layer, range, source, .. }) = self.slot(s).work else { return };
+        let (op, range) = match self.slot(s).copy {
+            Copy::Digest | Copy::Compare => (OpCode::DigestLayer, range),
+            Copy::Read | Copy::Put => (OpCode::ReadLayer, self.slot(s).piece.part),
+        };
+        self.begin_reading(now, s, source);
+        let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
+        let flush = self.shared.flush_everywhere();
+        let data = Data::LayerName(layer);
+        out.push(Output::Send(Transmit { member: source, tag, op, range, fua: false, flush, aux: 0, data }));
+    }
+
+    /// Goes on with the next part that differs; false if there is none.
+    fn copy_next_part(&mut self, now: u64, s: u16, out: &mut Vec<Output>) -> bool {
+        let slot = self.slot_mut(s);
+        let Some(part) = lh_wire::differing(slot.piece.whole, slot.differ).next() else { return false };
+        let (len, first) = (slot.piece.whole.len, part.offset - slot.piece.whole.offset);
+        let step = usize::try_from(lh_wire::part_len(len)).unwrap_or(usize::MAX);
+        for at in (first..first + part.len).step_by(step) {
+            slot.differ &= !lh_wire::part_bit(len, at);
+        }
+        slot.piece.part = part;
+        slot.copy = Copy::Read;
+        self.read_source(now, s, out);
+        true
     }
 
     /// The members that a job cannot do without.
@@ -127,7 +146,8 @@ impl Queue {
     /// The source of a copy answers.
     pub(super) fn job_read_reply(&mut self, now: u64, s: u16, reply: &Reply, out: &mut Vec<Output>) {
         let m = reply.member;
-        if reply.op != OpCode::ReadLayer {
+        let digest = self.slot(s).copy == Copy::Digest;
+        if reply.op != if digest { OpCode::DigestLayer } else { OpCode::ReadLayer } {
             return self.break_link(now, m, out);
         }
         self.members[m].reading -= 1;
@@ -136,7 +156,11 @@ impl Queue {
         }
         out.push(Output::Store { slot: s, append: false });
         self.slot_mut(s).aux = reply.aux;
-        if matches!(self.slot(s).work, Work::Job(_, Job::Equalise { layer: None, .. })) {
+        self.slot_mut(s).copy = if digest { Copy::Compare } else { Copy::Put };
+        if digest {
+            self.slot_mut(s).differ = 0;
+            self.send_fan(now, s, out);
+        } else if matches!(self.slot(s).work, Work::Job(_, Job::Equalise { layer: None, .. })) {
             self.enqueue_write(now, s, out);
         } else {
             self.send_fan(now, s, out);
@@ -149,7 +173,7 @@ impl Queue {
     }
 
     /// Decides whether a job's fan-out is done.
-    pub(super) fn job_settle(&mut self, s: u16, fan: &Fan, out: &mut Vec<Output>) {
+    pub(super) fn job_settle(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
         if !fan.sent.is_empty() {
             return;
         }
@@ -162,7 +186,12 @@ impl Queue {
                 self.shared.chunks_of(range).for_each(|chunk| self.shared.cleared(chunk));
             }
         } else {
-            self.leave_window(s, fan);
+            if self.slot(s).copy == Copy::Put {
+                self.leave_window(s, fan);
+            }
+            if matches!(result, JobResult::Done { .. }) && self.copy_next_part(now, s, out) {
+                return;
+            }
         }
         self.end_job(s, result, out);
     }

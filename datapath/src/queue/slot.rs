@@ -220,6 +220,20 @@ impl Stage {
     }
 }
 
+/// How far a copy between members has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Copy {
+    /// The source's checksums are asked for.
+    Digest,
+    /// The targets compare.
+    Compare,
+    /// A part is read from the source.
+    #[default]
+    Read,
+    /// And sent to the targets.
+    Put,
+}
+
 /// One request or job.
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -245,6 +259,10 @@ pub(super) struct Slot {
     pub aux: u32,
     /// Blocks that a copy has changed.
     pub changed: u64,
+    /// The step of a copy.
+    pub copy: Copy,
+    /// Of a copy that compares: parts that differ and are still to be copied, as in [`lh_wire::differing`].
+    pub differ: u32,
     /// The client has its answer (an error), although members have yet to give theirs.
     pub given: bool,
     /// That answer has left the process.
@@ -266,6 +284,8 @@ impl Slot {
             sources: MemberSet::EMPTY,
             aux: 0,
             changed: 0,
+            copy: Copy::Read,
+            differ: 0,
             given: false,
             left: false,
         }

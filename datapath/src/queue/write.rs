@@ -8,7 +8,7 @@ use lh_wire::{OpCode, Status};
 
 use super::health::Class;
 use super::members::Link;
-use super::slot::{Fan, Stage, Why, Work};
+use super::slot::{Copy, Fan, Stage, Why, Work};
 use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, Output, Queue, Reply, Sabotage, Transmit};
@@ -57,7 +57,8 @@ impl Queue {
             return false;
         }
         match &self.slot(s).work {
-            Work::Client { .. } | Work::Job(_, Job::Equalise { layer: None, .. }) => true,
+            Work::Client { .. } => true,
+            Work::Job(_, Job::Equalise { layer: None, .. }) => self.slot(s).copy == Copy::Put,
             Work::Job(..) | Work::None => false,
         }
     }
@@ -96,14 +97,18 @@ impl Queue {
                     Op::Unmap | Op::Read | Op::Flush => (OpCode::Unmap, Data::None, false),
                 }
             }
-            Work::Job(_, Job::Equalise { .. }) => (OpCode::PutLayer, Data::Stored { slot: s }, false),
+            Work::Job(_, Job::Equalise { .. }) => {
+                let compares = slot.copy == Copy::Compare;
+                let op = if compares { OpCode::CompareLayer } else { OpCode::PutLayer };
+                (op, Data::Stored { slot: s }, false)
+            }
             Work::Job(..) | Work::None => (OpCode::ClearIntent, Data::None, false),
         };
         Transmit {
             member,
             tag: Tag::Slot { slot: s, attempt: slot.attempt }.pack(),
             op,
-            range: slot.piece.whole,
+            range: if op == OpCode::PutLayer { slot.piece.part } else { slot.piece.whole },
             fua,
             flush: self.shared.flush_everywhere(),
             aux: slot.aux,
@@ -143,7 +148,11 @@ impl Queue {
             Status::Corrupt | Status::Invalid => fault = Some(Fault::Link),
         }
         if job {
-            self.slot_mut(s).changed += u64::from(reply.aux);
+            let slot = self.slot_mut(s);
+            match slot.copy {
+                Copy::Compare => slot.differ |= reply.aux,
+                Copy::Digest | Copy::Read | Copy::Put => slot.changed += u64::from(reply.aux),
+            }
         } else {
             self.note_space(now, m, reply.status, was_full);
             self.member_wrote(m, reply.status, len, time);
@@ -216,7 +225,7 @@ impl Queue {
         let stopping = self.mode == Mode::Stopping;
         let Some(fan) = self.slot_mut(s).fan().copied() else { return };
         if self.slot(s).work.is_job() {
-            return self.job_settle(s, &fan, out);
+            return self.job_settle(now, s, &fan, out);
         }
         let missing = fan.missing();
         if fan.need.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{ChainOp, Control, LayerInfo, OpCode, ReplicaState, Status, WRITE_WINDOW};
+use lh_wire::{ChainOp, Control, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, WRITE_WINDOW};
 
 use crate::rng::Rng;
 
@@ -68,6 +68,7 @@ pub(crate) struct Replica {
     prepared: Option<(Instance, ChainOp)>,
     committed: Option<Instance>,
     pub(crate) rebuilding: bool,
+    kept: Option<Kept>,
     unsettled: Vec<String>,
     intent: BTreeSet<u64>,
     clean: bool,
@@ -94,6 +95,7 @@ impl Replica {
             prepared: None,
             committed: None,
             rebuilding: false,
+            kept: None,
             unsettled: Vec::new(),
             intent: BTreeSet::new(),
             clean: true,
@@ -218,6 +220,21 @@ impl Replica {
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
             },
+            (OpCode::DigestLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
+                Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
+                None => (Status::Refused, 0, Payload::None),
+            },
+            (OpCode::CompareLayer, Payload::Image(name, theirs)) => {
+                match self.layers.iter().find(|l| l.name == *name) {
+                    Some(layer) => {
+                        let own = &layer.blocks[blocks];
+                        let differ = own.iter().zip(theirs).enumerate().filter(|(_, (a, b))| a != b);
+                        let bit = |n: usize| lh_wire::part_bit(range.len, n as u64 * BLOCK);
+                        (Status::Ok, differ.fold(0, |all, (n, _)| all | bit(n)), Payload::None)
+                    }
+                    None => (Status::Refused, 0, Payload::None),
+                }
+            }
             (OpCode::PutLayer, Payload::Image(name, image)) => self.put_layer(range, name, image),
             (OpCode::ClearIntent, _) => {
                 for chunk in range.offset / self.chunk..range.end().div_ceil(self.chunk) {
@@ -247,7 +264,7 @@ impl Replica {
     pub(crate) fn control(&mut self, control: &Control) -> Result<Body, Refusal> {
         match control {
             Control::State => return Ok(Body::State(Box::new(self.state()))),
-            Control::SetEpoch { epoch } => {
+            Control::SetEpoch { epoch, .. } => {
                 if self.epoch.as_ref().is_some_and(|e| e != epoch && e.order() >= epoch.order()) {
                     return Err(Refusal::Said("a younger epoch is here".into()));
                 }
@@ -272,16 +289,37 @@ impl Replica {
                 let settled = self.unsettled.iter().position(|n| n == snapshot).map_or(0, |at| at + 1);
                 self.unsettled.drain(..settled);
             }
-            Control::RebuildBegin { size, chain } => {
+            // It remembers nothing of others: everything is compared.
+            Control::Missed { .. } => return Err(Refusal::Said("not known".into())),
+            Control::LayerMap { layer, from } => {
+                let Some(layer) = self.layers.iter().find(|l| l.name == *layer) else {
+                    return Err(Refusal::Said("no such layer".into()));
+                };
+                let held = (0_u64..).zip(&layer.blocks).filter(|(n, b)| b.is_some() && n * BLOCK >= *from);
+                let ranges = held.map(|(n, _)| Extent::new(n * BLOCK, BLOCK)).collect();
+                return Ok(Body::Map(Box::new(MapPage { ranges, next: None, total: None })));
+            }
+            Control::RebuildBegin { size, chain, keep } => {
                 let blocks = usize::try_from(size / BLOCK).expect("small");
-                self.rebuilding = true;
                 self.prepared = None;
                 self.clean = false;
                 self.unsettled = chain.iter().map(|l| l.name.clone()).filter(|n| !n.is_empty()).collect();
-                self.layers = chain
-                    .iter()
-                    .map(|l| Layer { removed: l.removed, ..Layer::empty(&l.name, blocks) })
-                    .collect();
+                let based = keep.is_some() && (!self.rebuilding || self.kept.is_some());
+                self.kept = keep.clone().filter(|_| based).map(|keep| Kept { unsure: keep.unsure });
+                self.rebuilding = true;
+                let mut old = std::mem::take(&mut self.layers);
+                let mut head = old.pop();
+                let mut held = |name: &str| match keep {
+                    Some(keep) if keep.head == name => head.take(),
+                    Some(_) => old.iter().position(|l| l.name == name && !name.is_empty()).map(|at| old.remove(at)),
+                    None => None,
+                };
+                let layer = |l: &LayerInfo| Layer {
+                    removed: l.removed,
+                    name: l.name.clone(),
+                    ..held(&l.name).unwrap_or_else(|| Layer::empty(&l.name, blocks))
+                };
+                self.layers = chain.iter().map(layer).collect();
             }
             Control::Fold { .. } | Control::FoldStop => {
                 return Err(Refusal::Said("not built here".into()));
@@ -289,6 +327,7 @@ impl Replica {
             Control::RebuildEnd => {
                 self.sync();
                 self.rebuilding = false;
+                self.kept = None;
                 self.lived = true;
             }
             Control::Close => {
@@ -361,6 +400,7 @@ impl Replica {
             unsettled: self.unsettled.clone(),
             clean: self.clean,
             imported: false,
+            kept: self.kept.clone(),
             fold: None,
         }
     }

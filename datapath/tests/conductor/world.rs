@@ -342,7 +342,7 @@ impl World {
         assert_eq!(self.replicas[m].session, wire.session.map(|s| (number, s)), "swept");
         let (status, aux, payload) = match (&message.op, &message.payload) {
             (OpCode::Control, Payload::Control(control)) => {
-                if let Control::SetEpoch { epoch } = control {
+                if let Control::SetEpoch { epoch, .. } = control {
                     note_epoch(&mut self.epochs, epoch);
                 }
                 (Status::Ok, 0, Payload::Answer(self.replicas[m].control(control)))

@@ -315,6 +315,7 @@ impl Manager {
             range: Extent::new(at, len),
             source: id(source),
             targets: MemberSet::EMPTY.with(id(m)),
+            compare: false,
         };
         w.send(q, Input::Message(ToQueue::Job(job, equalise)));
     }

@@ -78,9 +78,15 @@ pub enum Control {
     /// Answer: [`ReplicaState`].
     State,
     /// Stores the epoch. Answered when it is durable. Refused if the replica has a higher one.
+    ///
+    /// Of each replica that is in the epoch before, not in this one, and named in `out`, the replica keeps from now on
+    /// what it may lack ([`Control::Missed`]). What it keeps of others is forgotten.
     SetEpoch {
         /// The epoch that counts from now on.
         epoch: Epoch,
+        /// Replicas of the volume that are not in the epoch and may come back.
+        #[serde(default)]
+        out: Vec<String>,
     },
     /// Every range in doubt is equal on all members: what earlier sessions left is forgotten.
     Resolved,
@@ -123,18 +129,79 @@ pub enum Control {
     },
     /// Stops the fold that runs, if one does. What was copied stays: beginning anew goes on from there.
     FoldStop,
-    /// Durably marks the replica as unusable alone and replaces its chain by empty layers of this form, base first,
-    /// the head last.
+    /// What a replica that is out may lack: everything written since before it left. The answer is a [`MapPage`].
+    /// Refused if this replica has not seen every write since that epoch.
+    Missed {
+        /// Name of the replica.
+        replica: String,
+        /// The last epoch that it was in, as it says itself.
+        base: Epoch,
+        /// Nothing before this byte.
+        from: u64,
+    },
+    /// Where a layer holds data or zeroes of its own. The answer is a [`MapPage`].
+    LayerMap {
+        /// Name of the layer; empty for the head.
+        layer: String,
+        /// Nothing before this byte.
+        from: u64,
+    },
+    /// Durably marks the replica as unusable alone and gives its chain this form, base first, the head last.
     RebuildBegin {
         /// Volume size in bytes.
         size: u64,
         /// The source's chain.
         chain: Vec<LayerInfo>,
+        /// What layers of the same name hold stays; without it every layer is empty afterwards.
+        #[serde(default)]
+        keep: Option<Keep>,
     },
     /// The replica holds everything: syncs all layers and takes the mark back. Answered when that is durable.
     RebuildEnd,
     /// No request is in flight, all is flushed everywhere: closes the directory cleanly. Answered when durable.
     Close,
+}
+
+/// What becomes of the layers that a replica has when its rebuild begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// The layer that the head becomes; empty: it stays the head.
+    pub head: String,
+    /// Layers of the new chain that may differ anywhere from what the members have, not only where they were written
+    /// since the replica left. Remembered until the rebuild has ended: an interrupted one must not trust them.
+    pub unsure: Vec<String>,
+}
+
+/// What a replica whose rebuild did not end still knows of its layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// As in [`Keep`].
+    pub unsure: Vec<String>,
+}
+
+/// A replica that is out, as a member remembers it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outsider {
+    /// Its name.
+    pub replica: String,
+    /// The last epoch that had it.
+    pub base: Epoch,
+}
+
+/// A part of a map of ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapPage {
+    /// Ranges of whole blocks, ascending, none touching the next.
+    pub ranges: Vec<Extent>,
+    /// The map goes on from this byte; `None`: this is the end of it.
+    pub next: Option<u64>,
+    /// Bytes in the whole map, if that is known.
+    pub total: Option<u64>,
+}
+
+impl MapPage {
+    /// Most ranges in a page: as JSON they take some 45 bytes each and have to fit a message.
+    pub const RANGES_MAX: usize = 4096;
 }
 
 /// A fold that runs, or the last one if it ended without folding its snapshot away.
@@ -176,6 +243,10 @@ pub struct ReplicaState {
     pub lived: bool,
     /// Marked as unusable alone: a rebuild began and did not end.
     pub rebuilding: bool,
+    /// While `rebuilding`: the layers are still those of `epoch`, but for what was written since and for this. `None`:
+    /// nothing is known of them.
+    #[serde(default)]
+    pub kept: Option<Kept>,
     /// Snapshots that are not known to be on stable storage everywhere, base first.
     pub unsettled: Vec<String>,
     /// The directory was closed cleanly and not written since.

@@ -62,11 +62,17 @@ pub enum OpCode {
     ClearIntent = 9,
     /// A [`crate::Control`] message as JSON.
     Control = 10,
+    /// Checksums of what one layer holds of the range; payload: the layer's name. The answer's payload is a
+    /// [`crate::LayerDigest`].
+    DigestLayer = 11,
+    /// Compares what one layer holds of the range; payload: the [`crate::LayerDigest`] of another replica. The answer's
+    /// `aux` has a bit for each part of the range that differs.
+    CompareLayer = 12,
 }
 
 impl OpCode {
     /// All codes, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Read,
         Self::Write,
         Self::WriteZeroes,
@@ -77,6 +83,8 @@ impl OpCode {
         Self::PutLayer,
         Self::ClearIntent,
         Self::Control,
+        Self::DigestLayer,
+        Self::CompareLayer,
     ];
 
     fn from_u8(n: u8) -> Option<Self> {

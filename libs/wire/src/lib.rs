@@ -7,11 +7,15 @@
 //! keeps its buffers congruent to the stream can hand the payload to O_DIRECT where it lies.
 
 mod control;
+mod digest;
 pub mod handshake;
 mod header;
 mod layer;
 
-pub use control::{ChainOp, Control, FoldState, LayerInfo, ReplicaState, expansion_snapshot};
+pub use control::{
+    ChainOp, Control, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState, expansion_snapshot,
+};
+pub use digest::{BlockDigest, COMPARE_MAX, LayerDigest, differing, part_bit, part_len};
 pub use header::{
     DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Status, VERSION,
     flags, padding,

@@ -124,6 +124,13 @@ impl Server {
                     }
                 }
                 Body::Text(text) => push_bytes(peer, header, text.as_bytes()),
+                Body::Map(page) => match serde_json::to_vec(&page) {
+                    Ok(json) if json.len() <= MAX_PAYLOAD as usize => push_bytes(peer, header, &json),
+                    _ => {
+                        header.status = Answer::Refused;
+                        push_bytes(peer, header, b"the map does not fit a message");
+                    }
+                },
                 Body::State(state) => match serde_json::to_vec(&state) {
                     Ok(json) if json.len() <= MAX_PAYLOAD as usize => push_bytes(peer, header, &json),
                     _ => {

@@ -6,6 +6,7 @@
 
 pub mod core;
 
+mod compare;
 mod door;
 mod flush;
 mod fold;

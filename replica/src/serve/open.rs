@@ -8,7 +8,7 @@ use lh_ring::sys::file_system;
 use lh_ring::{Bell, Pool, Ring, Token};
 use lh_wire::ChainOp;
 
-use super::core::{Core, Facts};
+use super::core::{Core, Facts, Trail};
 use super::door::Door;
 use super::flush::Flusher;
 use super::fold::Folder;
@@ -58,10 +58,11 @@ fn open(options: &Options) -> Result<(Directory, Store), ServeError> {
     })
 }
 
-fn facts(directory: &Directory, store: &Store) -> Facts {
+fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {
     let state = directory.state();
     let fence = directory.fence();
-    Facts {
+    let (out, missed) = directory.missed()?;
+    Ok(Facts {
         size: store.size(),
         fence: (fence != Default::default()).then_some(fence),
         epoch: directory.epoch().cloned(),
@@ -70,7 +71,9 @@ fn facts(directory: &Directory, store: &Store) -> Facts {
         intent_chunk: store.intent_chunk(),
         intent: store.intent(),
         clean: state.clean,
-    }
+        out,
+        missed: missed.into_iter().map(|(chunk, trail)| (chunk, Trail(trail))).collect(),
+    })
 }
 
 impl Server {
@@ -81,7 +84,7 @@ impl Server {
             Some((id, ChainOp::Revert { .. })) => Some(id),
             _ => None,
         };
-        let core = Core::new(facts(&directory, &store));
+        let core = Core::new(facts(&directory, &store).map_err(system("the record of what others missed"))?);
         let bell = Bell::new().map_err(system("an eventfd"))?;
         let mut ring = Ring::new(ENTRIES).map_err(system("an io_uring"))?;
         ring.wake_on(Token::new(OWNER, kind::BELL, 0, 0), &bell);

@@ -177,6 +177,7 @@ impl Server {
                 self.end(id, Ok(Completed { payload, ..Completed::default() }));
             }
             Work::ReadLayer { trailer } => self.end_read_layer(id, &trailer),
+            Work::Digest { states, body, compare } => self.end_digest(id, &states, &body, compare),
             work @ Work::Put(_) => {
                 slot.work = work;
                 self.put_compared(id);

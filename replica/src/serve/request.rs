@@ -51,6 +51,12 @@ pub(super) enum Work {
     ReadLayer {
         trailer: Vec<u8>,
     },
+    /// Data runs are read, to be summed up; `body` is what came with the request.
+    Digest {
+        states: Vec<BlockState>,
+        body: Vec<u8>,
+        compare: bool,
+    },
     Put(Box<Put>),
 }
 

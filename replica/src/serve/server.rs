@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lh_block::{Generation, Instance};
 use lh_ring::{Completion, Fd, Pool, Ring};
-use lh_wire::{ChainOp, LayerInfo};
+use lh_wire::{ChainOp, Keep, LayerInfo};
 
 use super::core::{Core, Failure, Input, Job, Output, PersistId, Record, RequestId};
 use super::door::Door;
@@ -57,7 +57,7 @@ const RECEIVED_MAX: usize = 160 << 20;
 
 /// A record that nothing may be done beside: a punch or a sync that nobody asked for is waited for.
 pub(super) enum Held {
-    Rebuild(u64, Vec<LayerInfo>),
+    Rebuild(u64, Vec<LayerInfo>, Option<Keep>),
     Revert(Instance),
     Close,
 }
@@ -138,7 +138,10 @@ impl Server {
     }
 
     fn is_quiet(&self) -> bool {
-        self.core.is_idle() && self.flusher.is_idle() && self.folder.is_idle() && self.peers.iter().next().is_none()
+        self.core.is_idle()
+            && self.flusher.is_idle()
+            && self.folder.is_idle()
+            && self.peers.iter().next().is_none()
     }
 
     fn completed(&mut self, c: Completion) {
@@ -241,6 +244,7 @@ impl Server {
             Output::Store { request, job } => self.start_job(request, job),
             Output::Sync => self.flusher.core_waits(),
             Output::Describe { request } => self.ask_worker(Task::Describe(request)),
+            Output::Map { request, layer, from } => self.map_layer(request, &layer, from),
             Output::Persist { id, record } => self.persist(id, record),
             Output::Close { conn, reason } => {
                 tracing::info!("connection {} closed: {reason:?}", conn.0);
@@ -255,16 +259,23 @@ impl Server {
             Record::RebuildEnd => return self.end_rebuild(id),
             Record::Begin => Saved::Begin,
             Record::Fence { generation, instance } => Saved::Fence(generation, instance),
-            Record::Epoch(epoch) => Saved::Epoch(epoch),
+            Record::Epoch { epoch, out } => Saved::Epoch(epoch, out),
+            Record::Missed { trails } => {
+                Saved::Missed(trails.into_iter().map(|(chunk, trail)| (chunk, trail.0)).collect())
+            }
             Record::Prepare { id, op } => {
                 self.reverting = matches!(op, ChainOp::Revert { .. }).then_some(id);
                 Saved::Prepare(id, op)
             }
-            Record::Commit { id: op } if self.reverting == Some(op) => return self.hold(id, Held::Revert(op)),
+            Record::Commit { id: op } if self.reverting == Some(op) => {
+                return self.hold(id, Held::Revert(op));
+            }
             Record::Commit { id } => Saved::Commit(id),
             Record::Abort { id } => Saved::Abort(id),
             Record::Settled { snapshot } => Saved::Settled(snapshot),
-            Record::RebuildBegin { size, chain } => return self.hold(id, Held::Rebuild(size, chain)),
+            Record::RebuildBegin { size, chain, keep } => {
+                return self.hold(id, Held::Rebuild(size, chain, keep));
+            }
             Record::Close => return self.hold(id, Held::Close),
             Record::Fold { name, bytes_per_second } => return self.begin_fold(id, name, bytes_per_second),
             Record::FoldStop => return self.stop_fold(id),
@@ -279,9 +290,11 @@ impl Server {
 
     /// Goes on with a record that had to wait.
     fn release_held(&mut self) {
-        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle() && self.folder.is_idle()) else { return };
+        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle() && self.folder.is_idle()) else {
+            return;
+        };
         let saved = match held {
-            Held::Rebuild(size, chain) => Saved::RebuildBegin(size, chain),
+            Held::Rebuild(size, chain, keep) => Saved::RebuildBegin(size, chain, keep),
             Held::Revert(op) => Saved::Commit(op),
             Held::Close => Saved::Close(self.store.close()),
         };
@@ -305,6 +318,8 @@ impl Server {
             Job::Zero(range) | Job::Unmap(range) => self.start_zero(id, range),
             Job::ReadLayer(range) => self.start_read_layer(id, range),
             Job::PutLayer { range, trailer } => self.start_put(id, range, trailer),
+            Job::DigestLayer(range) => self.start_digest(id, range, false),
+            Job::CompareLayer(range) => self.start_digest(id, range, true),
         }
     }
 
@@ -376,8 +391,7 @@ impl Server {
     /// When the loop has something to do although nothing happens.
     fn next_wake(&self) -> Option<u64> {
         let deadlines = self.peers.iter().filter_map(|p| p.deadline);
-        let own =
-            [self.core.wake_at(), self.flusher.wake_at(), self.folder.wake_at(), self.door.wake_at()];
+        let own = [self.core.wake_at(), self.flusher.wake_at(), self.folder.wake_at(), self.door.wake_at()];
         deadlines.chain(own.into_iter().flatten()).min()
     }
 

@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use lh_block::{Epoch, Generation, Instance};
 use lh_ring::Bell;
-use lh_wire::{ChainOp, LayerInfo, ReplicaState};
+use lh_wire::{ChainOp, Keep, LayerInfo, Outsider, ReplicaState};
 
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
 use super::fold::{FoldReport, FoldTask};
-use crate::store::{ChainError, Closing, Committed, Directory, NewZeroMap, Parts};
+use crate::store::{ChainError, Closing, Committed, Directory, NewZeroMap, Parts, Trail};
 
 /// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
 /// what [`super::Status::state`] asks.
@@ -35,12 +35,13 @@ pub(super) enum Task {
 pub(super) enum Saved {
     Begin,
     Fence(Generation, Instance),
-    Epoch(Epoch),
+    Epoch(Epoch, Vec<Outsider>),
+    Missed(Vec<(u64, Trail)>),
     Prepare(Instance, ChainOp),
     Commit(Instance),
     Abort(Instance),
     Settled(String),
-    RebuildBegin(u64, Vec<LayerInfo>),
+    RebuildBegin(u64, Vec<LayerInfo>, Option<Keep>),
     RebuildEnd,
     Close(Closing),
 }
@@ -246,8 +247,9 @@ fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
     match saved {
         Saved::Begin => directory.begin_use()?,
         Saved::Fence(generation, instance) => directory.store_fence(generation, instance)?,
-        Saved::Epoch(epoch) => {
-            if !directory.store_epoch(epoch)? {
+        Saved::Missed(trails) => directory.store_missed(&trails)?,
+        Saved::Epoch(epoch, out) => {
+            if !directory.store_epoch_and_outsiders(epoch, out)? {
                 return Err(Trouble::YoungerEpoch);
             }
         }
@@ -255,7 +257,10 @@ fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
         Saved::Commit(id) => return Ok(Change::Committed(directory.commit(id)?)),
         Saved::Abort(id) => directory.abort(id)?,
         Saved::Settled(snapshot) => directory.store_settled(&snapshot)?,
-        Saved::RebuildBegin(size, chain) => {
+        Saved::RebuildBegin(size, chain, Some(keep)) => {
+            return Ok(Change::Rebuilt(Box::new(directory.begin_catch_up(size, &chain, &keep)?)));
+        }
+        Saved::RebuildBegin(size, chain, None) => {
             return Ok(Change::Rebuilt(Box::new(directory.begin_rebuild(size, &chain)?)));
         }
         Saved::RebuildEnd => directory.end_rebuild()?,

@@ -26,8 +26,8 @@ use super::fs::Fs;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
-    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild,
-    Records, Switch, VOLUME_ATTRIBUTE,
+    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE,
+    Rebuild, Records, Switch, VOLUME_ATTRIBUTE,
 };
 use super::zero::{self, ZeroMap};
 
@@ -169,6 +169,7 @@ impl Directory {
             prepared: prepared.map(|p| (p.id, p.op.clone())),
             committed: self.chain.committed,
             rebuilding: self.rebuild.is_some(),
+            kept: self.rebuild.as_ref().and_then(|r| r.kept.clone()),
             unsettled: self.unsettled(),
             clean: self.clean,
             imported: self.identity.imported,
@@ -216,14 +217,7 @@ impl Directory {
     /// # Errors
     /// The disk's.
     pub fn store_epoch(&mut self, epoch: Epoch) -> io::Result<bool> {
-        if self.epoch().is_some_and(|e| e.order() > epoch.order()) {
-            return Ok(false);
-        }
-        let record = EpochRecord { volume: self.identity.volume, epoch };
-        self.records().store(&self.fs, &record)?;
-        self.epoch = Some(record);
-        self.end_import()?;
-        Ok(true)
+        self.store_epoch_and_outsiders(epoch, Vec::new())
     }
 
     /// The directory is ours for good.

@@ -7,6 +7,7 @@
 //! it was handed open. `docs/formats/replica-directory.md` describes every file.
 
 mod adopt;
+mod catch_up;
 mod chain;
 mod checksum;
 mod clone;
@@ -28,6 +29,7 @@ mod index;
 mod intent;
 mod load;
 mod meta;
+mod missed;
 mod offline;
 mod open;
 mod pace;
@@ -58,6 +60,7 @@ pub use fold::{
 };
 pub use intent::IntentWrite;
 pub use load::Parts;
+pub use missed::Trail;
 pub use offline::SnapshotView;
 pub use pace::Pace;
 pub use put::PutPlan;

@@ -4,9 +4,10 @@ use std::io;
 use std::ops::Range;
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::BlockState;
+use lh_wire::{BlockState, MapPage};
 
 use super::data::{Answer, LayerNo, Store};
+use super::disk::{self, Kind};
 use super::load::{blocks, bytes};
 use super::ranges::RangeSet;
 
@@ -76,6 +77,36 @@ impl Store {
         let needs_map = !marks.is_empty() && layer.zero.is_none();
         let [punch, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
         Ok(PutPlan { layer: no, extent, punch, write, held, marks, changed, needs_mark, needs_map })
+    }
+
+    /// Where a layer holds data or zeroes of its own, from a byte on: as many ranges as a page has.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn layer_map(&self, no: LayerNo, from: u64) -> io::Result<MapPage> {
+        let layer = self.at(no);
+        let rest = Extent::new(from, layer.length.saturating_sub(from)).narrow(BLOCK);
+        let (mut held, mut found, mut end) = (RangeSet::default(), 0, rest.end());
+        for extent in disk::extents(&layer.file, rest, layer.look) {
+            let (extent, kind) = extent?;
+            if kind == Kind::Written {
+                held.insert(blocks(extent));
+                found += 1;
+            }
+            if found == MapPage::RANGES_MAX {
+                end = extent.end();
+                break;
+            }
+        }
+        if let Some(zero) = &layer.zero {
+            held.append(&zero.zeroes(blocks(Extent::new(from, end.saturating_sub(from)))));
+        }
+        let mut ranges: Vec<Extent> = held.iter().take(MapPage::RANGES_MAX + 1).map(bytes).collect();
+        if ranges.len() > MapPage::RANGES_MAX {
+            ranges.pop();
+            end = ranges.last().map_or(end, |r| r.end());
+        }
+        Ok(MapPage { ranges, next: (end < rest.end()).then_some(end), total: None })
     }
 
     /// Gives a layer the zero map that [`super::Directory::make_zero_map`] made.

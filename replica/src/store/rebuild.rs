@@ -46,6 +46,7 @@ impl Directory {
 
     fn empty(&mut self, size: u64, chain: &[LayerInfo]) -> io::Result<Parts> {
         self.begin_use()?;
+        self.forget_outsiders()?;
         let replace = Replace {
             fs: &self.fs,
             path: &self.path,
@@ -103,7 +104,7 @@ impl Directory {
     }
 }
 
-const fn none(volume: Id) -> ChainRecord {
+pub(super) const fn none(volume: Id) -> ChainRecord {
     ChainRecord { volume, prepared: None, committed: None, settled: None }
 }
 
@@ -122,7 +123,7 @@ impl Replace<'_> {
     fn run(&self, size: u64, chain: &[LayerInfo]) -> io::Result<Rebuild> {
         let volume = self.identity.volume;
         let records = Records { directory: self.path };
-        let mut rebuild = Rebuild { volume, size, emptying: true };
+        let mut rebuild = Rebuild { volume, size, emptying: true, kept: None };
         records.store(self.fs, &rebuild)?;
         if !self.volume.rebuilding {
             self.write_volume(&VolumeMeta { rebuilding: true, ..self.volume.clone() })?;
@@ -210,7 +211,7 @@ impl Opening {
 }
 
 /// The meta of a layer that is made anew.
-fn meta_of(layer: &LayerInfo, file_name: &str) -> LayerMeta {
+pub(super) fn meta_of(layer: &LayerInfo, file_name: &str) -> LayerMeta {
     LayerMeta {
         name: file_name.to_owned(),
         parent: if layer.parent.is_empty() { String::new() } else { snapshot_file(&layer.parent) },
@@ -221,7 +222,7 @@ fn meta_of(layer: &LayerInfo, file_name: &str) -> LayerMeta {
     }
 }
 
-fn check(size: u64, chain: &[LayerInfo]) -> Result<(), ChainError> {
+pub(super) fn check(size: u64, chain: &[LayerInfo]) -> Result<(), ChainError> {
     if size == 0 || !size.is_multiple_of(BLOCK) || i64::try_from(size).is_err() {
         return Err(ChainError::BadSize(size));
     }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use lh_block::{Epoch, Generation, Instance};
-use lh_wire::ChainOp;
+use lh_wire::{ChainOp, Kept, Outsider};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -83,6 +83,9 @@ pub(super) struct Fence {
 pub(super) struct EpochRecord {
     pub(super) volume: Id,
     pub(super) epoch: Epoch,
+    /// Who is out, and was in an epoch that this replica has seen.
+    #[serde(default)]
+    pub(super) out: Vec<Outsider>,
 }
 
 /// Where chain operations stand.
@@ -153,6 +156,9 @@ pub(super) struct Rebuild {
     pub(super) size: u64,
     /// The layers are being replaced: what lies in the directory is neither the old nor the new form.
     pub(super) emptying: bool,
+    /// The layers are those of the record `epoch`, but for what was written since and for this.
+    #[serde(default)]
+    pub(super) kept: Option<Kept>,
 }
 
 /// Left by a clean close: nobody else has written as long as this is true.

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{BlockState, ChainOp, LayerInfo, ReplicaState};
-use replica::serve::core::{Facts, Failure, Record};
+use lh_wire::{BlockState, ChainOp, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
+use replica::serve::core::{Facts, Failure, Record, Trail};
 
 use super::dice::Dice;
 use crate::register::Stamp;
@@ -66,6 +66,9 @@ struct Records {
     intent: Vec<u64>,
     settled: Option<String>,
     rebuilding: bool,
+    kept: Option<Kept>,
+    out: Vec<Outsider>,
+    missed: BTreeMap<u64, Trail>,
     clean: bool,
 }
 
@@ -105,6 +108,8 @@ impl Disk {
             intent_chunk: self.chunk,
             intent: self.records.intent.iter().map(|c| Extent::new(c * self.chunk, self.chunk)).collect(),
             clean: self.records.clean,
+            out: self.records.out.clone(),
+            missed: self.records.missed.iter().map(|(n, trail)| (*n, *trail)).collect(),
         }
     }
 
@@ -240,7 +245,14 @@ impl Disk {
         let r = &mut self.records;
         match record {
             Record::Fence { generation, instance } => r.fence = Some((*generation, *instance)),
-            Record::Epoch(epoch) => r.epoch = Some(epoch.clone()),
+            Record::Epoch { epoch, out } => {
+                r.epoch = Some(epoch.clone());
+                r.out.clone_from(out);
+                if out.is_empty() {
+                    r.missed.clear();
+                }
+            }
+            Record::Missed { trails } => r.missed.extend(trails.iter().copied()),
             Record::Intent { mark, clear } => {
                 r.intent.retain(|c| !clear.contains(c));
                 r.intent.extend(mark);
@@ -258,8 +270,11 @@ impl Disk {
             Record::Commit { id } => self.commit(*id)?,
             Record::Abort { .. } => r.prepared = None,
             Record::Settled { snapshot } => r.settled = Some(snapshot.clone()),
-            Record::RebuildBegin { size, chain } => self.begin_rebuild(*size, chain),
-            Record::RebuildEnd => r.rebuilding = false,
+            Record::RebuildBegin { size, chain, keep } => self.begin_rebuild(*size, chain, keep.as_ref()),
+            Record::RebuildEnd => {
+                r.rebuilding = false;
+                r.kept = None;
+            }
             Record::Close => {
                 r.clean = true;
                 r.intent.clear();
@@ -310,13 +325,45 @@ impl Disk {
         Ok(())
     }
 
-    fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo]) {
+    fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo], keep: Option<&Keep>) {
+        let r = &mut self.records;
+        let based = r.epoch.is_some() && (!r.rebuilding || r.kept.is_some());
+        r.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
+        if keep.is_none() {
+            r.epoch = None;
+        }
+        r.rebuilding = true;
+        r.prepared = None;
+        r.out.clear();
+        r.missed.clear();
         self.size = size;
-        self.records.rebuilding = true;
-        self.records.epoch = None;
-        self.records.prepared = None;
         self.syncing = None;
-        self.layers = chain.iter().map(|info| Layer { info: info.clone(), slots: BTreeMap::new() }).collect();
+        let mut old = std::mem::take(&mut self.layers);
+        let mut head = old.pop();
+        let layer = |info: &LayerInfo| {
+            let slots = match keep {
+                Some(keep) if info.name == keep.head => head.take().map(|l| l.slots),
+                Some(_) if !info.name.is_empty() => {
+                    old.iter_mut().find(|l| l.info.name == info.name).map(|l| std::mem::take(&mut l.slots))
+                }
+                _ => None,
+            };
+            Layer { info: info.clone(), slots: slots.unwrap_or_default() }
+        };
+        self.layers = chain.iter().map(layer).collect();
+    }
+
+    /// Where a layer holds something: few ranges in a page, so that there are many pages.
+    ///
+    /// # Errors
+    /// There is no such layer.
+    pub fn layer_map(&self, name: &str, from: u64) -> Result<MapPage, Failure> {
+        const PAGE: usize = 5;
+        let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
+        let slots = self.layers[at].slots.range(from / BLOCK..);
+        let mut held = slots.filter(|(_, s)| s.current() != Cell::Absent).map(|(block, _)| *block);
+        let ranges: Vec<Extent> = held.by_ref().take(PAGE).map(|b| Extent::new(b * BLOCK, BLOCK)).collect();
+        Ok(MapPage { next: held.next().map(|b| b * BLOCK), ranges, total: None })
     }
 
     /// What the directory says of itself; the replica's machine adds what only it knows.
@@ -339,6 +386,7 @@ impl Disk {
             prepared: self.records.prepared.clone(),
             committed: self.records.committed,
             rebuilding: self.records.rebuilding,
+            kept: self.records.kept.clone(),
             unsettled: names[first_unsettled..].to_vec(),
             clean: self.records.clean,
             ..ReplicaState::default()

@@ -177,6 +177,7 @@ impl Engine {
         }
         let counters = self.conductor.counters();
         out.note("rebuild finished", counters.rebuilds - self.counted.rebuilds);
+        out.note("block rebuilt", counters.rebuilt_blocks - self.counted.rebuilt_blocks);
         out.note("blocks repaired", counters.repaired_blocks - self.counted.repaired_blocks);
         out.note("chunks resolved", counters.resolved_chunks - self.counted.resolved_chunks);
         out.note("snapshot done", counters.snapshots - self.counted.snapshots);
@@ -221,7 +222,7 @@ impl Engine {
                 self.open = false;
                 self.stopped = Some(why);
             }
-            O::StatusChanged => {}
+            O::StatusChanged | O::Resized { .. } => {}
             O::Log(line) => out.log(&line),
         }
     }
@@ -378,6 +379,7 @@ impl Engine {
                 self.controls.remove(&id);
                 let result = match (status, body.take()) {
                     (Status::Ok, Some(Body::State(s))) => Ok(conductor::Body::State(s)),
+                    (Status::Ok, Some(Body::Map(page))) => Ok(conductor::Body::Map(page)),
                     (Status::Ok, _) => Ok(conductor::Body::Done),
                     (Status::Stale, _) => Err(Refusal::Stale),
                     (Status::NoSpace, _) => Err(Refusal::NoSpace),

@@ -45,6 +45,8 @@ pub enum Fault {
     HostLost(usize),
     /// All hosts but one lose power, the engine's too.
     PowerCutOthers(usize),
+    /// A replica's process is killed and comes back only after so long.
+    Away(usize, u64),
     /// A snapshot is taken.
     Snapshot,
 }
@@ -70,12 +72,13 @@ impl Fault {
             Self::Break(_) => "connection broken",
             Self::HostLost(_) => "power cut of a host with the engine",
             Self::PowerCutOthers(_) => "power cut of all but one",
+            Self::Away(..) => "replica away",
             Self::Snapshot => "snapshot asked for",
         }
     }
 
     /// One of each kind, for the check that every kind has fired.
-    pub const KINDS: [&'static str; 18] = [
+    pub const KINDS: [&'static str; 19] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -93,6 +96,7 @@ impl Fault {
         "engine isolated and replaced",
         "power cut of a host with the engine",
         "power cut of all but one",
+        "replica away",
         "snapshot asked for",
     ];
 }
@@ -112,18 +116,21 @@ pub enum Mix {
     Engines,
     /// Disks that are slow, full or failing, under a longer load.
     Disks,
+    /// Replicas that are out for long, and what happens to the others meanwhile.
+    Absences,
 }
 
 impl Mix {
     /// One of them.
     pub fn of(dice: &mut Dice) -> Self {
         match dice.below(100) {
-            0..20 => Self::All,
-            20..40 => Self::Powered,
-            40..60 => Self::OneHost,
-            60..75 => Self::Power,
-            75..90 => Self::Engines,
-            _ => Self::Disks,
+            0..16 => Self::All,
+            16..30 => Self::Powered,
+            30..45 => Self::OneHost,
+            45..58 => Self::Power,
+            58..70 => Self::Engines,
+            70..78 => Self::Disks,
+            _ => Self::Absences,
         }
     }
 
@@ -134,7 +141,7 @@ impl Mix {
             StopReplicaKillEngine,
         };
         match self {
-            Self::All => true,
+            Self::All | Self::Absences => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -168,6 +175,9 @@ impl Mix {
 
     /// The faults of a run that lasts `length` ns, over `nodes` replicas. Every other one is soon followed by another.
     pub fn plan(self, dice: &mut Dice, nodes: usize, length: u64) -> Vec<(u64, Fault)> {
+        if self == Self::Absences {
+            return absences(dice, nodes);
+        }
         let mut plan = Vec::new();
         for _ in 0..dice.between(1, 6) {
             let mut at = dice.below(length);
@@ -209,6 +219,51 @@ impl Mix {
     }
 }
 
+/// How long a run with absences lasts, ns.
+pub const ABSENCES: u64 = 9 * SECOND;
+
+/// One replica is out for long; meanwhile something happens to those who keep what it misses.
+fn absences(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
+    let first = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+    let second = (first + 1 + usize::try_from(dice.below(2)).unwrap_or(0)) % nodes;
+    let third = 3 - first - second;
+    let left = dice.between(100 * MS, SECOND);
+    let back = left + dice.between(2 * SECOND, 5 * SECOND);
+    let mut plan = Vec::new();
+    let gone = Fault::Away(first, back - left);
+    if dice.chance(300) {
+        plan.push((left.saturating_sub(dice.below(3 * MS)), Fault::PowerCut(first)));
+    }
+    if dice.chance(200) {
+        // Its last writes may be on it alone.
+        plan.push((left, Fault::StopReplicaKillEngine(second)));
+    }
+    plan.push((left, gone));
+    let meanwhile = left + dice.between(300 * MS, 1500 * MS);
+    match dice.below(6) {
+        // Who is out for a short while has a gap, and is alone when the first returns.
+        0 | 1 => {
+            plan.push((meanwhile, Fault::Away(second, dice.between(50 * MS, 400 * MS))));
+            let alone = back.saturating_sub(dice.between(MS, 900 * MS)).max(meanwhile + 1500 * MS);
+            plan.push((alone, Fault::Away(third, dice.between(2 * SECOND, 4 * SECOND))));
+        }
+        // Those who remember it die.
+        2 => plan.push((back.saturating_sub(dice.between(MS, SECOND)), Fault::KillReplicas)),
+        3 => plan.push((back.saturating_sub(dice.between(MS, SECOND)), Fault::PowerCutOthers(first))),
+        4 => plan.push((meanwhile, Fault::KillEngine)),
+        _ => {}
+    }
+    for _ in 0..dice.below(3) {
+        plan.push((left + dice.below(back - left), Fault::Snapshot));
+    }
+    if dice.chance(300) {
+        // It does not get far.
+        plan.push((back + dice.between(MS, 2 * SECOND), any(dice, nodes)));
+    }
+    plan.sort_by_key(|(at, _)| *at);
+    plan
+}
+
 fn any(dice: &mut Dice, nodes: usize) -> Fault {
     let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
     let short = dice.between(5 * MS, 900 * MS);
@@ -231,7 +286,8 @@ fn any(dice: &mut Dice, nodes: usize) -> Fault {
         76..79 => Fault::HostLost(node),
         79..81 => Fault::PowerCutOthers(node),
         81..86 => Fault::Cut(node, time),
-        86..91 => Fault::Break(node),
+        86..90 => Fault::Break(node),
+        90..92 => Fault::Away(node, long / 2),
         _ => Fault::Snapshot,
     }
 }

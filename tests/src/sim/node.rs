@@ -227,6 +227,9 @@ impl Node {
             Ended::Describe(request) if alive => {
                 Input::Described { request, result: Ok(Box::new(self.disk.describe())) }
             }
+            Ended::Map(request, layer, from) if alive => {
+                Input::Mapped { request, result: self.disk.layer_map(&layer, from).map(Box::new) }
+            }
             Ended::Time if alive => {
                 if let Some(p) = &mut self.process {
                     p.wakes_at = None;
@@ -284,6 +287,16 @@ impl Node {
             (Job::PutLayer { range, .. }, Body::Image { layer, cells }) => {
                 self.disk.put_layer(layer, *range, cells).map(|changed| (Body::None, changed))
             }
+            (Job::DigestLayer(range), Body::Layer(name)) => self
+                .disk
+                .read_layer(name, *range)
+                .map(|cells| (Body::Digest { layer: name.clone(), cells }, 0)),
+            (Job::CompareLayer(range), Body::Digest { layer, cells }) => {
+                let own = self.disk.read_layer(layer, *range)?;
+                let differ = own.iter().zip(cells).enumerate().filter(|(_, (own, theirs))| own != theirs);
+                let bits = differ.map(|(n, _)| lh_wire::part_bit(range.len, n as u64 * lh_block::BLOCK));
+                Ok((Body::None, bits.fold(0, |all, bit| all | bit)))
+            }
             _ => Err(Failure::Invalid),
         }
     }
@@ -333,6 +346,7 @@ impl Node {
                     AnswerBody::Data => kept,
                     AnswerBody::Text(t) => Body::Text(t.into()),
                     AnswerBody::State(s) => Body::State(s),
+                    AnswerBody::Map(page) => Body::Map(page),
                 };
                 out.engine_gets(conn, Packet::Message(header, body));
             }
@@ -349,6 +363,9 @@ impl Node {
             Output::Sync => {
                 self.disk.sync_begins();
                 out.later(now + latency * 4, self.ended(number, Ended::Sync));
+            }
+            Output::Map { request, layer, from } => {
+                out.later(now + latency, self.ended(number, Ended::Map(request, layer, from)));
             }
             Output::Describe { request } => {
                 out.later(now + latency, self.ended(number, Ended::Describe(request)));
@@ -383,6 +400,8 @@ pub enum Ended {
     Record,
     /// The description of the directory.
     Describe(RequestId),
+    /// A look at a layer, from a place on.
+    Map(RequestId, String, u64),
     /// Time that the machine asked for.
     Time,
 }

@@ -1,7 +1,7 @@
 //! What travels between engine and replicas: headers as on the wire, payloads as block numbers.
 
 use lh_wire::handshake::Verdict;
-use lh_wire::{Control, Header, ReplicaState};
+use lh_wire::{Control, Header, MapPage, ReplicaState};
 use replica::serve::core::SessionHello;
 
 use super::disk::Cell;
@@ -23,10 +23,19 @@ pub enum Body {
         /// Its cells in the range.
         cells: Vec<Cell>,
     },
+    /// What a layer holds of the range, in short.
+    Digest {
+        /// The layer; empty for the head.
+        layer: String,
+        /// Its cells in the range.
+        cells: Vec<Cell>,
+    },
     /// A control request.
     Control(Box<Control>),
     /// The answer to `Control::State`.
     State(Box<ReplicaState>),
+    /// A page of a map.
+    Map(Box<MapPage>),
     /// A refusal in words.
     Text(String),
 }
@@ -43,7 +52,12 @@ impl Body {
                 let trailer = cells.len() + layer.len();
                 (bytes(data + trailer), bytes(trailer))
             }
-            Self::Layer(_) | Self::Control(_) | Self::State(_) | Self::Text(_) => (1, 0),
+            Self::Layer(_)
+            | Self::Digest { .. }
+            | Self::Control(_)
+            | Self::State(_)
+            | Self::Map(_)
+            | Self::Text(_) => (1, 0),
         }
     }
 }

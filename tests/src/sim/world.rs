@@ -22,7 +22,7 @@ use replica::serve::core::{ConnId, SessionHello};
 use super::dice::Dice;
 use super::disk::{Disk, Image, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
-use super::faults::{Fault, MS, Mix, SECOND};
+use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
 use crate::register::{History, Stamp};
@@ -253,6 +253,8 @@ pub struct World {
     dice: Dice,
     nodes: Vec<Node>,
     cut_until: Vec<u64>,
+    /// Nobody starts the node's replica before.
+    away_until: Vec<u64>,
     /// This engine reaches only this replica until then, nobody else reaches it, and not the authority.
     isolated: Option<(u64, usize, u64)>,
     /// Kept its power since it last held everything that was answered, flushed or not.
@@ -307,6 +309,7 @@ impl World {
             dice,
             nodes: (0..3).map(|n| Node::new(n, Disk::new(SIZE, CHUNK), sabotage.replica)).collect(),
             cut_until: vec![0; 3],
+            away_until: vec![0; 3],
             isolated: None,
             pace: 0,
             powered: vec![true; 3],
@@ -348,8 +351,12 @@ impl World {
     pub fn run(mut self) -> Result<BTreeMap<String, u64>, Broken> {
         self.budget = self.dice.between(50, 400);
         self.aftershocks = self.dice.below(5);
-        let length = self.dice.between(SECOND / 2, 6 * SECOND);
+        let mut length = self.dice.between(SECOND / 2, 6 * SECOND);
         self.mix = Mix::of(&mut self.dice);
+        if self.mix == Mix::Absences {
+            length = ABSENCES;
+            self.budget = self.budget.max(200);
+        }
         self.quorum = match self.dice.below(100) {
             0..80 => Quorum::Any,
             80..96 => Quorum::Majority,
@@ -363,7 +370,7 @@ impl World {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
         }
-        if self.dice.chance(500) {
+        if self.dice.chance(500) || self.mix == Mix::Absences {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }
@@ -493,6 +500,9 @@ impl World {
             Event::Deliver { node, process, input } => {
                 self.nodes[node].delivers(now, process, input, &mut self.dice, out);
                 self.look_at_node(node, out);
+            }
+            Event::StartNode(node) if now < self.away_until[node] => {
+                out.later(self.away_until[node], Event::StartNode(node));
             }
             Event::StartNode(node) if self.nodes[node].start() => {}
             Event::StartNode(node) => out.later(now + 20 * MS, Event::StartNode(node)),

@@ -2,7 +2,7 @@ use super::*;
 use crate::message::JobResult;
 
 fn equalise(layer: Option<LayerRef>) -> Job {
-    Job::Equalise { layer, range: blocks(0, 16), source: A, targets: MemberSet::EMPTY.with(B).with(C) }
+    Job::Equalise { layer, range: blocks(0, 16), source: A, targets: MemberSet::EMPTY.with(B).with(C), compare: false }
 }
 
 fn job(b: &mut Bench, id: u64, job: Job) {
@@ -105,7 +105,7 @@ fn jobs_beyond_the_slots_wait_their_turn() {
         job(
             &mut b,
             n,
-            Job::Equalise { layer: None, range: blocks(n, 1), source: A, targets: MemberSet::EMPTY.with(B) },
+            Job::Equalise { layer: None, range: blocks(n, 1), source: A, targets: MemberSet::EMPTY.with(B), compare: false },
         );
     }
     assert_eq!(b.to(A).len(), usize::from(JOB_SLOTS));
@@ -197,4 +197,70 @@ fn control_requests_are_answered_or_lost() {
     b.apply(Input::Message(ToQueue::Control(ControlId(1), A)));
     b.link_down(A);
     assert!(b.reports().contains(&lost));
+}
+
+fn compared() -> Job {
+    Job::Equalise {
+        layer: None,
+        range: blocks(0, 32),
+        source: A,
+        targets: MemberSet::EMPTY.with(B).with(C),
+        compare: true,
+    }
+}
+
+#[test]
+fn a_comparison_that_finds_nothing_sends_nothing() {
+    let mut b = Bench::new(3);
+    b.apply(Input::Message(ToQueue::Job(JobId(1), compared())));
+    let digest = b.one(A);
+    assert_eq!((digest.op, digest.range, digest.data), (OpCode::DigestLayer, blocks(0, 32), Data::LayerName(None)));
+    b.reply(digest, Status::Ok);
+    for m in [B, C] {
+        let compare = b.one(m);
+        assert_eq!((compare.op, compare.range), (OpCode::CompareLayer, blocks(0, 32)));
+        assert!(matches!(compare.data, Data::Stored { .. }));
+        b.reply_with(compare, Status::Ok, 0);
+    }
+    assert_eq!(b.reports(), [FromQueue::JobDone(JobId(1), JobResult::Done { changed: 0 })]);
+    b.assert_idle();
+}
+
+#[test]
+fn what_differs_on_any_target_is_copied_and_nothing_else_while_the_range_is_held() {
+    let mut b = Bench::new(3);
+    b.apply(Input::Message(ToQueue::Job(JobId(1), compared())));
+    b.answer(A, Status::Ok);
+    let write = b.request(WRITE, blocks(31, 1));
+    b.reply_with(b.one(B), Status::Ok, 0b110);
+    b.reply_with(b.one(C), Status::Ok, 1 << 31);
+    for range in [blocks(1, 2), blocks(31, 1)] {
+        let read = b.one(A);
+        assert_eq!((read.op, read.range), (OpCode::ReadLayer, range));
+        b.reply_with(read, Status::Ok, 32);
+        for m in [B, C] {
+            let put = b.one(m);
+            assert_eq!((put.op, put.range, put.aux), (OpCode::PutLayer, range, 32));
+            b.reply_with(put, Status::Ok, 1);
+        }
+    }
+    assert_eq!(b.reports(), [FromQueue::JobDone(JobId(1), JobResult::Done { changed: 4 })]);
+    for m in [A, B, C] {
+        assert_eq!(b.one(m).op, OpCode::Write, "the client's write had to wait");
+        b.answer(m, Status::Ok);
+    }
+    b.answered(write);
+    b.assert_idle();
+}
+
+#[test]
+fn a_comparison_ends_when_a_target_is_lost() {
+    let mut b = Bench::new(3);
+    b.apply(Input::Message(ToQueue::Job(JobId(1), compared())));
+    b.answer(A, Status::Ok);
+    b.link_down(B);
+    b.reply_with(b.one(C), Status::Ok, u32::MAX);
+    let done = FromQueue::JobDone(JobId(1), JobResult::Failed { member: B });
+    assert!(b.reports().contains(&done));
+    b.assert_idle();
 }

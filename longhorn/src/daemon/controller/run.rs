@@ -19,7 +19,7 @@ use super::activity::Looks;
 use super::authority::{InCluster, OnHost};
 use super::face::{Face, Shown, Shutdown};
 use super::queues::{DEPTH, Notice, Queues};
-use super::show::{HideError, Show};
+use super::show::{HideError, Show, Wish};
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, memory};
 
@@ -39,7 +39,14 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
     let _live = take_name(&args.volume, &root)?;
     let (generation, authority) = authority(args)?;
-    let show = Show::prepare(args.frontend, &args.volume, root.path(), args.block_size, args.nbd_listen)?;
+    let show = Show::prepare(&Wish {
+        frontend: args.frontend,
+        volume: &args.volume,
+        root: root.path(),
+        record: args.authority.as_deref(),
+        block_size: args.block_size,
+        listen: args.frontend_listen,
+    })?;
     let replicas = configured(args, &root)?;
     let (handle, parts, events) = engine::start(options(args, &replicas, generation, authority)?)
         .context("the engine cannot be started")?;
@@ -223,14 +230,19 @@ impl Life {
         loop {
             select! {
                 recv(self.events) -> event => match event.context("the engine's control thread has ended")? {
-                    Event::Resized { size } => tracing::info!(size, "resized"),
                     Event::Open { size } => {
                         tracing::info!(size, "open");
-                        if let Err(e) = self.open() {
+                        if let Err(e) = self.open(size) {
                             if let Err(left) = self.close_replicas() {
                                 tracing::error!("{left}");
                             }
                             return Err(e);
+                        }
+                    }
+                    Event::Resized { size } => {
+                        tracing::info!(size, "grown");
+                        if let Err(e) = self.show.resize(size) {
+                            tracing::error!("the device has its old size until it is shown anew: {e:#}");
                         }
                     }
                     Event::Stopped(why) => return Err(ended_by_itself(&why)),
@@ -254,8 +266,8 @@ impl Life {
         }
     }
 
-    fn open(&mut self) -> Result<()> {
-        let endpoint = self.show.show(&self.queues)?;
+    fn open(&mut self, size: u64) -> Result<()> {
+        let endpoint = self.show.show(&self.queues, size)?;
         tracing::info!(?endpoint, "shown");
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = Some(endpoint);
         Ok(())

@@ -1,6 +1,6 @@
 //! Control operations: one at a time, in the order in which a session sent them, whichever connection they came by.
 
-use lh_wire::{ChainOp, Control, ReplicaState, Status};
+use lh_wire::{ChainOp, Control, MapPage, ReplicaState, Status};
 
 use super::{Body, Completed, Core, Directory, Failure, Output, Purpose, Record, RequestId, Stage};
 
@@ -14,6 +14,12 @@ enum Step {
     Later,
     /// Asks the directory first.
     Describe,
+    /// Answered at once, with a page of a map.
+    Tell(Box<MapPage>),
+    /// Asks the store where a layer holds something, from a place on.
+    Map(String, u64),
+    /// What is kept of others goes first; then it is its turn again.
+    Forget(Record),
     /// A record, then the answer.
     Save(Record),
     /// A record that nothing else may run beside, then the answer.
@@ -67,6 +73,17 @@ impl Core {
                 self.set_stage(id, Stage::Running);
                 out.push(Output::Describe { request: id });
             }
+            Step::Tell(page) => {
+                self.finish(id, Status::Ok, Completed::default(), Body::Map(page), out);
+            }
+            Step::Map(layer, from) => {
+                self.set_stage(id, Stage::Running);
+                out.push(Output::Map { request: id, layer, from });
+            }
+            Step::Forget(record) => {
+                self.set_stage(id, Stage::Running);
+                self.persist(Purpose::Forget(id), record, out);
+            }
             Step::Save(record) => {
                 self.set_stage(id, Stage::Running);
                 self.persist(Purpose::Control(id), record, out);
@@ -82,13 +99,14 @@ impl Core {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one line per request")]
     fn step(&mut self, control: &Control, synced: bool) -> Step {
         if self.directory != Directory::Open {
             return Step::Refuse(super::CLOSED.into());
         }
         match control {
             Control::State => Step::Describe,
-            Control::SetEpoch { epoch } => self.step_epoch(epoch),
+            Control::SetEpoch { epoch, out } => self.step_epoch(epoch, out),
             Control::Resolved => {
                 self.doubt.resolve();
                 self.lived = true;
@@ -102,8 +120,20 @@ impl Core {
                 None if self.committed == Some(*id) => {
                     Step::Refuse("this chain operation was carried out already".into())
                 }
+                // What the head held is gone then: no trail tells of it.
+                None if matches!(op, ChainOp::Revert { .. }) && !self.missed.out().is_empty() => {
+                    let epoch = self.epoch.clone().unwrap_or_default();
+                    Step::Forget(Record::Epoch { epoch, out: Vec::new() })
+                }
                 None => Step::Save(Record::Prepare { id: *id, op: op.clone() }),
             },
+            Control::Missed { replica, base, from } => {
+                match self.missed.page(replica, base, *from, self.size) {
+                    Some(page) => Step::Tell(Box::new(page)),
+                    None => Step::Refuse(format!("this replica has not seen every write since {replica} left")),
+                }
+            }
+            Control::LayerMap { layer, from } => Step::Map(layer.clone(), *from),
             Control::Commit { id } => self.step_commit(*id),
             Control::Switch { id } if self.committed == Some(*id) => Step::Answer,
             Control::Switch { id } => self.step_commit(*id),
@@ -114,6 +144,8 @@ impl Core {
                 }
                 _ => Step::Answer,
             },
+            // What is settled on the members need not be here yet: an interrupted rebuild has to look at it again.
+            Control::Settled { .. } if self.filling => Step::Answer,
             Control::Settled { snapshot } => Step::Save(Record::Settled { snapshot: snapshot.clone() }),
             Control::Fold { .. } if self.filling => {
                 Step::Refuse("this replica is being rebuilt: fold when that is done".into())
@@ -122,8 +154,13 @@ impl Core {
                 Step::Save(Record::Fold { name: name.clone(), bytes_per_second: *bytes_per_second })
             }
             Control::FoldStop => Step::Save(Record::FoldStop),
-            Control::RebuildBegin { size, chain } => match self.quiet("a rebuild can begin") {
-                Ok(()) => Step::Switch(Record::RebuildBegin { size: *size, chain: chain.clone() }),
+            Control::RebuildBegin { keep: Some(_), .. } if !synced => Step::Sync,
+            Control::RebuildBegin { size, chain, keep } => match self.quiet("a rebuild can begin") {
+                Ok(()) => Step::Switch(Record::RebuildBegin {
+                    size: *size,
+                    chain: chain.clone(),
+                    keep: keep.clone(),
+                }),
                 Err(step) => step,
             },
             Control::RebuildEnd if synced => Step::Save(Record::RebuildEnd),
@@ -132,7 +169,7 @@ impl Core {
         }
     }
 
-    fn step_epoch(&self, epoch: &lh_block::Epoch) -> Step {
+    fn step_epoch(&self, epoch: &lh_block::Epoch, names: &[String]) -> Step {
         let own = self.generation();
         if epoch.generation > own {
             return Step::Refuse(format!(
@@ -146,7 +183,10 @@ impl Core {
                 "this replica has a younger epoch: generation {}, number {}",
                 stored.generation, stored.counter
             )),
-            _ => Step::Save(Record::Epoch(epoch.clone())),
+            old => {
+                let out = self.missed.after(old.as_ref(), epoch, names, self.strange);
+                Step::Save(Record::Epoch { epoch: epoch.clone(), out })
+            }
         }
     }
 
@@ -164,6 +204,8 @@ impl Core {
                 ChainOp::Expand { .. } if self.writes > 0 => {
                     Step::Refuse(in_flight("the volume can be expanded"))
                 }
+                // The directory writes the bitmap anew.
+                ChainOp::Expand { .. } if self.intent.is_saving() => Step::Later,
                 ChainOp::Expand { .. } => Step::Switch(Record::Commit { id }),
                 // The old head's file goes.
                 ChainOp::Revert { .. } => match self.quiet("the volume can be reverted") {
@@ -198,7 +240,7 @@ impl Core {
     }
 
     /// A directory is closed after a sync that nothing was written behind.
-    fn step_close(&self, synced: bool) -> Step {
+    fn step_close(&mut self, synced: bool) -> Step {
         let late = self.written || !self.syncs.nobody_waits();
         if self.jobs > 0 || (synced && late) {
             return Step::Refuse(in_flight("the directory can be closed"));
@@ -206,6 +248,8 @@ impl Core {
         match synced {
             false => Step::Sync,
             true if self.syncs.is_running() || self.intent.is_saving() => Step::Later,
+            // The marks go with the close.
+            true if !self.missed.save_all() => Step::Later,
             true => Step::Switch(Record::Close),
         }
     }
@@ -229,6 +273,33 @@ impl Core {
         state.lived = self.lived;
         state.clean = self.clean;
         self.finish(id, Status::Ok, Completed::default(), Body::State(state), out);
+    }
+
+    /// The store has looked at a layer.
+    pub(super) fn mapped(
+        &mut self,
+        id: RequestId,
+        result: Result<Box<MapPage>, Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        match result {
+            Ok(page) if !self.failed => {
+                self.finish(id, Status::Ok, Completed::default(), Body::Map(page), out);
+            }
+            Ok(_) => self.fail_request(id, Failure::Io, out),
+            Err(failure) => self.fail_request(id, failure, out),
+        }
+    }
+
+    /// What was kept of others is durably forgotten: the operation that asked for it has its turn again.
+    pub(super) fn forgotten(&mut self, id: RequestId) {
+        let intent = &self.intent;
+        self.missed.set_out(Vec::new(), |n| intent.is_marked(n));
+        self.set_stage(id, Stage::Queued);
+        if let Some(session) = self.session.as_mut().filter(|s| s.control == Some(id)) {
+            session.control = None;
+            session.controls.push_front(id);
+        }
     }
 
     /// The control operations that have not begun.

@@ -21,6 +21,8 @@ fn job(header: &Header, size: u64) -> Option<Job> {
         OpCode::WriteZeroes => (Job::Zero(range), bare),
         OpCode::Unmap => (Job::Unmap(range), bare),
         OpCode::ReadLayer => (Job::ReadLayer(range), short),
+        OpCode::DigestLayer => (Job::DigestLayer(range), short),
+        OpCode::CompareLayer => (Job::CompareLayer(range), short),
         OpCode::PutLayer => {
             (Job::PutLayer { range, trailer: header.aux }, short && header.aux <= header.payload)
         }
@@ -55,6 +57,9 @@ impl Core {
         if job.is_write() {
             self.writes += 1;
             self.clean = false;
+            if self.needs_mark(job) {
+                self.missed.note(job.range());
+            }
         }
         let writer = self.conns.iter_mut().find(|c| leaves_doubt(job) && c.id == conn);
         if let Some(c) = writer {
@@ -163,12 +168,29 @@ impl Core {
             // The last chunk counts as whole, though the volume may end within it.
             range.len = self.size.next_multiple_of(self.intent.chunk()).saturating_sub(range.offset);
         }
+        // While the directory is filled a mark may be the only word of what it has too much.
+        if !self.filling {
+            let chunk = self.intent.chunk();
+            for n in range.offset.div_ceil(chunk)..range.end() / chunk {
+                if self.missed.may_clear(n) || sabotaged!(self, missed_not_saved) {
+                    self.clear_chunk(now_ns, n);
+                }
+            }
+        }
+        self.finish(id, Status::Ok, Completed::default(), Body::None, out);
+    }
+
+    /// Takes a chunk's mark back, unless a write of ours is in it.
+    pub(super) fn clear_chunk(&mut self, now_ns: u64, n: u64) {
+        let chunk = self.intent.chunk();
         let requests = &self.requests;
-        self.intent.clear(now_ns, range, |chunk| {
+        self.intent.clear(now_ns, Extent::new(n * chunk, chunk), |chunk| {
             let writes = requests.iter().flatten().filter(|r| r.stage != Stage::Syncing);
             writes.filter_map(|r| r.job).any(|job| job.is_write() && job.range().overlaps(chunk))
         });
-        self.finish(id, Status::Ok, Completed::default(), Body::None, out);
+        if !self.intent.is_marked(n) {
+            self.missed.cleared(n);
+        }
     }
 
     pub(super) fn set_stage(&mut self, id: RequestId, stage: Stage) {

@@ -4,7 +4,7 @@
 //! - The driver names connections ([`ConnId`], never used twice) and requests ([`RequestId`], a place in its own
 //!   table, free again once the machine has put out [`Output::Reply`] or [`Output::Drop`] for it). Every
 //!   [`Input::Message`] ends in exactly one of the two.
-//! - Every [`Output::Store`], [`Output::Sync`], [`Output::Describe`] and [`Output::Persist`] is answered by exactly
+//! - Every [`Output::Store`], [`Output::Sync`], [`Output::Describe`], [`Output::Map`] and [`Output::Persist`] is answered by exactly
 //!   one input, in any order. `Persist` and `Describe` are carried out in the order in which they were put out, but for
 //!   [`Record::Intent`], which may run beside all others.
 //! - After [`Output::Close`] or [`Output::Refuse`] the connection is gone for the machine: the driver drops what it
@@ -12,7 +12,7 @@
 
 use lh_block::{Epoch, Extent, Generation, Instance};
 use lh_wire::handshake::Verdict;
-use lh_wire::{ChainOp, Control, Header, LayerInfo, ReplicaState};
+use lh_wire::{ChainOp, Control, Header, Keep, LayerInfo, MapPage, Outsider, ReplicaState};
 
 /// A connection. The driver never gives the same number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,6 +60,20 @@ pub struct Facts {
     pub intent: Vec<Extent>,
     /// The directory had been closed cleanly (or is new).
     pub clean: bool,
+    /// Whom the trails are kept for.
+    pub out: Vec<Outsider>,
+    /// Trails that were saved, by chunk of the intent bitmap.
+    pub missed: Vec<(u64, Trail)>,
+}
+
+/// Which units of a chunk of the intent bitmap were written: 1024 bits, the lowest of the first word first. A unit is a
+/// 1024th of the chunk, but never less than a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trail(pub [u64; 16]);
+
+impl Trail {
+    /// Bits in a word.
+    pub(super) const BITS: u32 = u64::BITS;
 }
 
 /// What happens to a replica.
@@ -101,6 +115,13 @@ pub enum Input {
         request: RequestId,
         /// What the directory says; the machine adds what only it knows.
         result: Result<Box<ReplicaState>, Failure>,
+    },
+    /// The answer to [`Output::Map`].
+    Mapped {
+        /// Whose.
+        request: RequestId,
+        /// What the layer holds.
+        result: Result<Box<MapPage>, Failure>,
     },
     /// The sync ended.
     Synced {
@@ -165,6 +186,10 @@ pub enum Job {
         /// Bytes of trailer at the payload's end.
         trailer: u32,
     },
+    /// Checksums of what the layer named in the payload holds of the range.
+    DigestLayer(Extent),
+    /// Where what a layer holds of the range differs from the digest in the payload.
+    CompareLayer(Extent),
 }
 
 impl Job {
@@ -181,6 +206,8 @@ impl Job {
             | Self::Zero(range)
             | Self::Unmap(range)
             | Self::ReadLayer(range)
+            | Self::DigestLayer(range)
+            | Self::CompareLayer(range)
             | Self::PutLayer { range, .. } => range,
         }
     }
@@ -198,14 +225,25 @@ pub enum Record {
         /// The engine that has it.
         instance: Instance,
     },
-    /// The epoch that counts.
-    Epoch(Epoch),
+    /// The epoch that counts, and whom the trails are kept for from now on. Trails that were saved are of no use any
+    /// more if there is nobody.
+    Epoch {
+        /// The epoch.
+        epoch: Epoch,
+        /// Who is out.
+        out: Vec<Outsider>,
+    },
     /// Chunks of the intent bitmap, by number.
     Intent {
         /// Marked from now on.
         mark: Vec<u64>,
         /// Marked no more.
         clear: Vec<u64>,
+    },
+    /// Trails of chunks, in the place of what was saved of them before.
+    Missed {
+        /// By number of the chunk.
+        trails: Vec<(u64, Trail)>,
     },
     /// A chain operation is made ready.
     Prepare {
@@ -235,6 +273,8 @@ pub enum Record {
         size: u64,
         /// The layers, base first, the head last.
         chain: Vec<LayerInfo>,
+        /// What layers of the same name hold stays.
+        keep: Option<Keep>,
     },
     /// The mark of [`Record::RebuildBegin`] is taken back. All layers were synced before.
     RebuildEnd,
@@ -275,6 +315,8 @@ pub enum Body {
     Text(Box<str>),
     /// The answer to [`Control::State`].
     State(Box<ReplicaState>),
+    /// The answer to [`Control::Missed`] and [`Control::LayerMap`].
+    Map(Box<MapPage>),
 }
 
 /// What is to be done.
@@ -327,6 +369,15 @@ pub enum Output {
     Describe {
         /// Whose.
         request: RequestId,
+    },
+    /// Where a layer holds data or zeroes, from a place on.
+    Map {
+        /// Whose.
+        request: RequestId,
+        /// Name of the layer; empty for the head.
+        layer: String,
+        /// Nothing before this byte.
+        from: u64,
     },
     /// A record is to be made durable.
     Persist {

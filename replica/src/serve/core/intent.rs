@@ -133,6 +133,11 @@ impl IntentMap {
         answer
     }
 
+    /// True if the chunk's bit is wanted.
+    pub(super) fn is_marked(&self, n: u64) -> bool {
+        self.marked.get(n)
+    }
+
     /// True if every bit of the range is durable.
     pub(super) fn is_durable(&self, range: Extent) -> bool {
         self.chunks(range).all(|n| self.durable.get(n))

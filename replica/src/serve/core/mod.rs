@@ -5,6 +5,7 @@
 //!   durable; nothing of an older generation is let in at all (`docs/invariants.md`, 2).
 //! - The ranges of the last writes of dead connections are kept until an engine calls them resolved; the first write
 //!   into a chunk waits for its durable mark (4).
+//! - What a replica that is out may lack is kept until it is back (8).
 //! - A flush is answered after a sync that began after it was taken; one sync serves all who wait (5).
 //! - Control operations run one at a time, in their order; a snapshot switches only while no write is in flight (9).
 //! - After a failed sync or a failed record nothing succeeds any more.
@@ -14,6 +15,7 @@ mod data;
 mod doubt;
 mod event;
 mod intent;
+mod missed;
 mod record;
 #[cfg(feature = "sabotage")]
 mod sabotage;
@@ -29,13 +31,14 @@ use lh_wire::{ChainOp, Control, Header, OpCode, Status, flags};
 
 pub use event::{
     Body, CloseReason, Completed, ConnId, Facts, Failure, Input, Job, Output, PersistId, Record, RequestId,
-    SessionHello,
+    SessionHello, Trail,
 };
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 
 use doubt::InDoubt;
 use intent::IntentMap;
+use missed::Missed;
 use session::{Conn, Ending, Session};
 use sync::Syncs;
 
@@ -81,6 +84,9 @@ enum Purpose {
     Fence(Generation, Instance),
     Intent,
     Begin,
+    Missed,
+    /// What is kept of others, which this control operation makes void.
+    Forget(RequestId),
     Control(RequestId),
 }
 
@@ -110,8 +116,11 @@ pub struct Core {
     failed: bool,
     /// A rebuild has begun and not ended.
     filling: bool,
+    /// It was out: it has not seen every write of the epochs before the next one that it records.
+    strange: bool,
     directory: Directory,
     intent: IntentMap,
+    missed: Missed,
     doubt: InDoubt,
     /// The highest generation accepted, and whose it is.
     fence: Option<(Generation, Instance)>,
@@ -163,6 +172,7 @@ impl Core {
     pub fn new(facts: Facts) -> Self {
         Self {
             intent: IntentMap::new(facts.intent_chunk, facts.size, &facts.intent),
+            missed: Missed::new(facts.intent_chunk, &facts.out, &facts.missed, &facts.intent),
             size: facts.size,
             epoch: facts.epoch,
             prepared: facts.prepared,
@@ -171,6 +181,7 @@ impl Core {
             lived: facts.clean,
             failed: false,
             filling: false,
+            strange: false,
             directory: Directory::Closed,
             doubt: InDoubt::default(),
             fence: facts.fence,
@@ -213,6 +224,7 @@ impl Core {
             Input::Closed { conn } => self.closed(conn, out),
             Input::Done { request, result } => self.store_done(request, result, out),
             Input::Described { request, result } => self.described(request, result, out),
+            Input::Mapped { request, result } => self.mapped(request, result, out),
             Input::Synced { result } => self.synced(result, out),
             Input::Broken => self.fail(out),
             Input::Persisted { id, result } => self.persisted(now_ns, id, result, out),
@@ -221,6 +233,7 @@ impl Core {
         self.start_controls(out);
         self.start_sync(out);
         self.save_intent(now_ns, out);
+        self.save_missed(out);
         self.advance_fence(out);
     }
 

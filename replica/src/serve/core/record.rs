@@ -1,7 +1,9 @@
 //! Records on their way to stable storage, and what becomes true when they are there.
 
 use super::intent::IntentMap;
-use super::{Body, Completed, Core, Directory, Failure, Output, PersistId, Purpose, Record, RequestId};
+use super::{
+    Body, Completed, Core, Directory, Failure, Output, PersistId, Purpose, Record, RequestId, sabotaged,
+};
 use lh_wire::{ChainOp, Control, Status};
 
 impl Core {
@@ -53,6 +55,15 @@ impl Core {
                     self.refuse_waiting(out);
                 }
             }
+            Purpose::Missed => {
+                for chunk in self.missed.saved(result.is_ok()) {
+                    self.clear_chunk(now_ns, chunk);
+                }
+            }
+            Purpose::Forget(request) if self.failed || result.is_err() || self.is_orphan(request) => {
+                self.control_persisted(request, result, out);
+            }
+            Purpose::Forget(request) => self.forgotten(request),
             Purpose::Control(request) => self.control_persisted(request, result, out),
         }
     }
@@ -80,7 +91,7 @@ impl Core {
             Control::Close if done => self.closed_cleanly(),
             Control::Close => self.directory = Directory::Open,
             _ if !done => {}
-            Control::SetEpoch { epoch } => self.epoch = Some(epoch),
+            Control::SetEpoch { epoch, out } => self.epoch_stored(epoch, &out),
             Control::Prepare { id, op } => self.prepared = Some((id, op)),
             Control::Commit { id } | Control::Switch { id } => {
                 if let Some((_, ChainOp::Expand { size, .. })) = self.prepared.take() {
@@ -91,6 +102,12 @@ impl Core {
             }
             Control::Abort { .. } => self.prepared = None,
             Control::RebuildBegin { size, .. } => {
+                let keeps_maps = sabotaged!(self, map_with_gap);
+                if !keeps_maps {
+                    self.strange = true;
+                    let intent = &self.intent;
+                    self.missed.set_out(Vec::new(), |n| intent.is_marked(n));
+                }
                 self.size = size;
                 self.intent.resize(size);
                 self.prepared = None;
@@ -105,9 +122,33 @@ impl Core {
             }
             Control::State
             | Control::Resolved
+            | Control::Missed { .. }
+            | Control::LayerMap { .. }
             | Control::Settled { .. }
             | Control::Fold { .. }
             | Control::FoldStop => {}
+        }
+    }
+
+    /// The epoch counts for this replica: who is out is remembered.
+    fn epoch_stored(&mut self, epoch: lh_block::Epoch, names: &[String]) {
+        let out = self.missed.after(self.epoch.as_ref(), &epoch, names, std::mem::take(&mut self.strange));
+        #[cfg(feature = "sabotage")]
+        if self.sabotage.map_begins_empty && out.len() > self.missed.out().len() {
+            self.missed.forget_written();
+        }
+        let intent = &self.intent;
+        self.missed.set_out(out, |n| intent.is_marked(n));
+        self.epoch = Some(epoch);
+    }
+
+    /// Puts out the next trails that have to be saved, if there are some.
+    pub(super) fn save_missed(&mut self, out: &mut Vec<Output>) {
+        if self.directory != Directory::Open || self.switching || self.failed {
+            return;
+        }
+        if let Some(record) = self.missed.next_record() {
+            self.persist(Purpose::Missed, record, out);
         }
     }
 
@@ -115,6 +156,7 @@ impl Core {
     fn closed_cleanly(&mut self) {
         self.directory = Directory::Closed;
         self.intent = IntentMap::new(self.intent.chunk(), self.size, &[]);
+        self.missed.set_out(self.missed.out().to_vec(), |_| false);
         self.doubt.resolve();
         self.conns.iter_mut().for_each(|c| c.window.clear());
         self.clean = true;

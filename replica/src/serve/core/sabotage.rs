@@ -14,4 +14,10 @@ pub struct Sabotage {
     pub flush_early: bool,
     /// Writes do not wait for the bits of the intent bitmap (`docs/invariants.md`, 4).
     pub intent_not_durable: bool,
+    /// What a leaver may lack is what is written after it left (`docs/invariants.md`, 8).
+    pub map_begins_empty: bool,
+    /// A replica that was out goes on with what it kept of others (`docs/invariants.md`, 8).
+    pub map_with_gap: bool,
+    /// Marks are taken back before what they stand for is saved for those who are out (`docs/invariants.md`, 8).
+    pub missed_not_saved: bool,
 }

@@ -86,7 +86,10 @@ impl Core {
     fn go_on_synced(&mut self, id: RequestId, out: &mut Vec<Output>) {
         let Some(request) = self.request(id) else { return };
         let more = request.header.op == OpCode::Control
-            && matches!(request.control.as_deref(), Some(Control::RebuildEnd | Control::Close));
+            && matches!(
+                request.control.as_deref(),
+                Some(Control::RebuildBegin { .. } | Control::RebuildEnd | Control::Close)
+            );
         if more {
             self.control_synced(id);
         } else {

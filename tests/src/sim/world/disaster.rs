@@ -19,11 +19,16 @@ impl World {
     }
 
     pub(super) fn kill_node(&mut self, node: usize, out: &mut Outbox) {
+        let delay = self.dice.between(20 * MS, 600 * MS);
+        self.take_away(node, delay, out);
+    }
+
+    /// The node's replica is killed, and started again after a while.
+    fn take_away(&mut self, node: usize, delay: u64, out: &mut Outbox) {
         self.note_lived();
         self.nodes[node].kill(&mut self.dice);
         self.note_loss(&self.members());
         self.break_conns(node, out);
-        let delay = self.dice.between(20 * MS, 600 * MS);
         out.later(self.now + delay, Event::StartNode(node));
     }
 
@@ -73,6 +78,10 @@ impl World {
                 }
             }
             Fault::KillReplica(node) => self.kill_node(node, out),
+            Fault::Away(node, time) => {
+                self.away_until[node] = now + time;
+                self.take_away(node, time, out);
+            }
             Fault::KillReplicas => (0..self.nodes.len()).for_each(|node| self.kill_node(node, out)),
             Fault::StopReplica(node, time) => {
                 self.nodes[node].set_stopped(true);

@@ -21,6 +21,7 @@ impl World {
             self.at(self.now, Event::Calm(node));
             self.nodes[node].disk.full_until = 0;
             self.cut_until[node] = 0;
+            self.away_until[node] = 0;
         }
         let healthy = self.play(self.now + HEAL, |w| w.is_healthy() && w.quiet());
         if !healthy && self.broken.is_none() {

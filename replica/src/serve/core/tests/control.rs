@@ -44,12 +44,12 @@ fn an_epoch_of_lower_order_is_refused() {
         (epoch(3, 2, 2), "another of the same order"),
         (epoch(6, 1, 2), "younger than its engine"),
     ] {
-        let id = r.control(conn, 5, Control::SetEpoch { epoch: wrong });
+        let id = r.control(conn, 5, Control::SetEpoch { epoch: wrong, out: Vec::new() });
         assert_eq!(r.status(id), Some(Status::Refused), "{why}");
     }
-    let same = r.control(conn, 5, Control::SetEpoch { epoch: epoch(3, 2, 1) });
+    let same = r.control(conn, 5, Control::SetEpoch { epoch: epoch(3, 2, 1), out: Vec::new() });
     assert_eq!(r.status(same), Some(Status::Ok));
-    let next = r.control(conn, 5, Control::SetEpoch { epoch: epoch(5, 1, 3) });
+    let next = r.control(conn, 5, Control::SetEpoch { epoch: epoch(5, 1, 3), out: Vec::new() });
     assert_eq!(r.status(next), None, "not durable yet");
     r.persist_all();
     assert_eq!(r.status(next), Some(Status::Ok));
@@ -175,7 +175,7 @@ fn a_removal_mark_needs_no_pause() {
 fn a_rebuild_begins_when_nothing_is_in_flight_and_ends_with_a_sync() {
     let mut r = Rig::new(Facts { clean: false, ..facts() });
     let conn = r.open(1, 1);
-    let begin = || Control::RebuildBegin { size: 2 * SIZE, chain: Vec::new() };
+    let begin = || Control::RebuildBegin { size: 2 * SIZE, chain: Vec::new(), keep: None };
     let read = r.send(conn, request(OpCode::Read, 0, 4096, 1));
     let refused = r.control(conn, 1, begin());
     assert_eq!(r.status(refused), Some(Status::Refused));
@@ -261,7 +261,7 @@ fn a_session_that_comes_while_the_directory_is_being_closed_opens_it_again() {
 
 #[test]
 fn no_rebuild_begins_and_nothing_is_closed_beside_a_record_of_the_bitmap() {
-    for control in [Control::RebuildBegin { size: SIZE, chain: Vec::new() }, Control::Close] {
+    for control in [Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: None }, Control::Close] {
         let mut r = Rig::new(facts());
         let conn = r.open(1, 1);
         let write = r.send(conn, write(0, 1));

@@ -149,6 +149,7 @@ impl World {
                 self.sync_running = true;
                 self.syncs_begun += 1;
             }
+            Output::Map { .. } => hold!(false, "nobody asks for a map"),
             Output::Describe { request } => {
                 self.describing.insert(request);
             }
@@ -341,6 +342,7 @@ impl World {
             }
             _ => Control::SetEpoch {
                 epoch: Epoch { generation: generation(n), counter: self.requests.into(), ..Epoch::default() },
+                out: Vec::new(),
             },
         }
     }

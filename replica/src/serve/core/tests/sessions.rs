@@ -78,7 +78,7 @@ fn a_control_operation_of_an_old_session_is_drained() {
     let mut r = Rig::new(facts());
     let old = r.open(1, 1);
     let epoch = lh_block::Epoch { generation: generation(1), counter: 1, ..Default::default() };
-    let set = r.control(old, 1, Control::SetEpoch { epoch: epoch.clone() });
+    let set = r.control(old, 1, Control::SetEpoch { epoch: epoch.clone(), out: Vec::new() });
     let (epoch_id, _) = r.take_persist().unwrap();
     let young = r.knock(hello(2, 2));
     r.persist_all();
@@ -86,7 +86,7 @@ fn a_control_operation_of_an_old_session_is_drained() {
     r.apply(Input::Persisted { id: epoch_id, result: Ok(()) });
     assert!(r.is_dropped(set) && r.welcomed(young));
     // The epoch is in force although nobody was told.
-    let lower = r.control(young, 2, Control::SetEpoch { epoch: lh_block::Epoch { counter: 0, ..epoch } });
+    let lower = r.control(young, 2, Control::SetEpoch { epoch: lh_block::Epoch { counter: 0, ..epoch }, out: Vec::new() });
     assert_eq!(r.status(lower), Some(Status::Refused));
 }
 

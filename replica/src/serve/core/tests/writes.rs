@@ -191,7 +191,7 @@ fn a_layer_image_waits_for_its_mark_and_leaves_no_range_in_doubt() {
 fn what_a_rebuild_copies_needs_no_mark() {
     let mut r = Rig::new(facts());
     let conn = r.open(1, 1);
-    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new() });
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: None });
     r.persist_all();
     let put = r.send(conn, Header { payload: 4097, aux: 1, ..request(OpCode::PutLayer, 0, 4096, 1) });
     assert!(r.in_store(put));
@@ -217,8 +217,114 @@ fn while_the_chain_is_switched_no_time_is_asked_for() {
     r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
     let due = r.core.wake_at();
     assert!(due.is_some());
-    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new() });
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: None });
     assert_eq!(r.core.wake_at(), None, "nothing could be done then");
     r.persist_all();
     assert_eq!(r.core.wake_at(), due);
+}
+
+/// An epoch of three without those named, by its number.
+fn epoch(counter: u64, without: &[&str]) -> lh_block::Epoch {
+    let members = ["a", "b", "c"].iter().filter(|m| !without.contains(m));
+    lh_block::Epoch {
+        generation: generation(1),
+        counter,
+        members: members.map(|m| (*m).to_owned()).collect(),
+        id: Instance(counter.into()),
+    }
+}
+
+fn set_epoch(r: &mut Rig, conn: ConnId, counter: u64, without: &[&str]) {
+    let out = without.iter().map(|m| (*m).to_owned()).collect();
+    r.control(conn, 1, Control::SetEpoch { epoch: epoch(counter, without), out });
+    r.persist_all();
+}
+
+fn missed(r: &mut Rig, conn: ConnId, base: u64) -> Option<Vec<lh_block::Extent>> {
+    let ask = Control::Missed { replica: "c".into(), base: epoch(base, &[]), from: 0 };
+    let asked = r.control(conn, 1, ask);
+    match r.reply(asked) {
+        Some((Status::Ok, Body::Map(page))) => Some(page.ranges),
+        Some((Status::Refused, _)) => None,
+        other => panic!("no answer but {other:?}"),
+    }
+}
+
+#[test]
+fn what_a_leaver_may_lack_is_told_until_it_is_back() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    let before = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(before);
+    assert_eq!(missed(&mut r, conn, 1), None, "nobody is out");
+    set_epoch(&mut r, conn, 2, &["c"]);
+    let after = r.send(conn, write(CHUNK, 1));
+    r.persist_all();
+    r.done(after);
+    let both = vec![Extent::new(0, 4096), Extent::new(CHUNK, 4096)];
+    assert_eq!(missed(&mut r, conn, 1), Some(both.clone()));
+    set_epoch(&mut r, conn, 3, &["b", "c"]);
+    assert_eq!(missed(&mut r, conn, 1), Some(both));
+    set_epoch(&mut r, conn, 4, &["b"]);
+    assert_eq!(missed(&mut r, conn, 1), None, "it is back");
+}
+
+#[test]
+fn a_mark_is_taken_back_only_after_what_it_stands_for_is_saved_for_who_is_out() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    set_epoch(&mut r, conn, 2, &["c"]);
+    let write = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(write);
+    r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
+    let Some((save, Record::Missed { trails })) = r.take_record() else { panic!("{:?}", r.records()) };
+    assert_eq!((trails.len(), trails[0].0, trails[0].1.0[0]), (1, 0, 1));
+    assert_eq!(r.core.wake_at(), None, "the mark stays");
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    assert!(r.core.wake_at().is_some(), "now it may go");
+}
+
+#[test]
+fn who_is_filled_keeps_its_marks_and_is_not_settled_and_knows_nothing_of_others() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    set_epoch(&mut r, conn, 2, &["c"]);
+    let write = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(write);
+    let begin = Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: Some(lh_wire::Keep::default()) };
+    r.control(conn, 1, begin);
+    assert!(r.records().is_empty(), "a sync comes first");
+    r.synced();
+    assert!(matches!(r.records()[..], [Record::RebuildBegin { .. }]));
+    r.persist_all();
+    assert_eq!(missed(&mut r, conn, 1), None);
+    r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
+    assert_eq!(r.core.wake_at(), None, "the mark may be the only word of what it has too much");
+    let settled = r.control(conn, 1, Control::Settled { snapshot: "s".into() });
+    assert_eq!((r.status(settled), r.records().len()), (Some(Status::Ok), 0));
+    set_epoch(&mut r, conn, 3, &["b", "c"]);
+    assert_eq!(missed(&mut r, conn, 2), None, "of b it has seen too little");
+}
+
+#[test]
+fn a_revert_is_prepared_only_when_nobody_believes_the_trails_any_more() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    set_epoch(&mut r, conn, 2, &["c"]);
+    let op = lh_wire::ChainOp::Revert { name: "s".into(), created: String::new() };
+    r.control(conn, 1, Control::Prepare { id: Instance(9), op });
+    let Some((forget, Record::Epoch { epoch, out })) = r.take_record() else { panic!("{:?}", r.records()) };
+    assert_eq!((epoch.counter, out.len()), (2, 0));
+    assert!(r.records().is_empty());
+    r.apply(Input::Persisted { id: forget, result: Ok(()) });
+    assert!(matches!(r.records()[..], [Record::Prepare { .. }]));
+    r.persist_all();
+    assert_eq!(missed(&mut r, conn, 1), None);
 }

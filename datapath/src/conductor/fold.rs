@@ -1,0 +1,183 @@
+//! Folding removed snapshots away. Each replica folds on its own; this says when, to each, and collects how far it is.
+//!
+//! Nothing is folded while a replica is brought in sync: a fold moves blocks from one layer into the next, and a copy
+//! that goes through them meanwhile would find a block in neither.
+
+use std::collections::BTreeMap;
+
+use lh_wire::{Control, FoldState, ReplicaState};
+
+use super::{Conductor, ControlFor, Phase, Role};
+use crate::message::MemberId;
+
+/// Between two looks at a fold that runs, ns.
+const LOOK_EVERY: u64 = 1_000_000_000;
+
+/// What a replica folds. See the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoldStatus {
+    /// Which replica.
+    pub replica: String,
+    /// The fold that runs; `None`: it is through.
+    pub fold: Option<FoldState>,
+    /// Snapshots that it could not fold, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Where one replica is.
+#[derive(Debug, Default)]
+struct Folder {
+    step: Step,
+    failed: Vec<(String, String)>,
+    state: Option<FoldState>,
+}
+
+#[derive(Debug, Default)]
+enum Step {
+    /// Its state is asked for, or lies there to be looked at.
+    #[default]
+    Looking,
+    Asked,
+    Beginning(String),
+    Running {
+        look_at: u64,
+    },
+    Stopping,
+    /// Nothing is left to fold.
+    Through,
+}
+
+/// Folds on their way.
+#[derive(Debug, Default)]
+pub(super) struct Folds {
+    folders: BTreeMap<MemberId, Folder>,
+}
+
+impl Conductor {
+    /// Everything that is marked as removed is to be folded away, on every member.
+    pub(super) fn purge(&mut self) {
+        for member in self.serving().iter() {
+            let folder = self.folds.folders.entry(member).or_default();
+            folder.failed.clear();
+            if matches!(folder.step, Step::Through) {
+                folder.step = Step::Looking;
+            }
+        }
+    }
+
+    pub(super) fn advance_folds(&mut self) -> bool {
+        if self.folds.folders.is_empty() || !matches!(self.phase, Phase::Running) || !self.is_open() {
+            return false;
+        }
+        let serving = self.serving();
+        self.folds.folders.retain(|member, _| serving.has(*member));
+        let members: Vec<MemberId> = self.folds.folders.keys().copied().collect();
+        members.into_iter().any(|member| self.fold_on(member))
+    }
+
+    fn fold_on(&mut self, member: MemberId) -> bool {
+        let now = self.now;
+        let held = self.closing.is_some()
+            || !self.is_calm()
+            || self.chain_is_wanted()
+            || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
+        let Some(folder) = self.folds.folders.get_mut(&member) else { return false };
+        match &folder.step {
+            Step::Looking if !held => folder.step = Step::Asked,
+            Step::Running { look_at, .. } if *look_at <= now => folder.step = Step::Asked,
+            _ => return false,
+        }
+        self.ask(member, ControlFor::Fold, Control::State);
+        true
+    }
+
+    /// A replica's state, asked for here.
+    pub(super) fn on_fold_state(&mut self, member: MemberId, state: &ReplicaState) {
+        let now = self.now;
+        let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
+        let held = !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
+        let Some(folder) = self.folds.folders.get_mut(&member).filter(|f| matches!(f.step, Step::Asked)) else {
+            return;
+        };
+        folder.state.clone_from(&state.fold);
+        if state.fold.as_ref().is_some_and(|f| f.error.is_none()) {
+            folder.step = Step::Running { look_at: now + LOOK_EVERY };
+            return;
+        }
+        let is_left = |name: &str| state.chain.iter().any(|l| l.name == name);
+        if let Some(FoldState { name, error: Some(why), .. }) = state.fold.clone().filter(|f| is_left(&f.name))
+            && folder.failed.iter().all(|(n, _)| *n != name)
+            && !held
+        {
+            folder.failed.push((name, why));
+        }
+        let failed = |name: &String| folder.failed.iter().any(|(n, _)| n == name);
+        let next = state.chain.iter().find(|l| l.removed && !l.name.is_empty() && !failed(&l.name));
+        match next.map(|l| l.name.clone()) {
+            _ if held => folder.step = Step::Looking,
+            None => folder.step = Step::Through,
+            Some(name) => {
+                folder.step = Step::Beginning(name.clone());
+                self.ask(member, ControlFor::Fold, Control::Fold { name, bytes_per_second: rate });
+            }
+        }
+    }
+
+    pub(super) fn on_fold_yes(&mut self, member: MemberId) {
+        let look_at = self.now + LOOK_EVERY;
+        let Some(folder) = self.folds.folders.get_mut(&member) else { return };
+        folder.step = match std::mem::take(&mut folder.step) {
+            Step::Beginning(_) => Step::Running { look_at },
+            Step::Stopping => Step::Looking,
+            other => other,
+        };
+    }
+
+    pub(super) fn on_fold_no(&mut self, member: MemberId, text: &str) {
+        let Some(folder) = self.folds.folders.get_mut(&member) else { return };
+        if let Step::Beginning(name) = &folder.step {
+            folder.failed.push((name.clone(), text.to_owned()));
+        }
+        folder.step = Step::Looking;
+    }
+
+    /// The replica's session ended: what it folds is asked anew when it is back.
+    pub(super) fn forget_fold(&mut self, member: MemberId) {
+        self.folds.folders.remove(&member);
+    }
+
+    /// A rebuild is about to begin: true while something is still folded.
+    pub(super) fn stop_folds(&mut self) -> bool {
+        let mut busy = false;
+        for member in self.folds.folders.keys().copied().collect::<Vec<_>>() {
+            let Some(folder) = self.folds.folders.get_mut(&member) else { continue };
+            match &folder.step {
+                Step::Looking | Step::Through => continue,
+                Step::Running { .. } => {
+                    folder.step = Step::Stopping;
+                    self.ask(member, ControlFor::Fold, Control::FoldStop);
+                }
+                Step::Asked | Step::Beginning(_) | Step::Stopping => {}
+            }
+            busy = true;
+        }
+        busy
+    }
+
+    pub(super) fn fold_status(&self) -> Vec<FoldStatus> {
+        let of = |(member, folder): (&MemberId, &Folder)| FoldStatus {
+            replica: self.name(*member).to_owned(),
+            fold: folder.state.clone(),
+            failed: folder.failed.clone(),
+        };
+        self.folds.folders.iter().map(of).collect()
+    }
+
+    pub(super) fn fold_deadline(&self) -> Option<u64> {
+        let due = self.folds.folders.values().filter_map(|f| match f.step {
+            Step::Running { look_at, .. } => Some(look_at),
+            _ => None,
+        });
+        due.filter(|at| *at > self.now).min()
+    }
+}

@@ -1,0 +1,180 @@
+//! What has to be looked at when a replica comes back. Pure: from what the target and its source say of themselves.
+//!
+//! The target's layers are those of the last epoch that had it, but for what was written since (members keep that), and
+//! for what it holds too much or lost itself. That is trusted of a layer only if it stands on the same layer as at the
+//! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
+
+use lh_block::Extent;
+use lh_wire::{Keep, LayerInfo, ReplicaState};
+
+/// How much of a layer may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// It is the same.
+    Nothing,
+    /// What was written since the target left.
+    Marked,
+    /// Anything.
+    Whole,
+}
+
+/// What becomes of the target's layers, and what is to be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Goes with `RebuildBegin`.
+    pub(super) keep: Option<Keep>,
+    /// For each layer of the source.
+    pub(super) how: Vec<How>,
+    /// What the target itself may have too much, or have lost.
+    pub(super) own: Vec<Extent>,
+}
+
+/// Plans. Not `trusting`: everything is compared, whatever is known.
+pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool) -> Plan {
+    let own = if target.lived {
+        target.in_doubt.clone()
+    } else {
+        target.in_doubt.iter().chain(&target.intent).copied().collect()
+    };
+    let whole = vec![How::Whole; source.chain.len()];
+    let Some((target_head, _)) = target.chain.split_last().filter(|_| !target.imported) else {
+        return Plan { keep: None, how: whole, own };
+    };
+    if target.size > source.size || source.chain.is_empty() {
+        return Plan { keep: None, how: whole, own };
+    }
+    let branch = branch(&source.chain);
+    let follows = branch.iter().position(|at| source.chain[*at].parent == target_head.parent);
+    // The layer that the target's head has become, and its place in the branch.
+    let heir = follows.map(|place| &source.chain[branch[place]]).filter(|l| !has(&target.chain, &l.name));
+    let head = heir.map(|l| l.name.clone()).unwrap_or_default();
+    let younger = |at: usize| {
+        heir.is_some() && branch.iter().position(|b| *b == at).is_some_and(|place| Some(place) > follows)
+    };
+    let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some());
+    let unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    let how = |(at, layer): (usize, &LayerInfo)| {
+        let was_head = layer.name == head && (heir.is_some() || follows.is_none());
+        let held = if was_head {
+            Some(target_head)
+        } else {
+            target.chain.iter().find(|l| l.name == layer.name && !l.name.is_empty())
+        };
+        match held {
+            _ if !trusting || !known => How::Whole,
+            None if younger(at) => How::Marked,
+            None => How::Whole,
+            Some(held) if held.parent != layer.parent || unsure(&held.name) => How::Whole,
+            Some(held) if was_head || target.unsettled.contains(&held.name) => How::Marked,
+            Some(_) => How::Nothing,
+        }
+    };
+    let how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
+    let unsure = source.chain.iter().zip(&how).filter(|(_, how)| **how == How::Whole);
+    let unsure = unsure.map(|(layer, _)| layer.name.clone()).collect();
+    Plan { keep: Some(Keep { head, unsure }), how, own }
+}
+
+fn has(chain: &[LayerInfo], name: &str) -> bool {
+    !name.is_empty() && chain.iter().any(|l| l.name == name)
+}
+
+/// Places of the layers that the head stands on, base first, the head last.
+fn branch(chain: &[LayerInfo]) -> Vec<usize> {
+    let mut places = vec![chain.len() - 1];
+    // A chain that goes in a circle is none; it ends here after all its layers.
+    while places.len() <= chain.len() {
+        let parent = &chain[places[places.len() - 1]].parent;
+        match chain.iter().position(|l| !parent.is_empty() && l.name == *parent) {
+            Some(at) => places.push(at),
+            None => break,
+        }
+    }
+    places.reverse();
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::{Epoch, Instance};
+    use lh_wire::Kept;
+
+    use super::*;
+
+    /// Layers over each other, the head last.
+    fn chain(names: &[&str]) -> Vec<LayerInfo> {
+        let mut parent = String::new();
+        let layer = |name: &&str| LayerInfo {
+            name: (*name).into(),
+            parent: std::mem::replace(&mut parent, (*name).into()),
+            ..LayerInfo::default()
+        };
+        names.iter().chain(&[""]).map(layer).collect()
+    }
+
+    fn state(names: &[&str]) -> ReplicaState {
+        let epoch = Some(Epoch { id: Instance(1), ..Epoch::default() });
+        ReplicaState { chain: chain(names), epoch, lived: true, ..ReplicaState::default() }
+    }
+
+    fn how(target: &ReplicaState, source: &ReplicaState) -> (String, Vec<How>) {
+        let plan = plan(target, source, true);
+        (plan.keep.expect("something stays").head, plan.how)
+    }
+
+    use How::{Marked, Nothing, Whole};
+
+    #[test]
+    fn with_the_same_chain_only_the_head_and_what_is_not_settled_is_looked_at() {
+        assert_eq!(how(&state(&["a", "b"]), &state(&["a", "b"])), (String::new(), vec![Nothing, Nothing, Marked]));
+        let target = ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
+        assert_eq!(how(&target, &state(&["a", "b"])).1, [Nothing, Marked, Marked]);
+    }
+
+    #[test]
+    fn snapshots_taken_meanwhile_take_the_head_over() {
+        let (head, how) = how(&state(&["a"]), &state(&["a", "b", "c"]));
+        assert_eq!((head.as_str(), how), ("b", vec![Nothing, Marked, Marked, Marked]));
+        let (head, how) = super::tests::how(&state(&[]), &state(&["b"]));
+        assert_eq!((head.as_str(), how), ("b", vec![Marked, Marked]));
+    }
+
+    #[test]
+    fn a_layer_over_another_one_is_looked_at_wholly() {
+        assert_eq!(how(&state(&["a", "x", "b"]), &state(&["a", "b"])).1, [Nothing, Whole, Marked]);
+        assert_eq!(how(&state(&["a", "b"]), &state(&["a", "x", "b"])).1, [Nothing, Whole, Whole, Marked]);
+        assert_eq!(how(&state(&["a", "x"]), &state(&["a"])), (String::new(), vec![Nothing, Whole]));
+    }
+
+    #[test]
+    fn without_an_epoch_or_trust_everything_is() {
+        let fresh = ReplicaState { epoch: None, ..state(&[]) };
+        assert_eq!(how(&fresh, &state(&["a"])), ("a".into(), vec![Whole, Whole]));
+        let keep = plan(&fresh, &state(&["a"]), true).keep.unwrap();
+        assert_eq!(keep.unsure, ["a", ""]);
+        assert_eq!(plan(&state(&["a"]), &state(&["a"]), false).how, [Whole, Whole]);
+        let lost = ReplicaState { rebuilding: true, ..state(&["a"]) };
+        assert_eq!(how(&lost, &state(&["a"])).1, [Whole, Whole]);
+        let foreign = ReplicaState { imported: true, ..state(&["a"]) };
+        assert_eq!(plan(&foreign, &state(&["a"]), true).keep, None);
+    }
+
+    #[test]
+    fn what_was_unsure_before_stays_so() {
+        let kept = Some(Kept { unsure: vec!["a".into(), String::new()] });
+        let target = ReplicaState { rebuilding: true, kept, ..state(&["a", "b"]) };
+        assert_eq!(how(&target, &state(&["a", "b"])).1, [Whole, Nothing, Whole]);
+        let (head, later) = how(&target, &state(&["a", "b", "c"]));
+        assert_eq!((head.as_str(), later), ("c", vec![Whole, Nothing, Whole, Marked]));
+    }
+
+    #[test]
+    fn of_its_own_it_brings_what_is_in_doubt_or_marked() {
+        let doubt = vec![Extent::new(0, 4096)];
+        let target =
+            ReplicaState { in_doubt: doubt.clone(), intent: vec![Extent::new(8192, 4096)], ..state(&[]) };
+        assert_eq!(plan(&target, &state(&[]), true).own, doubt);
+        let died = ReplicaState { lived: false, ..target };
+        assert_eq!(plan(&died, &state(&[]), true).own.len(), 2);
+    }
+}

@@ -1,0 +1,92 @@
+//! Comparing layers without sending them: checksums of what a layer holds, and where another replica's differ.
+
+use lh_block::{BLOCK, Extent};
+use lh_wire::{BlockDigest, BlockState, LayerDigest};
+
+use super::core::{Completed, Failure, Input, RequestId};
+use super::read::runs_of;
+use super::request::{Part, Work};
+use super::server::{READS_MAX, Server};
+use super::worker::note;
+use crate::store::{LayerNo, Source};
+
+impl Server {
+    /// Reads what one layer holds of the range, to tell its checksums or, with `compare`, to compare them with those in
+    /// the request.
+    pub(super) fn start_digest(&mut self, id: RequestId, range: Extent, compare: bool) {
+        let body = self.requests.get(id).payload.to_vec();
+        let len = u32::try_from(range.len).unwrap_or(u32::MAX);
+        let name = match compare {
+            true => LayerDigest::decode(&body, len).map(|digest| digest.layer),
+            false => std::str::from_utf8(&body).ok(),
+        };
+        let Some(name) = name else { return self.end(id, Err(Failure::Invalid)) };
+        let Some(layer) = self.store.layer(name) else {
+            return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
+        };
+        let states = match self.store.layer_states(layer, range) {
+            Ok(states) => states,
+            Err(e) => {
+                let failure = note(&self.status, &e);
+                return self.end(id, Err(failure));
+            }
+        };
+        let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
+        if self.gather(id, parts, READS_MAX) {
+            self.requests.get(id).work = Work::Digest { states, body, compare };
+            self.read_parts(id);
+        } else {
+            self.starve(id);
+        }
+    }
+
+    /// The data is read.
+    pub(super) fn end_digest(&mut self, id: RequestId, states: &[BlockState], body: &[u8], compare: bool) {
+        let slot = self.requests.get(id);
+        let own = digests(states, &slot.parts);
+        slot.parts.clear();
+        let len = slot.header.length;
+        if compare {
+            let aux = LayerDigest::decode(body, len).map_or(u32::MAX, |theirs| theirs.compare(len, &own));
+            return self.end(id, Ok(Completed { aux, ..Completed::default() }));
+        }
+        let bytes = LayerDigest::encode(&own, std::str::from_utf8(body).unwrap_or_default());
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let Some(mut payload) = self.pool.alloc(len, 1) else {
+            // The pool keeps far more free than reads may take: this is the answer to a broken accounting.
+            return self.end(id, Err(Failure::Io));
+        };
+        payload.write_at(0, &bytes);
+        let part = Part::Bytes { offset: 0, len, layer: LayerNo(0), payload, again: false };
+        self.requests.get(id).parts.push(part);
+        self.end(id, Ok(Completed { payload: len, ..Completed::default() }));
+    }
+
+    /// Where a layer holds something, for a rebuild.
+    pub(super) fn map_layer(&mut self, request: RequestId, layer: &str, from: u64) {
+        let result = match self.store.layer(layer) {
+            None => Err(Failure::Refused("this replica has no layer of that name".into())),
+            Some(layer) => match self.store.layer_map(layer, from) {
+                Ok(page) => Ok(Box::new(page)),
+                Err(e) => Err(note(&self.status, &e)),
+            },
+        };
+        self.inputs.push_back(Input::Mapped { request, result });
+    }
+}
+
+/// The digest of each block, given the data of those that hold some.
+fn digests(states: &[BlockState], parts: &[Part]) -> Vec<BlockDigest> {
+    let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
+    let mut sums = parts.iter().flat_map(|part| {
+        let payload = match part {
+            Part::Bytes { payload, .. } | Part::Ready(payload) => Some(payload),
+            Part::Zero(_) => None,
+        };
+        let blocks = payload.map_or(0, |p| p.len() / block);
+        (0..blocks).filter_map(move |n| payload.map(|p| p.slice(n * block, block).crc32c()))
+    });
+    let sum = |state: &BlockState| if *state == BlockState::Data { sums.next() } else { None };
+    let sums: Vec<Option<u32>> = states.iter().map(sum).collect();
+    states.iter().copied().zip(sums).collect()
+}
