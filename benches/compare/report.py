@@ -68,7 +68,7 @@ def markdown(run, rows):
     verdict = {True: "reached", False: "**not reached**", None: ""}
     lines += [f"| {g.what} | {g.goal} | {g.result} | {verdict[g.met]} | {g.peers} | "
               f"{'`' + g.command.replace('|', '/') + '`' if g.command else ''} |" for g in rows]
-    lines += [f"| {what} | {goal} | {why} | | | |" for what, goal, why in goals.NOT_BUILT]
+    lines += [f"| {what} | {goal} | {why} | | | |" for what, goal, why in goals.NOT_MEASURED]
     for group in run.groups.values():
         lines += ["", *table(group)]
     return "\n".join(lines) + "\n"
