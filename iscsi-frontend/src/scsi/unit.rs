@@ -3,33 +3,26 @@
 //! It knows initiator ports ("nexuses", by name), not what carries their commands. It decides about a command at once
 //! and does no I/O: what is to be done to the medium it gives back as [`Work`].
 
-use lh_block::{Device, Extent, Geometry};
+mod blocks;
+mod report;
+
+use lh_block::Device;
 use lh_ring::Payload;
 use tracing::{info, warn};
 
-use super::command::{Access, Cdb, Command, action, be16, be32, be64, blocks_of, opcode};
+use super::command::{Access, Cdb, Command, action, be32, opcode};
 use super::inquiry::{Identity, Place, inquiry, report_opcodes};
 use super::keep::{Kept, Store, Unreadable};
 use super::mode::{Modes, mode_select, mode_sense, select_length};
 use super::reservation::{LIST_MAX, Refusal, out};
 use super::sense::{self, Sense};
-use super::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX, WRITE_SAME_BLOCKS, Work};
+use super::work::Work;
 
 /// Unit attentions that wait for one initiator; later ones push the oldest out, which a reset would have told as well.
 const ATTENTIONS_MAX: usize = 8;
 
-/// Descriptors in one GET LBA STATUS.
-const LBA_STATUS_MAX: usize = 128;
-
 /// Number of the disk. Longhorn's target has its controller at 0 and the volume at 1.
 pub const DISK_LUN: u8 = 1;
-
-/// FUA of READ and WRITE (SBC-3, 5.29).
-const FUA: u8 = 0x08;
-
-/// UNMAP and NDOB of WRITE SAME (SBC-3, 5.43 and 5.44).
-const UNMAP: u8 = 0x08;
-const NDOB: u8 = 0x01;
 
 /// An initiator port that is logged in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,7 +308,7 @@ impl LogicalUnit {
             opcode::TEST_UNIT_READY | opcode::SEND_DIAGNOSTIC => {}
             opcode::REQUEST_SENSE => self.request_sense(nexus, place, cdb, reply)?,
             opcode::INQUIRY => inquiry(cdb, place, &self.identity, &geometry, reply)?,
-            opcode::REPORT_LUNS => report_luns(cdb, reply)?,
+            opcode::REPORT_LUNS => report::report_luns(cdb, reply)?,
             opcode::MAINTENANCE_IN => {
                 report_opcodes(cdb, reply)?;
                 reply.truncate(be32(cdb, 6) as usize);
@@ -328,11 +321,11 @@ impl LogicalUnit {
             opcode::MODE_SELECT_6 | opcode::MODE_SELECT_10 => {
                 return Ok(Decision::Parameters(select_length(cdb)?));
             }
-            opcode::READ_CAPACITY_10 => read_capacity_10(cdb, &geometry, reply)?,
+            opcode::READ_CAPACITY_10 => report::read_capacity_10(cdb, &geometry, reply)?,
             opcode::SERVICE_ACTION_IN_16 if cdb[1] & 0x1f == action::READ_CAPACITY_16 => {
-                read_capacity_16(cdb, &geometry, reply)?;
+                report::read_capacity_16(cdb, &geometry, reply)?;
             }
-            opcode::SERVICE_ACTION_IN_16 => get_lba_status(cdb, device, reply)?,
+            opcode::SERVICE_ACTION_IN_16 => report::get_lba_status(cdb, device, reply)?,
             opcode::RESERVE_6 => return self.reserve(nexus),
             opcode::RELEASE_6 => {
                 if self.reserved == Some(nexus) {
@@ -389,89 +382,6 @@ impl LogicalUnit {
         }
         self.reserved = Some(nexus);
         Ok(Decision::Good)
-    }
-
-    /// READ and WRITE, in all their lengths.
-    fn read_or_write(&self, cdb: &Cdb, geometry: &Geometry) -> Result<Decision, Decision> {
-        let range = range_of(cdb, geometry)?;
-        if range.len > u64::from(geometry.max_transfer.min(TRANSFER_MAX)) {
-            return Err(sense::INVALID_FIELD.at_cdb(length_field(cdb)).into());
-        }
-        let writes = cdb[0] & 0x0f == opcode::WRITE_6;
-        if writes {
-            self.writable()?;
-        }
-        if range.is_empty() {
-            return Ok(Decision::Good);
-        }
-        let six = cdb[0] >> 5 == 0;
-        let fua = (!six && cdb[1] & FUA != 0) || !self.kept.modes.write_cache;
-        // A read sees what was written, on stable storage or not: FUA asks nothing more of it.
-        Ok(Decision::Work(if writes { Work::Write { range, fua } } else { Work::Read(range) }))
-    }
-
-    fn writable(&self) -> Result<(), Sense> {
-        if self.read_only || self.kept.modes.protected { Err(sense::WRITE_PROTECTED) } else { Ok(()) }
-    }
-
-    /// The other commands on blocks.
-    fn on_blocks(&self, cdb: &Cdb, geometry: &Geometry) -> Result<Decision, Decision> {
-        let block = geometry.logical_block;
-        let most = u64::from(geometry.max_transfer.min(TRANSFER_MAX));
-        let fua = !self.kept.modes.write_cache;
-        let range = match cdb[0] {
-            opcode::UNMAP => {
-                self.writable()?;
-                let (data, size) = (u32::from(be16(cdb, 7)), geometry.size);
-                return Ok(if data == 0 { Decision::Good } else { Work::Unmap { data, block, size }.into() });
-            }
-            opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 => {
-                self.writable()?;
-                return write_same(cdb, geometry, fua);
-            }
-            _ => range_of(cdb, geometry)?,
-        };
-        let too_long = Decision::from(sense::INVALID_FIELD.at_cdb(length_field(cdb)));
-        let byte_check = cdb[1] & 0x06;
-        let work = match cdb[0] {
-            opcode::READ_6 | opcode::WRITE_6 | opcode::READ_12 | opcode::WRITE_12 => {
-                return self.read_or_write(cdb, geometry);
-            }
-            // Nothing is gained by reading ahead what the initiator will ask for from the same memory.
-            opcode::PRE_FETCH_10 | opcode::PRE_FETCH_16 => return Ok(Decision::Good),
-            // All of it: a part costs the same.
-            opcode::SYNCHRONIZE_CACHE_10 | opcode::SYNCHRONIZE_CACHE_16 => return Ok(Work::Flush.into()),
-            opcode::VERIFY_10 | opcode::VERIFY_12 | opcode::VERIFY_16 => match byte_check {
-                // Replicas are compared by their own checksums, not by reading them out.
-                0 => return Ok(Decision::Good),
-                _ if range.is_empty() => return Ok(Decision::Good),
-                0x02 if range.len > most => return Err(too_long),
-                0x02 => Work::Verify { range, data: u32::try_from(range.len).unwrap_or(u32::MAX) },
-                0x06 => Work::Verify { range, data: block },
-                _ => return Err(sense::INVALID_FIELD.at_cdb(1).into()),
-            },
-            _ => {
-                self.writable()?;
-                let fua = fua || cdb[1] & FUA != 0;
-                let limit = match cdb[0] {
-                    opcode::COMPARE_AND_WRITE => u64::from(COMPARE_WRITE_BYTES).min(most / 2),
-                    _ => most,
-                };
-                if range.len > limit {
-                    return Err(too_long);
-                }
-                if range.is_empty() && cdb[0] != opcode::COMPARE_AND_WRITE {
-                    return Ok(Decision::Good);
-                }
-                match cdb[0] {
-                    opcode::COMPARE_AND_WRITE => Work::CompareAndWrite { range, fua },
-                    opcode::ORWRITE => Work::OrWrite { range, fua },
-                    _ if byte_check & 0x04 != 0 => return Err(sense::INVALID_FIELD.at_cdb(1).into()),
-                    _ => Work::WriteVerify { range, compare: byte_check != 0 },
-                }
-            }
-        };
-        Ok(work.into())
     }
 
     /// The parameters of a command that wanted some have come.
@@ -553,129 +463,6 @@ fn place_of(lun: u64) -> Place {
         DISK_LUN if known => Place::Disk,
         _ => Place::Nowhere,
     }
-}
-
-/// The bytes that a command with address and count means.
-fn range_of(cdb: &Cdb, geometry: &Geometry) -> Result<Extent, Sense> {
-    let block = u64::from(geometry.logical_block);
-    let (first, count) = blocks_of(cdb);
-    let all = geometry.size / block;
-    // An empty range must begin inside, too; a command of 0 blocks at the end itself is refused by all targets.
-    let inside = first < all && count <= all - first;
-    if !inside {
-        return Err(sense::OUT_OF_RANGE);
-    }
-    Ok(Extent::new(first * block, count * block))
-}
-
-/// Byte of the CDB where the number of blocks stands.
-const fn length_field(cdb: &Cdb) -> u16 {
-    match cdb[0] >> 5 {
-        0 => 4,
-        1 | 2 => 7,
-        5 => 6,
-        _ if cdb[0] == opcode::COMPARE_AND_WRITE => 13,
-        _ => 10,
-    }
-}
-
-fn write_same(cdb: &Cdb, geometry: &Geometry, fua: bool) -> Result<Decision, Decision> {
-    let mut range = range_of(cdb, geometry)?;
-    if range.is_empty() {
-        // WSNZ = 0: to the end (SBC-3, 5.43).
-        range.len = geometry.size - range.offset;
-    }
-    if range.len > u64::from(WRITE_SAME_BLOCKS) * u64::from(geometry.logical_block) {
-        return Err(sense::INVALID_FIELD.at_cdb(length_field(cdb)).into());
-    }
-    let unmap = cdb[1] & UNMAP != 0;
-    if cdb[0] == opcode::WRITE_SAME_16 && cdb[1] & NDOB != 0 {
-        return Ok(Work::Zero { range, unmap, fua }.into());
-    }
-    Ok(Work::WriteSame { range, block: geometry.logical_block, unmap, fua }.into())
-}
-
-/// REPORT LUNS (SPC-4, 6.33).
-fn report_luns(cdb: &Cdb, reply: &mut Vec<u8>) -> Result<(), Sense> {
-    let allocation = be32(cdb, 6);
-    if allocation < 16 {
-        return Err(sense::INVALID_FIELD.at_cdb(6));
-    }
-    let units: &[u8] = match cdb[2] {
-        0 | 2 => &[0, DISK_LUN],
-        // Only well-known units: there are none.
-        1 => &[],
-        _ => return Err(sense::INVALID_FIELD.at_cdb(2)),
-    };
-    let length = u32::try_from(8 * units.len()).unwrap_or(0);
-    reply.extend_from_slice(&length.to_be_bytes());
-    reply.extend_from_slice(&[0; 4]);
-    units.iter().for_each(|unit| reply.extend_from_slice(&[0, *unit, 0, 0, 0, 0, 0, 0]));
-    reply.truncate(allocation as usize);
-    Ok(())
-}
-
-/// READ CAPACITY (10) (SBC-3, 5.15).
-fn read_capacity_10(cdb: &Cdb, geometry: &Geometry, reply: &mut Vec<u8>) -> Result<(), Sense> {
-    let address_without_pmi = cdb[8] & 1 == 0 && be32(cdb, 2) != 0;
-    if address_without_pmi {
-        return Err(sense::INVALID_FIELD.at_cdb(2));
-    }
-    let last = geometry.size / u64::from(geometry.logical_block) - 1;
-    reply.extend_from_slice(&u32::try_from(last).unwrap_or(u32::MAX).to_be_bytes());
-    reply.extend_from_slice(&geometry.logical_block.to_be_bytes());
-    Ok(())
-}
-
-/// READ CAPACITY (16) (SBC-3, 5.16).
-fn read_capacity_16(cdb: &Cdb, geometry: &Geometry, reply: &mut Vec<u8>) -> Result<(), Sense> {
-    if cdb[14] & 1 == 0 && be64(cdb, 2) != 0 {
-        return Err(sense::INVALID_FIELD.at_cdb(2));
-    }
-    let last = geometry.size / u64::from(geometry.logical_block) - 1;
-    reply.extend_from_slice(&last.to_be_bytes());
-    reply.extend_from_slice(&geometry.logical_block.to_be_bytes());
-    let exponent = (geometry.physical_block / geometry.logical_block).trailing_zeros();
-    // LBPME and LBPRZ: thin, and what is unmapped reads as zero.
-    reply.extend_from_slice(&[0, u8::try_from(exponent).unwrap_or(0), 0xc0, 0]);
-    reply.resize(32, 0);
-    reply.truncate(be32(cdb, 10) as usize);
-    Ok(())
-}
-
-/// GET LBA STATUS (SBC-3, 5.4).
-fn get_lba_status(cdb: &Cdb, device: &mut dyn Device<Payload>, reply: &mut Vec<u8>) -> Result<(), Sense> {
-    let geometry = device.geometry();
-    let block = u64::from(geometry.logical_block);
-    let first = be64(cdb, 2);
-    if first >= geometry.size / block {
-        return Err(sense::OUT_OF_RANGE.at_cdb(2));
-    }
-    let allocation = be32(cdb, 10) as usize;
-    if allocation < 24 {
-        return Err(sense::INVALID_FIELD.at_cdb(10));
-    }
-    let count = ((allocation - 8) / 16).min(LBA_STATUS_MAX);
-    reply.extend_from_slice(&[0; 8]);
-    let mut at = first * block;
-    for _ in 0..count {
-        if at >= geometry.size {
-            break;
-        }
-        // A descriptor counts blocks with 32 bits.
-        let rest = Extent::new(at, (geometry.size - at).min(u64::from(u32::MAX) / 8 * 8 * block));
-        let (len, hole) = device.allocation(rest).map_or((rest.len, false), |known| (known.len, known.hole));
-        let len = len.clamp(block, rest.len);
-        reply.extend_from_slice(&(at / block).to_be_bytes());
-        reply.extend_from_slice(&u32::try_from(len / block).unwrap_or(u32::MAX).to_be_bytes());
-        // PROVISIONING STATUS: mapped or unknown, deallocated.
-        reply.extend_from_slice(&[u8::from(hole), 0, 0, 0]);
-        at += len;
-    }
-    let length = u32::try_from(reply.len() - 4).unwrap_or(0);
-    reply[..4].copy_from_slice(&length.to_be_bytes());
-    reply.truncate(allocation);
-    Ok(())
 }
 
 #[cfg(test)]

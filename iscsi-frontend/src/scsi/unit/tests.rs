@@ -2,11 +2,13 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
+use lh_block::{Extent, Geometry};
 use lh_ring::{MemoryDisk, Pool};
 
+use super::super::command::{be32, be64};
 use super::super::keep::NoStore;
 use super::super::sense::{INVALID_FIELD, INVALID_OPCODE};
-use super::super::work::Claim;
+use super::super::work::{Claim, TRANSFER_MAX};
 use super::*;
 
 const GEOMETRY: Geometry =
