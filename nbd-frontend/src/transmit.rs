@@ -112,7 +112,6 @@ const READ_ONLY: Refusal = refuse(error::EPERM, "the export is read-only");
 const RESERVED: Refusal = refuse(error::EINVAL, "offset and length of a flush must be zero");
 const NO_CONTEXT: Refusal = refuse(error::EINVAL, "no metadata context was negotiated");
 const BAD_FILTER: Refusal = refuse(error::EINVAL, "malformed payload of a block status request");
-const NO_PAYLOAD: Refusal = refuse(error::EINVAL, "a write needs NBD_CMD_FLAG_PAYLOAD_LEN");
 
 /// The answer of a server that is being stopped.
 pub const STOPPING: Refusal = refuse(error::ESHUTDOWN, "the volume is being stopped");
@@ -183,9 +182,6 @@ impl Session {
         }
         if call.kind == command::BLOCK_STATUS && call.flags & command_flag::PAYLOAD_LEN != 0 {
             return if call.payload <= FILTER_MAX as u64 { Ok(Decision::Filter) } else { Err(BAD_FILTER) };
-        }
-        if call.kind == command::WRITE && call.payload != call.length {
-            return Err(NO_PAYLOAD);
         }
         let range = self.check_range(call, geometry)?;
         if range.is_empty() {
@@ -297,7 +293,9 @@ fn decode_extended(bytes: &[u8]) -> Result<Call, Broken> {
         return Err(Broken::Magic(raw.magic.get()));
     }
     let length = raw.length.get();
-    let payload = if raw.flags.get() & command_flag::PAYLOAD_LEN != 0 { length } else { 0 };
+    // A write is to carry the flag ("Command flags"). QEMU 8.2 to 10 leaves it out; the bytes follow all the same.
+    let follows = raw.flags.get() & command_flag::PAYLOAD_LEN != 0 || raw.kind.get() == command::WRITE;
+    let payload = if follows { length } else { 0 };
     Ok(Call {
         flags: raw.flags.get(),
         kind: raw.kind.get(),

@@ -206,6 +206,21 @@ fn libnbd_every_misuse() {
     nbdsh("libnbd_every_misuse", "misuse.py", Setup::default());
 }
 
+/// A client written from the protocol document alone, in another language: extended headers, every misuse, golden
+/// bytes. It needs Python and nothing else.
+#[test]
+fn a_client_of_another_hand() {
+    if !have("a_client_of_another_hand", "python3") {
+        return;
+    }
+    let server = Running::start();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/e2e/misuse_client.py");
+    let mut client = Command::new("python3");
+    client.arg("-B").arg(script).arg(&server.socket).args(["demo", &SIZE.to_string()]);
+    assert_eq!(text(&mut client).trim(), "ok");
+    server.until("all gone", |load| load.connections == 0 && load.payload_bytes == 0);
+}
+
 #[test]
 fn libnbd_with_little_memory() {
     nbdsh("libnbd_with_little_memory", "commands.py", Setup { pool_bytes: 4 << 20, ..Setup::default() });

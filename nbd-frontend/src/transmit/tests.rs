@@ -68,10 +68,14 @@ fn headers_are_read_as_they_are_written() {
         assert_eq!((call.length, call.payload, call.cookie), (0x2000, 0, 0x0102_0304_0506_0708));
         assert_eq!(self::call(framing, command::WRITE, 0, 0, 4096).payload, 4096);
     }
-    // With extended headers the flag alone says whether bytes follow.
+    // With extended headers the flag says whether bytes follow, and a write has some anyhow.
     let raw = bytes(Framing::Extended, command::TRIM, command_flag::PAYLOAD_LEN, 0, 100);
     assert_eq!(session(Framing::Extended).decode(&raw).unwrap().payload, 100);
-    let raw = bytes(Framing::Extended, command::WRITE, 0, 0, 100);
+    for flags in [0, command_flag::PAYLOAD_LEN] {
+        let raw = bytes(Framing::Extended, command::WRITE, flags, 0, 100);
+        assert_eq!(session(Framing::Extended).decode(&raw).unwrap().payload, 100);
+    }
+    let raw = bytes(Framing::Extended, command::TRIM, 0, 0, 100);
     assert_eq!(session(Framing::Extended).decode(&raw).unwrap().payload, 0);
 }
 
@@ -263,11 +267,12 @@ fn block_status_needs_its_context() {
 }
 
 #[test]
-fn an_extended_write_needs_its_flag() {
+fn an_extended_write_is_taken_without_its_flag() {
     let raw = bytes(Framing::Extended, command::WRITE, 0, 0, 512);
     let session = session(Framing::Extended);
     let call = session.decode(&raw).unwrap();
-    assert_eq!(error_of(session.decide(&call, &GEOMETRY)), error::EINVAL);
+    let range = Extent::new(0, 512);
+    assert_eq!(session.decide(&call, &GEOMETRY), Decision::Device { op: Op::Write { fua: false }, range });
 }
 
 #[test]

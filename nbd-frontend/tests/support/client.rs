@@ -95,7 +95,7 @@ impl Client {
         Self::over(server.connect_tcp(), framing).expect("admitted")
     }
 
-    fn over(stream: UnixStream, framing: Framing) -> Result<Self, u32> {
+    pub fn over(stream: UnixStream, framing: Framing) -> Result<Self, u32> {
         let mut stream = greet(stream);
         let opt = match framing {
             Framing::Simple => None,
