@@ -9,7 +9,12 @@ use lh_block::Extent;
 const SIZE: u64 = 1 << 40;
 
 fn claim(ticket: u16, offset: u64, len: u64) -> Claim {
-    Claim { queue: QueueId(0), ticket: Ticket(ticket), range: Extent::new(offset, len), kind: Kind::Exclusive }
+    Claim {
+        queue: QueueId(0),
+        ticket: Ticket(ticket),
+        range: Extent::new(offset, len),
+        kind: Kind::Exclusive,
+    }
 }
 
 fn order(c: &mut Criterion) {

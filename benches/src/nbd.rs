@@ -31,18 +31,19 @@ impl NbdStream {
         const MAGIC: u32 = nbd_frontend::proto::REQUEST_MAGIC;
         const EXTENDED: u32 = nbd_frontend::proto::EXTENDED_REQUEST_MAGIC;
         let extended = self.session.agreed.framing == Framing::Extended;
-        let (magic, flags) = if extended {
-            (EXTENDED, nbd_frontend::proto::command_flag::PAYLOAD_LEN)
-        } else {
-            (MAGIC, 0)
-        };
+        let (magic, flags) =
+            if extended { (EXTENDED, nbd_frontend::proto::command_flag::PAYLOAD_LEN) } else { (MAGIC, 0) };
         let mut bytes = Vec::new();
         bytes.extend(magic.to_be_bytes());
         bytes.extend(flags.to_be_bytes());
         bytes.extend(nbd_frontend::proto::command::WRITE.to_be_bytes());
         bytes.extend(7_u64.to_be_bytes());
         bytes.extend(offset.to_be_bytes());
-        if extended { bytes.extend(4096_u64.to_be_bytes()) } else { bytes.extend(4096_u32.to_be_bytes()) }
+        if extended {
+            bytes.extend(4096_u64.to_be_bytes())
+        } else {
+            bytes.extend(4096_u32.to_be_bytes())
+        }
         bytes
     }
 

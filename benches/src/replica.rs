@@ -73,7 +73,8 @@ impl ReplicaRig {
 
     fn write_at(&mut self, offset: u64) -> u8 {
         let block = u32::try_from(BLOCK).unwrap_or(0);
-        let request = Header { payload: block, ..Header::request(OpCode::Write, 7, offset, block, GENERATION) };
+        let request =
+            Header { payload: block, ..Header::request(OpCode::Write, 7, offset, block, GENERATION) };
         let header = match Header::decode(&request.encode()) {
             Ok(header) => header,
             Err(e) => panic!("{e}"),
@@ -94,7 +95,10 @@ impl ReplicaRig {
                     assert_eq!(header.status, Status::Ok, "the machine refused a write");
                     self.answers += 1;
                 }
-                Output::Persist { id, record: Record::Begin | Record::Fence { .. } | Record::Intent { .. } } => {
+                Output::Persist {
+                    id,
+                    record: Record::Begin | Record::Fence { .. } | Record::Intent { .. },
+                } => {
                     self.core.apply(self.now, Input::Persisted { id, result: Ok(()) }, &mut self.out);
                 }
                 Output::Welcome { .. } => {}

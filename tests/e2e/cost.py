@@ -1,13 +1,9 @@
 """System calls per I/O of the engine at depth 32, and the memory of engine and three replicas."""
-import os, re, subprocess, threading, time
-from harness import BIN, Host, expect, fio, full, have, run, say, shown, skip
+import os, re, subprocess, sys, threading, time
+from harness import TOP, Host, expect, fio, full, have, say, shown, skip
 
-
-def pss(pid):
-    for line in open(f"/proc/{pid}/smaps_rollup"):
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
+sys.path.append(os.path.join(TOP, "benches"))
+from compare.machine import pss  # noqa: E402
 
 
 def count_syscalls(pid, seconds):
