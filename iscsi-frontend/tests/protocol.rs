@@ -2,7 +2,7 @@
 
 mod support;
 
-use iscsi_frontend::pdu::{FINAL, NO_TAG, flag, function, opcode, reject};
+use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
 use iscsi_frontend::{Chap, Credentials, Ending};
 use lh_block::Extent;
 use lh_ring::Answers;
@@ -355,14 +355,36 @@ fn who_says_nothing_is_pinged_and_then_closed() {
     let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 1), ..Setup::default() };
     let server = setup.start();
     let mut client = Client::login(&server, 1, PLAIN);
-    // The session's timer is a long one at first; a command shows the server that time matters.
-    hold(&server, Answers::Held);
-    client.ready();
-    client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
     let ping = client.recv().unwrap();
     assert_eq!((ping.code(), ping.itt(), ping.u32_at(20)), (opcode::NOP_IN, NO_TAG, 1));
     assert!(client.is_closed());
-    hold(&server, Answers::AtOnce);
+}
+
+#[test]
+fn who_answers_pings_stays() {
+    let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 20), ..Setup::default() };
+    let server = setup.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    for _ in 0..2 {
+        let ping = loop {
+            let pdu = client.recv().unwrap();
+            if pdu.code() == opcode::NOP_IN {
+                break pdu;
+            }
+        };
+        let mut pong = [0; HEADER];
+        (pong[0], pong[1]) = (opcode::NOP_OUT | IMMEDIATE, FINAL);
+        pong[16..20].copy_from_slice(&NO_TAG.to_be_bytes());
+        pong[20..24].copy_from_slice(&ping.raw[20..24]);
+        client.send(&pong, b"").unwrap();
+        // While a command is with the device time passes by seconds.
+        hold(&server, Answers::Held);
+        for _ in 0..2 {
+            // The first is told that the session is new.
+            client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
+        }
+    }
+    assert_eq!(server.load().sessions, 1);
 }
 
 #[test]
