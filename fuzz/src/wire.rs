@@ -1,0 +1,155 @@
+//! One side of a connection of the data protocol: what a replica, or an engine, does with the other's bytes.
+//!
+//! Input: one byte of circumstances, then the peer's stream: `Hello` or `Challenge` and `Welcome`, then messages.
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | 0 | the stream is the replica's, else the engine's |
+//! | 1 | checksums and proofs of the input stand as they are, else they are made right, so that what lies behind them is reached |
+//! | 2 | there is no handshake in the stream |
+
+use hmac::{Hmac, KeyInit, Mac};
+use lh_block::Generation;
+use lh_wire::handshake::{
+    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome, encode_welcome,
+};
+use lh_wire::{
+    BlockState, Control, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, ReplicaState,
+    Status, flags,
+};
+use sha2::Sha256;
+
+const KEY: Key = [7; 32];
+
+struct Stream<'a> {
+    rest: &'a [u8],
+    as_sent: bool,
+}
+
+impl<'a> Stream<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (now, later) = self.rest.split_first_chunk::<N>()?;
+        self.rest = later;
+        Some(*now)
+    }
+
+    fn skip(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (now, later) = self.rest.split_at_checked(len)?;
+        self.rest = later;
+        Some(now)
+    }
+
+    fn prove<const N: usize>(&self, bytes: &mut [u8; N], label: &[u8], before: &[&[u8]]) {
+        if self.as_sent {
+            return;
+        }
+        let mut mac = Hmac::<Sha256>::new_from_slice(&KEY).unwrap();
+        mac.update(label);
+        before.iter().for_each(|part| mac.update(part));
+        mac.update(&bytes[..N - 32]);
+        bytes[N - 32..].copy_from_slice(&mac.finalize().into_bytes());
+    }
+
+    /// What a replica does with an engine's first bytes.
+    fn hello(&mut self) -> Option<()> {
+        let challenge = Challenge::new([3; 32]);
+        let mut bytes = self.take::<HELLO_LEN>()?;
+        self.prove(&mut bytes, b"longhorn engine 1", &[challenge.as_bytes()]);
+        let answered = |verdict| {
+            let welcome = encode_welcome(verdict, Generation::from(5), &challenge, &bytes, &KEY);
+            let heard = decode_welcome(&welcome, &challenge, &bytes, &KEY).expect("our own welcome");
+            assert_eq!(heard.0, verdict);
+        };
+        match Hello::decode(&bytes, &challenge, &KEY) {
+            Err(verdict) => {
+                assert_ne!(verdict, Verdict::Welcome);
+                answered(verdict);
+                None
+            }
+            Ok(hello) => {
+                assert!(hello.queue < hello.queues);
+                for name in [&hello.volume, &hello.replica] {
+                    assert!(lh_block::check_process_name("peer", name).is_ok(), "{name:?}");
+                }
+                let again = hello.encode(&challenge, &KEY, [4; 32]).expect("names fit");
+                assert_eq!(Hello::decode(&again, &challenge, &KEY), Ok(hello));
+                answered(Verdict::Welcome);
+                Some(())
+            }
+        }
+    }
+
+    /// What an engine does with a replica's first bytes.
+    fn welcome(&mut self) -> Option<()> {
+        let challenge = Challenge::decode(&self.take::<CHALLENGE_LEN>()?).ok()?;
+        let hello = [9; HELLO_LEN];
+        let mut bytes = self.take::<WELCOME_LEN>()?;
+        self.prove(&mut bytes, b"longhorn replica 1", &[challenge.as_bytes(), &hello]);
+        let (verdict, generation) = decode_welcome(&bytes, &challenge, &hello, &KEY).ok()?;
+        assert!(verdict != Verdict::BadKey || generation == Generation::default());
+        (verdict == Verdict::Welcome).then_some(())
+    }
+
+    fn messages(&mut self) -> Option<()> {
+        loop {
+            let mut bytes = self.take::<HEADER_LEN>()?;
+            if !self.as_sent {
+                let crc = crc32c::crc32c(&bytes[..HEADER_LEN - 4]);
+                bytes[HEADER_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
+            }
+            let header = Header::decode(&bytes).ok()?;
+            assert!(header.payload <= MAX_PAYLOAD && u64::from(header.pad) < PAYLOAD_ALIGN);
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+            let answer = header.response(Status::Refused);
+            assert!(answer.has(flags::RESPONSE) && answer.tag == header.tag && answer.payload == 0);
+            self.skip(usize::from(header.pad))?;
+            let payload = self.skip(header.payload as usize)?;
+            message(&header, payload);
+        }
+    }
+}
+
+fn message(header: &Header, payload: &[u8]) {
+    match header.op {
+        OpCode::Control if header.has(flags::RESPONSE) => {
+            if let Ok(state) = serde_json::from_slice::<ReplicaState>(payload) {
+                let text = serde_json::to_vec(&state).expect("it was read");
+                assert_eq!(serde_json::from_slice::<ReplicaState>(&text).expect("our own"), state);
+            }
+        }
+        OpCode::Control => {
+            if let Ok(control) = serde_json::from_slice::<Control>(payload) {
+                let text = serde_json::to_vec(&control).expect("it was read");
+                assert_eq!(serde_json::from_slice::<Control>(&text).expect("our own"), control);
+            }
+        }
+        OpCode::ReadLayer | OpCode::PutLayer => image(header, payload),
+        _ => {}
+    }
+}
+
+/// A layer image, cut as the replica and the engine cut it.
+fn image(header: &Header, payload: &[u8]) {
+    let Some(data) = payload.len().checked_sub(header.aux as usize) else { return };
+    let held = u32::try_from(data).expect("payloads are short");
+    if let Ok(trailer) = LayerTrailer::decode(&payload[data..], header.length, held) {
+        let states: Vec<_> = trailer.states().collect();
+        assert_eq!(states.len() as u64 * 4096, u64::from(header.length));
+        let blocks = states.iter().filter(|state| **state == BlockState::Data).count();
+        assert_eq!(blocks * 4096, data);
+    }
+}
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    let Some((circumstances, rest)) = input.split_first() else { return };
+    let mut stream = Stream { rest, as_sent: circumstances & 2 != 0 };
+    let begun = match (circumstances & 4 != 0, circumstances & 1 != 0) {
+        (true, _) => Some(()),
+        (false, true) => stream.welcome(),
+        (false, false) => stream.hello(),
+    };
+    if begun.is_some() {
+        stream.messages();
+    }
+}
