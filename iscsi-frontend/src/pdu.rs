@@ -109,6 +109,7 @@ pub mod status {
     pub const CHECK_CONDITION: u8 = 0x02;
     pub const BUSY: u8 = 0x08;
     pub const RESERVATION_CONFLICT: u8 = 0x18;
+    pub const TASK_ABORTED: u8 = 0x40;
 }
 
 /// Flags of SCSI commands and of responses to them (11.3.1, 11.4.1, 11.7.1).

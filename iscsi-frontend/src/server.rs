@@ -34,7 +34,7 @@ use crate::scsi::keep::{FileStore, NoStore, Store};
 use crate::scsi::{LogicalUnit, OpenError};
 use crate::session::{Phase, Session};
 use crate::target::{Limits, Listener, Target};
-use crate::task::{Stage, Tasks};
+use crate::task::Tasks;
 
 use clock::Clock;
 use functions::Function;
@@ -182,7 +182,7 @@ impl Server {
         match ending {
             Ending::Refuse => self.unit.stop(),
             // What has not reached the device is sent again elsewhere.
-            Ending::Leave => self.abort_all(|task, _| !matches!(task.stage, Stage::Device | Stage::Ready(_))),
+            Ending::Leave => self.leave_waiting(),
         }
         for index in 0..self.places.sessions().len() {
             let slot = self.places.sessions()[index];
@@ -371,7 +371,7 @@ impl Server {
         let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
         self.budget.give_back(connection.owed);
         for (_, tag) in &connection.tasks {
-            self.abort(*tag);
+            self.abort(*tag, connection.claimant);
         }
         let claimant = connection.claimant;
         self.functions.retain(|function| function.owner != claimant);

@@ -43,6 +43,16 @@ pub(crate) enum Plan {
     Work(Work),
 }
 
+/// Whether somebody has ended a command before its time. It takes no further step then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aborted {
+    No,
+    /// Its own initiator: there is no answer.
+    BySelf,
+    /// Another one: the answer is the status TASK ABORTED (TAS = 1: SPC-4, 7.5.8).
+    ByOther,
+}
+
 /// A command on its way.
 #[derive(Debug)]
 pub(crate) struct Task {
@@ -68,8 +78,7 @@ pub(crate) struct Task {
     pub(crate) budget: usize,
     pub(crate) claim: Claim,
     pub(crate) execution: Option<Execution>,
-    /// It gets no answer, and takes no further step.
-    pub(crate) aborted: bool,
+    pub(crate) aborted: Aborted,
 }
 
 impl Task {
@@ -236,7 +245,7 @@ mod tests {
             budget: 0,
             claim,
             execution: None,
-            aborted: false,
+            aborted: Aborted::No,
         }
     }
 

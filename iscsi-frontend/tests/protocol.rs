@@ -140,6 +140,8 @@ fn a_reset_reaches_everybody() {
     assert_eq!(one.recv().unwrap().itt(), ping);
     hold(&server, Answers::AtOnce);
     assert_eq!(one.recv().unwrap().code(), opcode::TASK_RESPONSE);
+    // Who has not asked for the reset is told what became of his command.
+    assert_eq!(two.answer(b"").status, 0x40);
     for client in [&mut one, &mut two] {
         client.start(&[0; 6], FINAL, 0);
         assert_eq!(client.answer(b"").sense, Some((6, 0x2903)));
@@ -300,7 +302,7 @@ fn reservations_outlive_the_server() {
     two.start_write(&[0x5f, 5, 3, 0, 0, 0, 0, 0, 24, 0], &list);
     server.until("the preemption waits", |load| load.settling == 1);
     hold(&server, Answers::AtOnce);
-    assert_eq!(two.answer(b"").status, 0);
+    assert_eq!((one.answer(b"").status, two.answer(b"").status), (0x40, 0));
     one.start(&[0; 6], FINAL, 0);
     assert_eq!(one.answer(b"").sense, Some((6, 0x2a05)));
     assert_eq!((one.read(0, 1).status, two.read(0, 1).data), (0x18, vec![7; 512]));

@@ -56,6 +56,8 @@ fn content(code: u8, modes: Modes, changeable: bool) -> ([u8; PAGE_MAX], usize) 
             if !changeable {
                 // GLTSD, and QUEUE ALGORITHM MODIFIER 1: commands may be done in any order.
                 (bytes[2], bytes[3]) = (0x02, 0x10);
+                // TAS: commands that another initiator aborts end with TASK ABORTED.
+                bytes[5] = 0x40;
                 // BUSY TIMEOUT PERIOD: none.
                 (bytes[8], bytes[9]) = (0xff, 0xff);
             }

@@ -124,8 +124,6 @@ pub const RESERVATION_RELEASED: Sense = sense(key::UNIT_ATTENTION, 0x2a04);
 pub const REGISTRATION_PREEMPTED: Sense = sense(key::UNIT_ATTENTION, 0x2a05);
 /// CAPACITY DATA HAS CHANGED.
 pub const CAPACITY_CHANGED: Sense = sense(key::UNIT_ATTENTION, 0x2a09);
-/// COMMANDS CLEARED BY ANOTHER INITIATOR.
-pub const COMMANDS_CLEARED: Sense = sense(key::UNIT_ATTENTION, 0x2f00);
 
 impl Sense {
     /// The same, pointing at a byte of the CDB.

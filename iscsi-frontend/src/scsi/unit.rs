@@ -172,11 +172,6 @@ impl LogicalUnit {
         }
     }
 
-    /// Commands of this port were cleared by another one.
-    pub fn commands_cleared(&mut self, nexus: NexusId) {
-        self.attention(nexus, sense::COMMANDS_CLEARED);
-    }
-
     /// Every command is refused from now on, until the target has ended.
     pub fn stop(&mut self) {
         self.stopping = true;

@@ -21,7 +21,7 @@ use crate::pdu::{DataOut, FINAL, NO_TAG, Raw, ScsiCommand, attribute, flag, opco
 use crate::scsi::sense::{INCORRECT_DATA, INVALID_FIELD, INVALID_INFORMATION_UNIT};
 use crate::scsi::{Claim, Decision, Execution, Step, Work};
 use crate::session::{Broken, Request, Verdict};
-use crate::task::{Claimant, Plan, Stage, Task};
+use crate::task::{Aborted, Claimant, Plan, Stage, Task};
 
 /// The answer to a logout for recovery: there is no other connection that could recover this one (RFC 7143, 11.15.1).
 const RECOVERY_UNSUPPORTED: u8 = 2;
@@ -122,7 +122,7 @@ impl Server {
             budget: 0,
             claim: Claim::Nothing,
             execution: None,
-            aborted: false,
+            aborted: Aborted::No,
         };
         let agreed = connection.agreed;
         let most = task.write_expected().min(agreed.first_burst);
@@ -357,11 +357,12 @@ impl Server {
             Decision::Conflict => self.end(tag, Ending::Status(status::RESERVATION_CONFLICT)),
             _ => {
                 let asked = u32::try_from(list.len()).unwrap_or(0);
+                let Some(owner) = self.tasks.get(tag).map(|task| task.owner) else { return };
                 let before = self.tasks.next_serial();
                 let mut scope = None;
                 while let Some(port) = self.unit.next_to_abort() {
                     // The answer waits until the preempted commands have ended (SPC-4, 5.13.11.5).
-                    self.abort_all(|task, ports| ports.get(task.port).is_some_and(|p| p.name == port));
+                    self.abort_all(owner, |task, ports| ports.get(task.port).is_some_and(|p| p.name == port));
                     scope = Some(Scope::Everything);
                 }
                 match scope {
@@ -416,8 +417,8 @@ impl Server {
             warn!(tag, "an answer to no request");
             return;
         };
-        if task.aborted {
-            return self.drop_task(tag);
+        if task.aborted != Aborted::No {
+            return self.end_aborted(tag);
         }
         let Some(execution) = &mut task.execution else { return };
         let step = execution.answer(done, &self.pool);
@@ -459,13 +460,20 @@ impl Server {
         Some(task)
     }
 
-    /// Ends a command that somebody does not want any more: at once, or when the device is done with it.
-    pub(super) fn abort(&mut self, tag: u64) {
+    /// Ends a command that `by` does not want any more: at once, or when the device is done with it.
+    pub(super) fn abort(&mut self, tag: u64, by: Claimant) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
-        if matches!(task.stage, Stage::Device) {
-            task.aborted = true;
-        } else {
-            self.drop_task(tag);
+        task.aborted = if task.owner == by { Aborted::BySelf } else { Aborted::ByOther };
+        if !matches!(task.stage, Stage::Device) {
+            self.end_aborted(tag);
+        }
+    }
+
+    fn end_aborted(&mut self, tag: u64) {
+        let Some(task) = self.tasks.get(tag) else { return };
+        match task.aborted {
+            Aborted::ByOther => self.end(tag, Ending::Status(status::TASK_ABORTED)),
+            Aborted::No | Aborted::BySelf => self.drop_task(tag),
         }
     }
 

@@ -8,7 +8,7 @@ use super::ports::Ports;
 use crate::connection::{Ending, Why};
 use crate::pdu::{IMMEDIATE, TaskRequest, function, function_response as response};
 use crate::scsi::{DISK_LUN, Reset};
-use crate::task::{Claimant, Task};
+use crate::task::{Aborted, Claimant, Stage, Task};
 
 /// Commands that are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,30 +59,29 @@ impl Server {
                 let Some(tag) = self.tasks.find(owner, request.referenced.get()) else {
                     return self.refuse(owner, itt, immediate, response::NO_TASK);
                 };
-                self.abort(tag);
+                self.abort(tag, owner);
                 (Scope::Task(tag), false)
             }
             function::ABORT_TASK_SET => {
-                self.abort_all(|task, _| task.owner == owner && task.command.lun.get() == lun);
+                self.abort_all(owner, |task, _| task.owner == owner && task.command.lun.get() == lun);
                 (Scope::Connection(owner), false)
             }
             function::CLEAR_TASK_SET | function::LOGICAL_UNIT_RESET if !known_lun => {
                 return self.refuse(owner, itt, immediate, response::NO_UNIT);
             }
             function::CLEAR_TASK_SET => {
-                self.tell_cleared(owner, lun);
-                self.abort_all(|task, _| task.command.lun.get() == lun);
+                self.abort_all(owner, |task, _| task.command.lun.get() == lun);
                 (Scope::Everything, false)
             }
             function::LOGICAL_UNIT_RESET => {
                 info!(slot, "reset of the logical unit");
-                self.abort_all(|task, _| task.command.lun.get() == lun);
+                self.abort_all(owner, |task, _| task.command.lun.get() == lun);
                 self.unit.reset(Reset::Unit);
                 (Scope::Everything, false)
             }
             reset @ (function::TARGET_WARM_RESET | function::TARGET_COLD_RESET) => {
                 info!(slot, "reset of the target");
-                self.abort_all(|_, _| true);
+                self.abort_all(owner, |_, _| true);
                 self.unit.reset(Reset::Target);
                 (Scope::Everything, reset == function::TARGET_COLD_RESET)
             }
@@ -105,29 +104,27 @@ impl Server {
         let Some(connection) = self.places.connection(slot) else { return };
         let owner = connection.claimant;
         let before = self.tasks.next_serial();
-        self.abort_all(|task, _| task.owner == owner);
+        self.abort_all(owner, |task, _| task.owner == owner);
         self.wait_for(owner, Scope::Connection(owner), before, Finish::Logout { itt, immediate });
     }
 
-    /// CLEAR TASK SET ends commands of others: they are told (SAM-5, 7.5).
-    fn tell_cleared(&mut self, by: Claimant, lun: u64) {
-        for (_, task) in self.tasks.iter() {
-            let Some((claimant, nexus)) = self.ports.get(task.port).and_then(|port| port.session) else {
-                continue;
-            };
-            if claimant != by && task.command.lun.get() == lun {
-                self.unit.commands_cleared(nexus);
-            }
+    /// Aborts every command for which this holds, for `by`.
+    pub(super) fn abort_all(&mut self, by: Claimant, wanted: impl Fn(&Task, &Ports) -> bool) {
+        loop {
+            let ports = &self.ports;
+            let found = self
+                .tasks
+                .first(|task| task.aborted == Aborted::No && !is_settling(task) && wanted(task, ports));
+            let Some(tag) = found else { return };
+            self.abort(tag, by);
         }
     }
 
-    /// Aborts every command for which this holds.
-    pub(super) fn abort_all(&mut self, wanted: impl Fn(&Task, &Ports) -> bool) {
-        loop {
-            let ports = &self.ports;
-            let found = self.tasks.first(|task| !task.aborted && !is_settling(task) && wanted(task, ports));
-            let Some(tag) = found else { return };
-            self.abort(tag);
+    /// Lets go of commands that have not reached the device: they get no answer here.
+    pub(super) fn leave_waiting(&mut self) {
+        let waits = |task: &Task| !matches!(task.stage, Stage::Device | Stage::Ready(_) | Stage::Settling);
+        while let Some(tag) = self.tasks.first(waits) {
+            self.drop_task(tag);
         }
     }
 
@@ -146,9 +143,11 @@ impl Server {
                 Scope::Task(tag) => self.tasks.get(tag).is_some(),
                 Scope::Connection(owner) => self
                     .tasks
-                    .first(|task| task.aborted && task.owner == owner && task.serial < before)
+                    .first(|task| task.aborted != Aborted::No && task.owner == owner && task.serial < before)
                     .is_some(),
-                Scope::Everything => self.tasks.first(|task| task.aborted && task.serial < before).is_some(),
+                Scope::Everything => {
+                    self.tasks.first(|task| task.aborted != Aborted::No && task.serial < before).is_some()
+                }
             };
             if open {
                 index += 1;
@@ -184,5 +183,5 @@ impl Server {
 
 /// It has been done already; only its answer waits.
 fn is_settling(task: &Task) -> bool {
-    matches!(task.stage, crate::task::Stage::Settling)
+    matches!(task.stage, Stage::Settling)
 }
