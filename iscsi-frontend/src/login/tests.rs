@@ -301,3 +301,54 @@ fn another_version_another_operation_and_no_end() {
     }
     assert_eq!(asked, REQUESTS_MAX);
 }
+
+/// Recorded logins with bytes changed: each ends in an answer, no answer is long, and every outcome is reached.
+#[test]
+fn changed_logins_come_to_an_end() {
+    let right = response_of(b"a secret of hers");
+    let recorded: [(u8, Vec<u8>); 4] = [
+        (TO_OPERATIONAL, [FIRST, b"AuthMethod=CHAP,None\0"].concat()),
+        (0, b"CHAP_A=5\0".to_vec()),
+        (TO_OPERATIONAL, format!("CHAP_N=alice\0CHAP_R={right}\0CHAP_I=3\0CHAP_C=0x0102\0").into_bytes()),
+        (TO_FULL, b"HeaderDigest=CRC32C\0MaxBurstLength=65536\0InitialR2T=No\0".to_vec()),
+    ];
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).unwrap() % n
+    };
+    let (mut established, mut refused, mut unfinished) = (0, std::collections::BTreeSet::new(), 0);
+    for _ in 0..20_000 {
+        let mut bench = Bench::with_chap();
+        let mut last = Progress::More;
+        for (flags, text) in &recorded {
+            let (mut request, mut text) = (request(*flags), text.clone());
+            match random(10) {
+                0 => request.flags ^= 1 << random(8),
+                1 | 2 => {
+                    let at = random(text.len());
+                    text[at] ^= 1 << random(8);
+                }
+                3 => text.truncate(random(text.len())),
+                4 => request.version_min = random(2).to_le_bytes()[0],
+                _ => {}
+            }
+            let (progress, response) = bench.send(request, &text);
+            assert!(response.text.len() < 1024);
+            last = progress;
+            if last != Progress::More {
+                break;
+            }
+        }
+        match last {
+            Progress::Established(_) => established += 1,
+            Progress::Refused(status) => drop(refused.insert(status)),
+            Progress::More => unfinished += 1,
+            Progress::Broken => panic!("the operation was not changed"),
+        }
+    }
+    assert!(established > 1000 && unfinished > 10, "{established} {unfinished}");
+    assert!(refused.len() >= 5, "{refused:x?}");
+}
