@@ -277,17 +277,24 @@ async fn an_engine_that_was_started_again_is_found() {
     let mut proxy = manager.proxy();
     let socket = manager.root.control_socket("demo-e-0");
     for _ in 0..3 {
-        let (served, path) = (Arc::new(Engine::default()), socket.clone());
-        let server = tokio::spawn(async move { control::engine::serve(&path, "demo-e-0", served).await });
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let path = socket.clone();
+        // A runtime of its own, with which its connections end, as those of a process do.
+        let process = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    served = control::engine::serve(&path, "demo-e-0", Arc::new(Engine::default())) => served.unwrap(),
+                    _ = stopped => {}
+                }
+            });
+        });
         reach(&socket).await;
         proxy.volume_get(demo()).await.unwrap();
-        server.abort();
-        assert!(server.await.unwrap_err().is_cancelled());
-        // The old connection may serve a call that is on its way; the next server has its own socket.
-        std::fs::remove_file(&socket).unwrap();
-        while proxy.volume_get(demo()).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        stop.send(()).unwrap();
+        process.join().unwrap();
+        let gone = proxy.volume_get(demo()).await.unwrap_err();
+        assert_eq!(gone.code(), Code::Unavailable, "{gone:?}");
     }
 }
 
