@@ -179,6 +179,19 @@ impl Tasks {
         }
     }
 
+    /// True if a command may not have memory yet: it is ORDERED and others are older, or an older one is ORDERED. Who waits
+    /// for that has no memory, and waits only for older ones: nobody waits for himself.
+    pub(crate) fn is_held_back(&self, tag: u64) -> bool {
+        if self.exclusive == 0 {
+            return false;
+        }
+        let Some(own) = self.get(tag) else { return false };
+        self.places
+            .iter()
+            .filter_map(|(_, task)| task.as_ref())
+            .any(|other| other.serial < own.serial && (own.claim == Claim::All || other.claim == Claim::All))
+    }
+
     /// True if a command has to wait for another that it must not run beside: one that has begun, or one that is ready
     /// and older.
     pub(crate) fn must_wait(&self, tag: u64) -> bool {
@@ -259,6 +272,19 @@ mod tests {
         assert_eq!(Tasks::of_transfer_tag(Tasks::transfer_tag(second)), second);
         assert_ne!(Tasks::transfer_tag(0x7fff_0000_ffff), crate::pdu::NO_TAG);
         assert!(tasks.get(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn an_ordered_command_holds_back_the_younger_and_waits_for_the_older() {
+        let mut tasks = Tasks::default();
+        let [older, ordered, younger] =
+            std::array::from_fn(|_| tasks.insert(task(Claim::Nothing, Stage::Admission)));
+        tasks.claim(ordered, Claim::All);
+        assert_eq!([older, ordered, younger].map(|tag| tasks.is_held_back(tag)), [false, true, true]);
+        tasks.remove(older);
+        assert_eq!([ordered, younger].map(|tag| tasks.is_held_back(tag)), [false, true]);
+        tasks.remove(ordered);
+        assert!(!tasks.is_held_back(younger));
     }
 
     #[test]

@@ -205,14 +205,20 @@ fn an_ordered_command_waits_for_all_and_all_for_it() {
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
     hold(&server, Answers::Held);
+    let write = client.start(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 512);
+    let r2t = client.recv().unwrap();
     client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
-    client.start(&rw10(0x28, 8, 1), FINAL | flag::READ | 2, 512);
+    let ordered = client.start(&rw10(0x28, 0, 1), FINAL | flag::READ | 2, 512);
     client.start(&rw10(0x28, 16, 1), FINAL | flag::READ, 512);
-    server.until("all are there", |load| load.commands == 3);
+    server.until("all are there", |load| load.commands == 4);
     assert_eq!(server.inside(|inside| inside.disk.in_flight()), 1);
     hold(&server, Answers::AtOnce);
+    // The read before it is done; it waits for the write, whose data has not come.
+    assert_eq!(client.answer(b"").itt, ordered - 1);
+    assert_eq!(server.load().commands, 3);
+    client.data_out(write, r2t.u32_at(20), 0, &[6; 512], 512);
     let order: Vec<u32> = (0..3).map(|_| client.answer(b"").itt).collect();
-    assert!(order.is_sorted(), "{order:?}");
+    assert_eq!(order, [write, ordered, ordered + 1]);
 }
 
 #[test]

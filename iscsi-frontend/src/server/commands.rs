@@ -275,6 +275,9 @@ impl Server {
 
     /// Takes memory for a command; what it has to wait for if there is none.
     fn take_memory(&mut self, tag: u64) -> Option<Wait> {
+        if self.tasks.is_held_back(tag) {
+            return Some(Wait::Others);
+        }
         let share = self.limits.session_bytes;
         let task = self.tasks.get_mut(tag)?;
         let memory = if let Plan::Work(work) = task.plan { work.memory() } else { 0 };
