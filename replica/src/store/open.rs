@@ -69,11 +69,24 @@ pub(super) fn open_layers(path: &Path) -> Result<Locked, OpenError> {
     each_layer(path, |file| open_layer(file, false).map_err(failed("opening", file)))
 }
 
-fn each_layer(
+/// Locks the layers that recovery has moved into the directory: they were nobody's before.
+fn lock_moved(path: &Path, locked: Locked, deadline: Instant) -> Result<Locked, OpenError> {
+    each_other_layer(path, locked, |file| {
+        let open = open_layer(file, true).map_err(failed("opening", file))?;
+        disk::lock(&open, file, true, deadline)?;
+        Ok(open)
+    })
+}
+
+fn each_layer(path: &Path, open: impl FnMut(&Path) -> Result<File, OpenError>) -> Result<Locked, OpenError> {
+    each_other_layer(path, Locked::new(), open)
+}
+
+fn each_other_layer(
     path: &Path,
+    mut locked: Locked,
     mut open: impl FnMut(&Path) -> Result<File, OpenError>,
 ) -> Result<Locked, OpenError> {
-    let mut locked = Locked::new();
     for entry in std::fs::read_dir(path).map_err(failed("reading", path))? {
         let entry = entry.map_err(failed("reading", path))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -182,6 +195,7 @@ impl Opening {
         let chain = self.records().load::<ChainRecord>()?.filter(|c| c.volume == id).unwrap_or(none);
         let found = self.recover(&chain)?;
         let fold = super::fold::recover(&self.fs, &self.path, id)?;
+        let locked = lock_moved(&self.path, locked, self.deadline)?;
         let tree = tree::load(&self.path)?;
         self.remove_leftovers(&tree)?;
         let files = Files { tree: &tree, locked: &locked };

@@ -162,11 +162,16 @@ fn undo(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::R
     let head = at(&switch.old_head).symlink_metadata()?.ino();
     fs.remove(&at(&meta_name(&switch.new_head)))?;
     fs.remove(&at(&switch.new_head))?;
-    if let Some(snapshot) = keep.map(snapshot_file)
-        && at(&snapshot).symlink_metadata().is_ok_and(|link| link.ino() == head)
-    {
-        fs.remove(&at(&meta_name(&snapshot)))?;
-        fs.remove(&at(&snapshot))?;
+    if let Some(snapshot) = keep.map(snapshot_file) {
+        // The name was free: a meta without its file is one that the disk wrote first.
+        let ours = match at(&snapshot).symlink_metadata() {
+            Ok(link) => link.ino() == head,
+            Err(e) => e.kind() == io::ErrorKind::NotFound,
+        };
+        if ours {
+            fs.remove(&at(&meta_name(&snapshot)))?;
+            fs.remove(&at(&snapshot))?;
+        }
     }
     fs.sync_directory(directory)
 }

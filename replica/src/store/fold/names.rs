@@ -158,8 +158,7 @@ impl Directory {
             let id = self.identity.volume.to_string();
             self.fs.write(&engine.join(NEW_VOLUME), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
         }
-        // Their names are durable with the record's.
-        Ok(())
+        self.fs.sync_directory(&engine)
     }
 
     fn switch_names(
@@ -287,6 +286,7 @@ fn finish(fs: &Fs, directory: &Path, record: &FoldRecord) -> io::Result<()> {
     fs.sync_directory(directory)?;
     if let Some(map) = switch.map {
         fs.remove(&engine.join(zero::file_name(map)))?;
+        fs.sync_directory(&engine)?;
     }
     Records { directory }.remove::<FoldRecord>(fs)
 }

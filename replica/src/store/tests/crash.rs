@@ -1,7 +1,8 @@
 //! A stop after every single operation that changes a directory: it opens, and holds the old state or the new one.
 //!
 //! Each scene is played again and again, stopped one operation later each time, and twice: files that were written but
-//! not synced at the stop are left as they are, or cut off, as a power cut can leave them.
+//! not synced at the stop are left as they are, or cut off, as a power cut can leave them. At each stop every directory is
+//! made and looked at, too, that a disk may hold which has some of the unsynced changes of names and not the others.
 
 use std::fs;
 use std::path::Path;
@@ -13,6 +14,7 @@ use lh_wire::{BlockState, ChainOp, LayerInfo};
 use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
 use super::super::{create, error::OpenError};
+use super::names::Journal;
 use super::tape::Tape;
 use super::volume::{SIZE, Volume, create_options, extent, revert_op, snapshot_op, temporary};
 
@@ -30,6 +32,11 @@ fn at_every_step(
             before(&path);
             let tape = Arc::new(Tape::default());
             tape.stop_after(steps);
+            if path.join("engine").is_dir() {
+                let attic = place.path().join("attic");
+                fs::create_dir(&attic).unwrap();
+                tape.keep(Journal::new(&path, &attic));
+            }
             let finished = scene(&path, &tape);
             assert_ne!(finished, tape.stopped(), "a stop was passed over in silence");
             if finished {
@@ -40,7 +47,17 @@ fn at_every_step(
                     fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
                 }
             }
-            after(&path, finished, &format!("stopped after {steps} operations, lose {lose}"));
+            let what = format!("stopped after {steps} operations, lose {lose}");
+            if let Some(journal) = tape.journal().filter(|_| !lose) {
+                let left = place.path().join("left");
+                journal.states(&left, |changes| {
+                    let what = format!("{what}, {changes}");
+                    // Who reads without repairing may find names without what they name: that is said, nothing else.
+                    drop(Volume::open(&left).unwrap_or_else(|e| panic!("{what}: {e}")));
+                    after(&left, finished, &what);
+                });
+            }
+            after(&path, finished, &what);
             if finished {
                 assert!(steps > 3, "the scene has operations");
                 break;

@@ -8,6 +8,7 @@ mod damage;
 mod diff;
 mod folds;
 mod model;
+mod names;
 mod scrub;
 pub(super) mod tape;
 mod volume;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use super::super::fs::Step;
+use super::names::Journal;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub(crate) struct Tape {
 
 #[derive(Debug, Default)]
 struct State {
+    /// What became of names, for tests that want to know.
+    journal: Option<Journal>,
     /// Steps left before the stop.
     left: Option<usize>,
     stopped: bool,
@@ -30,6 +33,16 @@ impl Tape {
     pub(crate) fn stop_after(&self, steps: usize) {
         let mut state = self.state.lock().unwrap();
         state.left = Some(steps);
+    }
+
+    /// Remembers changes of names from now on.
+    pub(crate) fn keep(&self, journal: Journal) {
+        self.state.lock().unwrap().journal = Some(journal);
+    }
+
+    /// What was remembered.
+    pub(crate) fn journal(&self) -> Option<Journal> {
+        self.state.lock().unwrap().journal.take()
     }
 
     /// The stop was met.
@@ -56,6 +69,9 @@ impl Tape {
                 return Err(io::Error::other("the power is cut"));
             }
             *left -= 1;
+        }
+        if let Some(journal) = &mut state.journal {
+            journal.note(step);
         }
         state.note(step);
         Ok(())
