@@ -184,3 +184,92 @@ fn a_qcow2_backing_file_is_served() {
             Directory::open(&replica, &OpenOptions { lock_wait: Duration::ZERO }).unwrap();
     }
 }
+
+/// An XFS of its own, unmounted when dropped.
+struct Xfs {
+    place: tempfile::TempDir,
+}
+
+impl Xfs {
+    /// `None`, and a word about it: this machine does not let us.
+    fn mount() -> Option<Self> {
+        let place = tempfile::tempdir().unwrap();
+        let (image, at) = (place.path().join("image"), place.path().join("xfs"));
+        File::create(&image).unwrap().set_len(400 << 20).unwrap();
+        fs::create_dir(&at).unwrap();
+        let done = |command: &mut Command| command.output().is_ok_and(|out| out.status.success());
+        if done(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&image))
+            && done(Command::new("mount").args(["-o", "loop"]).args([&image, &at]))
+        {
+            return Some(Self { place });
+        }
+        println!("SKIP: no XFS can be mounted here");
+        None
+    }
+
+    fn path(&self) -> PathBuf {
+        self.place.path().join("xfs")
+    }
+
+    fn used(&self) -> u64 {
+        let out =
+            Command::new("df").args(["--sync", "--output=used", "-B1"]).arg(self.path()).output().unwrap();
+        String::from_utf8(out.stdout).unwrap().lines().nth(1).unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+/// 120 MiB in two layers: the clone takes next to nothing, and what is written into it afterwards is its own.
+#[test]
+fn a_clone_on_xfs_shares_its_extents() {
+    use std::os::unix::fs::FileExt;
+    let Some(xfs) = Xfs::mount() else { return };
+    let (path, to) = (xfs.path().join("replica"), xfs.path().join("clone"));
+    let options = replica::store::CreateOptions { size: 1 << 30, backing: None, lock_wait: Duration::ZERO };
+    drop(Directory::create(&path, &options).unwrap());
+    // As Longhorn leaves it: a snapshot with a head over it.
+    fs::remove_dir_all(path.join("engine")).unwrap();
+    for name in ["volume-head-000.img", "volume-head-000.img.meta"] {
+        fs::rename(path.join(name), path.join(name.replace("head-000", "snap-s"))).unwrap();
+    }
+    let meta = fs::read_to_string(path.join("volume-snap-s.img.meta")).unwrap();
+    let child = meta.replace("\"Parent\":\"\"", "\"Parent\":\"volume-snap-s.img\"");
+    fs::write(path.join("volume-head-001.img.meta"), child).unwrap();
+    let volume = fs::read_to_string(path.join("volume.meta")).unwrap();
+    let volume =
+        volume.replace("head-000", "head-001").replace("\"Parent\":\"\"", "\"Parent\":\"volume-snap-s.img\"");
+    fs::write(path.join("volume.meta"), volume).unwrap();
+    let snapshot = File::options().write(true).open(path.join("volume-snap-s.img")).unwrap();
+    let head = File::create(path.join("volume-head-001.img")).unwrap();
+    head.set_len(1 << 30).unwrap();
+    let mib = |n: u8| vec![n; 1 << 20];
+    for n in 0..80_u8 {
+        snapshot.write_all_at(&mib(n + 1), u64::from(n) * (3 << 20)).unwrap();
+    }
+    for n in 0..40_u8 {
+        head.write_all_at(&mib(n + 100), u64::from(n) * (6 << 20) + (1 << 19)).unwrap();
+    }
+    for file in [&snapshot, &head] {
+        file.sync_all().unwrap();
+    }
+    let view = SnapshotView::open(&path, None).unwrap();
+    let before = xfs.used();
+    let options = replica::store::CloneOptions { snapshot: "base".into(), ..Default::default() };
+    let cloned = replica::store::clone_snapshot(&view, &to, &options, &Pace::new(0), &mut |_, _| {}).unwrap();
+    let took = xfs.used() - before;
+    assert_eq!(cloned.copied, 0);
+    assert!(cloned.shared >= 100 << 20, "{cloned:?}");
+    assert!(took < 4 << 20, "a clone that shares took {took} bytes");
+    let clone = SnapshotView::open(&to, None).unwrap();
+    let (mut a, mut b) = (mib(0), mib(0));
+    for at in (0..1_u64 << 30).step_by(1 << 20) {
+        view.read_at(at, &mut a).unwrap();
+        clone.read_at(at, &mut b).unwrap();
+        assert!(a == b, "at {at}");
+    }
+}

@@ -471,7 +471,7 @@ pub(super) fn open_backing(
     let file = std::fs::OpenOptions::new().read(true).open(&path).map_err(failed("opening", &path))?;
     let file = Arc::new(file);
     let image = if disk::is_qcow2(&file).map_err(failed("reading", &path))? {
-        Some(Arc::new(open_image(directory, &path, &file)?))
+        Some(Arc::new(open_image(directory, &path, &file, volume.size())?))
     } else {
         None
     };
@@ -487,9 +487,12 @@ pub(super) fn open_backing(
     Ok(Some(LayerParts { name: None, file, length, zero: None, image }))
 }
 
-fn open_image(directory: &Path, path: &Path, file: &Arc<File>) -> Result<Image, OpenError> {
-    Image::open(Arc::clone(file)).map_err(|err| match err {
+fn open_image(directory: &Path, path: &Path, file: &Arc<File>, size: u64) -> Result<Image, OpenError> {
+    Image::open(Arc::clone(file), size).map_err(|err| match err {
         ImageError::Fault(fault) => damaged(directory, Damage::BackingQcow2 { file: path.to_owned(), fault }),
+        ImageError::TooLarge(length) => {
+            damaged(directory, Damage::BackingLength { file: path.to_owned(), length, size })
+        }
         ImageError::Io(source) => failed("reading", path)(source),
     })
 }

@@ -11,4 +11,4 @@ pub(super) use crc64::Crc64;
 pub(super) use longhorn::{Recorded, file_name};
 #[cfg(test)]
 pub(super) use sums::rebind;
-pub(super) use sums::{Sums, SumsWriter, Version, sweep};
+pub(super) use sums::{NEW_CHECKSUM, Sums, SumsWriter, Version, sweep};

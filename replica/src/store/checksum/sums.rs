@@ -27,6 +27,9 @@ const _: () = assert!(BITS + 4 * BLOCKS == SEAL);
 
 const PREFIX: &str = "sums-";
 
+/// Where one of Longhorn's checksum files is made, with the inode of the snapshot's file behind it.
+pub(in super::super) const NEW_CHECKSUM: &str = "new-checksum-";
+
 /// What a layer's file was when its checksums were taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Version {
@@ -51,8 +54,12 @@ pub(in super::super) fn sweep(fs: &Fs, engine: &Path, live: &[Id]) -> io::Result
     for entry in std::fs::read_dir(engine)? {
         let entry = entry?;
         let name = entry.file_name();
-        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
-        if !Id::parse(rest.as_bytes()).is_some_and(|id| live.contains(&id)) {
+        let Some(name) = name.to_str() else { continue };
+        let gone = match name.strip_prefix(PREFIX) {
+            Some(rest) => !Id::parse(rest.as_bytes()).is_some_and(|id| live.contains(&id)),
+            None => name.starts_with(NEW_CHECKSUM),
+        };
+        if gone {
             fs.remove(&entry.path())?;
         }
     }
@@ -289,6 +296,7 @@ mod tests {
         write(dir.path(), &[(0, 1)]);
         std::fs::write(dir.path().join("sums-00000000000000000000000000000001"), b"").unwrap();
         std::fs::write(dir.path().join(format!("sums-{}.new", id())), b"").unwrap();
+        std::fs::write(dir.path().join("new-checksum-17"), b"").unwrap();
         std::fs::write(dir.path().join("zero-00000000000000000000000000000001"), b"").unwrap();
         sweep(&Fs::default(), dir.path(), &[id()]).unwrap();
         let mut names: Vec<_> =

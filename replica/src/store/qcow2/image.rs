@@ -32,6 +32,8 @@ const COPY: usize = 64 << 10;
 pub(in super::super) enum ImageError {
     /// Not what it should be.
     Fault(Qcow2Fault),
+    /// The disk in it has so many bytes, which is more than may be.
+    TooLarge(u64),
     /// Not readable.
     Io(io::Error),
 }
@@ -74,12 +76,16 @@ pub(in super::super) struct Image {
 }
 
 impl Image {
-    /// Reads the header and walks all tables.
-    pub(in super::super) fn open(file: Arc<File>) -> Result<Self, ImageError> {
+    /// Reads the header and walks all tables. `largest`: what the disk in it may have, in bytes; memory is taken for that
+    /// much at most.
+    pub(in super::super) fn open(file: Arc<File>, largest: u64) -> Result<Self, ImageError> {
         let length = file.metadata()?.len();
         let mut bytes = [0; HEADER_MAX];
         let got = read_up_to(&file, 0, &mut bytes)?;
         let header = Header::parse(&bytes[..got])?;
+        if header.size > largest {
+            return Err(ImageError::TooLarge(header.size));
+        }
         let table = header.l1_entries * 8;
         if header.l1_offset.checked_add(table).is_none_or(|end| end > length) {
             return Err(Qcow2Fault::CutOff("L1 table").into());
@@ -87,7 +93,8 @@ impl Image {
         // At most 32 MiB, and no more than the file has.
         let mut l1 = vec![0; usize::try_from(table).unwrap_or(0)];
         file.read_exact_at(&mut l1, header.l1_offset)?;
-        let l1 = entries(&l1).collect();
+        let l1: Box<[u64]> = entries(&l1).collect();
+        check_tables(&header, &l1)?;
         let held = Index::new(header.size.div_ceil(BLOCK));
         let mut image = Self { file, length, header, l1, held, cache: Mutex::new(Cache::new(&header)) };
         image.walk()?;
@@ -260,6 +267,19 @@ impl Image {
         };
         let entry = cache.entry(&self.file, table + number % per_table * 8)?;
         self.header.l2(entry).map_err(changed)
+    }
+}
+
+/// Each L2 table serves one place: so the walk reads no more than the file has.
+fn check_tables(header: &Header, l1: &[u64]) -> Result<(), Qcow2Fault> {
+    let mut seen: Vec<u64> = Vec::new();
+    for entry in l1 {
+        seen.extend(header.l1(*entry)?);
+    }
+    seen.sort_unstable();
+    match seen.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Qcow2Fault::Entry { level: 1, entry: pair[0] }),
+        None => Ok(()),
     }
 }
 

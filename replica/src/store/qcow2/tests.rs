@@ -10,6 +10,8 @@ use super::image::{Image, ImageError, Place};
 
 const CLUSTER: usize = 4096;
 const V3: u32 = 3;
+/// The volume over the images.
+const LARGEST: u64 = 1 << 30;
 
 /// What a cluster of a sample is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +82,7 @@ fn sample(version: u32, size: u64, kinds: &[Kind]) -> Vec<u8> {
 fn open(bytes: &[u8]) -> Result<Image, ImageError> {
     let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
     file.write_all_at(bytes, 0).unwrap();
-    Image::open(std::sync::Arc::new(file))
+    Image::open(std::sync::Arc::new(file), LARGEST)
 }
 
 fn fault(bytes: &[u8]) -> Qcow2Fault {
@@ -192,6 +194,26 @@ fn each_fault_has_its_own_words() {
     let mut dirty = good.clone();
     put(&mut dirty, 79, &[1]);
     open(&dirty).unwrap();
+}
+
+/// What a hostile header could make of a small file: memory for a disk of 2^61 bytes, tables read over and over.
+#[test]
+fn a_small_file_costs_little() {
+    let mut large = sample(V3, LARGEST + 512, &KINDS);
+    put(&mut large, 38, &[2, 1]);
+    assert!(matches!(open(&large), Err(ImageError::TooLarge(size)) if size == LARGEST + 512));
+    put(&mut large, 20, &21_u32.to_be_bytes());
+    put(&mut large, 24, &(1_u64 << 60).to_be_bytes());
+    put(&mut large, 40, &[0; 8]);
+    put(&mut large, 36, &(4_u32 << 20).to_be_bytes());
+    assert!(matches!(open(&large), Err(ImageError::TooLarge(_))));
+    // Two L1 entries, 2 MiB each, with one table.
+    let mut twice = sample(V3, 4 << 20, &KINDS);
+    put(&mut twice, 39, &[2]);
+    assert_eq!(open(&twice).unwrap().size(), 4 << 20);
+    let entry = (2 * CLUSTER) as u64 | 1 << 63;
+    put(&mut twice, CLUSTER + 8, &entry.to_be_bytes());
+    assert_eq!(fault(&twice), Qcow2Fault::Entry { level: 1, entry: 2 * CLUSTER as u64 });
 }
 
 #[test]
@@ -311,7 +333,7 @@ fn qemu_images_read_as_their_bytes() {
             }
             Ok(status) => assert!(status.success(), "{options:?}"),
         }
-        let opened = Image::open(std::sync::Arc::new(std::fs::File::open(&image).unwrap())).unwrap();
+        let opened = Image::open(std::sync::Arc::new(std::fs::File::open(&image).unwrap()), LARGEST).unwrap();
         assert_eq!(opened.size(), bytes.len() as u64);
         let mut got = vec![0xaa; bytes.len()];
         opened.read_at(0, &mut got).unwrap();
@@ -336,7 +358,7 @@ fn qemu_images_read_as_their_bytes() {
             println!("SKIP: this qemu-img cannot do {options:?}");
             continue;
         }
-        let opened = Image::open(std::sync::Arc::new(std::fs::File::open(&image).unwrap()));
+        let opened = Image::open(std::sync::Arc::new(std::fs::File::open(&image).unwrap()), LARGEST);
         let Err(ImageError::Fault(found)) = opened else { panic!("{options:?} was opened") };
         assert!(found.to_string().contains(fault), "{found}");
     }

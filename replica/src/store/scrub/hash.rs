@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::super::checksum::{Crc64, Recorded, Sums, SumsWriter, file_name, sweep};
+use super::super::checksum::{Crc64, NEW_CHECKSUM, Recorded, Sums, SumsWriter, file_name, sweep};
 use super::super::disk::read_small;
 use super::super::fs::Fs;
 use super::super::meta::{META_MAX, now};
@@ -26,7 +26,30 @@ pub struct Hashed {
     pub blocks: Option<u64>,
 }
 
+/// What is on record of a layer as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedChecksum {
+    /// As in [`Hashed`].
+    pub checksum: u64,
+    /// Found when it was hashed last: then the checksum is the one from before the rot.
+    pub silently_corrupted: bool,
+}
+
 impl SnapshotLayer {
+    /// What Longhorn's checksum file says of the layer's file as it is now; reads nothing else. `None`: it is to be
+    /// hashed (again).
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn recorded_checksum(&self) -> Result<Option<RecordedChecksum>, ScrubError> {
+        let recorded = self.recorded().map_err(failed("reading the checksum in", &self.directory))?;
+        Ok(recorded.and_then(|recorded| {
+            let (checksum, silently_corrupted) =
+                (recorded.of(self.version.ctime)?, recorded.silently_corrupted);
+            Some(RecordedChecksum { checksum, silently_corrupted })
+        }))
+    }
+
     /// Reads the whole layer and writes `volume-snap-NAME.img.checksum` and `engine/sums-ID`. `progress`: bytes read so
     /// far. One task of this kind in a directory at a time.
     ///
@@ -102,7 +125,7 @@ impl SnapshotLayer {
         let engine = self.engine();
         // A directory of Longhorn's has no engine/.
         let new = if engine.is_dir() {
-            engine.join(format!("new-checksum-{inode}"))
+            engine.join(format!("{NEW_CHECKSUM}{inode}"))
         } else {
             self.directory.join(format!("{name}.tmp"))
         };

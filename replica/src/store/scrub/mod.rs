@@ -22,7 +22,7 @@ use super::error::OpenError;
 use super::pace::Stopped;
 
 pub use digest::DigestFrom;
-pub use hash::Hashed;
+pub use hash::{Hashed, RecordedChecksum};
 pub use layer::SnapshotLayer;
 pub use verify::{Rot, RotKind, ScrubReport, Stored};
 

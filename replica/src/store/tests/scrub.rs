@@ -76,6 +76,8 @@ fn what_was_hashed_is_clean_beside_the_process_that_serves() {
         crc.update(&fs::read(path.join(format!("volume-snap-{name}.img"))).unwrap());
         assert_eq!(hashed.checksum, crc.finish(), "{name}");
         assert_eq!((hashed.blocks, hashed.silently_corrupted), (Some(blocks), false), "{name}");
+        let recorded = layer(&path, name).recorded_checksum().unwrap().unwrap();
+        assert_eq!((recorded.checksum, recorded.silently_corrupted), (hashed.checksum, false));
         let report = scrub(&path, name);
         assert!(report.is_clean(), "{report:?}");
         assert_eq!((report.stored, report.checksum_fits, report.blocks), (Stored::Valid, Some(true), blocks));
@@ -126,6 +128,7 @@ fn rot_is_found_where_it_is() {
     assert_eq!(fs::read(sums_of(&path, "one")).unwrap(), sums);
     let record = fs::read_to_string(path.join(file_name("one"))).unwrap();
     assert!(record.contains("\"silently_corrupted\":true"), "{record}");
+    assert!(layer(&path, "one").recorded_checksum().unwrap().unwrap().silently_corrupted);
     assert_eq!(scrub(&path, "one").rotten.len(), 4);
 }
 
@@ -177,6 +180,7 @@ fn a_change_on_purpose_is_no_rot() {
     file.write_all_at(&[9; 4096], 2 * BLOCK).unwrap();
     let report = scrub(&path, "one");
     assert_eq!((report.stored, report.checksum_fits, report.rotten.len()), (Stored::Missing, None, 0));
+    assert_eq!(layer(&path, "one").recorded_checksum().unwrap(), None);
     assert!(!hash(&path, "one").silently_corrupted);
     assert_eq!(scrub(&path, "one").stored, Stored::Valid);
     // While it is being read, too.
