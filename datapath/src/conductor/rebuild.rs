@@ -193,6 +193,12 @@ impl Conductor {
         else {
             return false;
         };
+        if theirs.fold.as_ref().is_some_and(|fold| fold.error.is_none()) {
+            // It moves blocks from layer to layer: whoever began it, it has to rest before anything is read.
+            self.ask(source, ControlFor::Fold, Control::FoldStop);
+            self.ask_state(source);
+            return true;
+        }
         let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());
         let mut plan = plan(own, theirs, trusting);
         if forgets {

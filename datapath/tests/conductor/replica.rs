@@ -285,6 +285,8 @@ impl Replica {
                 }
                 self.prepared = self.prepared.take().filter(|(p, _)| p != id);
             }
+            // What is settled on the members need not be here yet.
+            Control::Settled { .. } if self.rebuilding => {}
             Control::Settled { snapshot } => {
                 let settled = self.unsettled.iter().position(|n| n == snapshot).map_or(0, |at| at + 1);
                 self.unsettled.drain(..settled);
@@ -321,9 +323,17 @@ impl Replica {
                 };
                 self.layers = chain.iter().map(layer).collect();
             }
-            Control::Fold { .. } | Control::FoldStop => {
-                return Err(Refusal::Said("not built here".into()));
+            Control::Fold { name, .. } => {
+                let Some(at) = self.layers.iter().position(|l| l.name == *name && l.removed) else {
+                    return Err(Refusal::Said("there is no removed snapshot of that name".into()));
+                };
+                let gone = self.layers.remove(at);
+                for (block, below) in self.layers[at].blocks.iter_mut().zip(gone.blocks) {
+                    *block = block.or(below);
+                }
+                self.unsettled.retain(|n| n != name);
             }
+            Control::FoldStop => {}
             Control::RebuildEnd => {
                 self.sync();
                 self.rebuilding = false;
@@ -358,8 +368,22 @@ impl Replica {
                     ChainOp::MarkRemoved { name } => {
                         self.layers.iter_mut().filter(|l| l.name == name).for_each(|l| l.removed = true);
                     }
-                    ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
-                        return Err(Refusal::Said("not built here".into()));
+                    // Only ever to the last snapshot: the layers here have no branches.
+                    ChainOp::Revert { .. } => {
+                        let blocks = self.layers.pop().expect("a head").blocks.len();
+                        self.layers.push(Layer::empty("", blocks));
+                    }
+                    ChainOp::Expand { size, .. } => {
+                        let blocks = usize::try_from(size / BLOCK).expect("small");
+                        self.size = size;
+                        let name = lh_wire::expansion_snapshot(size);
+                        self.layers.last_mut().expect("a head").name.clone_from(&name);
+                        self.layers.push(Layer::empty("", blocks));
+                        for layer in &mut self.layers {
+                            layer.blocks.resize(blocks, None);
+                            layer.stable.resize(blocks, None);
+                        }
+                        self.unsettled.push(name);
                     }
                 }
                 self.committed = Some(id);

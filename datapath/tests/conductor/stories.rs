@@ -445,3 +445,74 @@ fn unsafe_goes_on_without_epochs() {
     world.returns(1);
     world.settle();
 }
+
+fn created() -> String {
+    "2026-01-01T00:00:00Z".into()
+}
+
+#[test]
+fn a_volume_grows_on_every_member_and_never_shrinks() {
+    let mut world = opened(Quorum::Any);
+    let size = world.status().size;
+    let grown = 2 * size;
+    let command = world.command(Command::Expand { size: grown, created: created() }, "");
+    assert_eq!(world.finish(command), Ok(()));
+    assert_eq!(world.status().size, grown);
+    assert!(world.replicas.iter().all(|r| r.size == grown && r.layers.len() == 2));
+    let command = world.command(Command::Expand { size, created: created() }, "");
+    assert_eq!(world.finish(command), Err(CommandError::BadSize { now: grown, wanted: size }));
+    world.writes();
+    world.reads();
+}
+
+#[test]
+fn a_revert_drops_the_head_on_every_member() {
+    let mut world = opened(Quorum::Any);
+    let command = world.snapshot("s");
+    assert_eq!(world.finish(command), Ok(()));
+    world.writes();
+    let command = world.command(Command::Revert { name: "x".into(), created: created() }, "");
+    assert_eq!(world.finish(command), Err(CommandError::NotFound("snapshot x".into())));
+    let command = world.command(Command::Revert { name: "s".into(), created: created() }, "");
+    assert_eq!(world.finish(command), Ok(()));
+    for replica in &world.replicas {
+        let head = replica.layers.last().expect("a head");
+        assert!(replica.layers.len() == 2 && head.blocks.iter().all(Option::is_none));
+    }
+}
+
+#[test]
+fn snapshots_have_a_limit_that_can_be_changed() {
+    let mut world = opened(Quorum::Any);
+    let limit = |snapshots| Command::SetLimits {
+        rebuild_rate: None,
+        fold_rate: None,
+        snapshots: Some(snapshots),
+        snapshot_bytes: None,
+    };
+    world.command(limit(1), "");
+    let command = world.snapshot("a");
+    assert_eq!(world.finish(command), Ok(()));
+    let command = world.snapshot("b");
+    assert_eq!(world.finish(command), Err(CommandError::TooManySnapshots(1)));
+    world.command(limit(2), "");
+    let command = world.snapshot("b");
+    assert_eq!(world.finish(command), Ok(()));
+}
+
+#[test]
+fn a_purge_folds_what_is_removed_on_every_member() {
+    let mut world = opened(Quorum::Any);
+    for name in ["a", "b"] {
+        let command = world.snapshot(name);
+        assert_eq!(world.finish(command), Ok(()));
+    }
+    let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+    assert_eq!(world.finish(command), Ok(()));
+    let command = world.command(Command::Purge, "");
+    assert_eq!(world.finish(command), Ok(()));
+    world.run_until("a is gone everywhere", |w| w.replicas.iter().all(|r| r.layers.len() == 2));
+    assert_eq!(world.status().folds.len(), 3);
+    world.writes();
+    world.reads();
+}

@@ -374,11 +374,21 @@ mod tests {
         let (_, piece) = copy.next(4096, 0).unwrap();
         assert_eq!((piece.layer, piece.range), (None, at(0, 4096)));
         copy.copied(1, 0);
+        assert_eq!(take(&mut copy), Some((None, at(4096, MIB - 4096), false)));
+        copy.copied(2, 0);
+        let late = copy.wants();
+        assert_eq!((late[0].layer.as_str(), late[0].from), ("", 2 * MIB));
         copy.head_became(LayerRef(7), "x");
-        assert_eq!(take(&mut copy), Some((Some(LayerRef(7)), at(4096, MIB - 4096), false)));
         let wanted = copy.wants();
         assert_eq!((wanted[0].layer.as_str(), wanted[0].from), ("x", 2 * MIB));
-        copy.head_became(LayerRef(8), "y");
-        assert_eq!(copy.wants().len(), 2, "a page that was on its way counts for nothing");
+        for side in [Side::Source, Side::Target] {
+            copy.heard(side, late[0].number, page(&[], None));
+        }
+        assert!(!copy.is_complete(), "a page that was on its way counts for nothing");
+        copy.heard(Side::Source, wanted[0].number, page(&[at(3 * MIB, 4096)], None));
+        copy.heard(Side::Target, wanted[0].number, page(&[], None));
+        assert_eq!(take(&mut copy), Some((Some(LayerRef(7)), at(3 * MIB, 4096), false)));
+        copy.copied(3, 4096);
+        assert!(copy.is_complete(), "the new head is the same on both");
     }
 }

@@ -172,7 +172,7 @@ impl Core {
         if !self.filling {
             let chunk = self.intent.chunk();
             for n in range.offset.div_ceil(chunk)..range.end() / chunk {
-                if self.missed.may_clear(n) || sabotaged!(self, missed_not_saved) {
+                if sabotaged!(self, missed_not_saved) || self.missed.may_clear(n) {
                     self.clear_chunk(now_ns, n);
                 }
             }
