@@ -152,7 +152,7 @@ impl ProxyEngineService for Proxy {
     async fn snapshot_revert(&self, request: Request<imrpc::EngineSnapshotRevertRequest>) -> Answer<()> {
         let request = request.into_inner();
         let engine = self.engine(request.proxy_engine_request)?;
-        let revert = ptypes::VolumeRevertRequest { name: request.name, ..Default::default() };
+        let revert = ptypes::VolumeRevertRequest { name: request.name };
         engine.ask(revert, |mut c, r| async move { c.volume_revert(r).await }).await?;
         Ok(Response::new(()))
     }

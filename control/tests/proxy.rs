@@ -185,7 +185,7 @@ async fn operations_reach_the_engine_as_they_were_meant() {
     };
     let taken = proxy.volume_snapshot(request).await.unwrap().into_inner();
     assert_eq!(taken.snapshot.unwrap().name, "one");
-    let expand = Some(ptypes::VolumeExpandRequest { size: 2 << 30, ..Default::default() });
+    let expand = Some(ptypes::VolumeExpandRequest { size: 2 << 30 });
     let request = imrpc::EngineVolumeExpandRequest { proxy_engine_request: Some(demo()), expand };
     proxy.volume_expand(request).await.unwrap();
     let request =
