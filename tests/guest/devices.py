@@ -234,16 +234,23 @@ def fds(pid):
 
 
 def kernel_threads():
-    """Kernel threads whose names tell of our devices, by name."""
+    """Threads of the kernel that belong to devices, by name. Those that serve whoever comes change their names."""
     found = {}
     for path in glob.glob("/proc/[0-9]*/stat"):
         try:
-            name = open(path).read().split("(", 1)[1].rsplit(")", 1)[0]
-        except (OSError, IndexError):
+            name, rest = open(path).read().split("(", 1)[1].rsplit(") ", 1)
+        except (OSError, IndexError, ValueError):
             continue
-        if any(word in name for word in ("ublk", "nbd", "iou-", "knbd")):
+        of_kernel = rest.split()[1] == "2"
+        if of_kernel and any(word in name for word in ("ublk", "nbd")) and not name.startswith("kworker/u"):
             found[name] = found.get(name, 0) + 1
     return found
+
+
+def ring_workers(pid):
+    """Threads that io_uring has made for a process: none, where everything is done at once or waited for by poll."""
+    names = [open(p).read().strip() for p in glob.glob(f"/proc/{pid}/task/*/comm")]
+    return [n for n in names if n.startswith("iou-")]
 
 
 def nodes():

@@ -1,10 +1,11 @@
 """A ublk device's life besides requests: who may stop it, who finds it again, how its queues are dealt, what a server that
-dies at the wrong moment leaves, and that a steady load asks the system for no memory.
+dies at the wrong moment leaves, and that a steady load asks the system for no memory and no
+thread.
 
     life.py ublk
 """
-import os, signal, subprocess, sys, threading, time
-from devices import WORK, Mounted, Process, Ublk, attribute, example, expect, fio, have, nodes, run, shown, skip, wait_for
+import os, subprocess, time
+from devices import (Ublk, attribute, example, expect, fio, have, nodes, ring_workers, run, shown, skip, wait_for)
 
 
 def is_not_stopped_while_in_use():
@@ -95,6 +96,9 @@ def a_steady_load_allocates_nothing():
     fio("steady", disk.device, *options, "--loops=3", verify=False)
     said = disk.server.ask("allocations", "allocations")
     expect(said == "allocations 0", said)
+    # The bytes were copied by the thread that asked for them.
+    workers = ring_workers(disk.server.pid)
+    expect(workers == [], f"threads of io_uring's: {workers}")
     disk.stop()
 
 

@@ -19,10 +19,14 @@ SCENARIOS = {
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
     "ublk-stress": ("stress.py", ["ublk"], 500, 3000),
     "ublk-cycles": ("cycles.py", ["ublk"], 400, 3000),
+    "ublk-pressure": ("pressure.py", ["ublk"], 500, 600),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
     "nbd-cycles": ("cycles.py", ["nbd"], 400, 3000),
 }
+
+# Memory in MiB and scratch disk of those that need others than 2048 and none.
+MACHINES = {"ublk-pressure": (256, "1200M")}
 
 SKIPPED, NO_TIME = 77, 124
 
@@ -37,7 +41,9 @@ def build():
 def run(name):
     script, arguments, usual, everything = SCENARIOS[name]
     seconds = everything if FULL else usual
-    command = [os.path.join(TOP, "scripts", "guest"), "run", "--mem", "2048", "--timeout", str(seconds), "--", PYTHON,
+    memory, scratch = MACHINES.get(name, (2048, None))
+    machine = ["--mem", str(memory), *(["--scratch", scratch] if scratch else [])]
+    command = [os.path.join(TOP, "scripts", "guest"), "run", *machine, "--timeout", str(seconds), "--", PYTHON,
                os.path.join(HERE, script), *arguments]
     began = time.monotonic()
     status = subprocess.run(command, cwd=TOP).returncode

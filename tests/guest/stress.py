@@ -3,9 +3,8 @@ nothing stays, and where a server comes back no request fails.
 
     stress.py ublk
 """
-import os, random, subprocess, sys, time
-from devices import WORK, Mounted, Process, Ublk, attribute, example, expect, full, have, kernel_threads, nodes, run
-from devices import shown, skip, wait_for
+import os, random, subprocess, time
+from devices import WORK, Ublk, attribute, example, expect, fail, full, have, nodes, run, shown, skip, wait_for
 
 ROUNDS = full(3, 20)
 SEED = int(os.environ.get("LH_SEED", random.randrange(1 << 32)))
@@ -31,7 +30,7 @@ def ends(process, seconds=60):
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        sys.exit("NOT AS PROMISED: the load hangs")
+        fail("the load hangs")
 
 
 def the_server_dies_and_the_device_is_removed(null, at_once):

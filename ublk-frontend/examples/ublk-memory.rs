@@ -1,7 +1,7 @@
 //! A disk in memory, in a file, or one that keeps nothing, as a block device: the smallest engine there is.
 //!
 //! ```text
-//! ublk-memory serve NAME --size BYTES [--file PATH | --null yes] [--queues N] [--threads N] [--depth N]
+//! ublk-memory serve NAME --size BYTES [--file PATH [--direct yes] | --null yes] [--queues N] [--threads N] [--depth N]
 //!     [--block-size 512|4096]
 //! ublk-memory cycle NAME --size BYTES [...]
 //! ublk-memory remove NAME
@@ -18,6 +18,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -96,6 +97,8 @@ struct Settings {
     name: String,
     size: u64,
     file: Option<PathBuf>,
+    /// The file is used past the page cache.
+    direct: bool,
     null: bool,
     queues: u16,
     threads: usize,
@@ -112,6 +115,7 @@ impl Settings {
             name: arguments.next().unwrap_or_default(),
             size: 0,
             file: None,
+            direct: false,
             null: false,
             queues: 1,
             threads: 0,
@@ -123,6 +127,7 @@ impl Settings {
             match option.as_str() {
                 "--size" => settings.size = value.parse()?,
                 "--file" => settings.file = Some(value.into()),
+                "--direct" => settings.direct = value == "yes",
                 "--null" => settings.null = value == "yes",
                 "--queues" => settings.queues = value.parse()?,
                 "--threads" => settings.threads = value.parse()?,
@@ -154,9 +159,25 @@ impl Settings {
         }
     }
 
+    /// The file that a disk's bytes are in.
+    fn open(&self, shared: Option<&File>) -> std::io::Result<File> {
+        let flags = if self.direct { libc::O_DIRECT } else { 0 };
+        match (&self.file, shared) {
+            (Some(path), _) => File::options()
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true)
+                .custom_flags(flags)
+                .open(path),
+            (None, Some(file)) => file.try_clone(),
+            (None, None) => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+
     /// A queue's disk.
     fn disk(&self, size: &Arc<AtomicU64>, shared: Option<&File>, pool: &Pool) -> std::io::Result<Disk> {
-        let store = if self.null { Store::Null } else { Store::File(open(self.file.as_ref(), shared)?) };
+        let store = if self.null { Store::Null } else { Store::File(self.open(shared)?) };
         Ok(Disk {
             store,
             size: Arc::clone(size),
@@ -164,15 +185,6 @@ impl Settings {
             pool: pool.clone(),
             done: Vec::with_capacity(self.depth.into()),
         })
-    }
-}
-
-/// The file that a disk's bytes are in.
-fn open(path: Option<&PathBuf>, shared: Option<&File>) -> std::io::Result<File> {
-    match (path, shared) {
-        (Some(path), _) => File::options().create(true).truncate(false).read(true).write(true).open(path),
-        (None, Some(file)) => file.try_clone(),
-        (None, None) => Err(std::io::ErrorKind::NotFound.into()),
     }
 }
 
