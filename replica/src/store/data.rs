@@ -218,6 +218,7 @@ impl Store {
     }
 
     /// Who holds the range, in order and without gaps, behind what `pieces` has. The range is inside the volume.
+    /// Over a qcow2 backing file it may read 4 KiB of that file's tables, which are then kept.
     pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
         for (range, held) in self.index.runs(blocks(extent)) {
             let layer = self.holder(held);
