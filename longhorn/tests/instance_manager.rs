@@ -134,6 +134,11 @@ async fn create(client: &mut Client, name: &str, binary: &str, args: &[&str]) ->
     client.process_create(ProcessCreateRequest { spec: Some(spec) }).await.map(drop)
 }
 
+async fn replace(client: &mut Client, spec: ProcessSpec) -> Result<(), tonic::Status> {
+    let request = ProcessReplaceRequest { spec: Some(spec), terminate_signal: "SIGHUP".into() };
+    client.process_replace(request).await.map(|_| ())
+}
+
 async fn status(client: &mut Client, name: &str) -> Result<ProcessStatus, tonic::Status> {
     let request = ProcessGetRequest { name: name.into() };
     Ok(client.process_get(request).await?.into_inner().status.unwrap())
@@ -292,8 +297,9 @@ async fn only_our_own_programs_are_run() {
     // The launcher's name is not for clients: as an argument it is only an argument.
     create(&mut client, "demo-r-2", "", &[LAUNCH_NAME, "/bin/sh"]).await.unwrap();
     wait(&mut client, "demo-r-2", |s| s.state == "error").await;
-    let replace = client.process_replace(ProcessReplaceRequest::default()).await.unwrap_err();
-    assert_eq!(replace.code(), Code::Unimplemented);
+    let spec = ProcessSpec { name: "demo-r-2".into(), binary: "/bin/sh".into(), ..Default::default() };
+    let refused = replace(&mut client, spec).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(client.process_list(ProcessListRequest {}).await.unwrap().into_inner().processes.len() == 1);
 }
 
