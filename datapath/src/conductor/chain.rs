@@ -83,10 +83,7 @@ impl Task {
 
     /// It puts another head in the place of the head: nothing may be in flight.
     const fn changes_head(&self) -> bool {
-        matches!(
-            self.op,
-            Some(ChainOp::Snapshot { .. } | ChainOp::Revert { .. } | ChainOp::Expand { .. })
-        )
+        matches!(self.op, Some(ChainOp::Snapshot { .. } | ChainOp::Revert { .. } | ChainOp::Expand { .. }))
     }
 }
 
@@ -296,8 +293,11 @@ impl Conductor {
             }
             Some(ChainOp::Expand { size, created }) => {
                 let name = expansion_snapshot(size);
-                let of =
-                    |head: &LayerInfo| LayerInfo { name: name.clone(), created: created.clone(), ..head.clone() };
+                let of = |head: &LayerInfo| LayerInfo {
+                    name: name.clone(),
+                    created: created.clone(),
+                    ..head.clone()
+                };
                 self.put_head_over(of);
                 self.volume.size = size;
                 if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {

@@ -217,7 +217,9 @@ pub enum CommandError {
         limit: u64,
     },
     /// A size that is not larger, or not a multiple of the block.
-    #[error("the volume has {now} bytes and cannot become {wanted}: it only grows, by multiples of 4096 bytes")]
+    #[error(
+        "the volume has {now} bytes and cannot become {wanted}: it only grows, by multiples of 4096 bytes"
+    )]
     BadSize {
         /// As it is.
         now: u64,

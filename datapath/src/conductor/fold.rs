@@ -96,7 +96,8 @@ impl Conductor {
         let now = self.now;
         let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
         let held = !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
-        let Some(folder) = self.folds.folders.get_mut(&member).filter(|f| matches!(f.step, Step::Asked)) else {
+        let Some(folder) = self.folds.folders.get_mut(&member).filter(|f| matches!(f.step, Step::Asked))
+        else {
             return;
         };
         folder.state.clone_from(&state.fold);
@@ -105,7 +106,8 @@ impl Conductor {
             return;
         }
         let is_left = |name: &str| state.chain.iter().any(|l| l.name == name);
-        if let Some(FoldState { name, error: Some(why), .. }) = state.fold.clone().filter(|f| is_left(&f.name))
+        if let Some(FoldState { name, error: Some(why), .. }) =
+            state.fold.clone().filter(|f| is_left(&f.name))
             && folder.failed.iter().all(|(n, _)| *n != name)
             && !held
         {

@@ -92,11 +92,7 @@ impl Rebuild {
     const fn is_setting_up(&self) -> bool {
         matches!(
             self.stage,
-            Stage::Clearing
-                | Stage::Asking
-                | Stage::Beginning
-                | Stage::Attaching(_)
-                | Stage::Remembering(_)
+            Stage::Clearing | Stage::Asking | Stage::Beginning | Stage::Attaching(_) | Stage::Remembering(_)
         )
     }
 }
@@ -189,7 +185,8 @@ impl Conductor {
     fn ask_to_begin(&mut self, member: MemberId, attempt: u64, source: MemberId) -> bool {
         let trusting = self.config.quorum != Quorum::Unsafe && !self.replica(member).thorough;
         let (forgets, blind) = (sabotaged!(self, forget_own_doubt), sabotaged!(self, snapshot_meanwhile));
-        let (Some(theirs), Some(own)) = (self.replica(source).state.as_ref(), self.replica(member).state.as_ref())
+        let (Some(theirs), Some(own)) =
+            (self.replica(source).state.as_ref(), self.replica(member).state.as_ref())
         else {
             return false;
         };
@@ -309,9 +306,11 @@ impl Conductor {
             how => how,
         };
         let whole = (0..layers.len()).filter(|at| how(*at) == How::Whole).count();
-        let layers = chain.iter().zip(layers).enumerate().map(|(at, (info, layer))| {
-            (layer, info.name.clone(), length(info), info.allocated, how(at))
-        });
+        let layers = chain
+            .iter()
+            .zip(layers)
+            .enumerate()
+            .map(|(at, (info, layer))| (layer, info.name.clone(), length(info), info.allocated, how(at)));
         rebuild.copy = Copy::of(layers, marks);
         rebuild.stage = Stage::Copying;
         let bytes = rebuild.copy.total();

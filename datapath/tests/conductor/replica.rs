@@ -220,7 +220,8 @@ impl Replica {
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
             },
-            (OpCode::DigestLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
+            (OpCode::DigestLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name)
+            {
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
             },
@@ -313,7 +314,9 @@ impl Replica {
                 let mut head = old.pop();
                 let mut held = |name: &str| match keep {
                     Some(keep) if keep.head == name => head.take(),
-                    Some(_) => old.iter().position(|l| l.name == name && !name.is_empty()).map(|at| old.remove(at)),
+                    Some(_) => {
+                        old.iter().position(|l| l.name == name && !name.is_empty()).map(|at| old.remove(at))
+                    }
                     None => None,
                 };
                 let layer = |l: &LayerInfo| Layer {

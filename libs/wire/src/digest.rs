@@ -96,8 +96,12 @@ mod tests {
 
     #[test]
     fn there_and_back_and_nothing_else() {
-        let blocks =
-            [(BlockState::Data, Some(7)), (BlockState::Absent, None), (BlockState::Zero, None), (BlockState::Data, Some(9))];
+        let blocks = [
+            (BlockState::Data, Some(7)),
+            (BlockState::Absent, None),
+            (BlockState::Zero, None),
+            (BlockState::Data, Some(9)),
+        ];
         let bytes = LayerDigest::encode(&blocks, "s1");
         let digest = LayerDigest::decode(&bytes, 4 * 4096).unwrap();
         assert_eq!(digest.layer, "s1");

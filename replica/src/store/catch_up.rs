@@ -52,7 +52,8 @@ impl Directory {
             return Err(ChainError::BadSize(size));
         }
         let moved = !keep.head.is_empty();
-        if moved && (self.layers.iter().any(|l| l.name == keep.head) || !chain.iter().any(|l| l.name == keep.head))
+        if moved
+            && (self.layers.iter().any(|l| l.name == keep.head) || !chain.iter().any(|l| l.name == keep.head))
         {
             return Err(ChainError::BadChain("its head cannot become the layer that it is told to"));
         }
@@ -81,7 +82,8 @@ impl Directory {
         let head = self.arrange(&places)?;
         let parent = places.last().map(|p| meta_of(p.info, &p.file_name).parent).unwrap_or_default();
         let raw_size = i64::try_from(size).unwrap_or(i64::MAX);
-        let meta = VolumeMeta { raw_size, head, parent, dirty: true, rebuilding: true, ..self.volume.clone() };
+        let meta =
+            VolumeMeta { raw_size, head, parent, dirty: true, rebuilding: true, ..self.volume.clone() };
         self.write_volume(&meta, &self.path.join(VOLUME_META))?;
         self.fs.sync_directory(&self.path)?;
         rebuild.emptying = false;
@@ -96,7 +98,13 @@ impl Directory {
         let next_head = heads_after(&self.volume.head).next().unwrap_or_default();
         let place = |info: &'a LayerInfo| {
             let is_head = info.name.is_empty();
-            let from = if info.name == keep.head { Some("") } else if is_head { None } else { Some(&*info.name) };
+            let from = if info.name == keep.head {
+                Some("")
+            } else if is_head {
+                None
+            } else {
+                Some(&*info.name)
+            };
             let kept = from.and_then(|name| self.layers.iter().rfind(|l| l.name == name));
             let kept = kept.map(|l| (Arc::clone(&l.file), l.file_name.clone()));
             let file_name = match (&kept, is_head) {
@@ -118,7 +126,11 @@ impl Directory {
             if let Some(id) = disk::id(&layer.file, LAYER_ATTRIBUTE)? {
                 self.fs.remove(&self.path.join(ENGINE).join(zero::file_name(id)))?;
             }
-            for name in [meta_name(&layer.file_name), format!("{}.checksum", layer.file_name), layer.file_name.clone()] {
+            for name in [
+                meta_name(&layer.file_name),
+                format!("{}.checksum", layer.file_name),
+                layer.file_name.clone(),
+            ] {
                 self.fs.remove(&self.path.join(name))?;
             }
         }

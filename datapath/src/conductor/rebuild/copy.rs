@@ -116,13 +116,16 @@ impl Copy {
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.flying.is_empty() && self.again.is_empty() && self.layers.iter().all(Layer::is_known)
+        self.flying.is_empty()
+            && self.again.is_empty()
+            && self.layers.iter().all(Layer::is_known)
             && self.layers.iter().all(|l| l.ready.is_empty())
     }
 
     /// A page that is wanted before anything else can be given.
     pub(super) fn wants(&mut self) -> Vec<Wanted> {
-        let Some(layer) = self.front().filter(|l| l.ready.is_empty() && !l.is_known() && !l.page.asked) else {
+        let Some(layer) = self.front().filter(|l| l.ready.is_empty() && !l.is_known() && !l.page.asked)
+        else {
             return Vec::new();
         };
         let (name, from) = (layer.name.clone(), layer.next);
@@ -147,7 +150,8 @@ impl Copy {
         let Page { source: Some(source), target: Some(target), .. } = &layer.page else { return };
         let end = source.next.unwrap_or(layer.length).min(target.next.unwrap_or(layer.length));
         let within = Extent::new(layer.next, end.saturating_sub(layer.next));
-        let clip = |page: &MapPage| page.ranges.iter().filter_map(|r| r.intersection(within)).collect::<Vec<_>>();
+        let clip =
+            |page: &MapPage| page.ranges.iter().filter_map(|r| r.intersection(within)).collect::<Vec<_>>();
         let (source, target) = (clip(source), clip(target));
         layer.known += source.iter().map(|r| r.len).sum::<u64>();
         layer.ready.extend(pieces(layer.layer, &source, &target));
@@ -162,7 +166,8 @@ impl Copy {
     /// The layer whose turn it is.
     fn front(&mut self) -> Option<&mut Layer> {
         let flies = self.flying.values().any(|(p, _)| p.layer.is_some()) || !self.again.is_empty();
-        while self.layers.len() > 1 && self.layers.front().is_some_and(|l| l.is_known() && l.ready.is_empty()) {
+        while self.layers.len() > 1 && self.layers.front().is_some_and(|l| l.is_known() && l.ready.is_empty())
+        {
             self.layers.pop_front();
         }
         // What is below the head is there before the head is.
@@ -352,7 +357,8 @@ mod tests {
 
     #[test]
     fn marks_are_compared_and_nothing_else() {
-        let layers = [(S, "a".to_owned(), MIB, MIB, How::Nothing), (None, String::new(), MIB, MIB, How::Marked)];
+        let layers =
+            [(S, "a".to_owned(), MIB, MIB, How::Nothing), (None, String::new(), MIB, MIB, How::Marked)];
         let mut copy = Copy::of(layers.into_iter(), vec![at(8192, 4096), at(4096, 4096), at(MIB, 4096)]);
         assert!(copy.wants().is_empty());
         assert_eq!(take(&mut copy), Some((None, at(4096, 8192), true)));

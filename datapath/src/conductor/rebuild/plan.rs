@@ -126,7 +126,10 @@ mod tests {
 
     #[test]
     fn with_the_same_chain_only_the_head_and_what_is_not_settled_is_looked_at() {
-        assert_eq!(how(&state(&["a", "b"]), &state(&["a", "b"])), (String::new(), vec![Nothing, Nothing, Marked]));
+        assert_eq!(
+            how(&state(&["a", "b"]), &state(&["a", "b"])),
+            (String::new(), vec![Nothing, Nothing, Marked])
+        );
         let target = ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
         assert_eq!(how(&target, &state(&["a", "b"])).1, [Nothing, Marked, Marked]);
     }

@@ -2,7 +2,13 @@ use super::*;
 use crate::message::JobResult;
 
 fn equalise(layer: Option<LayerRef>) -> Job {
-    Job::Equalise { layer, range: blocks(0, 16), source: A, targets: MemberSet::EMPTY.with(B).with(C), compare: false }
+    Job::Equalise {
+        layer,
+        range: blocks(0, 16),
+        source: A,
+        targets: MemberSet::EMPTY.with(B).with(C),
+        compare: false,
+    }
 }
 
 fn job(b: &mut Bench, id: u64, job: Job) {
@@ -105,7 +111,13 @@ fn jobs_beyond_the_slots_wait_their_turn() {
         job(
             &mut b,
             n,
-            Job::Equalise { layer: None, range: blocks(n, 1), source: A, targets: MemberSet::EMPTY.with(B), compare: false },
+            Job::Equalise {
+                layer: None,
+                range: blocks(n, 1),
+                source: A,
+                targets: MemberSet::EMPTY.with(B),
+                compare: false,
+            },
         );
     }
     assert_eq!(b.to(A).len(), usize::from(JOB_SLOTS));
@@ -214,7 +226,10 @@ fn a_comparison_that_finds_nothing_sends_nothing() {
     let mut b = Bench::new(3);
     b.apply(Input::Message(ToQueue::Job(JobId(1), compared())));
     let digest = b.one(A);
-    assert_eq!((digest.op, digest.range, digest.data), (OpCode::DigestLayer, blocks(0, 32), Data::LayerName(None)));
+    assert_eq!(
+        (digest.op, digest.range, digest.data),
+        (OpCode::DigestLayer, blocks(0, 32), Data::LayerName(None))
+    );
     b.reply(digest, Status::Ok);
     for m in [B, C] {
         let compare = b.one(m);

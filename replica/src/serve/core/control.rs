@@ -130,7 +130,9 @@ impl Core {
             Control::Missed { replica, base, from } => {
                 match self.missed.page(replica, base, *from, self.size) {
                     Some(page) => Step::Tell(Box::new(page)),
-                    None => Step::Refuse(format!("this replica has not seen every write since {replica} left")),
+                    None => {
+                        Step::Refuse(format!("this replica has not seen every write since {replica} left"))
+                    }
                 }
             }
             Control::LayerMap { layer, from } => Step::Map(layer.clone(), *from),

@@ -124,9 +124,16 @@ impl Missed {
     }
 
     /// Who is out once `new` has followed on `old`. With a gap, nothing that is known of others counts.
-    pub(super) fn after(&self, old: Option<&Epoch>, new: &Epoch, names: &[String], gap: bool) -> Vec<Outsider> {
+    pub(super) fn after(
+        &self,
+        old: Option<&Epoch>,
+        new: &Epoch,
+        names: &[String],
+        gap: bool,
+    ) -> Vec<Outsider> {
         let is_out = |replica: &String| names.contains(replica) && !new.has(replica);
-        let mut out: Vec<Outsider> = self.out.iter().filter(|o| !gap && is_out(&o.replica)).cloned().collect();
+        let mut out: Vec<Outsider> =
+            self.out.iter().filter(|o| !gap && is_out(&o.replica)).cloned().collect();
         for replica in old.iter().filter(|_| !gap).flat_map(|e| &e.members).filter(|m| is_out(m)) {
             if let Some(base) = old.filter(|_| out.iter().all(|o| o.replica != *replica)) {
                 out.push(Outsider { replica: replica.clone(), base: base.clone() });
@@ -140,8 +147,7 @@ impl Missed {
         self.out = out;
         if self.out.is_empty() {
             self.chunks.retain(|n, _| marked(*n));
-            self.told_apart =
-                self.chunks.values().filter(|c| matches!(c.written, Written::Units(_))).count();
+            self.told_apart = self.chunks.values().filter(|c| matches!(c.written, Written::Units(_))).count();
         }
     }
 
@@ -300,7 +306,10 @@ mod tests {
         let later = epoch(9, &["1", "4"]);
         assert_eq!(m.after(Some(&epoch(2, &["1", "2"])), &later, &["2".into(), "3".into()], true), []);
         let known = m.after(Some(&epoch(2, &["1", "2"])), &later, &["2".into(), "3".into()], false);
-        assert_eq!(known.iter().map(|o| (o.replica.as_str(), o.base.counter)).collect::<Vec<_>>(), [("3", 1), ("2", 2)]);
+        assert_eq!(
+            known.iter().map(|o| (o.replica.as_str(), o.base.counter)).collect::<Vec<_>>(),
+            [("3", 1), ("2", 2)]
+        );
         assert_eq!(m.after(None, &later, &[], false), [], "nobody waits for it any more");
     }
 

@@ -86,7 +86,11 @@ fn a_control_operation_of_an_old_session_is_drained() {
     r.apply(Input::Persisted { id: epoch_id, result: Ok(()) });
     assert!(r.is_dropped(set) && r.welcomed(young));
     // The epoch is in force although nobody was told.
-    let lower = r.control(young, 2, Control::SetEpoch { epoch: lh_block::Epoch { counter: 0, ..epoch }, out: Vec::new() });
+    let lower = r.control(
+        young,
+        2,
+        Control::SetEpoch { epoch: lh_block::Epoch { counter: 0, ..epoch }, out: Vec::new() },
+    );
     assert_eq!(r.status(lower), Some(Status::Refused));
 }
 
