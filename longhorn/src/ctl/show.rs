@@ -1,7 +1,6 @@
 //! `ls` and `status`.
 
 use anyhow::{Result, bail};
-use comfy_table::Table;
 use control::host::VolumeRecord;
 use lh_block::{Generation, format_size};
 
@@ -98,11 +97,6 @@ fn print_status(view: &VolumeView) -> Result<()> {
 
 /// Prints the replicas as a table.
 pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
-    print_table(&replicas_table(view))
-}
-
-/// The replicas as a table.
-pub(super) fn replicas_table(view: &VolumeView) -> Table {
     let mut rows = table(&["REPLICA", "MODE", "PID", "PATH", ""]);
     for replica in &view.replicas {
         rows.add_row([
@@ -113,5 +107,5 @@ pub(super) fn replicas_table(view: &VolumeView) -> Table {
             replica.remark.clone(),
         ]);
     }
-    rows
+    print_table(&rows)
 }

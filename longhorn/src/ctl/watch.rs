@@ -7,6 +7,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use comfy_table::{ContentArrangement, Table};
 use control::host::VolumeRecord;
 use lh_block::format_size;
 use serde::Serialize;
@@ -16,7 +17,7 @@ use super::activity::{ActivityView, RebuildView, Rebuilds, RequestsView, ask_act
 use super::args::Output;
 use super::observe::{VolumeView, observe};
 use super::output::{print, print_json_line, table, table_text};
-use super::show::{describe, replicas_table};
+use super::show::describe;
 
 /// Between two looks: the shortest time over which an engine tells rates.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -94,44 +95,66 @@ fn page(moment: &Moment) -> String {
         }
         text += &format!("\n\n{}", requests_table(activity));
     }
-    text += &format!("\n{}", table_text(&replicas_table(&moment.volume)));
-    for replica in moment.activity.iter().flat_map(|a| &a.replicas) {
-        if let Some(rebuild) = &replica.rebuild {
-            text += &format!("\n{}: {}\n", replica.name, rebuild_text(rebuild));
-        }
-    }
+    text += &format!("\n{}", replicas_table(moment));
     text
 }
 
 fn requests_table(activity: &ActivityView) -> String {
     let head = format!("LAST {:.1} s", activity.seconds);
-    let mut rows =
-        table(&[head.as_str(), "IOPS", "PER SECOND", "MEAN", "P50", "P90", "P99", "P99.9", "ERRORS"]);
-    let mut row = |name: String, r: &RequestsView| {
-        let times = [r.mean, r.p50, r.p90, r.p99, r.p999].map(time_text);
-        let [mean, p50, p90, p99, p999] = times;
-        let errors = if r.errors == 0 { String::new() } else { r.errors.to_string() };
-        rows.add_row([
-            name,
-            r.iops.to_string(),
-            rate_text(r.bytes_per_second),
-            mean,
-            p50,
-            p90,
-            p99,
-            p999,
-            errors,
-        ]);
+    let mut rows = page_table(&[&head, "IOPS", "PER SECOND", "MEAN", "P50", "P90", "P99", "P99.9", "ERRORS"]);
+    let mut row = |name: &str, r: &RequestsView| {
+        let [mean, p50, p90, p99, p999] = [r.mean, r.p50, r.p90, r.p99, r.p999].map(time_text);
+        let (name, rate) = (name.to_owned(), rate_text(r.bytes_per_second));
+        rows.add_row([name, r.iops.to_string(), rate, mean, p50, p90, p99, p999, r.errors.to_string()]);
     };
-    row("reads".into(), &activity.reads);
-    row("writes".into(), &activity.writes);
-    row("unmaps".into(), &activity.unmaps);
-    row("flushes".into(), &activity.flushes);
-    for replica in &activity.replicas {
-        row(format!("{} reads", replica.name), &replica.reads);
-        row(format!("{} writes", replica.name), &replica.writes);
+    row("reads", &activity.reads);
+    row("writes", &activity.writes);
+    row("unmaps", &activity.unmaps);
+    row("flushes", &activity.flushes);
+    table_text(&rows)
+}
+
+/// Of each replica its mode, what it was asked, and how long it took.
+fn replicas_table(moment: &Moment) -> String {
+    let mut rows = page_table(&[
+        "REPLICA",
+        "MODE",
+        "READS",
+        "PER SECOND",
+        "P50",
+        "P99",
+        "WRITES",
+        "PER SECOND",
+        "P50",
+        "P99",
+        "",
+    ]);
+    for replica in &moment.volume.replicas {
+        let activity = moment.activity.iter().flat_map(|a| &a.replicas).find(|a| a.name == replica.name);
+        let mut row = vec![replica.name.clone(), replica.mode.to_owned()];
+        let (reads, writes) = activity.map(|a| (a.reads, a.writes)).unwrap_or_default();
+        for r in [reads, writes] {
+            row.extend([
+                r.iops.to_string(),
+                rate_text(r.bytes_per_second),
+                time_text(r.p50),
+                time_text(r.p99),
+            ]);
+        }
+        row.push(match activity.and_then(|a| a.rebuild) {
+            Some(rebuild) => rebuild_text(&rebuild),
+            None => replica.remark.clone(),
+        });
+        rows.add_row(row);
     }
     table_text(&rows)
+}
+
+/// A table that is never folded: a line that is too long for the terminal is better than a page that jumps.
+fn page_table(columns: &[&str]) -> Table {
+    let mut rows = table(columns);
+    rows.set_content_arrangement(ContentArrangement::Disabled);
+    rows
 }
 
 /// Everything that matters, in a line.
@@ -264,9 +287,7 @@ mod tests {
     #[test]
     fn a_page_has_volume_and_replicas_and_is_drawn_in_place() {
         let page = page(&moment(25_600));
-        for word in
-            ["demo: attached, degraded", "LAST 1.0 s", "demo-r-1 writes", "25600", "1.2 ms", "6 s left"]
-        {
+        for word in ["demo: attached, degraded", "LAST 1.0 s", "demo-r-1", "25600", "1.2 ms", "6 s left"] {
             assert!(page.contains(word), "{word}: {page}");
         }
         let (first, second) = (drawn(&page, true), drawn(&page, false));
