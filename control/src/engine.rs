@@ -232,7 +232,8 @@ impl Service {
 }
 
 fn is_wanted(replica: &EngineReplica, wanted: &ptypes::ReplicaAddress) -> bool {
-    replica.address == wanted.address || !wanted.instance_name.is_empty() && replica.name == wanted.instance_name
+    replica.address == wanted.address
+        || !wanted.instance_name.is_empty() && replica.name == wanted.instance_name
 }
 
 /// The replica's name in the path of its data socket, which is named after it.
@@ -251,6 +252,21 @@ fn replica(replica: EngineReplica) -> ptypes::ControllerReplica {
         rebuild_progress: i32::try_from(percent).unwrap_or(100),
         rebuild_done: done,
         rebuild_total: total,
+    }
+}
+
+/// What this program is: its own version, and Longhorn's API versions that it understands.
+pub fn version() -> ptypes::VersionOutput {
+    ptypes::VersionOutput {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        git_commit: String::new(),
+        build_date: String::new(),
+        cli_api_version: CLI_API.0,
+        cli_api_min_version: CLI_API.1,
+        controller_api_version: CONTROLLER_API.0,
+        controller_api_min_version: CONTROLLER_API.1,
+        data_format_version: DATA_FORMAT.0,
+        data_format_min_version: DATA_FORMAT.1,
     }
 }
 
@@ -300,9 +316,12 @@ impl ControllerService for Service {
         request: Request<ptypes::VolumeExpandRequest>,
     ) -> Result<Response<ptypes::Volume>, Status> {
         let wanted = request.into_inner().size;
-        let size = u64::try_from(wanted).ok().filter(|size| *size > 0 && size % BLOCK == 0).ok_or_else(|| {
-            Status::invalid_argument(format!("{wanted} bytes are no volume's size: give a multiple of {BLOCK}"))
-        })?;
+        let size =
+            u64::try_from(wanted).ok().filter(|size| *size > 0 && size % BLOCK == 0).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "{wanted} bytes are no volume's size: give a multiple of {BLOCK}"
+                ))
+            })?;
         self.engine.operate(Operation::Expand { size }).await?;
         Ok(Response::new(self.volume()))
     }
@@ -345,18 +364,7 @@ impl ControllerService for Service {
         &self,
         _: Request<()>,
     ) -> Result<Response<ptypes::VersionDetailGetReply>, Status> {
-        let version = ptypes::VersionOutput {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            git_commit: String::new(),
-            build_date: String::new(),
-            cli_api_version: CLI_API.0,
-            cli_api_min_version: CLI_API.1,
-            controller_api_version: CONTROLLER_API.0,
-            controller_api_min_version: CONTROLLER_API.1,
-            data_format_version: DATA_FORMAT.0,
-            data_format_min_version: DATA_FORMAT.1,
-        };
-        Ok(Response::new(ptypes::VersionDetailGetReply { version: Some(version) }))
+        Ok(Response::new(ptypes::VersionDetailGetReply { version: Some(version()) }))
     }
 
     async fn metrics_get(&self, _: Request<()>) -> Result<Response<ptypes::MetricsGetReply>, Status> {

@@ -1,6 +1,6 @@
 //! What both command lines share: how values are written.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -12,26 +12,44 @@ pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
 /// The port of the NBD protocol (IANA).
 pub const NBD_PORT: u16 = 10809;
 
+/// The port of iSCSI (RFC 7143, 13).
+pub const ISCSI_PORT: u16 = 3260;
+
 /// How a volume is shown. Only what this build has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
     /// The first of the block devices below that this kernel has
     Auto,
+    /// A block device, /dev/longhorn/VOLUME, through ublk
+    Ublk,
     /// A block device, /dev/longhorn/VOLUME, through FUSE and a loop device
     Fuse,
     /// No device: an NBD export for QEMU, nbd-client or libnbd
     NbdServer,
+    /// No device: an iSCSI target for initiators
+    IscsiTarget,
     /// The engine runs, nothing is shown
     None,
 }
 
 impl Frontend {
+    /// The port of its protocol, if it serves one over TCP.
+    pub const fn port(self) -> Option<u16> {
+        match self {
+            Self::NbdServer => Some(NBD_PORT),
+            Self::IscsiTarget => Some(ISCSI_PORT),
+            Self::Auto | Self::Ublk | Self::Fuse | Self::None => None,
+        }
+    }
+
     /// As written on the command line and in records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Ublk => "ublk",
             Self::Fuse => "fuse",
             Self::NbdServer => "nbd-server",
+            Self::IscsiTarget => "iscsi-target",
             Self::None => "none",
         }
     }
@@ -100,18 +118,34 @@ pub fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Where a frontend listens on TCP: an address, and a port unless it is the protocol's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    address: IpAddr,
+    port: Option<u16>,
+}
+
+impl Listen {
+    /// The address with its own port or this one.
+    pub fn with_default(self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address, self.port.unwrap_or(port))
+    }
+}
+
 /// `ADDRESS[:PORT]`, an IPv6 address with a port in brackets.
 ///
 /// # Errors
 /// Not an address, nor a name of this host.
-pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
+pub fn listen_address(text: &str) -> Result<Listen, String> {
+    let no_address = || format!("{text:?} has no address");
+    if let Ok(mut found) = text.to_socket_addrs() {
+        let found = found.next().ok_or_else(no_address)?;
+        return Ok(Listen { address: found.ip(), port: Some(found.port()) });
+    }
     let bare = text.trim_start_matches('[').trim_end_matches(']');
-    let found = text
-        .to_socket_addrs()
-        .or_else(|_| (bare, NBD_PORT).to_socket_addrs())
-        .map_err(|e| format!("{text:?} is not ADDRESS[:PORT]: {e}"))?
-        .next();
-    found.ok_or_else(|| format!("{text:?} has no address"))
+    let mut found =
+        (bare, 0).to_socket_addrs().map_err(|e| format!("{text:?} is not ADDRESS[:PORT]: {e}"))?;
+    Ok(Listen { address: found.next().ok_or_else(no_address)?.ip(), port: None })
 }
 
 /// `unix:PATH`.
@@ -132,14 +166,14 @@ mod tests {
 
     #[test]
     fn addresses_with_and_without_a_port() {
-        let parsed = |text| nbd_address(text).unwrap().to_string();
+        let parsed = |text| listen_address(text).unwrap().with_default(NBD_PORT).to_string();
         assert_eq!(parsed("127.0.0.1"), "127.0.0.1:10809");
         assert_eq!(parsed("127.0.0.1:7"), "127.0.0.1:7");
         assert_eq!(parsed("::1"), "[::1]:10809");
         assert_eq!(parsed("[::1]:7"), "[::1]:7");
         assert_eq!(parsed("[::1]"), "[::1]:10809");
-        assert!(nbd_address("no such host").is_err());
-        assert!(nbd_address("127.0.0.1:99999").is_err());
+        assert!(listen_address("no such host").is_err());
+        assert!(listen_address("127.0.0.1:99999").is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod args;
 mod device;
 mod doctor;
 mod down;
+mod engine;
 mod import;
 mod kernel;
 mod manager;
@@ -13,8 +14,10 @@ mod members;
 mod observe;
 mod output;
 mod progress;
+mod purge;
 mod remove;
 mod replica;
+mod resize;
 mod show;
 mod snapshot;
 mod snapshot_tree;
@@ -32,6 +35,7 @@ pub use args::Program;
 pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
+use crate::sentence::sentence;
 use args::{CheckCommand, Command, Output, ReplicaCommand, SnapshotCommand};
 
 /// What every command is given.
@@ -77,6 +81,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Ls => show::list(context).await,
         Command::Status { volume, watch: true } => watch::watch(context, &volume).await,
         Command::Status { volume, watch: false } => show::status(context, &volume).await,
+        Command::Resize { volume, size } => resize::run(context, &volume, size).await,
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
         Command::Snapshot { command } => match command {
@@ -84,6 +89,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             SnapshotCommand::Ls { volume } => snapshot::list(context, &volume).await,
             SnapshotCommand::Tree { volume } => snapshot::tree(context, &volume).await,
             SnapshotCommand::Rm { volume, name } => snapshot::remove(context, &volume, &name).await,
+            SnapshotCommand::Purge { volume } => purge::run(context, &volume).await,
+            SnapshotCommand::Revert { volume, name } => snapshot::revert(context, &volume, &name).await,
             SnapshotCommand::Export { volume, name, file } => {
                 snapshot::export(context, &volume, &name, &file).await
             }
@@ -111,23 +118,6 @@ fn is_closed_pipe(e: &anyhow::Error) -> bool {
     kind == Some(std::io::ErrorKind::BrokenPipe)
 }
 
-/// The error as one line; a gRPC status is told by its message alone.
-fn sentence(e: &anyhow::Error) -> String {
-    let parts = e.chain().map(|cause| match cause.downcast_ref::<tonic::Status>() {
-        Some(status) if status.message().is_empty() => status.code().to_string(),
-        Some(status) => status.message().to_owned(),
-        None => cause.to_string(),
-    });
-    let mut text: Vec<String> = Vec::new();
-    for part in parts {
-        // Errors whose text contains their source's are said once.
-        if !text.last().is_some_and(|last| last.contains(&part)) {
-            text.push(part);
-        }
-    }
-    text.join(": ").replace('\n', " ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,13 +125,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Program::command().debug_assert();
-    }
-
-    #[test]
-    fn an_error_is_one_line_and_says_nothing_twice() {
-        let e = anyhow::Error::from(tonic::Status::permission_denied("not\nrun here")).context("start it");
-        assert_eq!(sentence(&e), "start it: not run here");
-        let inner = anyhow::anyhow!("no such file");
-        assert_eq!(sentence(&inner.context("open /x: no such file")), "open /x: no such file");
     }
 }

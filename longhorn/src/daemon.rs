@@ -4,7 +4,9 @@
 //! whether starting it again can help.
 
 mod clock;
+mod cluster;
 mod controller;
+mod engine_line;
 mod keeper;
 mod logging;
 mod manager;
@@ -18,11 +20,13 @@ use clap::{Parser, Subcommand};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
 
 pub use controller::ControllerArgs;
+pub(crate) use controller::ublk_owner;
 pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::layer;
 
 use crate::arguments::DEFAULT_ROOT;
+use crate::sentence::sentence;
 
 /// A failure that another start would meet again. Its text is the sentence for people.
 #[derive(Debug)]
@@ -43,12 +47,15 @@ pub struct Program {
     /// Log more
     #[arg(long, global = true)]
     debug: bool,
+    #[command(flatten)]
+    target: engine_line::Target,
     #[command(subcommand)]
     command: Command,
 }
 
 const AFTER_HELP: &str = "\
-These are the processes behind a volume. To work with volumes, use longhornctl:
+These are the processes behind a volume, and Longhorn's command line of an engine. To work with volumes,
+use longhornctl:
 
   longhornctl up demo --size 1GiB";
 
@@ -56,6 +63,8 @@ These are the processes behind a volume. To work with volumes, use longhornctl:
 enum Command {
     /// Start, watch and restart the processes of one root
     InstanceManager(ManagerArgs),
+    /// Run the control plane of a Kubernetes node
+    Manager(cluster::ClusterArgs),
     /// Run a volume's engine
     Controller(ControllerArgs),
     /// Serve a replica's directory
@@ -63,6 +72,8 @@ enum Command {
     /// Hold a volume's FUSE connection while its engine is away
     #[command(hide = true)]
     FuseKeeper(keeper::KeeperArgs),
+    #[command(flatten)]
+    Engine(engine_line::EngineCommand),
 }
 
 /// Arguments of the instance manager.
@@ -99,15 +110,17 @@ pub fn main() -> ExitCode {
     let logging = logging::start(program.debug);
     let result = match program.command {
         Command::InstanceManager(args) => manager::run(args),
+        Command::Manager(args) => cluster::run(args),
         Command::Controller(args) => controller::run(&args),
         Command::Replica(args) => replica::run(args),
         Command::FuseKeeper(args) => keeper::run(args),
+        Command::Engine(command) => engine_line::run(&program.target, command),
     };
     drop(logging);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e:#}");
+            eprintln!("error: {}", sentence(&e));
             let gives_up = e.downcast_ref::<GivesUp>().is_some();
             ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
         }

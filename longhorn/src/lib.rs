@@ -3,3 +3,4 @@
 pub mod arguments;
 pub mod ctl;
 pub mod daemon;
+mod sentence;

@@ -1,13 +1,13 @@
 //! The command line of `longhornctl`, with help that teaches.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, process_name, snapshot_name, volume_name,
+    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, listen_address, process_name, snapshot_name,
+    volume_name,
 };
 
 /// Replicated block volumes on this host.
@@ -60,6 +60,16 @@ pub(super) enum Command {
         #[arg(short, long)]
         watch: bool,
     },
+    /// Make a volume larger, up or down
+    #[command(after_help = RESIZE_HELP)]
+    Resize {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Its new size: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
+        #[arg(value_parser = lh_block::parse_size)]
+        size: u64,
+    },
     /// Delete a volume and all its data
     #[command(after_help = RM_HELP)]
     Rm {
@@ -80,7 +90,7 @@ pub(super) enum Command {
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// Take, list, remove and export snapshots
+    /// Take, list, remove, export snapshots, and go back to one
     Snapshot {
         #[command(subcommand)]
         command: SnapshotCommand,
@@ -132,9 +142,9 @@ pub(super) struct UpArgs {
     /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
     #[arg(long, value_name = "SECONDS")]
     pub io_timeout: Option<u64>,
-    /// With --frontend nbd-server: listen on TCP, which anybody who reaches it may use
-    #[arg(long, value_parser = nbd_address, value_name = "ADDRESS[:PORT]")]
-    pub listen: Option<SocketAddr>,
+    /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
+    #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
+    pub listen: Option<Listen>,
 }
 
 /// Arguments of `down`.
@@ -173,7 +183,24 @@ pub(super) enum SnapshotCommand {
     /// Mark a snapshot as removed, on every replica or on none
     #[command(after_help = SNAPSHOT_RM_HELP)]
     Rm {
-        /// Name of the volume, which is up
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = snapshot_name)]
+        name: String,
+    },
+    /// Fold removed snapshots away, which gives their space back
+    #[command(after_help = SNAPSHOT_PURGE_HELP)]
+    Purge {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+    },
+    /// Make the volume's bytes those of a snapshot
+    #[command(after_help = SNAPSHOT_REVERT_HELP)]
+    Revert {
+        /// Name of the volume, whose device nobody uses
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the snapshot
@@ -300,7 +327,28 @@ const SNAPSHOT_RM_HELP: &str = "\
 Example:
   longhornctl snapshot rm demo before-upgrade
 
-It is no longer offered from then on. Its space comes back when it is folded away.";
+Its space comes back with `longhornctl snapshot purge`.";
+
+const SNAPSHOT_PURGE_HELP: &str = "\
+Example:
+  longhornctl snapshot rm demo before-upgrade
+  longhornctl snapshot purge demo
+
+I/O goes on meanwhile. A removed snapshot that several others stand on stays until one does.";
+
+const SNAPSHOT_REVERT_HELP: &str = "\
+Example:
+  umount /mnt/demo
+  longhornctl snapshot revert demo before-upgrade
+
+What the volume had since then is gone, unless another snapshot has it.";
+
+const RESIZE_HELP: &str = "\
+Examples:
+  longhornctl resize demo 20GiB && resize2fs /dev/longhorn/demo
+  longhornctl resize demo 20GiB && xfs_growfs /mnt/demo
+
+A volume never shrinks.";
 
 const SNAPSHOT_EXPORT_HELP: &str = "\
 Example:

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use control::host::Root;
 use fuse_frontend::keeper::{Keeper, KeeperError};
 
-use crate::daemon::keeper_socket;
+use crate::daemon::{keeper_socket, ublk_owner};
 
 /// Most users that are named in one sentence.
 const NAMED: usize = 3;
@@ -25,6 +25,9 @@ pub(super) fn check_unused(device: &Path) -> Result<()> {
 
 /// Takes away the device of a volume whose engine is gone without having done so.
 pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
+    if ublk_frontend::missing().is_none() {
+        ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?;
+    }
     let Ok(mut keeper) = Keeper::connect(&keeper_socket(volume)) else { return Ok(()) };
     let info = keeper.info()?;
     if Path::new(&info.owner) != root.path() {

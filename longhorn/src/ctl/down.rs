@@ -28,18 +28,7 @@ pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     let mut progress = Progress::new();
     let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
     let record = VolumeRecord::load(root, volume)?;
-    if has_processes(root, &record)? {
-        let mut manager = Manager::ensure(root).await?;
-        let engine = engine_name(volume);
-        if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
-            shut_down(context, volume, &mut progress).await?;
-        }
-        progress.say("stopping the processes");
-        manager.end(&[engine]).await?;
-        let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
-        manager.end(&replicas).await?;
-    }
-    device::release(volume, root)?;
+    stop(context, &record, &mut progress).await?;
     drop(progress);
     match context.output {
         Output::Json => print_json(&observe(root, &record).await?),
@@ -48,6 +37,23 @@ pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock.
+pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mut Progress) -> Result<()> {
+    let (root, volume) = (&context.root, &record.name);
+    if has_processes(root, record)? {
+        let mut manager = Manager::ensure(root).await?;
+        let engine = engine_name(volume);
+        if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
+            shut_down(context, volume, progress).await?;
+        }
+        progress.say("stopping the processes");
+        manager.end(&[engine]).await?;
+        let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
+        manager.end(&replicas).await?;
+    }
+    device::release(volume, root)
 }
 
 /// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs.

@@ -14,10 +14,11 @@ use lh_block::format_size;
 use serde::Serialize;
 
 use super::args::Output;
+use super::engine::with_engine;
 use super::observe::{VolumeView, connect_engine, observe};
 use super::output::{print, print_json, print_table, table};
 use super::replica::write_out;
-use super::{Context, members, snapshot_tree};
+use super::{Context, device, members, snapshot_tree};
 
 /// How long a replica may take to tell its chain.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
@@ -94,15 +95,44 @@ pub(super) async fn tree(context: &Context, volume: &str) -> Result<()> {
 }
 
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
-    let record = VolumeRecord::load(&context.root, volume)?;
-    let mut engine = members::connect(&context.root, &record.name).await?;
-    let asked = engine.snapshot_remove(SnapshotName { name: name.to_owned() }).await;
-    asked.with_context(|| format!("snapshot {name} of volume {volume} stays"))?;
+    let root = &context.root;
+    let removed = with_engine(context, volume, async |record, _| {
+        let mut engine = members::connect(root, &record.name).await?;
+        let asked = engine.snapshot_remove(SnapshotName { name: name.to_owned() }).await;
+        asked.with_context(|| format!("snapshot {name} of volume {volume} stays"))?;
+        Ok(snapshots(context, record).await?.into_iter().find(|s| s.name == name))
+    });
+    let removed = removed.await?;
     if context.output == Output::Json {
-        return print_json(&snapshots(context, &record).await?.into_iter().find(|s| s.name == name));
+        return print_json(&removed);
     }
-    eprintln!("{name} is marked as removed");
+    eprintln!("{name} is marked as removed: `longhornctl snapshot purge {volume}` gives its space back");
     Ok(())
+}
+
+pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Result<()> {
+    let root = &context.root;
+    let done = with_engine(context, volume, async |record, progress| {
+        let view = observe(root, record).await?;
+        if let Some(device) = &view.device {
+            device::check_unused(Path::new(device))?;
+        }
+        let Some(mut engine) = connect_engine(root, volume).await else {
+            bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
+        };
+        progress.say("reverting every replica");
+        let asked = engine.volume_revert(ptypes::VolumeRevertRequest { name: name.to_owned() }).await;
+        asked.with_context(|| format!("volume {volume} is as it was"))?;
+        snapshots(context, record).await
+    });
+    let snapshots = done.await?;
+    match context.output {
+        Output::Json => print_json(&snapshots),
+        Output::Table => {
+            eprintln!("{volume} has the bytes of {name}; what it had since is gone");
+            Ok(())
+        }
+    }
 }
 
 pub(super) async fn export(context: &Context, volume: &str, name: &str, file: &Path) -> Result<()> {

@@ -3,6 +3,7 @@
 //! The volume's lock is held while record and processes change, not while the engine makes itself ready: `down` can
 //! always come in between. A volume that this command made and that did not come up is taken back.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -96,13 +97,12 @@ fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
         bail!("there is no volume {volume} yet: give it a size to create it, for example --size 10GiB");
     };
     let frontend = args.frontend.unwrap_or(Frontend::Auto);
-    check_listen(args, frontend)?;
     kernel::check(frontend)?;
     let mut record = VolumeRecord::new(volume, size);
     record.block_size = args.block_size.unwrap_or(record.block_size);
     record.quorum = args.quorum.unwrap_or(Quorum::Any).into();
     record.frontend = frontend.to_string();
-    record.listen = args.listen;
+    record.listen = listen(args, frontend)?;
     record.io_timeout_seconds = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     for _ in 0..args.replicas.unwrap_or(3) {
         record.add_replica(root)?;
@@ -110,11 +110,15 @@ fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
     Ok(record)
 }
 
-fn check_listen(args: &UpArgs, frontend: Frontend) -> Result<()> {
-    if args.listen.is_some() && frontend != Frontend::NbdServer {
-        bail!("--listen is for --frontend nbd-server: frontend {frontend} serves nothing over TCP");
+/// Where the frontend is to listen on TCP, if that was asked for.
+fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
+    match (args.listen, frontend.port()) {
+        (None, _) => Ok(None),
+        (Some(listen), Some(port)) => Ok(Some(listen.with_default(port))),
+        (Some(_), None) => bail!(
+            "--listen is for --frontend nbd-server and iscsi-target: frontend {frontend} serves nothing over TCP"
+        ),
     }
-    Ok(())
 }
 
 /// The record of a volume that exists, with the options that may change while it is stopped.
@@ -125,9 +129,8 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     }
     if let Some(size) = args.size.filter(|size| *size != record.size) {
         bail!(
-            "volume {volume} has {}: changing that to {} is for `longhornctl resize`, which this build does not have yet",
-            format_size(record.size),
-            format_size(size)
+            "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
+            format_size(record.size)
         );
     }
     let replicas = record.replicas.len();
@@ -143,9 +146,9 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         bail!("volume {volume} has the quorum {} for ever: make another volume", record.quorum);
     }
     let frontend = args.frontend.map_or_else(|| record.frontend.clone(), |f| f.to_string());
-    let listen = args.listen.or(record.listen.filter(|_| frontend == Frontend::NbdServer.as_str()));
-    let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     let wanted = frontend_of(&frontend)?;
+    let listen = listen(args, wanted)?.or(record.listen.filter(|_| wanted.port().is_some()));
+    let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     if (&frontend, listen, io_timeout) == (&record.frontend, record.listen, record.io_timeout_seconds) {
         kernel::check(wanted)?;
         return Ok(record);
@@ -157,7 +160,6 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
             record.io_timeout_seconds
         );
     }
-    check_listen(args, wanted)?;
     kernel::check(wanted)?;
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
     record.store(root)?;
@@ -178,7 +180,7 @@ fn quorum_of(quorum: control::host::Quorum) -> Quorum {
 }
 
 /// Starts the processes that are not there.
-async fn start(
+pub(super) async fn start(
     root: &Root,
     record: &VolumeRecord,
     manager: &mut Manager,
@@ -235,7 +237,7 @@ fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Re
         size: Some(record.size),
         block_size: record.block_size,
         frontend: frontend_of(&record.frontend)?,
-        nbd_listen: record.listen,
+        frontend_listen: record.listen,
         quorum: quorum_of(record.quorum),
         io_timeout: record.io_timeout_seconds,
         generation: Some(generation.into()),
@@ -306,7 +308,7 @@ async fn generation_of(root: &Root, name: &str) -> Option<Generation> {
 }
 
 /// Waits until the engine says that its endpoint is usable.
-async fn wait_until_usable(
+pub(super) async fn wait_until_usable(
     root: &Root,
     record: &VolumeRecord,
     manager: &mut Manager,

@@ -11,10 +11,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub(super) use run::run;
+pub(crate) use show::ublk_owner;
 
-use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Quorum, block_size, nbd_address, process_name, unix_address, volume_name,
-};
+use crate::arguments::{DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, unix_address, volume_name};
 
 /// Arguments of an engine.
 #[derive(Debug, clap::Args, PartialEq, Eq)]
@@ -37,9 +36,9 @@ pub struct ControllerArgs {
     /// How the volume is shown
     #[arg(long, value_enum, default_value_t = Frontend::Auto)]
     pub frontend: Frontend,
-    /// Serve the NBD export on this TCP address instead of a unix socket
-    #[arg(long, value_parser = nbd_address, value_name = "ADDRESS[:PORT]")]
-    pub nbd_listen: Option<SocketAddr>,
+    /// Serve the NBD export or the iSCSI target on this TCP address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub frontend_listen: Option<SocketAddr>,
     /// Who must agree before a change of the membership counts
     #[arg(long, value_enum, default_value_t = Quorum::Any)]
     pub quorum: Quorum,
@@ -79,8 +78,8 @@ impl ControllerArgs {
         }
         option("block-size", self.block_size.to_string());
         option("frontend", self.frontend.to_string());
-        if let Some(address) = self.nbd_listen {
-            option("nbd-listen", address.to_string());
+        if let Some(address) = self.frontend_listen {
+            option("frontend-listen", address.to_string());
         }
         option("quorum", control::host::Quorum::from(self.quorum).to_string());
         option("io-timeout", self.io_timeout.to_string());
@@ -130,7 +129,7 @@ mod tests {
             size: Some(1 << 30),
             block_size: 4096,
             frontend: Frontend::NbdServer,
-            nbd_listen: Some("127.0.0.1:10809".parse().unwrap()),
+            frontend_listen: Some("127.0.0.1:10809".parse().unwrap()),
             quorum: Quorum::Majority,
             io_timeout: 0,
             generation: Some(3 << 32),

@@ -125,8 +125,14 @@ fn requests(tally: &Tally, window: Duration) -> ptypes::Requests {
 mod tests {
     use super::*;
 
+    fn tally(count: u64) -> Tally {
+        let mut tally = Tally::default();
+        (tally.count, tally.bytes) = (count, count * 4096);
+        tally
+    }
+
     fn writes(count: u64) -> Counts {
-        Counts { writes: Tally { count, bytes: count * 4096, ..Tally::default() }, ..Counts::default() }
+        Counts { writes: tally(count), ..Counts::default() }
     }
 
     #[test]
@@ -146,8 +152,7 @@ mod tests {
     fn a_replica_that_was_not_there_before_is_counted_from_nothing() {
         let start = Instant::now();
         let mut looks = Looks::new(start);
-        let tally = Tally { count: 10, ..Tally::default() };
-        let counts = Counts { replicas: vec![("r-1".into(), tally.clone(), tally)], ..Counts::default() };
+        let counts = Counts { replicas: vec![("r-1".into(), tally(10), tally(10))], ..Counts::default() };
         let activity = looks.until(start + Duration::from_secs(1), counts);
         assert_eq!(activity.replicas.len(), 1);
         assert_eq!(activity.replicas[0].writes.unwrap().rate, 10);

@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, SnapshotRequest,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress,
+    SnapshotRequest,
 };
 use control::proto::ptypes::{self, ReplicaMode};
 use crossbeam_channel::{Receiver, Sender};
-use datapath::conductor::{Command, CommandError, Mode, ReplicaStatus};
+use datapath::conductor::{Command, CommandError, FoldStatus, Mode, ReplicaStatus};
 use datapath::engine::{EngineHandle, ReplicaAddress};
 use lh_block::Generation;
 
@@ -81,7 +82,7 @@ impl EngineControl for Face {
     }
 
     fn purges(&self) -> Vec<PurgeProgress> {
-        Vec::new()
+        self.engine.status().folds.into_iter().map(purge).collect()
     }
 
     fn shutdown(&self) -> Answer<()> {
@@ -112,7 +113,32 @@ fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
     })
 }
 
+fn purge(of: FoldStatus) -> PurgeProgress {
+    let failed: Vec<String> = of.failed.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    let fold = of.fold.unwrap_or_default();
+    PurgeProgress {
+        replica: of.replica,
+        snapshot: fold.name,
+        done: fold.done,
+        total: fold.total,
+        error: failed.join("; "),
+    }
+}
+
 impl Face {
+    /// Refuses while somebody has the device open, who would not see that its bytes are others.
+    fn check_unused(&self) -> Result<(), EngineError> {
+        let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
+        let Some(device) = device else { return Ok(()) };
+        let users: Vec<String> = fuse_frontend::users_of(&device).iter().map(ToString::to_string).collect();
+        if users.is_empty() {
+            return Ok(());
+        }
+        let text =
+            format!("{} is in use by {}: unmount or close it first", device.display(), users.join(", "));
+        Err(EngineError::NotNow(text))
+    }
+
     fn begin(&self, operation: Operation) -> Result<Receiver<Result<(), CommandError>>, EngineError> {
         let command = match operation {
             Operation::RemoveSnapshot { name } => Command::RemoveSnapshot { name },
@@ -123,9 +149,12 @@ impl Face {
                 lock(&self.addresses).push((name.clone(), address));
                 return Ok(self.engine.add_replica(ReplicaAddress { name, address: path.into() }));
             }
-            Operation::Purge => return Err(EngineError::NotNow("folding is not built yet".to_owned())),
-            Operation::Revert { .. } => return Err(EngineError::NotNow("reverting is not built yet".to_owned())),
-            Operation::Expand { .. } => return Err(EngineError::NotNow("expanding is not built yet".to_owned())),
+            Operation::Purge => Command::Purge,
+            Operation::Revert { name } => {
+                self.check_unused()?;
+                Command::Revert { name, created: clock::now() }
+            }
+            Operation::Expand { size } => Command::Expand { size, created: clock::now() },
         };
         Ok(self.engine.command(command))
     }
@@ -156,11 +185,13 @@ impl Face {
 fn refusal(e: CommandError) -> EngineError {
     let text = e.to_string();
     match e {
-        CommandError::Name(_) => EngineError::Invalid(text),
+        CommandError::Name(_) | CommandError::BadSize { .. } => EngineError::Invalid(text),
         CommandError::Exists(_) => EngineError::Exists(text),
         CommandError::Refused { .. } => EngineError::Failed(text),
         CommandError::NotFound(_)
         | CommandError::TooManySnapshots(_)
+        | CommandError::SnapshotsTooLarge { .. }
+        | CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
         | CommandError::Needed(_)
         | CommandError::ShuttingDown => EngineError::NotNow(text),

@@ -39,7 +39,13 @@ pub(super) enum Order {
     Client(OwnedFd),
     /// Show the volume as a FUSE file.
     Fuse(OwnedFd, Agreement),
-    /// End the NBD export.
+    /// Serve queues of a ublk device.
+    Ublk(Vec<ublk_frontend::Channel>),
+    /// Show the volume as an iSCSI target.
+    Iscsi(iscsi_frontend::Target, iscsi_frontend::Listener),
+    /// Nothing is shown through this queue.
+    Nothing,
+    /// End the NBD export or the iSCSI target.
     Hide,
 }
 
@@ -122,6 +128,8 @@ enum Shown {
     Nothing,
     Nbd(Box<nbd_frontend::Server>),
     Fuse(Box<fuse_frontend::Server>),
+    Ublk(Box<ublk_frontend::Server>),
+    Iscsi(Box<iscsi_frontend::Server>),
 }
 
 impl Shown {
@@ -131,6 +139,8 @@ impl Shown {
             Self::Nothing => true,
             Self::Nbd(server) => server.is_done(),
             Self::Fuse(server) => server.is_gone(),
+            Self::Ublk(server) => server.is_gone(),
+            Self::Iscsi(server) => server.is_done(),
         }
     }
 }
@@ -141,6 +151,8 @@ impl Frontend for Shown {
             Self::Nothing => {}
             Self::Nbd(server) => server.completion(ring, device, completion),
             Self::Fuse(server) => server.completion(ring, device, completion),
+            Self::Ublk(server) => server.completion(ring, device, completion),
+            Self::Iscsi(server) => server.completion(ring, device, completion),
         }
     }
 
@@ -150,6 +162,8 @@ impl Frontend for Shown {
             Self::Nothing => while device.poll_done().is_some() {},
             Self::Nbd(server) => server.turn(ring, device),
             Self::Fuse(server) => server.turn(ring, device),
+            Self::Ublk(server) => server.turn(ring, device),
+            Self::Iscsi(server) => server.turn(ring, device),
         }
     }
 }
@@ -210,11 +224,25 @@ impl Conduct {
                     fuse_frontend::Server::new(Fd::new(fd), &agreement, OWNER_FRONTEND, &pool, DEPTH.into())?;
                 *shown = Shown::Fuse(Box::new(server));
             }
-            Order::Hide => {
-                if let Shown::Nbd(server) = shown {
-                    server.stop(ring, Ending::Refuse);
-                }
+            Order::Ublk(channels) => {
+                let server = ublk_frontend::Server::new(channels, OWNER_FRONTEND, &pool)?;
+                *shown = Shown::Ublk(Box::new(server));
             }
+            Order::Iscsi(target, listener) => {
+                let limits = iscsi_frontend::Limits::of_pool(&pool);
+                let server = iscsi_frontend::Server::new(target, limits, OWNER_FRONTEND, &pool);
+                let mut server = server.map_err(io::Error::other)?;
+                server.listen(ring, listener);
+                *shown = Shown::Iscsi(Box::new(server));
+            }
+            Order::Nothing => {}
+            Order::Hide => match shown {
+                Shown::Nbd(server) => server.stop(ring, Ending::Refuse),
+                Shown::Iscsi(server) => server.stop(ring, iscsi_frontend::Ending::Refuse),
+                // Whoever hides waits for every queue.
+                Shown::Nothing => drop(self.notices.send(Notice::Hidden)),
+                Shown::Fuse(_) | Shown::Ublk(_) => {}
+            },
         }
         shown.turn(ring, engine);
         Ok(())

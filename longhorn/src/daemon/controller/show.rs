@@ -1,5 +1,8 @@
 //! How the volume is shown: what is made before the engine is open, what then, and how it is taken away.
 
+mod iscsi;
+mod ublk;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,6 +12,11 @@ use crossbeam_channel::RecvTimeoutError;
 use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::{Attach, AttachError, Attached, attach};
 use nbd_frontend::{Export, Listener};
+
+pub(crate) use ublk::owner as ublk_owner;
+
+use iscsi::Iscsi;
+use ublk::Ublk;
 
 use super::queues::{Memory, Notice, Order, Queues};
 use crate::arguments::Frontend;
@@ -29,6 +37,19 @@ pub(super) enum Show {
     Nothing,
     Nbd { volume: String, listener: Option<Listener>, uri: String },
     Fuse { options: Attach, block_size: u32, attached: Option<Box<Attached>> },
+    Ublk(Box<Ublk>),
+    Iscsi(Box<Iscsi>),
+}
+
+/// What the volume is to be shown by.
+pub(super) struct Wish<'a> {
+    pub(super) frontend: Frontend,
+    pub(super) volume: &'a str,
+    pub(super) root: &'a Path,
+    /// The directory of the volume's record, if there is one.
+    pub(super) record: Option<&'a Path>,
+    pub(super) block_size: u32,
+    pub(super) listen: Option<SocketAddr>,
 }
 
 /// Why a frontend is not taken away.
@@ -41,20 +62,19 @@ pub(super) enum HideError {
 
 impl Show {
     /// Takes what can be missing or taken before anything is started.
-    pub(super) fn prepare(
-        frontend: Frontend,
-        volume: &str,
-        root: &Path,
-        block_size: u32,
-        listen: Option<SocketAddr>,
-    ) -> Result<Self> {
-        match frontend {
+    pub(super) fn prepare(wish: &Wish<'_>) -> Result<Self> {
+        let Wish { volume, root, block_size, .. } = *wish;
+        match chosen(wish.frontend) {
             Frontend::None => Ok(Self::Nothing),
             Frontend::NbdServer => {
-                let (listener, uri) = nbd_listener(volume, listen)?;
+                let (listener, uri) = nbd_listener(volume, wish.listen)?;
                 Ok(Self::Nbd { volume: volume.to_owned(), listener: Some(listener), uri })
             }
-            Frontend::Auto | Frontend::Fuse => {
+            Frontend::IscsiTarget => {
+                Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen)?)))
+            }
+            Frontend::Ublk => Ok(Self::Ublk(Box::new(Ublk::prepare(volume, root, block_size)?))),
+            frontend @ (Frontend::Auto | Frontend::Fuse) => {
                 if let Some(missing) = fuse_frontend::missing() {
                     let text = format!("frontend {frontend} needs {missing}: load it, or use nbd-server");
                     return Err(GivesUp(text).into());
@@ -73,7 +93,11 @@ impl Show {
             // request.
             Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
             // 64 requests of 1 MiB, of which a quiet server keeps 8.
-            Self::Nbd { .. } | Self::Nothing => Memory { soft: 8 << 20, hard: 64 << 20, resident: false },
+            Self::Nbd { .. } | Self::Iscsi(_) | Self::Nothing => {
+                Memory { soft: 8 << 20, hard: 64 << 20, resident: false }
+            }
+            // 128 requests of 128 KiB, and none given back: as for FUSE, a request must not wait for memory.
+            Self::Ublk(_) => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
         }
     }
 
@@ -83,13 +107,17 @@ impl Show {
             Self::Nothing => "none",
             Self::Nbd { .. } => "nbd-server",
             Self::Fuse { .. } => "fuse",
+            Self::Ublk(_) => "ublk",
+            Self::Iscsi(_) => "iscsi-target",
         }
     }
 
-    /// Shows the volume, which is open.
-    pub(super) fn show(&mut self, queues: &Queues) -> Result<Endpoint> {
+    /// Shows the volume, which is open and has so many bytes.
+    pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
         match self {
             Self::Nothing => Ok(Endpoint::default()),
+            Self::Ublk(ublk) => ublk.show(queues, size),
+            Self::Iscsi(iscsi) => iscsi.show(queues),
             Self::Nbd { volume, listener, uri } => {
                 let export = |name: &str| Export {
                     name: name.to_owned(),
@@ -118,6 +146,15 @@ impl Show {
         }
     }
 
+    /// The volume has grown: the device grows, too. Clients of a server see it when they connect again.
+    pub(super) fn resize(&mut self, size: u64) -> Result<()> {
+        match self {
+            Self::Fuse { attached: Some(attached), .. } => attached.resize().map_err(keeper_error),
+            Self::Ublk(ublk) => ublk.resize(size),
+            Self::Fuse { attached: None, .. } | Self::Nothing | Self::Nbd { .. } | Self::Iscsi(_) => Ok(()),
+        }
+    }
+
     /// Looks after what the volume is shown by.
     pub(super) fn look_after(&mut self) {
         if let Self::Fuse { options, attached: Some(attached), .. } = self {
@@ -133,6 +170,8 @@ impl Show {
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         match self {
             Self::Nothing => return Ok(()),
+            Self::Ublk(ublk) => return ublk.hide(queues),
+            Self::Iscsi(iscsi) => return iscsi.hide(queues),
             // Never shown.
             Self::Nbd { listener: Some(_), .. } => return Ok(()),
             Self::Nbd { listener: None, .. } => {
@@ -150,6 +189,15 @@ impl Show {
             }
         }
         wait_until_hidden(queues).map_err(HideError::Failed)
+    }
+}
+
+/// The frontend that `auto` stands for: the first block device that this kernel has.
+fn chosen(frontend: Frontend) -> Frontend {
+    match frontend {
+        Frontend::Auto if ublk_frontend::missing().is_none() => Frontend::Ublk,
+        Frontend::Auto => Frontend::Fuse,
+        frontend => frontend,
     }
 }
 

@@ -1,0 +1,58 @@
+//! `snapshot purge`: removed snapshots are folded away.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::proto::volume::ReplicaPurge;
+use serde::Serialize;
+
+use super::args::Output;
+use super::engine::with_engine;
+use super::output::print_json;
+use super::progress::Progress;
+use super::{Context, members};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How a replica fared, as `snapshot purge -o json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct PurgeView {
+    /// The replica.
+    pub(super) replica: String,
+    /// Why something was left, one sentence; empty if nothing was.
+    pub(super) error: String,
+}
+
+pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
+    let root = &context.root;
+    let ended = with_engine(context, volume, async |record, _| {
+        let mut engine = members::connect(root, &record.name).await?;
+        let begun = engine.snapshot_purge(()).await;
+        begun.with_context(|| format!("nothing of volume {volume} is folded"))?;
+        let progress = Progress::of_bytes("folding");
+        loop {
+            let status = engine.snapshot_purge_status(()).await?.into_inner();
+            if status.replicas.iter().all(|r| r.snapshot.is_empty()) {
+                return Ok(status.replicas);
+            }
+            let sum = |of: fn(&ReplicaPurge) -> u64| status.replicas.iter().map(of).sum();
+            progress.at(sum(|r| r.done), sum(|r| r.total));
+            tokio::time::sleep(LOOK).await;
+        }
+    });
+    let views: Vec<PurgeView> =
+        ended.await?.into_iter().map(|r| PurgeView { replica: r.replica, error: r.error }).collect();
+    if context.output == Output::Json {
+        print_json(&views)?;
+    }
+    let left: Vec<String> =
+        views.iter().filter(|v| !v.error.is_empty()).map(|v| format!("{}: {}", v.replica, v.error)).collect();
+    if !left.is_empty() {
+        bail!("not everything of volume {volume} was folded: {}", left.join("; "));
+    }
+    if context.output == Output::Table {
+        eprintln!("{volume} holds no removed snapshot any more, but those that several others stand on");
+    }
+    Ok(())
+}

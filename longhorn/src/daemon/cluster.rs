@@ -1,0 +1,50 @@
+//! `longhorn manager`: the control plane of a Kubernetes node.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use lh_cluster::api::NAMESPACE;
+use lh_cluster::run::{Options, authority_socket, run_here};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::arguments::DEFAULT_ROOT;
+
+/// Arguments of a manager.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(super) struct ClusterArgs {
+    /// Where volumes, logs and sockets of this node lie; also its default disk
+    #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
+    root: PathBuf,
+    /// The node's name in Kubernetes
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node: String,
+    /// The namespace of Longhorn's resources
+    #[arg(long, env = "POD_NAMESPACE", default_value = NAMESPACE, value_name = "NAME")]
+    namespace: String,
+    /// The image of these programs, as engines and replicas name it
+    #[arg(long, default_value = concat!("longhorn:", env!("CARGO_PKG_VERSION")), value_name = "IMAGE")]
+    image: String,
+}
+
+const HELP: &str = "\
+It finds the API server by KUBECONFIG, or by its pod's service account, and needs the instance manager of
+the same root. Its end changes nothing for running volumes.";
+
+pub(super) fn run(args: ClusterArgs) -> Result<()> {
+    let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;
+    let ClusterArgs { root, node, namespace, image } = args;
+    let options = Options { node, namespace, root, image, authority };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let stop = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        Ok(run_here(options, stop).await?)
+    })
+}

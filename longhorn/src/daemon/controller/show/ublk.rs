@@ -1,0 +1,109 @@
+//! The volume as a ublk device, with its node below /dev/longhorn.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use fuse_frontend::{NodeError, node};
+use lh_block::Geometry;
+use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
+
+use super::super::queues::{DEPTH, Order, Queues};
+use super::{Endpoint, HideError, users, wait_until_hidden};
+use crate::daemon::GivesUp;
+
+/// Longest read or write, as the engine takes it.
+const TRANSFER: u32 = lh_wire::MAX_DATA;
+
+/// A ublk device, from wanted to shown.
+pub(in crate::daemon::controller) struct Ublk {
+    volume: String,
+    owner: String,
+    block_size: u32,
+    attached: Option<Attached>,
+    /// The node and its numbers, once it is there.
+    node: Option<(PathBuf, u64)>,
+}
+
+impl Ublk {
+    /// What can be missing is looked for before anything is started.
+    pub(super) fn prepare(volume: &str, root: &Path, block_size: u32) -> Result<Self> {
+        if let Some(missing) = ublk_frontend::missing() {
+            let text = format!("frontend ublk needs {missing}: load it, or use another frontend");
+            return Err(GivesUp(text).into());
+        }
+        node::check(&place_of(volume), &[]).or_else(|e| match e {
+            // The device that the engine before left behind is ours to take over.
+            NodeError::Live { .. } => Ok(()),
+            e => Err(GivesUp(e.to_string())),
+        })?;
+        Ok(Self { volume: volume.to_owned(), owner: owner(root), block_size, attached: None, node: None })
+    }
+
+    pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
+        let options = Attach {
+            owner: self.owner.clone(),
+            volume: self.volume.clone(),
+            queues: u16::try_from(queues.len()).unwrap_or(1),
+            depth: DEPTH,
+            geometry: Geometry {
+                size,
+                logical_block: self.block_size,
+                physical_block: 4096,
+                max_transfer: TRANSFER,
+                depth: DEPTH.into(),
+            },
+        };
+        let mut attached = attach(&options).map_err(attach_error)?;
+        if attached.is_taken_over() {
+            tracing::info!(device = %attached.device().display(), "taken over");
+        }
+        let mut channels = attached.channels(queues.len())?.into_iter();
+        queues.order(|_| Ok(Order::Ublk(channels.next().unwrap_or_default())))?;
+        attached.start().map_err(attach_error)?;
+        let (major, minor) = attached.numbers().context("the device's numbers")?;
+        let rdev = nix::sys::stat::makedev(major.into(), minor.into());
+        let place = place_of(&self.volume);
+        node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
+        self.node = Some((place.clone(), rdev));
+        self.attached = Some(attached);
+        Ok(Endpoint { device: Some(place), uri: None })
+    }
+
+    pub(super) fn resize(&mut self, size: u64) -> Result<()> {
+        Ok(self.attached.as_mut().map_or(Ok(()), |attached| attached.resize(size))?)
+    }
+
+    pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
+        let Some(attached) = &mut self.attached else { return Ok(()) };
+        attached.stop().map_err(|e| match e {
+            DeviceError::InUse(device) => HideError::InUse(users(&device)),
+            e => HideError::Failed(e.into()),
+        })?;
+        if let Some((place, rdev)) = self.node.take() {
+            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+        }
+        wait_until_hidden(queues).map_err(HideError::Failed)?;
+        match self.attached.take() {
+            Some(attached) => attached.remove().map_err(|e| HideError::Failed(e.into())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Who a root's devices belong to.
+pub(crate) fn owner(root: &Path) -> String {
+    root.to_string_lossy().into_owned()
+}
+
+/// A volume's device.
+pub(crate) fn place_of(volume: &str) -> PathBuf {
+    Path::new("/dev/longhorn").join(volume)
+}
+
+fn attach_error(e: AttachError) -> anyhow::Error {
+    match e {
+        // They will be no other at the next start.
+        AttachError::Missing(_) | AttachError::Blocks { .. } => GivesUp(e.to_string()).into(),
+        e => e.into(),
+    }
+}

@@ -1,0 +1,275 @@
+//! What Longhorn's engine command line prints: JSON indented by tabs, and columns as Go's tabwriter aligns them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use anyhow::Result;
+use control::proto::{ptypes, volume};
+use serde::Serialize;
+
+/// `info`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Info {
+    name: String,
+    size: i64,
+    replica_count: i32,
+    endpoint: String,
+    frontend: String,
+    frontend_state: String,
+    is_expanding: bool,
+    last_expansion_error: String,
+    last_expansion_failed_at: String,
+    unmap_mark_snap_chain_removed: bool,
+    snapshot_max_count: i32,
+    // Longhorn's spelling.
+    #[serde(rename = "SnapshotMaxSize")]
+    snapshot_max_size: i64,
+}
+
+impl From<ptypes::Volume> for Info {
+    fn from(v: ptypes::Volume) -> Self {
+        Self {
+            name: v.name,
+            size: v.size,
+            replica_count: v.replica_count,
+            endpoint: v.endpoint,
+            frontend: v.frontend,
+            frontend_state: v.frontend_state,
+            is_expanding: v.is_expanding,
+            last_expansion_error: v.last_expansion_error,
+            last_expansion_failed_at: v.last_expansion_failed_at,
+            unmap_mark_snap_chain_removed: v.unmap_mark_snap_chain_removed,
+            snapshot_max_count: v.snapshot_max_count,
+            snapshot_max_size: v.snapshot_max_size,
+        }
+    }
+}
+
+/// One entry of `snapshot info`. Longhorn calls the head `volume-head`, and takes prefix and suffix off the others.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Snapshot {
+    pub(super) name: String,
+    parent: String,
+    children: BTreeMap<String, bool>,
+    removed: bool,
+    usercreated: bool,
+    created: String,
+    size: String,
+    labels: BTreeMap<String, String>,
+}
+
+const HEAD: &str = "volume-head";
+
+impl Snapshot {
+    /// Whether `snapshot ls` has it: the head and removed ones are left out.
+    pub(super) fn is_listed(&self) -> bool {
+        self.name != HEAD && !self.removed
+    }
+}
+
+fn bare(file: &str) -> String {
+    match file.strip_prefix("volume-snap-").and_then(|rest| rest.strip_suffix(".img")) {
+        Some(name) => name.to_owned(),
+        None if file.is_empty() => String::new(),
+        None => HEAD.to_owned(),
+    }
+}
+
+/// All snapshots and the head, by name.
+pub(super) fn snapshots(replica: &ptypes::Replica) -> BTreeMap<String, Snapshot> {
+    let disks = replica.disks.values().map(|disk| Snapshot {
+        name: bare(&disk.name),
+        parent: bare(&disk.parent),
+        children: disk.children.iter().map(|(file, is)| (bare(file), *is)).collect(),
+        removed: disk.removed,
+        usercreated: disk.user_created,
+        created: disk.created.clone(),
+        size: disk.size.clone(),
+        labels: disk.labels.clone().into_iter().collect(),
+    });
+    disks.map(|s| (s.name.clone(), s)).collect()
+}
+
+/// `snapshot purge-status`, by replica.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Purge {
+    error: String,
+    is_purging: bool,
+    progress: u64,
+    state: &'static str,
+}
+
+/// By replica.
+pub(super) fn purges(status: &volume::PurgeStatus) -> BTreeMap<String, Purge> {
+    let purge = |r: &volume::ReplicaPurge| Purge {
+        error: r.error.clone(),
+        is_purging: !r.snapshot.is_empty(),
+        progress: r.done.saturating_mul(100).checked_div(r.total).unwrap_or(100).min(100),
+        state: match (r.error.is_empty(), r.snapshot.is_empty()) {
+            (false, _) => "error",
+            (true, true) => "complete",
+            (true, false) => "in_progress",
+        },
+    };
+    status.replicas.iter().map(|r| (r.replica.clone(), purge(r))).collect()
+}
+
+/// `replica-rebuild-status`, by address.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Rebuild {
+    is_rebuilding: bool,
+    error: String,
+    progress: i32,
+    state: &'static str,
+}
+
+/// By address.
+pub(super) fn rebuilds(replicas: &[ptypes::ControllerReplica]) -> BTreeMap<String, Rebuild> {
+    let rebuild = |r: &ptypes::ControllerReplica| match r.mode() {
+        ptypes::ReplicaMode::Rw => {
+            Rebuild { is_rebuilding: false, error: String::new(), progress: 100, state: "complete" }
+        }
+        ptypes::ReplicaMode::Wo => Rebuild {
+            is_rebuilding: true,
+            error: String::new(),
+            progress: r.rebuild_progress,
+            state: "in_progress",
+        },
+        ptypes::ReplicaMode::Err => {
+            Rebuild { is_rebuilding: false, error: r.reason.clone(), progress: 0, state: "error" }
+        }
+    };
+    replicas.iter().filter_map(|r| Some((r.address.clone()?.address, rebuild(r)))).collect()
+}
+
+/// One side of `version`.
+#[derive(Serialize)]
+pub(super) struct Version {
+    version: String,
+    #[serde(rename = "gitCommit")]
+    git_commit: String,
+    #[serde(rename = "buildDate")]
+    build_date: String,
+    #[serde(rename = "cliAPIVersion")]
+    cli_api: i64,
+    #[serde(rename = "cliAPIMinVersion")]
+    cli_api_min: i64,
+    #[serde(rename = "controllerAPIVersion")]
+    controller_api: i64,
+    #[serde(rename = "controllerAPIMinVersion")]
+    controller_api_min: i64,
+    #[serde(rename = "dataFormatVersion")]
+    data_format: i64,
+    #[serde(rename = "dataFormatMinVersion")]
+    data_format_min: i64,
+}
+
+impl From<&ptypes::VersionOutput> for Version {
+    fn from(v: &ptypes::VersionOutput) -> Self {
+        Self {
+            version: v.version.clone(),
+            git_commit: v.git_commit.clone(),
+            build_date: v.build_date.clone(),
+            cli_api: v.cli_api_version,
+            cli_api_min: v.cli_api_min_version,
+            controller_api: v.controller_api_version,
+            controller_api_min: v.controller_api_min_version,
+            data_format: v.data_format_version,
+            data_format_min: v.data_format_min_version,
+        }
+    }
+}
+
+/// `version`.
+#[derive(Serialize)]
+pub(super) struct Versions {
+    #[serde(rename = "clientVersion")]
+    pub(super) client: Version,
+    #[serde(rename = "serverVersion")]
+    pub(super) server: Option<Version>,
+}
+
+/// This program's own.
+pub(super) fn client_version() -> Version {
+    Version::from(&control::engine::version())
+}
+
+/// A list as Go prints one.
+pub(super) fn go_list(items: &[String]) -> String {
+    format!("[{}]", items.join(" "))
+}
+
+pub(super) fn print_line(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{text}")?)
+}
+
+pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
+    let mut bytes = Vec::new();
+    let indented = serde_json::ser::PrettyFormatter::with_indent(b"\t");
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, indented))?;
+    bytes.push(b'\n');
+    Ok(std::io::stdout().write_all(&bytes)?)
+}
+
+pub(super) fn print_columns<const N: usize>(names: &[&str; N], rows: &[[String; N]]) -> Result<()> {
+    Ok(std::io::stdout().write_all(columns(names, rows).as_bytes())?)
+}
+
+/// Columns as wide as their widest cell and a space, the last as it is.
+fn columns<const N: usize>(names: &[&str; N], rows: &[[String; N]]) -> String {
+    let head = names.map(str::to_owned);
+    let all: Vec<&[String; N]> = std::iter::once(&head).chain(rows).collect();
+    let width = |column: usize| all.iter().map(|row| row[column].len() + 1).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in &all {
+        for (column, cell) in row.iter().enumerate() {
+            let last = column + 1 == N;
+            text.push_str(&if last { cell.clone() } else { format!("{cell:0$}", width(column)) });
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_as_longhorn_prints_them() {
+        let rows = [
+            ["unix:/r/1.sock".to_owned(), "RW".into(), go_list(&["volume-head-000.img".into(), "x".into()])],
+            ["unix:/r/22.sock".to_owned(), "ERR".into(), String::new()],
+        ];
+        assert_eq!(
+            columns(&["ADDRESS", "MODE", "CHAIN"], &rows),
+            "ADDRESS         MODE CHAIN\n\
+             unix:/r/1.sock  RW   [volume-head-000.img x]\n\
+             unix:/r/22.sock ERR  \n"
+        );
+    }
+
+    #[test]
+    fn the_head_has_longhorns_name_and_is_not_listed() {
+        let disk = |name: &str, parent: &str, removed| ptypes::DiskInfo {
+            name: name.into(),
+            parent: parent.into(),
+            removed,
+            ..Default::default()
+        };
+        let disks = [
+            disk("volume-snap-a.img", "", false),
+            disk("volume-snap-b.img", "volume-snap-a.img", true),
+            disk("volume-head-002.img", "volume-snap-b.img", false),
+        ];
+        let disks = disks.into_iter().map(|d| (d.name.clone(), d)).collect();
+        let found = snapshots(&ptypes::Replica { disks, ..Default::default() });
+        assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), ["a", "b", "volume-head"]);
+        assert_eq!(found["volume-head"].parent, "b");
+        let listed: Vec<&str> = found.values().filter(|s| s.is_listed()).map(|s| s.name.as_str()).collect();
+        assert_eq!(listed, ["a"]);
+    }
+}

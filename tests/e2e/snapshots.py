@@ -1,0 +1,137 @@
+"""A volume against a model in memory: random writes, zeroes and discards on its device, snapshots taken, removed, folded
+away, reverted to, and the volume grown, up and down; every snapshot exported again and again, replicas equal at the end."""
+import fcntl, os, struct
+from harness import Host, contents, expect, full, have, rng, run, say, shown, wait_for
+
+MIB = 1 << 20
+BLKGETSIZE64, BLKDISCARD, BLKZEROOUT = 0x80081272, 0x1277, 0x127F
+
+
+class Model:
+    def __init__(self, host, volume, size, dice):
+        self.host, self.volume, self.dice = host, volume, dice
+        self.head, self.snapshots, self.counter = bytearray(size), {}, 0
+        self.done = {}
+
+    def device(self):
+        return f"/dev/longhorn/{self.volume}"
+
+    def write(self):
+        fd = os.open(self.device(), os.O_RDWR)
+        try:
+            for _ in range(self.dice.randrange(1, 40)):
+                length = 4096 * self.dice.randrange(1, 64)
+                at = 4096 * self.dice.randrange((len(self.head) - length) // 4096 + 1)
+                kind = self.dice.random()
+                if kind < 0.7:
+                    data = self.dice.randbytes(4096) * (length // 4096)
+                    os.pwrite(fd, data, at)
+                else:
+                    data = bytes(length)
+                    os.fsync(fd)
+                    fcntl.ioctl(fd, BLKDISCARD if kind < 0.85 else BLKZEROOUT, struct.pack("QQ", at, length))
+                self.head[at:at + length] = data
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def snapshot(self):
+        self.counter += 1
+        name = f"s{self.counter}"
+        self.host.ctl("snapshot", "create", self.volume, name)
+        self.snapshots[name] = bytes(self.head)
+
+    def live(self):
+        return self.dice.choice(sorted(self.snapshots)) if self.snapshots else None
+
+    def remove(self):
+        name = self.live()
+        if name:
+            self.host.ctl("snapshot", "rm", self.volume, name)
+            del self.snapshots[name]
+
+    def purge(self):
+        self.host.ctl("snapshot", "purge", self.volume)
+
+    def revert(self):
+        name = self.live()
+        if name:
+            self.host.ctl("snapshot", "revert", self.volume, name)
+            grown = len(self.head)
+            # The volume keeps its size; what a smaller snapshot does not have is zero.
+            self.head = bytearray(self.snapshots[name].ljust(grown, b"\0"))
+
+    def grow(self):
+        if len(self.head) < 64 * MIB:
+            size = len(self.head) + 4 * MIB
+            self.host.ctl("resize", self.volume, str(size))
+            self.head.extend(bytes(4 * MIB))
+
+    def down_and_up(self):
+        self.host.ctl("down", self.volume)
+        if self.dice.random() < 0.5:
+            self.dice.choice([self.remove, self.grow, self.revert])()
+        self.host.up(self.volume)
+
+    def check_head(self, when):
+        fd = os.open(self.device(), os.O_RDONLY)
+        try:
+            size = struct.unpack("Q", fcntl.ioctl(fd, BLKGETSIZE64, bytes(8)))[0]
+            expect(size == len(self.head), f"{when}: the device has {size} bytes, not {len(self.head)}")
+            data = os.pread(fd, size, 0)
+            while len(data) < size:
+                data += os.pread(fd, size - len(data), len(data))
+        finally:
+            os.close(fd)
+        self.compare(when, "the head", data, self.head)
+
+    def check_snapshot(self, when):
+        name = self.live()
+        if not name:
+            return
+        file = os.path.join(self.host.root, "export.img")
+        self.host.ctl("snapshot", "export", self.volume, name, file)
+        data = open(file, "rb").read()
+        self.compare(when, f"snapshot {name}", data, self.snapshots[name].ljust(len(data), b"\0"))
+
+    def compare(self, when, what, data, expected):
+        if data == bytes(expected):
+            return
+        wrong = [i for i in range(0, len(expected), 4096) if data[i:i + 4096] != expected[i:i + 4096]]
+        expect(False, f"{when}: {what} differs in {len(wrong)} blocks, the first at {wrong[0] if wrong else 'its end'}")
+
+    def step(self, n):
+        steps = [(self.write, 40), (self.snapshot, 20), (self.remove, 12), (self.purge, 10), (self.revert, 6),
+                 (self.grow, 4), (self.down_and_up, 4)]
+        step = self.dice.choices([s for s, _ in steps], [w for _, w in steps])[0]
+        self.done[step.__name__] = self.done.get(step.__name__, 0) + 1
+        step()
+        when = f"after step {n}, {step.__name__}"
+        self.check_head(when)
+        self.check_snapshot(when)
+
+
+def main():
+    host, dice = Host(), rng()
+    volume = host.name("snaps")
+    host.up(volume, "--size", "16MiB", "--replicas", "2", "--frontend", "fuse")
+    model = Model(host, volume, 16 * MIB, dice)
+    steps = full(60, 1000)
+    for n in range(steps):
+        model.step(n)
+    tree = host.ctl("snapshot", "tree", volume).stdout
+    expect(all(name in tree for name in model.snapshots), f"the tree lacks a snapshot:\n{tree}")
+    model.purge()
+    model.check_head("at the end")
+    listed = {s["name"] for s in host.json("snapshot", "ls", volume) if not s["removed"]}
+    # Growing takes one of its own.
+    own = {n for n in listed if n.startswith("expand-")}
+    expect(listed - own == set(model.snapshots), f"snapshots {listed}, the model has {set(model.snapshots)}")
+    paths = [r["path"] for r in host.healthy(volume, 2)["replicas"]]
+    host.ctl("down", volume)
+    expect(len({contents(p) for p in paths}) == 1, "replicas differ")
+    what = ", ".join(f"{n} {name}" for name, n in sorted(model.done.items()))
+    shown(f"{steps} steps ({what}): head and snapshots as the model has them, replicas equal")
+
+
+main()
