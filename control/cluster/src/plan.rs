@@ -7,6 +7,7 @@
 pub mod attachment;
 pub mod engine;
 pub mod node;
+pub mod orphan;
 pub mod replica;
 pub mod snapshot;
 pub mod volume;

@@ -19,11 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::host::Root;
 use kube::{Client, ResourceExt};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, LocalAgent};
+use crate::schedule;
 use cache::{Cache, Key, News};
 use desk::{Desk, Done, ReconcileError};
 use queue::{Outcome, Queue};
@@ -34,6 +36,9 @@ const AT_ONCE: usize = 16;
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
 const ROUND: Duration = Duration::from_secs(5);
+
+/// Between two attempts to reach an API server that does not answer.
+const START_AGAIN: Duration = Duration::from_millis(500);
 
 /// How to run a manager.
 #[derive(Clone, Debug)]
@@ -66,6 +71,14 @@ pub enum RunError {
         "the API server does not know volumes.longhorn.io: kubectl apply --server-side -f deploy/crds.yaml"
     )]
     Definitions,
+    /// The root cannot be used.
+    #[error("{} cannot be used as a root: {source}", root.display())]
+    Root {
+        /// Its path.
+        root: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The socket for engines cannot be used.
     #[error("{}: {source}", socket.display())]
     Socket {
@@ -86,6 +99,8 @@ struct Context {
     /// Nodes whose manager lives, as far as is known here.
     up: Mutex<BTreeSet<String>>,
     leads: AtomicBool,
+    /// What the leader last knew of nodes and disks that could change where a replica goes.
+    pictured: Mutex<schedule::Cluster>,
 }
 
 impl Context {
@@ -96,6 +111,27 @@ impl Context {
     fn leads(&self) -> bool {
         self.leads.load(Ordering::Acquire)
     }
+}
+
+/// Runs the manager of this machine until `stop` is ready: with the API server that `KUBECONFIG` or the pod's service
+/// account names, and the instance manager of the root.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
+    let root = root.map_err(|source| RunError::Root { root: options.root.clone(), source })?;
+    let client = Client::try_default().await.map_err(Box::new)?;
+    let agent = Arc::new(LocalAgent::new(root, options.authority.clone()));
+    run(options, client, agent, stop).await
+}
+
+/// Where the engines of a root ask for their volume's authority.
+///
+/// # Errors
+/// A relative path while the current directory is gone, or a parent that may not be read.
+pub fn authority_socket(root: &std::path::Path) -> std::io::Result<PathBuf> {
+    Ok(Root::at(root)?.control_socket("manager-authority"))
 }
 
 /// Runs a manager until `stop` is ready. Engines and replicas go on then.
@@ -109,7 +145,11 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let desk = Desk::new(client, &options.namespace, &options.node);
-    here::check_alone(&desk).await?;
+    let mut stop = std::pin::pin!(stop);
+    tokio::select! {
+        checked = check_alone(&desk) => checked?,
+        () = &mut stop => return Ok(()),
+    }
     let news = Arc::new(News::default());
     let (cache, watches) = Cache::new(&desk, &news);
     let mut tasks = JoinSet::new();
@@ -117,8 +157,8 @@ pub async fn run(
         tasks.spawn(watch);
     }
     let up = Mutex::new([options.node.clone()].into());
-    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads: AtomicBool::new(false) });
-    let mut stop = std::pin::pin!(stop);
+    let (leads, pictured) = (AtomicBool::new(false), Mutex::default());
+    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads, pictured });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),
@@ -137,6 +177,28 @@ pub async fn run(
             Err(source) => Err(RunError::Socket { socket: socket.clone(), source }),
             Ok(()) => Ok(()),
         },
+    }
+}
+
+/// Makes sure that nobody else acts on these resources. An API server that does not answer is waited for.
+async fn check_alone(desk: &Desk) -> Result<(), RunError> {
+    loop {
+        match here::check_alone(desk).await {
+            Err(RunError::Api(e)) if passes(&e) => {
+                tracing::warn!(error = %e, "the API server does not answer; it is asked again");
+                tokio::time::sleep(START_AGAIN).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// True for what another attempt may not meet: everything but a clear refusal.
+fn passes(e: &kube::Error) -> bool {
+    match e {
+        kube::Error::Api(status) => status.code >= 500 || status.code == 429,
+        kube::Error::Service(_) | kube::Error::HyperError(_) => true,
+        _ => false,
     }
 }
 
@@ -255,8 +317,9 @@ async fn keep_leases(context: Arc<Context>) {
             Err(e) => tracing::warn!(error = %e, "the leader's lease was not renewed"),
         }
         let leads = led_at.is_some_and(|at| at.elapsed() < lease::YIELD);
-        let led = context.leads.swap(leads, Ordering::AcqRel);
+        // Counted before anything is decided by it: to a leader that knows only itself all other nodes would be dead.
         let changed = here::count_the_living(&context, &mut watchers);
+        let led = context.leads.swap(leads, Ordering::AcqRel);
         if leads && (!led || changed) {
             context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes]));
         }

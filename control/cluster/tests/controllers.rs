@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
-use lh_block::Generation;
+use control::authority::{RemoteAuthority, Reply};
+use lh_block::{Epoch, Generation, Instance};
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
 };
@@ -45,6 +46,16 @@ struct FakeAgent {
 impl FakeAgent {
     fn machine(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn directories(&self, disk: &std::path::Path) -> Vec<String> {
+        let machine = self.machine();
+        machine
+            .directories
+            .iter()
+            .filter(|(d, _)| disk.display().to_string() == *d)
+            .map(|(_, n)| n.clone())
+            .collect()
     }
 }
 
@@ -174,6 +185,7 @@ impl Agent for FakeAgent {
             filesystem_id: path.display().to_string(),
             maximum: 1 << 40,
             available: 1 << 40,
+            directories: self.directories(&path),
             ..DiskView::default()
         })
     }
@@ -281,7 +293,7 @@ impl Cluster {
     }
 
     async fn attached_volume(&self) {
-        self.wait("three nodes", |c| nodes_ready(c) == 3).await;
+        self.wait("three nodes", |c| nodes_ready(c) >= 3).await;
         self.create_volume();
         self.wait("detached", |c| c.volume("state") == "detached" && c.server.all("replicas").len() == 3)
             .await;
@@ -342,6 +354,84 @@ async fn a_volume_from_its_creation_to_its_end() {
         })
         .await;
     assert!(cluster.machine().directories.is_empty(), "the data is gone, too");
+}
+
+#[tokio::test]
+async fn a_node_that_is_emptied_gives_its_replica_to_another() {
+    let cluster = Cluster::new(&["n1", "n2", "n3", "n4"], 4).await;
+    cluster.wait("four nodes", |c| nodes_ready(c) == 4).await;
+    cluster.attached_volume().await;
+    let on = |c: &Cluster, node: &str| c.server.all("replicas").iter().any(|r| r["spec"]["nodeID"] == *node);
+    let emptied = if on(&cluster, "n2") { "n2" } else { "n3" };
+    cluster.server.apply(
+        "nodes",
+        emptied,
+        &json!({ "spec": { "allowScheduling": false, "evictionRequested": true } }),
+    );
+    cluster
+        .wait("the node is empty", |c| {
+            !on(c, emptied) && c.server.all("replicas").len() == 3 && c.volume("robustness") == "healthy"
+        })
+        .await;
+    assert!(
+        !cluster.machine().directories.iter().any(|(disk, _)| disk.ends_with(emptied)),
+        "its data is gone"
+    );
+}
+
+#[tokio::test]
+async fn what_nothing_knows_is_told_and_goes_with_its_orphan() {
+    let cluster = Cluster::new(&["n1"], 5).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    let stray = ("/root-n1".to_owned(), "gone-0a1b2c3d".to_owned());
+    cluster.machine().directories.insert(stray.clone());
+    cluster.wait("told", |c| c.server.all("orphans").len() == 1).await;
+    assert!(cluster.machine().directories.contains(&stray), "it is only told of");
+    let name = cluster.server.all("orphans")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    cluster.server.delete("orphans", &name);
+    cluster.wait("gone", |c| c.server.all("orphans").is_empty()).await;
+    assert!(!cluster.machine().directories.contains(&stray));
+}
+
+/// An epoch that an engine of that attachment would make.
+fn epoch(attachment: u32, counter: u64) -> Epoch {
+    let generation = Generation { attachment, restart: 0 };
+    Epoch { generation, counter, members: vec!["demo-r-1".into()], id: Instance(u128::from(counter) + 1) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_volume_resource_stores_one_epoch_in_place_of_exactly_one() {
+    let cluster = Cluster::new(&["n1", "n2"], 6).await;
+    cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
+    cluster.create_volume();
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    let ask = |node: &str| RemoteAuthority::at(cluster.scratch.path().join(format!("{node}.sock")), "demo");
+    let (one, two) = (ask("n1"), ask("n2"));
+    let (first, old, new) = (epoch(1, 1), epoch(1, 2), epoch(2, 1));
+    assert_eq!(one.load(), Reply::Counts(None));
+    assert_eq!(one.store(None, &first), Reply::Stored);
+    // The old engine's node and the new one's both replace the epoch that they know: one of them is told that it is late.
+    assert_eq!(two.store(Some(first.order()), &new), Reply::Stored);
+    assert_eq!(one.store(Some(first.order()), &old), Reply::Conflict(Some(new.clone())));
+    assert_eq!(two.store(Some(first.order()), &new), Reply::Stored, "said again");
+    assert_eq!(one.load(), Reply::Counts(Some(new)));
+    // Many at once from both nodes: each number is stored once, in order.
+    let before = cluster.server.writes();
+    let racers = (0..8_u64).map(|i| {
+        let authority = if i % 2 == 0 { one.clone() } else { two.clone() };
+        tokio::task::spawn_blocking(move || {
+            let next = Epoch { id: Instance(100 + u128::from(i)), ..epoch(3, 1) };
+            matches!(authority.store(Some(epoch(2, 1).order()), &next), Reply::Stored)
+        })
+    });
+    let mut won = 0;
+    for racer in racers.collect::<Vec<_>>() {
+        won += usize::from(racer.await.unwrap());
+    }
+    assert_eq!(won, 1);
+    assert!(cluster.server.writes() > before);
+    let unknown = RemoteAuthority::at(cluster.scratch.path().join("n1.sock"), "no-such-volume");
+    assert!(matches!(unknown.load(), Reply::Unavailable(_)));
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ pub struct EngineSpec {
     pub io_timeout: Option<u32>,
 }
 
-/// What was observed of a Engine.
+/// What was observed of an Engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineStatus {

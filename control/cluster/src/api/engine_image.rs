@@ -36,7 +36,7 @@ pub struct EngineImageSpec {
     pub image: String,
 }
 
-/// What was observed of a EngineImage.
+/// What was observed of an EngineImage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineImageStatus {

@@ -71,7 +71,7 @@ pub struct V2Settings {
     pub cpu_mask: String,
 }
 
-/// What was observed of a InstanceManager.
+/// What was observed of an InstanceManager.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InstanceManagerStatus {

@@ -42,7 +42,7 @@ pub struct OrphanSpec {
     pub parameters: BTreeMap<String, String>,
 }
 
-/// What was observed of a Orphan.
+/// What was observed of an Orphan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OrphanStatus {

@@ -283,6 +283,8 @@ words! {
 words! {
     /// Who asks for an attachment.
     open TicketType {
+        /// Nobody that is known.
+        Unknown = "unknown",
         /// A user, through the API.
         Api = "longhorn-api",
         /// The CSI driver.
@@ -307,8 +309,6 @@ words! {
         VolumeRebuilding = "volume-rebuilding-controller",
         /// An image made of a volume.
         BackingImageDataSource = "bim-ds-controller",
-        /// Nobody that is known.
-        Unknown = "unknown",
     }
 }
 

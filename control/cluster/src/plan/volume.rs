@@ -14,6 +14,7 @@ mod life;
 mod replicas;
 #[cfg(test)]
 mod tests;
+mod unbuilt;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -105,6 +106,9 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         draft.remove();
     } else {
         draft.keep();
+        if draft.refuse_unbuilt() {
+            return draft.finish();
+        }
         draft.follow_modes();
         draft.salvage();
         draft.resize();

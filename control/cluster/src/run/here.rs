@@ -17,13 +17,13 @@ use super::leader::key_secret;
 use super::lease::{NODE_LABEL, Watchers, mark};
 use super::queue::Outcome;
 use super::{Context, RunError, authority};
-use crate::agent::{AgentError, EngineStart};
+use crate::agent::{AgentError, DiskView, EngineStart};
 use crate::api::{
     Conditions, DataEngine, DiskSpec, Engine, EngineImage, EngineImageSpec, EngineImageStatus,
-    InstanceManager, InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node, NodeSpec, Replica,
-    Setting, SettingSpec, Snapshot, Volume,
+    InstanceManager, InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node, NodeSpec, Orphan,
+    Replica, Setting, SettingSpec, Snapshot, Volume,
 };
-use crate::plan::{self, engine, node, replica, snapshot, written};
+use crate::plan::{self, FINALIZER, engine, node, orphan, replica, snapshot, written};
 use crate::settings::DEFINITIONS;
 
 /// How often something that is on its way is looked at.
@@ -111,7 +111,25 @@ pub(super) async fn mark_the_dead(context: &Context) -> Done<Outcome> {
     }
     keep_settings(context).await?;
     keep_engine_image(context, &up).await?;
+    if picture_changed(context, &up) {
+        // A volume may wait for room, or have a replica on what is to be emptied.
+        context.news.tell(super::leader::everything(context));
+    }
     Ok(Outcome::Done)
+}
+
+/// True if nodes and disks are not what they were in a way that could change where a replica goes. Free bytes alone do
+/// not count: a volume that waits for them looks again by itself.
+fn picture_changed(context: &Context, up: &BTreeSet<String>) -> bool {
+    let (nodes, settings) = (context.cache.nodes.state(), context.cache.settings());
+    let (mut picture, _) = node::picture(nodes.iter().map(AsRef::as_ref), [], up, &settings);
+    for disk in picture.nodes.values_mut().flat_map(|n| n.disks.values_mut()) {
+        disk.available = 0;
+    }
+    let mut known = context.pictured.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = *known != picture;
+    *known = picture;
+    changed
 }
 
 /// Makes the settings that are not there, with their defaults.
@@ -186,7 +204,64 @@ pub(super) async fn node(context: &Context) -> Done<Outcome> {
     let version = resource.resource_version();
     context.desk.set_status::<Node, _>(name, version.as_deref(), &old, &status).await?;
     keep_instance_manager(context, trouble.is_none()).await?;
+    if let Ok(processes) = processes {
+        orphans(context, &disks, processes.into_keys().collect()).await?;
+    }
     Ok(Outcome::Done)
+}
+
+/// Tells of what lies on this node and no resource knows, and removes what a user let go.
+async fn orphans(
+    context: &Context,
+    disks: &BTreeMap<String, Result<DiskView, String>>,
+    processes: BTreeSet<String>,
+) -> Done {
+    let (cache, name) = (&context.cache, context.options.node.as_str());
+    let Some(resource) = cache.get(&cache.nodes, name) else { return Ok(()) };
+    let content = disks.iter().filter_map(|(disk, view)| {
+        let (view, spec) = (view.as_ref().ok()?, resource.spec.disks.get(disk)?);
+        let (uuid, directories) = (view.uuid.clone(), view.directories.clone());
+        Some(orphan::DiskContent { uuid, path: spec.path.clone(), directories })
+    });
+    let replicas = cache.replicas.state();
+    let known = replicas.iter().map(|r| (r.spec.disk_id.clone(), r.spec.data_directory_name.clone()));
+    let instances = replicas.iter().map(|r| r.name_any());
+    let engines = cache.engines.state();
+    let told = cache.orphans.state_filter(|o| o.spec.node_id == name);
+    let actions = orphan::plan(&orphan::Observed {
+        node: name,
+        disks: &content.collect::<Vec<_>>(),
+        known: &known.collect(),
+        processes: &processes,
+        instances: &instances.chain(engines.iter().map(|e| e.name_any())).collect(),
+        orphans: &told.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
+    });
+    for action in actions {
+        tracing::info!(?action, "orphan");
+        match action {
+            orphan::Action::Create(name, spec) => {
+                let mut object = Orphan::new(&name, *spec);
+                object.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+                context.desk.create(&object).await?;
+            }
+            orphan::Action::Forget(name) => let_go(context, &told, &name).await?,
+            orphan::Action::RemoveData { orphan, disk_path, directory } => {
+                context.agent.remove_directory(disk_path.into(), directory).await?;
+                let_go(context, &told, &orphan).await?;
+            }
+            orphan::Action::Stop { orphan, process } => {
+                context.agent.stop(&process).await?;
+                let_go(context, &told, &orphan).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn let_go(context: &Context, told: &[std::sync::Arc<Orphan>], name: &str) -> Done {
+    let Some(orphan) = told.iter().find(|o| o.name_any() == name) else { return Ok(()) };
+    context.desk.set_finalizer(orphan.as_ref(), false).await?;
+    context.desk.delete::<Orphan>(name).await
 }
 
 async fn create_node(context: &Context, settings: &crate::settings::Settings) -> Done {
@@ -257,11 +332,12 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     });
     let mut outcome = Outcome::Done;
     let mut version = resource.resource_version();
-    let mut refusal = None;
+    let (mut refusal, mut failure) = (None, None);
     for action in actions {
         tracing::debug!(engine = name, ?action, "engine");
         match action {
-            engine::Action::Start => start_engine(context, &resource).await?,
+            // What follows is written all the same: people look there.
+            engine::Action::Start => failure = start_engine(context, &resource).await.err(),
             engine::Action::Stop => context.agent.stop(name).await?,
             engine::Action::AddReplica { name: replica, address } => {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
@@ -286,6 +362,10 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
             engine::Action::LookAgain(after) => outcome = Outcome::Again(after),
         }
     }
+    if let Some(e) = failure {
+        tell_failure(context, resource.as_ref(), &e).await;
+        return Err(e);
+    }
     if let Some(e) = refusal {
         tracing::warn!(engine = name, error = %e, "the engine's replicas are not yet what they should be");
     }
@@ -294,6 +374,14 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
             || process.is_none() && outcome == Outcome::Done);
     let wants = resource.spec.desire_state == crate::api::DesireState::Running || process.is_some();
     Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Tells people that a process could not be started.
+async fn tell_failure<K: super::desk::Kind>(context: &Context, about: &K, why: &ReconcileError) {
+    if !matches!(why, ReconcileError::Stale) {
+        let event = plan::Event { warning: true, reason: "StartFailed", message: why.to_string() };
+        context.desk.tell(about, &event).await;
+    }
 }
 
 /// Notes why an expansion did not begin. Gives back the version to go on from.
@@ -367,6 +455,7 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     });
     let mut outcome = Outcome::Done;
     let mut version = resource.resource_version();
+    let mut failure = None;
     for action in actions {
         tracing::debug!(replica = name, ?action, "replica");
         match action {
@@ -374,8 +463,7 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
                 version = context.desk.set_finalizer(resource.as_ref(), true).await?
             }
             replica::Action::Start => {
-                lay_key(context, &resource.spec.volume_name).await?;
-                context.agent.start_replica(name, &resource.spec).await?;
+                failure = start_replica(context, &resource).await.err();
                 outcome = Outcome::Again(SOON);
             }
             replica::Action::Stop => {
@@ -395,8 +483,17 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
             replica::Action::LookAgain(after) => outcome = Outcome::Again(after),
         }
     }
+    if let Some(e) = failure {
+        tell_failure(context, resource.as_ref(), &e).await;
+        return Err(e);
+    }
     let on_its_way = process.is_some() && view.is_none();
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+async fn start_replica(context: &Context, resource: &Replica) -> Done {
+    lay_key(context, &resource.spec.volume_name).await?;
+    Ok(context.agent.start_replica(&resource.name_any(), &resource.spec).await?)
 }
 
 /// Why the disk of a replica cannot be used; `None` if it can.

@@ -1,6 +1,6 @@
 //! The decision while it is made: what everything will be, from which the differences are taken at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Action, Observed, engine_name};
@@ -20,6 +20,8 @@ pub(super) struct Draft<'a> {
     pub(super) replicas: BTreeMap<String, ReplicaSpec>,
     pub(super) status: VolumeStatus,
     pub(super) actions: Vec<Action>,
+    /// Replicas that the engine is to let go of.
+    pub(super) dropped: BTreeSet<String>,
     again: Option<Duration>,
 }
 
@@ -34,6 +36,7 @@ impl<'a> Draft<'a> {
             replicas: staying.map(|r| (name_of(r), r.spec.clone())).collect(),
             status: o.volume.status.clone().unwrap_or_default(),
             actions: Vec::new(),
+            dropped: BTreeSet::new(),
             again: None,
         }
     }

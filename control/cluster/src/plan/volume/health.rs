@@ -85,6 +85,11 @@ impl Draft<'_> {
         let in_sync = residents.iter().filter(|r| r.healthy && !r.failed).count();
         let all_failed = !residents.is_empty() && residents.iter().all(|r| r.failed);
         let old = self.status.robustness;
+        if let Some(told) = self.o.engine.and_then(|e| e.status.as_ref()).filter(|s| !s.snapshots.is_empty())
+        {
+            let sizes = told.snapshots.values().filter_map(|layer| layer.size.parse::<i64>().ok());
+            self.status.actual_size = sizes.fold(0, i64::saturating_add);
+        }
         let silent = self.engine_state() == InstanceState::Unknown;
         self.status.robustness = match self.status.state {
             VolumeState::Attached if silent => Robustness::Unknown,

@@ -101,7 +101,7 @@ impl Draft<'_> {
             let before = || known.and_then(|map| map.get(name)).cloned();
             now.filter(|a| !a.is_empty()).or_else(before).map(|a| (name.clone(), a))
         };
-        self.replicas.keys().filter_map(address).collect()
+        self.replicas.keys().filter(|name| !self.dropped.contains(*name)).filter_map(address).collect()
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is

@@ -213,11 +213,16 @@ impl Draft<'_> {
         } else {
             self.stale(&residents)
         };
-        if let Some(name) = victim {
-            self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
-            self.replicas.remove(&name);
-            self.actions.push(Action::DeleteReplica(name));
+        let Some(name) = victim else { return };
+        // The engine lets go of it first: one that loses it without being asked stops everything for a moment.
+        let held = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| &s.current_replica_address_map);
+        if held.is_some_and(|map| map.contains_key(&name)) {
+            self.dropped.insert(name);
+            return;
         }
+        self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
+        self.replicas.remove(&name);
+        self.actions.push(Action::DeleteReplica(name));
     }
 
     /// A replica that failed long ago, while others hold the data.

@@ -179,6 +179,7 @@ impl World {
         let serves = modes.values().any(|m| *m == ReplicaMode::ReadWrite);
         status.current_state = if serves { InstanceState::Running } else { InstanceState::Starting };
         status.replica_mode_map = modes;
+        status.current_replica_address_map.clone_from(&engine.spec.replica_address_map);
         status.current_size = engine.spec.volume_size;
         if serves && let Some(volume) = &mut self.volume {
             volume.status.get_or_insert_with(VolumeStatus::default).epoch =
@@ -274,6 +275,31 @@ fn without_room_for_all_it_starts_with_fewer_or_waits_as_the_setting_says() {
         assert!(scheduled.message.contains("takes no new replicas"), "{}", scheduled.message);
         assert_eq!(world.told.iter().filter(|r| **r == "ReplicaSchedulingFailure").count(), 1);
         assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    }
+}
+
+#[test]
+fn what_is_not_built_is_refused_before_anything_exists() {
+    use crate::api::DataEngine;
+    let cases: &[(fn(&mut VolumeSpec), &str)] = &[
+        (|v| v.from_backup = "s3://b@r/?backup=x&volume=y".into(), "fromBackup"),
+        (|v| v.data_source = "vol://other".into(), "cloning"),
+        (|v| v.encrypted = true, "encryption"),
+        (|v| v.backing_image = "debian".into(), "backing images"),
+        (|v| v.data_engine = DataEngine::V2, "v2 data engine"),
+        (|v| v.frontend = Frontend::Nvmf, "nvmf"),
+    ];
+    for (change, says) in cases {
+        let mut spec = VolumeSpec::default();
+        change(&mut spec);
+        let mut world = World::new(spec);
+        world.settle();
+        assert!(world.replicas.is_empty(), "{says}");
+        let condition = world.status().conditions.get_condition(SCHEDULED).unwrap().clone();
+        assert!(condition.status == "False" && condition.message.contains(says), "{condition:?}");
+        assert_eq!(world.told, ["NotBuilt"]);
+        world.attach("n1");
+        assert!(world.replicas.is_empty() && world.status().state == VolumeState::Creating);
     }
 }
 
@@ -413,6 +439,21 @@ fn fewer_replicas_are_asked_for() {
     resting.volume_mut().spec.number_of_replicas = 1;
     resting.settle();
     assert_eq!(resting.replicas.len(), 3, "nobody knows which ones hold everything");
+}
+
+#[test]
+fn an_engine_lets_go_of_a_replica_before_it_is_deleted() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.number_of_replicas = 2;
+    let actions = world.plan();
+    assert!(!actions.iter().any(|a| matches!(a, Action::DeleteReplica(_))), "{actions:?}");
+    let maps = actions.iter().filter_map(|a| match a {
+        Action::SetEngine(spec) => Some(spec.replica_address_map.len()),
+        _ => None,
+    });
+    assert_eq!(maps.collect::<Vec<_>>(), [2]);
+    world.settle();
+    assert_eq!(world.replicas.len(), 2);
 }
 
 #[test]

@@ -1,0 +1,272 @@
+//! What lies on a node and no resource knows: directories of replicas, and processes of engines and replicas.
+//!
+//! Each becomes an Orphan resource, and nothing else happens to it: nobody but a user can know that it is not wanted.
+//! Deleting the resource deletes what it stands for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::FINALIZER;
+use crate::api::{Orphan, OrphanSpec};
+
+/// Longhorn's types of orphans.
+const REPLICA_DATA: &str = "replica-data";
+const ENGINE: &str = "engine-instance";
+const REPLICA: &str = "replica-instance";
+
+/// The names of parameters; Longhorn's.
+const DATA_NAME: &str = "DataName";
+const DISK_UUID: &str = "DiskUUID";
+const DISK_PATH: &str = "DiskPath";
+const INSTANCE: &str = "InstanceName";
+
+/// A disk with what lies in its `replicas/`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskContent {
+    /// UUID of the disk.
+    pub uuid: String,
+    /// Path of the disk.
+    pub path: String,
+    /// Names of the directories.
+    pub directories: Vec<String>,
+}
+
+/// A node and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// The node.
+    pub node: &'a str,
+    /// Its disks.
+    pub disks: &'a [DiskContent],
+    /// Directories that replicas have, by disk and name. Those of all nodes: a disk may have moved here.
+    pub known: &'a BTreeSet<(String, String)>,
+    /// Names of the processes on the node.
+    pub processes: &'a BTreeSet<String>,
+    /// Names of all engines and replicas there are.
+    pub instances: &'a BTreeSet<String>,
+    /// The node's orphans.
+    pub orphans: &'a [&'a Orphan],
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Tell of an orphan, under this name.
+    Create(String, Box<OrphanSpec>),
+    /// It is no orphan any more: let it go, and what it stood for alone.
+    Forget(String),
+    /// Remove a directory, then let the orphan go.
+    RemoveData {
+        /// The orphan.
+        orphan: String,
+        /// Path of the disk.
+        disk_path: String,
+        /// The directory.
+        directory: String,
+    },
+    /// End a process, then let the orphan go.
+    Stop {
+        /// The orphan.
+        orphan: String,
+        /// The process.
+        process: String,
+    },
+}
+
+/// What an orphan stands for.
+type Identity = (&'static str, String, String);
+
+fn identity(spec: &OrphanSpec) -> Option<Identity> {
+    let parameter = |name: &str| spec.parameters.get(name).cloned().unwrap_or_default();
+    match spec.orphan_type.as_str() {
+        REPLICA_DATA => Some((REPLICA_DATA, parameter(DISK_UUID), parameter(DATA_NAME))),
+        ENGINE => Some((ENGINE, String::new(), parameter(INSTANCE))),
+        REPLICA => Some((REPLICA, String::new(), parameter(INSTANCE))),
+        _ => None,
+    }
+}
+
+/// True for `VOLUME-` and eight hex digits: what a replica's directory is called. Others are somebody else's.
+fn is_replica_directory(name: &str) -> bool {
+    name.rsplit_once('-').is_some_and(|(volume, suffix)| {
+        !volume.is_empty()
+            && suffix.len() == 8
+            && suffix.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+/// Decides for one node.
+pub fn plan(o: &Observed<'_>) -> Vec<Action> {
+    let found = found(o);
+    let mut actions = Vec::new();
+    let mut told: BTreeSet<Identity> = BTreeSet::new();
+    for orphan in o.orphans {
+        let name = orphan.metadata.name.clone().unwrap_or_default();
+        let Some(identity) = identity(&orphan.spec) else { continue };
+        let kept = orphan.metadata.finalizers.as_deref().unwrap_or_default().iter().any(|f| f == FINALIZER);
+        let is_going = orphan.metadata.deletion_timestamp.is_some();
+        match (found.get(&identity), is_going) {
+            // A replica came to know it, or it is gone: deleting the resource must not delete a replica's data.
+            (None, true) if kept => actions.push(Action::Forget(name)),
+            (None, false) => actions.push(Action::Forget(name)),
+            (Some(_), true) if kept => actions.push(removal(name, &identity, &orphan.spec)),
+            _ => {}
+        }
+        told.insert(identity);
+    }
+    for (identity, spec) in found.into_iter().filter(|(identity, _)| !told.contains(identity)) {
+        let words = [o.node, identity.0, &identity.1, &identity.2];
+        actions.push(Action::Create(format!("orphan-{}", digest(&words)), Box::new(spec)));
+    }
+    actions
+}
+
+fn removal(orphan: String, identity: &Identity, spec: &OrphanSpec) -> Action {
+    if identity.0 == REPLICA_DATA {
+        let disk_path = spec.parameters.get(DISK_PATH).cloned().unwrap_or_default();
+        Action::RemoveData { orphan, disk_path, directory: identity.2.clone() }
+    } else {
+        Action::Stop { orphan, process: identity.2.clone() }
+    }
+}
+
+/// Everything on the node that no resource knows.
+fn found(o: &Observed<'_>) -> BTreeMap<Identity, OrphanSpec> {
+    let spec = |kind: &str, parameters: &[(&str, &str)]| OrphanSpec {
+        node_id: o.node.to_owned(),
+        orphan_type: kind.to_owned(),
+        data_engine: "v1".to_owned(),
+        parameters: parameters.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+    };
+    let mut found = BTreeMap::new();
+    for disk in o.disks {
+        for directory in disk.directories.iter().filter(|d| is_replica_directory(d)) {
+            if !o.known.contains(&(disk.uuid.clone(), directory.clone())) {
+                let identity = (REPLICA_DATA, disk.uuid.clone(), directory.clone());
+                let parameters =
+                    [(DATA_NAME, directory.as_str()), (DISK_UUID, &disk.uuid), (DISK_PATH, &disk.path)];
+                found.insert(identity, spec(REPLICA_DATA, &parameters));
+            }
+        }
+    }
+    for process in o.processes.difference(o.instances) {
+        let kind = if process.ends_with("-e-0") {
+            ENGINE
+        } else if process.contains("-r-") {
+            REPLICA
+        } else {
+            continue;
+        };
+        found.insert((kind, String::new(), process.clone()), spec(kind, &[(INSTANCE, process)]));
+    }
+    found
+}
+
+/// FNV-1a (64 bits) over words, as hex digits.
+fn digest(words: &[&str]) -> String {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let bytes = words.iter().flat_map(|w| w.bytes().chain([0]));
+    format!("{:016x}", bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME)))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    struct Case {
+        directories: Vec<&'static str>,
+        known: Vec<&'static str>,
+        processes: Vec<&'static str>,
+        instances: Vec<&'static str>,
+        orphans: Vec<Orphan>,
+    }
+
+    fn case() -> Case {
+        Case {
+            directories: vec!["v-0a1b2c3d"],
+            known: vec![],
+            processes: vec![],
+            instances: vec![],
+            orphans: vec![],
+        }
+    }
+
+    fn decide(case: &Case) -> Vec<Action> {
+        let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<BTreeSet<String>>();
+        let directories = case.directories.iter().map(|d| (*d).to_owned()).collect();
+        plan(&Observed {
+            node: "n1",
+            disks: &[DiskContent { uuid: "u1".into(), path: "/disk".into(), directories }],
+            known: &case.known.iter().map(|d| ("u1".to_owned(), (*d).to_owned())).collect(),
+            processes: &owned(&case.processes),
+            instances: &owned(&case.instances),
+            orphans: &case.orphans.iter().collect::<Vec<_>>(),
+        })
+    }
+
+    /// The orphan that the only action makes.
+    fn made(case: &Case) -> Orphan {
+        let actions = decide(case);
+        let [Action::Create(name, spec)] = &actions[..] else { panic!("{actions:?}") };
+        let mut orphan = Orphan::new(name, (**spec).clone());
+        orphan.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        orphan
+    }
+
+    fn going(mut orphan: Orphan) -> Orphan {
+        orphan.metadata.deletion_timestamp = Some(Timestamp::from_second(1_700_000_000).unwrap().into());
+        orphan
+    }
+
+    #[test]
+    fn what_nothing_knows_is_told_once_and_left_alone() {
+        let orphan = made(&case());
+        assert_eq!(orphan.spec.orphan_type, "replica-data");
+        assert_eq!(orphan.spec.parameters["DataName"], "v-0a1b2c3d");
+        assert_eq!(decide(&Case { orphans: vec![orphan], ..case() }), []);
+        assert_eq!(decide(&Case { known: vec!["v-0a1b2c3d"], ..case() }), []);
+        for others in ["lost+found", "v-0A1B2C3D", "v-0a1b2c3", "-0a1b2c3d"] {
+            assert_eq!(decide(&Case { directories: vec![others], ..case() }), [], "{others}");
+        }
+    }
+
+    #[test]
+    fn deleting_it_deletes_what_it_stands_for() {
+        let orphan = going(made(&case()));
+        let name = orphan.metadata.name.clone().unwrap();
+        let actions = decide(&Case { orphans: vec![orphan], ..case() });
+        let removal =
+            Action::RemoveData { orphan: name, disk_path: "/disk".into(), directory: "v-0a1b2c3d".into() };
+        assert_eq!(actions, [removal]);
+    }
+
+    #[test]
+    fn what_a_replica_came_to_know_is_not_deleted_with_the_orphan() {
+        let orphan = made(&case());
+        let name = orphan.metadata.name.clone().unwrap();
+        let known = |orphan| Case { known: vec!["v-0a1b2c3d"], orphans: vec![orphan], ..case() };
+        assert_eq!(decide(&known(orphan.clone())), [Action::Forget(name.clone())]);
+        assert_eq!(decide(&known(going(orphan))), [Action::Forget(name)]);
+    }
+
+    #[test]
+    fn processes_that_nothing_knows_are_told_too() {
+        let case = Case {
+            directories: vec![],
+            processes: vec!["v-e-0", "w-e-0", "w-r-0a1b2c3d", "other"],
+            instances: vec!["v-e-0"],
+            ..case()
+        };
+        let actions = decide(&case);
+        let told: Vec<&str> = actions
+            .iter()
+            .filter_map(|a| match a {
+                Action::Create(_, spec) => Some(spec.orphan_type.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, ["engine-instance", "replica-instance"]);
+    }
+}
