@@ -319,7 +319,7 @@ fn run(place: &Path, ops: &[Op]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
     fn in_ram(ops in prop::collection::vec(op(), 1..90)) {
         run(temporary().path(), &ops);

@@ -208,3 +208,43 @@ fn short_layers_become_long_enough() {
         assert_eq!(volume.directory.state().chain.len(), 2);
     }
 }
+
+/// What Longhorn finds when it opens the directory: it knows nothing of `engine/`.
+#[test]
+fn a_changed_chain_reads_the_same_without_our_files() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 12), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(2, 3), 2);
+    volume.snapshot(2, "two").unwrap();
+    volume.write(extent(4, 4), 3);
+    volume.snapshot(3, "three").unwrap();
+    volume.expand(4, 96 * BLOCK).unwrap();
+    volume.write(extent(80, 2), 4);
+    volume.snapshot(5, "five").unwrap();
+    volume.write(extent(81, 2), 5);
+    volume.remove(6, "two").unwrap();
+    volume.fold("two").unwrap();
+    volume.remove(7, "five").unwrap();
+    volume.fold("five").unwrap();
+    let check = |volume: Volume, expected: &[u8]| {
+        assert_eq!(volume.blocks(), expected);
+        let path = volume.close();
+        std::fs::remove_dir_all(path.join("engine")).unwrap();
+        let volume = Volume::open(&path).unwrap();
+        assert!(volume.directory.state().imported);
+        assert_eq!(volume.blocks(), expected);
+        volume
+    };
+    let expected = volume.blocks();
+    assert_eq!((expected[3], expected[5], expected[80..84].to_vec()), (2, 3, vec![4, 5, 5, 0]));
+    let mut volume = check(volume, &expected);
+    volume.flush();
+    volume.carry_out(8, &revert_op("one")).unwrap();
+    let expected: Vec<u8> = (0..96).map(|n| u8::from(n < 12)).collect();
+    let volume = check(volume, &expected);
+    let names: Vec<_> = volume.directory.state().chain.into_iter().map(|l| l.name).collect();
+    assert_eq!(names, ["one", "three", &format!("expand-{}", 96 * BLOCK), ""]);
+}
