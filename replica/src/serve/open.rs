@@ -61,7 +61,7 @@ fn open(options: &Options) -> Result<(Directory, Store), ServeError> {
 fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {
     let state = directory.state();
     let fence = directory.fence();
-    let (out, missed) = directory.missed()?;
+    let missed = directory.missed()?;
     Ok(Facts {
         size: store.size(),
         fence: (fence != Default::default()).then_some(fence),
@@ -71,8 +71,8 @@ fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {
         intent_chunk: store.intent_chunk(),
         intent: store.intent(),
         clean: state.clean,
-        out,
-        missed: missed.into_iter().map(|(chunk, trail)| (chunk, Trail(trail))).collect(),
+        out: missed.out,
+        missed: missed.trails.into_iter().map(|(chunk, trail)| (chunk, Trail(trail))).collect(),
     })
 }
 

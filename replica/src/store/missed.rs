@@ -27,6 +27,15 @@ const MAGIC: &[u8; 8] = b"LHmissd1";
 /// The units of one chunk.
 pub type Trail = [u64; 16];
 
+/// What is known of replicas that are out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missed {
+    /// Who they are.
+    pub out: Vec<Outsider>,
+    /// Trails that were saved, by number of the chunk.
+    pub trails: Vec<(u64, Trail)>,
+}
+
 fn seal(id: Id, number: u64, slot: &mut [u8; SLOT]) {
     let sum = checksum(id, number, slot);
     slot[SUM_AT..].copy_from_slice(&sum);
@@ -145,16 +154,16 @@ impl Directory {
     ///
     /// # Errors
     /// The disk's.
-    pub fn missed(&self) -> io::Result<(Vec<Outsider>, Vec<(u64, Trail)>)> {
+    pub fn missed(&self) -> io::Result<Missed> {
         let Some(record) = self.epoch.as_ref().filter(|e| !e.out.is_empty()) else {
-            return Ok(Default::default());
+            return Ok(Missed::default());
         };
         let trails = match disk::open_layer(&self.engine().join(FILE), false, false) {
             Ok(file) => load(self.identity.volume, super::intent::chunk_of(&self.intent)?, &file)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Err(e),
         };
-        Ok(trails.map(|trails| (record.out.clone(), trails)).unwrap_or_default())
+        Ok(trails.map(|trails| Missed { out: record.out.clone(), trails }).unwrap_or_default())
     }
 }
 

@@ -60,7 +60,7 @@ pub use fold::{
 };
 pub use intent::IntentWrite;
 pub use load::Parts;
-pub use missed::Trail;
+pub use missed::{Missed, Trail};
 pub use offline::SnapshotView;
 pub use pace::Pace;
 pub use put::PutPlan;

@@ -99,7 +99,6 @@ impl Core {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "one line per request")]
     fn step(&mut self, control: &Control, synced: bool) -> Step {
         if self.directory != Directory::Open {
             return Step::Refuse(super::CLOSED.into());

@@ -19,6 +19,9 @@ use super::event::{Record, Trail};
 /// Units in a chunk: 4 KiB each in the smallest chunks.
 const UNITS: u64 = Trail::BITS as u64 * 16;
 
+/// Most ranges in a chunk: every other unit.
+const RANGES_IN_CHUNK: usize = 512;
+
 /// Chunks of which single units are told apart: 16 MiB of memory. Of further ones all is taken for written, which costs
 /// comparisons, nothing else.
 const TOLD_APART_MAX: usize = 64 << 10;
@@ -227,7 +230,7 @@ impl Missed {
         let volume = Extent::new(0, size);
         let mut page = MapPage { total: Some(self.bytes()), ..MapPage::default() };
         for (n, held) in self.chunks.range(from / self.chunk..) {
-            if page.ranges.len() + UNITS as usize / 2 > MapPage::RANGES_MAX {
+            if page.ranges.len() + RANGES_IN_CHUNK > MapPage::RANGES_MAX {
                 page.next = Some(n * self.chunk);
                 break;
             }
