@@ -94,7 +94,9 @@ impl Folder {
     }
 
     pub(super) fn wake_at(&self) -> Option<u64> {
-        self.run.as_ref().filter(|run| run.waits == Waits::Nothing).map(|run| run.not_before)
+        let waits = self.run.as_ref().filter(|run| run.waits == Waits::Nothing);
+        // What it may do at once was done, or waits for something that happens.
+        waits.map(|run| run.not_before).filter(|at| *at > 0)
     }
 
     /// The fold that runs comes to its end soon, done or not.
