@@ -3,7 +3,9 @@
 
 mod activity;
 mod args;
+mod clone;
 mod device;
+mod diff;
 mod doctor;
 mod down;
 mod engine;
@@ -82,6 +84,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Status { volume, watch: true } => watch::watch(context, &volume).await,
         Command::Status { volume, watch: false } => show::status(context, &volume).await,
         Command::Resize { volume, size } => resize::run(context, &volume, size).await,
+        Command::Clone { source, new } => clone::run(context, &source, &new).await,
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
         Command::Snapshot { command } => match command {
@@ -91,8 +94,12 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             SnapshotCommand::Rm { volume, name } => snapshot::remove(context, &volume, &name).await,
             SnapshotCommand::Purge { volume } => purge::run(context, &volume).await,
             SnapshotCommand::Revert { volume, name } => snapshot::revert(context, &volume, &name).await,
-            SnapshotCommand::Export { volume, name, file } => {
-                snapshot::export(context, &volume, &name, &file).await
+            SnapshotCommand::Diff { volume, names } => {
+                let (to, from) = (names.last().map_or("", String::as_str), names.len() > 1);
+                diff::run(context, &volume, from.then(|| names[0].as_str()), to).await
+            }
+            SnapshotCommand::Export { format, volume, name, file } => {
+                snapshot::export(context, &volume, &name, format, &file).await
             }
         },
         Command::Replica { command } => match command {
@@ -100,8 +107,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             ReplicaCommand::Add { volume, dir } => members::add(context, &volume, dir).await,
             ReplicaCommand::Rm { volume, replica } => members::remove(context, &volume, &replica).await,
             ReplicaCommand::Rebuild { volume, replica } => members::rebuild(context, &volume, &replica).await,
-            ReplicaCommand::Export { directory, snapshot, file } => {
-                replica::export(&directory, snapshot.as_deref(), &file)
+            ReplicaCommand::Export { directory, format, snapshot, file } => {
+                replica::export(&directory, snapshot.as_deref(), format, &file)
             }
         },
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),

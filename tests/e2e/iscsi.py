@@ -38,7 +38,7 @@ def main():
     uri = status["uri"]
     expect(uri == f"iscsi://{address}/iqn.2019-10.io.longhorn:{volume}/1", f"the URI is {uri}")
     expect(str(SIZE) in run("iscsi-readcapacity16", "-s", uri).stdout, "another size over iSCSI")
-    expect("Longhorn" in run("iscsi-inq", uri).stdout, "the disk does not say whose it is")
+    expect("LONGHORN" in run("iscsi-inq", uri).stdout, "the disk does not say whose it is")
     if not qemu_has_iscsi(uri):
         return skip("iscsi", "QEMU's iSCSI driver (qemu-block-extra) is not installed")
 

@@ -94,6 +94,35 @@ class Model:
         data = open(file, "rb").read()
         self.compare(when, f"snapshot {name}", data, self.snapshots[name].ljust(len(data), b"\0"))
 
+    def check_clone(self):
+        """A clone of a snapshot and one of the running volume, each started and read."""
+        for name, expected in [(self.live(), None), (None, self.head)]:
+            expected = self.snapshots[name].ljust(len(self.head), b"\0") if name else bytes(expected)
+            clone = self.host.name("clone" + (name or "now"))
+            self.host.ctl("clone", f"{self.volume}@{name}" if name else self.volume, clone)
+            self.host.up(clone)
+            self.host.healthy(clone, 2)
+            with open(f"/dev/longhorn/{clone}", "rb") as f:
+                self.compare("cloned", clone, f.read(), expected)
+            self.host.ctl("down", clone)
+
+    def check_diff(self):
+        """Outside the ranges that `snapshot diff` names, two snapshots are equal."""
+        names = sorted(self.snapshots)
+        if len(names) < 2:
+            return
+        a, b = self.dice.sample(names, 2)
+        one, other = self.snapshots[a].ljust(len(self.head), b"\0"), self.snapshots[b].ljust(len(self.head), b"\0")
+        named = bytearray(len(self.head) // 4096)
+        for change in self.host.json("snapshot", "diff", self.volume, a, b):
+            first, last = change["offset"] // 4096, (change["offset"] + change["length"]) // 4096
+            named[first:last] = b"\1" * (last - first)
+            if change["kind"] == "zero":
+                expect(not any(other[change["offset"]:change["offset"] + change["length"]]), f"{b} is not zero there")
+        for i in range(len(named)):
+            at = slice(i * 4096, i * 4096 + 4096)
+            expect(named[i] or one[at] == other[at], f"block {i} differs between {a} and {b} and is not named")
+
     def compare(self, when, what, data, expected):
         if data == bytes(expected):
             return
@@ -121,11 +150,14 @@ def main():
         model.step(n)
     tree = host.ctl("snapshot", "tree", volume).stdout
     expect(all(name in tree for name in model.snapshots), f"the tree lacks a snapshot:\n{tree}")
+    model.snapshot()
+    model.check_clone()
+    model.check_diff()
     model.purge()
     model.check_head("at the end")
     listed = {s["name"] for s in host.json("snapshot", "ls", volume) if not s["removed"]}
-    # Growing takes one of its own.
-    own = {n for n in listed if n.startswith("expand-")}
+    # Growing takes one of its own, and so does cloning a volume that is up.
+    own = {s["name"] for s in host.json("snapshot", "ls", volume) if s["name"] not in model.snapshots}
     expect(listed - own == set(model.snapshots), f"snapshots {listed}, the model has {set(model.snapshots)}")
     paths = [r["path"] for r in host.healthy(volume, 2)["replicas"]]
     host.ctl("down", volume)

@@ -90,7 +90,17 @@ pub(super) enum Command {
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// Take, list, remove, export snapshots, and go back to one
+    /// Make a new volume with the bytes of another one, or of a snapshot
+    #[command(after_help = CLONE_HELP)]
+    Clone {
+        /// The volume, or VOLUME@SNAPSHOT
+        #[arg(value_parser = clone_source, value_name = "VOLUME[@SNAPSHOT]")]
+        source: CloneSource,
+        /// Name of the new volume
+        #[arg(value_parser = volume_name)]
+        new: String,
+    },
+    /// Take, list, remove, compare, export snapshots, and go back to one
     Snapshot {
         #[command(subcommand)]
         command: SnapshotCommand,
@@ -156,6 +166,32 @@ pub(super) struct DownArgs {
     pub volume: String,
 }
 
+/// What an export makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ImageFormat {
+    /// The bytes as they are, holes as holes
+    Raw,
+    /// QEMU's format, version 3, without compression
+    Qcow2,
+}
+
+/// `VOLUME[@SNAPSHOT]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CloneSource {
+    /// The volume.
+    pub volume: String,
+    /// The snapshot; without one, the volume as it is now.
+    pub snapshot: Option<String>,
+}
+
+fn clone_source(text: &str) -> Result<CloneSource, lh_block::NameError> {
+    let (volume, snapshot) = match text.split_once('@') {
+        Some((volume, snapshot)) => (volume, Some(snapshot_name(snapshot)?)),
+        None => (text, None),
+    };
+    Ok(CloneSource { volume: volume_name(volume)?, snapshot })
+}
+
 #[derive(Debug, Subcommand)]
 pub(super) enum SnapshotCommand {
     /// Keep the volume's bytes as they are now, and print the snapshot's name
@@ -207,9 +243,22 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = snapshot_name)]
         name: String,
     },
+    /// List the ranges in which two snapshots differ, or those that a snapshot holds at all
+    #[command(after_help = SNAPSHOT_DIFF_HELP)]
+    Diff {
+        /// Name of the volume
+        #[arg(value_parser = volume_name)]
+        volume: String,
+        /// One or two names: [FROM] TO
+        #[arg(required = true, num_args = 1..=2, value_parser = snapshot_name, value_name = "[FROM] TO")]
+        names: Vec<String>,
+    },
     /// Write a snapshot's bytes to a file, holes as holes
     #[command(after_help = SNAPSHOT_EXPORT_HELP)]
     Export {
+        /// What the file is
+        #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
+        format: ImageFormat,
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
@@ -263,6 +312,9 @@ pub(super) enum ReplicaCommand {
     Export {
         /// The replica's directory, which no process uses
         directory: PathBuf,
+        /// What the file is
+        #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
+        format: ImageFormat,
         /// As of this snapshot, not as of the end
         #[arg(long, value_parser = snapshot_name, value_name = "NAME")]
         snapshot: Option<String>,
@@ -350,9 +402,25 @@ Examples:
 
 A volume never shrinks.";
 
+const SNAPSHOT_DIFF_HELP: &str = "\
+Examples:
+  longhornctl snapshot diff demo monday tuesday
+  longhornctl -o json snapshot diff demo monday
+
+Ranges are found by what the layers hold; a block that was written with the bytes it had is among them.";
+
+const CLONE_HELP: &str = "\
+Examples:
+  longhornctl clone demo@before-upgrade demo-old
+  longhornctl clone demo copy && longhornctl up copy
+
+On XFS and btrfs a clone takes the space that it will differ by; elsewhere its data is copied. Of a volume
+that is up and no snapshot, one is taken first.";
+
 const SNAPSHOT_EXPORT_HELP: &str = "\
-Example:
-  longhornctl snapshot export demo before-upgrade demo.img";
+Examples:
+  longhornctl snapshot export demo before-upgrade demo.img
+  longhornctl snapshot export --format qcow2 demo before-upgrade demo.qcow2";
 
 const REPLICA_ADD_HELP: &str = "\
 Examples:

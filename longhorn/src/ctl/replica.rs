@@ -10,7 +10,7 @@ use lh_block::format_size;
 use replica::store::SnapshotView;
 
 use super::Context;
-use super::args::Output;
+use super::args::{ImageFormat, Output};
 use super::observe::observe;
 use super::output::print_json;
 use super::progress::Progress;
@@ -25,17 +25,26 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     }
 }
 
-pub(super) fn export(directory: &Path, snapshot: Option<&str>, file: &Path) -> Result<()> {
+pub(super) fn export(
+    directory: &Path,
+    snapshot: Option<&str>,
+    format: ImageFormat,
+    file: &Path,
+) -> Result<()> {
     let view = SnapshotView::open(directory, snapshot)?;
-    write_out(&view, file)
+    write_out(&view, format, file)
 }
 
 /// Writes the view's bytes to a file, which is replaced only when everything is in it.
-pub(super) fn write_out(view: &SnapshotView, file: &Path) -> Result<()> {
+pub(super) fn write_out(view: &SnapshotView, format: ImageFormat, file: &Path) -> Result<()> {
     let (mut out, temporary) = create_beside(file)?;
     let progress = Progress::of_bytes("writing");
-    let written = view
-        .export(&out, &mut |done, of| progress.at(done, of))
+    let mut told = |done, of| progress.at(done, of);
+    let written = match format {
+        ImageFormat::Raw => view.export(&out, &mut told),
+        ImageFormat::Qcow2 => view.export_qcow2(&out, &mut told),
+    };
+    let written = written
         .and_then(|()| out.sync_all())
         .and_then(|()| fs::rename(&temporary, file))
         .with_context(|| format!("{} cannot be written", file.display()));

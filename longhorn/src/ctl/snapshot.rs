@@ -13,7 +13,7 @@ use control::replica::{Layer, chain_of};
 use lh_block::format_size;
 use serde::Serialize;
 
-use super::args::Output;
+use super::args::{ImageFormat, Output};
 use super::engine::with_engine;
 use super::observe::{VolumeView, connect_engine, observe};
 use super::output::{print, print_json, print_table, table};
@@ -135,14 +135,20 @@ pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Resul
     }
 }
 
-pub(super) async fn export(context: &Context, volume: &str, name: &str, file: &Path) -> Result<()> {
+pub(super) async fn export(
+    context: &Context,
+    volume: &str,
+    name: &str,
+    format: ImageFormat,
+    file: &Path,
+) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
     if !snapshots(context, &record).await?.iter().any(|s| s.name == name) {
         bail!("volume {volume} has no snapshot {name}: `longhornctl snapshot ls {volume}` lists them");
     }
     let view = observe(&context.root, &record).await?;
     let directory = directory_in_sync(&view)?;
-    write_out(&replica::store::SnapshotView::open_beside(&directory, name)?, file)
+    write_out(&replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
 }
 
 /// The volume's snapshots, oldest first, from a replica in sync: by its process if it runs, else from its directory.
@@ -163,7 +169,8 @@ async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<Snaps
     Ok(views(&chain))
 }
 
-fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
+/// The directory of a replica that holds everything.
+pub(super) fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
     match view.replicas.iter().find(|r| r.mode == "RW") {
         Some(replica) => Ok(replica.path.clone()),
         None => {

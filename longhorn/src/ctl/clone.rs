@@ -1,0 +1,122 @@
+//! `clone`: a new volume with the bytes of another one, or of one of its snapshots.
+//!
+//! Every replica of the new volume is a copy of one and the same replica directory; where the file system shares extents
+//! it takes what it will differ by.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{LiveDirs, RecordError, Root, VolumeLock, VolumeRecord};
+use control::proto::ptypes;
+use lh_block::format_size;
+use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
+
+use super::args::{CloneSource, Output};
+use super::observe::{connect_engine, has_processes, observe};
+use super::output::print_json;
+use super::progress::Progress;
+use super::snapshot::directory_in_sync;
+use super::{Context, remove};
+
+/// How long another command may hold either volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
+    let root = &context.root;
+    let original = VolumeRecord::load(root, &source.volume)?;
+    let _original = VolumeLock::take(root, &source.volume, LOCK_PATIENCE)?;
+    let _new = VolumeLock::take(root, new, LOCK_PATIENCE)?;
+    LiveDirs::default().check_free(new, root)?;
+    match VolumeRecord::load(root, new) {
+        Err(RecordError::Missing { .. }) => {}
+        Err(e) => return Err(e.into()),
+        Ok(_) => bail!("there is a volume {new} already: choose another name"),
+    }
+    let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
+    let mut record = VolumeRecord::new(new, view.size());
+    (record.block_size, record.quorum) = (original.block_size, original.quorum);
+    (record.frontend, record.io_timeout_seconds) = (original.frontend.clone(), original.io_timeout_seconds);
+    for _ in &original.replicas {
+        record.add_replica(root)?;
+    }
+    let taken = match fill(&view, &record, &snapshot).and_then(|taken| Ok((taken, record.create(root)?))) {
+        Ok((taken, ())) => taken,
+        Err(e) => {
+            take_back(root, &record);
+            return Err(e);
+        }
+    };
+    if context.output == Output::Json {
+        return print_json(&observe(root, &record).await?);
+    }
+    eprintln!(
+        "{new} has the bytes of {}, {}: {} shared, {} copied; longhornctl up {new} starts it",
+        source.volume,
+        format_size(record.size),
+        format_size(taken.shared),
+        format_size(taken.copied)
+    );
+    Ok(())
+}
+
+/// The bytes to clone, and the snapshot's name. Of a volume that is up and no snapshot: one is taken now.
+async fn look_at(
+    root: &Root,
+    record: &VolumeRecord,
+    snapshot: Option<&str>,
+) -> Result<(SnapshotView, String)> {
+    let volume = &record.name;
+    let is_up = has_processes(root, record)?;
+    let name = match snapshot {
+        Some(name) => name.to_owned(),
+        None if !is_up => {
+            let directory = directory_in_sync(&observe(root, record).await?)?;
+            return Ok((SnapshotView::open(&directory, None)?, "clone".to_owned()));
+        }
+        None => {
+            let Some(mut engine) = connect_engine(root, volume).await else {
+                bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
+            };
+            let taken = engine.volume_snapshot(ptypes::VolumeSnapshotRequest::default()).await;
+            taken.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name
+        }
+    };
+    let directory = directory_in_sync(&observe(root, record).await?)?;
+    let view = if is_up {
+        SnapshotView::open_beside(&directory, &name)?
+    } else {
+        SnapshotView::open(&directory, Some(&name))?
+    };
+    Ok((view, name))
+}
+
+fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str) -> Result<Cloned> {
+    let progress = Progress::of_bytes("cloning");
+    let options = CloneOptions { snapshot: snapshot.to_owned(), ..CloneOptions::default() };
+    let count = record.replicas.len() as u64;
+    let mut sum = Cloned::default();
+    for (number, replica) in (0..).zip(&record.replicas) {
+        make_parent(&replica.directory)?;
+        let taken = clone_snapshot(view, &replica.directory, &options, &Pace::new(0), &mut |done, of| {
+            progress.at(number * of + done, count * of);
+        })?;
+        sum.shared += taken.shared;
+        sum.copied += taken.copied;
+    }
+    Ok(sum)
+}
+
+fn make_parent(directory: &Path) -> Result<()> {
+    let parent = directory.parent().unwrap_or(directory);
+    std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())
+}
+
+/// Removes what was made of a volume that does not come to exist.
+fn take_back(root: &Root, record: &VolumeRecord) {
+    for replica in &record.replicas {
+        if let Err(left) = remove::replica(root, replica) {
+            eprintln!("{left:#}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `snapshot diff`: where two snapshots differ, by what their layers hold; no byte is read.
+
+use anyhow::Result;
+use control::host::VolumeRecord;
+use lh_block::format_size;
+use replica::store::{ChangeKind, SnapshotView};
+use serde::Serialize;
+
+use super::Context;
+use super::args::Output;
+use super::observe::{has_processes, observe};
+use super::output::{print_json, print_table, table};
+use super::snapshot::directory_in_sync;
+
+/// A range, as `snapshot diff -o json` prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct DiffView {
+    /// Bytes from the volume's begin.
+    offset: u64,
+    /// Bytes.
+    length: u64,
+    /// "data" or "zero": what is there now.
+    kind: &'static str,
+}
+
+pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to: &str) -> Result<()> {
+    let root = &context.root;
+    let record = VolumeRecord::load(root, volume)?;
+    let directory = directory_in_sync(&observe(root, &record).await?)?;
+    let is_up = has_processes(root, &record)?;
+    let open = |name: &str| {
+        if is_up {
+            SnapshotView::open_beside(&directory, name)
+        } else {
+            SnapshotView::open(&directory, Some(name))
+        }
+    };
+    let from = from.map(open).transpose()?;
+    let to = open(to)?;
+    let changes: Vec<DiffView> = to
+        .diff(from.as_ref())?
+        .map(|change| DiffView {
+            offset: change.extent.offset,
+            length: change.extent.len,
+            kind: match change.kind {
+                ChangeKind::Data => "data",
+                ChangeKind::Zero => "zero",
+            },
+        })
+        .collect();
+    if context.output == Output::Json {
+        return print_json(&changes);
+    }
+    let mut rows = table(&["OFFSET", "LENGTH", "NOW"]);
+    for change in &changes {
+        rows.add_row([change.offset.to_string(), change.length.to_string(), change.kind.to_owned()]);
+    }
+    print_table(&rows)?;
+    let sum = changes.iter().map(|c| c.length).sum();
+    eprintln!("{} in {} ranges", format_size(sum), changes.len());
+    Ok(())
+}
