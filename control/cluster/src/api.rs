@@ -4,6 +4,8 @@
 //! `ioTimeout`, `generation`, `epoch` of a volume among them), none is renamed. Longhorn's EngineFrontend, Shard and
 //! ShardGroup, which only its v2 data engine uses, are not here. `deploy/crds.yaml` is made of these types.
 
+#![allow(clippy::duplicated_attributes, reason = "each column of a kind has its own type_ and json_path")]
+
 mod attachment;
 mod backing_image;
 mod backup;

@@ -11,7 +11,7 @@ use super::{Cluster, Locality, Placement, Resident, Want, place};
 /// one on the node that the volume's locality asks for while another will do. `None`: none may go.
 pub fn choose_removal<'a>(cluster: &Cluster, want: &Want, residents: &'a [Resident]) -> Option<&'a Resident> {
     let healthy = residents.iter().filter(|r| r.healthy && !r.failed).count();
-    let may_go = |r: &&Resident| !(r.healthy && !r.failed) || healthy > 1;
+    let may_go = |r: &&Resident| !r.healthy || r.failed || healthy > 1;
     residents.iter().filter(may_go).max_by_key(|r| {
         let others = || residents.iter().filter(|o| o.name != r.name && !o.failed);
         let sound = |o: &&Resident| o.healthy && !o.leaving;
