@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::ChainOp;
-use replica::store::{CreateOptions, Directory, Piece, Store};
+use replica::store::{Committed, CreateOptions, Directory, Piece, Store};
 use tempfile::TempDir;
 
 use crate::Places;
@@ -75,7 +75,8 @@ fn below_a_snapshot(path: &Path) -> Result<Store> {
         labels: Default::default(),
     };
     directory.prepare(Instance(1), &snapshot)?;
-    store.switch_head(directory.commit(Instance(1))?.context("a snapshot makes a new head")?);
+    let Committed::Head(head) = directory.commit(Instance(1))? else { bail!("a snapshot makes a new head") };
+    store.switch_head(*head);
     directory.sync_commit()?;
     Ok(store)
 }

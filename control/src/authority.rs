@@ -77,7 +77,10 @@ impl RemoteAuthority {
 
     fn ask(&self, question: &Question) -> Reply {
         self.try_ask(question).unwrap_or_else(|e| {
-            Reply::Unavailable(format!("the manager of this node does not answer at {}: {e}", self.socket.display()))
+            Reply::Unavailable(format!(
+                "the manager of this node does not answer at {}: {e}",
+                self.socket.display()
+            ))
         })
     }
 

@@ -5,12 +5,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, SnapshotRequest,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress,
+    SnapshotRequest,
 };
-use control::proto::volume::volume_operations_client::VolumeOperationsClient;
-use control::proto::{ptypes, volume};
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::{ptypes, volume};
 use control::replica::{Layer, ReplicaControl, ReplicaStatus, chain_of};
 use control::transport::connect;
 use lh_block::Generation;
@@ -71,7 +72,8 @@ impl EngineControl for Engine {
     }
 
     fn activity(&self) -> ptypes::Activity {
-        let writes = ptypes::Requests { rate: 7, throughput: 28672, mean: 90, p99: 200, ..Default::default() };
+        let writes =
+            ptypes::Requests { rate: 7, throughput: 28672, mean: 90, p99: 200, ..Default::default() };
         ptypes::Activity { window: 1_000_000_000, writes: Some(writes), ..Default::default() }
     }
 }
@@ -153,7 +155,10 @@ async fn refusals_keep_their_sentence() {
         (refused.code(), refused.message()),
         (Code::FailedPrecondition, "/dev/longhorn/demo is in use by mount")
     );
-    let unbuilt = client.volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest { size: 1 }).await.unwrap_err();
+    let unbuilt = client
+        .volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest { size: 1 })
+        .await
+        .unwrap_err();
     assert_eq!(
         (unbuilt.code(), unbuilt.message()),
         (Code::Unimplemented, "VolumeSnapshotMaxSizeSet is not built yet")

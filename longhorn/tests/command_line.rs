@@ -67,19 +67,30 @@ fn help_is_as_promised() {
         &["down"],
         &["ls"],
         &["status"],
+        &["resize"],
+        &["clone"],
         &["rm"],
         &["import"],
         &["snapshot"],
         &["snapshot", "create"],
         &["snapshot", "ls"],
+        &["snapshot", "tree"],
+        &["snapshot", "rm"],
+        &["snapshot", "purge"],
+        &["snapshot", "revert"],
+        &["snapshot", "diff"],
         &["snapshot", "export"],
         &["replica"],
         &["replica", "ls"],
+        &["replica", "add"],
+        &["replica", "rm"],
+        &["replica", "rebuild"],
         &["replica", "export"],
         &["doctor"],
         &["completion"],
     ];
-    let commands: &[&[&str]] = &[&[], &["instance-manager"], &["controller"], &["replica"]];
+    let commands: &[&[&str]] =
+        &[&[], &["instance-manager"], &["manager"], &["controller"], &["replica"], &["snapshot"]];
     for (program, name, commands) in [(CTL, "longhornctl", ctl_commands), (PROGRAM, "longhorn", commands)] {
         for command in commands {
             let help = run(program, &[command, &["--help"][..]].concat());

@@ -153,7 +153,7 @@ impl Volume {
 /// Space that a file takes and was never written.
 fn unwritten(path: &Path) -> u64 {
     let mut found = Vec::new();
-    assert!(sys::fiemap(&File::open(path).unwrap(), 0, u64::MAX, true, &mut found).unwrap());
+    assert!(sys::fiemap(File::open(path).unwrap(), 0, u64::MAX, true, &mut found).unwrap());
     found.iter().filter(|e| e.is_unwritten()).map(|e| e.length).sum()
 }
 

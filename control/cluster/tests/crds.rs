@@ -241,12 +241,15 @@ fn volume(change: impl Fn(&mut api::VolumeSpec)) -> api::Volume {
     api::Volume::new("demo", spec)
 }
 
+/// A change of a good specification, and a part of what is said of it.
+type Case = (fn(&mut api::VolumeSpec), &'static str);
+
 #[test]
 fn impossible_volumes_are_refused() {
     validate_cel(&volume(|_| {})).unwrap();
     validate_cel(&volume(|v| (v.data_locality, v.number_of_replicas) = (api::DataLocality::StrictLocal, 1)))
         .unwrap();
-    let cases: &[(fn(&mut api::VolumeSpec), &str)] = &[
+    let cases: &[Case] = &[
         (|v| v.data_locality = api::DataLocality::StrictLocal, "exactly one replica"),
         (
             |v| (v.data_locality, v.number_of_replicas) = (api::DataLocality::StrictLocal, 0),
@@ -266,7 +269,7 @@ fn impossible_changes_are_refused() {
     let old = volume(|_| {});
     validate_cel_update(&volume(|v| v.size = Int64Text(2 << 30)), &old).unwrap();
     validate_cel_update(&volume(|v| v.number_of_replicas = 1), &old).unwrap();
-    let cases: &[(fn(&mut api::VolumeSpec), &str)] = &[
+    let cases: &[Case] = &[
         (|v| v.size = Int64Text((1 << 30) - 1), "does not shrink"),
         (|v| v.data_engine = api::DataEngine::V2, "data engine"),
         (|v| v.quorum = api::Quorum::Majority, "quorum"),

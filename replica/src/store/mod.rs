@@ -65,4 +65,6 @@ pub use offline::SnapshotView;
 pub use pace::Pace;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
-pub use scrub::{DigestFrom, Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
+pub use scrub::{
+    DigestFrom, Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored,
+};

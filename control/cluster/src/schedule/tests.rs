@@ -106,7 +106,8 @@ fn anti_affinity_forbids_or_prefers() {
 #[test]
 fn what_takes_no_replicas_gets_none() {
     let base = || cluster(&["n1: a", "n2: a"]);
-    let cases: &[(&str, fn(&mut Cluster), &str)] = &[
+    type Case = (&'static str, fn(&mut Cluster), &'static str);
+    let cases: &[Case] = &[
         ("both", |_| {}, "n1-a"),
         ("a node that is not ready", |c| node(c, "n1").schedulable = false, "n2-a"),
         ("a node that is emptied", |c| node(c, "n1").evicting = true, "n2-a"),

@@ -109,6 +109,7 @@ fn matches_label(object: &Value, query: &BTreeMap<String, String>) -> bool {
     }
 }
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
 impl ApiServer {
     pub(crate) fn new(seed: u64) -> Self {
         let state = State { dice: seed, ..State::default() };

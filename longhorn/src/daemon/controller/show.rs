@@ -188,7 +188,7 @@ impl Show {
                 *attached = None;
             }
         }
-        wait_until_hidden(queues).map_err(HideError::Failed)
+        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
     }
 }
 
@@ -201,9 +201,9 @@ fn chosen(frontend: Frontend) -> Frontend {
     }
 }
 
-fn wait_until_hidden(queues: &Queues) -> Result<()> {
+/// Waits until so many queues show nothing any more.
+fn wait_until_hidden(queues: &Queues, mut left: usize) -> Result<()> {
     let deadline = Instant::now() + HIDING;
-    let mut left = queues.len();
     while left > 0 {
         match queues.notices.recv_deadline(deadline) {
             Ok(Notice::Hidden) => left -= 1,

@@ -281,7 +281,8 @@ fn without_room_for_all_it_starts_with_fewer_or_waits_as_the_setting_says() {
 #[test]
 fn what_is_not_built_is_refused_before_anything_exists() {
     use crate::api::DataEngine;
-    let cases: &[(fn(&mut VolumeSpec), &str)] = &[
+    type Case = (fn(&mut VolumeSpec), &'static str);
+    let cases: &[Case] = &[
         (|v| v.from_backup = "s3://b@r/?backup=x&volume=y".into(), "fromBackup"),
         (|v| v.data_source = "vol://other".into(), "cloning"),
         (|v| v.encrypted = true, "encryption"),

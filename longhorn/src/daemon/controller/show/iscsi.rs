@@ -54,6 +54,6 @@ impl Iscsi {
             return Ok(());
         }
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues).map_err(HideError::Failed)
+        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
     }
 }

@@ -20,6 +20,8 @@ pub(in crate::daemon::controller) struct Ublk {
     owner: String,
     block_size: u32,
     attached: Option<Attached>,
+    /// How many of the engine's queues serve some of the device's: fewer, if the engine before had fewer.
+    serving: usize,
     /// The node and its numbers, once it is there.
     node: Option<(PathBuf, u64)>,
 }
@@ -36,7 +38,14 @@ impl Ublk {
             NodeError::Live { .. } => Ok(()),
             e => Err(GivesUp(e.to_string())),
         })?;
-        Ok(Self { volume: volume.to_owned(), owner: owner(root), block_size, attached: None, node: None })
+        Ok(Self {
+            volume: volume.to_owned(),
+            owner: owner(root),
+            block_size,
+            attached: None,
+            serving: 0,
+            node: None,
+        })
     }
 
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
@@ -57,8 +66,13 @@ impl Ublk {
         if attached.is_taken_over() {
             tracing::info!(device = %attached.device().display(), "taken over");
         }
-        let mut channels = attached.channels(queues.len())?.into_iter();
-        queues.order(|_| Ok(Order::Ublk(channels.next().unwrap_or_default())))?;
+        let dealt = attached.channels(queues.len())?;
+        self.serving = dealt.iter().filter(|channels| !channels.is_empty()).count();
+        let mut dealt = dealt.into_iter();
+        queues.order(|_| {
+            let channels = dealt.next().unwrap_or_default();
+            Ok(if channels.is_empty() { Order::Nothing } else { Order::Ublk(channels) })
+        })?;
         attached.start().map_err(attach_error)?;
         let (major, minor) = attached.numbers().context("the device's numbers")?;
         let rdev = nix::sys::stat::makedev(major.into(), minor.into());
@@ -82,7 +96,7 @@ impl Ublk {
         if let Some((place, rdev)) = self.node.take() {
             node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
         }
-        wait_until_hidden(queues).map_err(HideError::Failed)?;
+        wait_until_hidden(queues, self.serving).map_err(HideError::Failed)?;
         match self.attached.take() {
             Some(attached) => attached.remove().map_err(|e| HideError::Failed(e.into())),
             None => Ok(()),
