@@ -3,6 +3,7 @@
 mod iscsi;
 mod ublk;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,6 +25,12 @@ use crate::daemon::{GivesUp, keeper};
 
 /// How long clients may take to let go of what was in flight when the frontend ends.
 const HIDING: Duration = Duration::from_secs(40);
+
+/// How long an address may still be taken by the engine before, whose ring outlives it for some milliseconds.
+const FREED: Duration = Duration::from_secs(2);
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Where the volume can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -225,16 +232,30 @@ fn users(device: &Path) -> String {
     format!("{} is in use by {by}: unmount or close it first", device.display())
 }
 
-fn nbd_listener(volume: &str, listen: Option<SocketAddr>) -> Result<(Listener, String)> {
-    match listen {
+/// Listens, once the engine before has let go of the address.
+fn listen<T>(mut on: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + FREED;
+    loop {
+        match on() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                std::thread::sleep(AGAIN);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn nbd_listener(volume: &str, wanted: Option<SocketAddr>) -> Result<(Listener, String)> {
+    match wanted {
         None => {
             let path = Path::new("/run/longhorn").join(format!("{volume}.nbd.sock"));
-            let listener =
-                Listener::unix(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+            let listener = listen(|| Listener::unix(&path))
+                .with_context(|| format!("cannot listen on {}", path.display()))?;
             Ok((listener, format!("nbd+unix:///{volume}?socket={}", path.display())))
         }
         Some(address) => {
-            let listener = Listener::tcp(address).with_context(|| format!("cannot listen on {address}"))?;
+            let listener =
+                listen(|| Listener::tcp(address)).with_context(|| format!("cannot listen on {address}"))?;
             let port = listener.tcp_address().context("the port that was chosen")?.port();
             tracing::warn!(%address, "insecure: whoever reaches this address may read and write the volume");
             Ok((listener, format!("nbd://{}/{volume}", host_of(SocketAddr::new(address.ip(), port)))))

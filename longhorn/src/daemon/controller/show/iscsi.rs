@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use iscsi_frontend::{Listener, Target};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, host_of, wait_until_hidden};
+use super::{Endpoint, HideError, host_of, listen, wait_until_hidden};
 use crate::arguments::ISCSI_PORT;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
@@ -25,9 +25,10 @@ pub(in crate::daemon::controller) struct Iscsi {
 
 impl Iscsi {
     /// Takes the address before anything is started. Without one that is this host's own, for this host alone.
-    pub(super) fn prepare(volume: &str, record: Option<&Path>, listen: Option<SocketAddr>) -> Result<Self> {
-        let address = listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, ISCSI_PORT)));
-        let listener = Listener::tcp(address).with_context(|| format!("cannot listen on {address}"))?;
+    pub(super) fn prepare(volume: &str, record: Option<&Path>, wanted: Option<SocketAddr>) -> Result<Self> {
+        let address = wanted.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, ISCSI_PORT)));
+        let listener =
+            listen(|| Listener::tcp(address)).with_context(|| format!("cannot listen on {address}"))?;
         let bound = listener.address().context("the port that was chosen")?;
         if !bound.ip().is_loopback() {
             tracing::warn!(%bound, "insecure: whoever reaches this address may read and write the volume");

@@ -1,7 +1,7 @@
 //! Serves a disk in memory over iSCSI on a TCP address:
 //!
 //! ```text
-//! cargo run --release -p iscsi-frontend --example memory -- 127.0.0.1:3260 1073741824
+//! cargo run --release -p iscsi-frontend --example iscsi-memory -- 127.0.0.1:3260 1073741824
 //! iscsi-ls -s iscsi://127.0.0.1:3260
 //! iscsi-inq iscsi://127.0.0.1:3260/iqn.2019-10.io.longhorn:memory/1
 //! ```
@@ -21,7 +21,7 @@ const OWNER: u8 = 2;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let Some(address) = args.next() else {
-        return Err("usage: memory ADDRESS:PORT [BYTES [RESERVATIONS-FILE [USER SECRET]]]".into());
+        return Err("usage: iscsi-memory ADDRESS:PORT [BYTES [RESERVATIONS-FILE [USER SECRET]]]".into());
     };
     let size = args.next().map_or(Ok(1 << 30), |text| text.parse::<u64>())?;
     let mut target = Target::of_volume("memory");
