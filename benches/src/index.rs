@@ -92,6 +92,7 @@ mod tests {
         index.update();
         let mut pieces = Vec::new();
         index.store.plan_read(Extent::new(0, SIZE), &mut pieces);
-        assert!((2000..2010).contains(&pieces.len()), "{}", pieces.len());
+        // Neighbours and blocks that are chosen twice make fewer.
+        assert!((1900..2010).contains(&pieces.len()), "{}", pieces.len());
     }
 }

@@ -29,6 +29,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Server;
 
@@ -102,6 +103,9 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     if let (Some(address), false) = (options.listen, options.insecure) {
         return Err(ManagerError::Insecure(address));
     }
+    // A signal that is caught here has its default meaning again in what is started; one that whoever started this process
+    // had switched off (nohup) would be off there, too, and SIGHUP replaces engines.
+    let _hangup = signal(SignalKind::hangup()).map_err(|e| io_error("SIGHUP cannot be caught", e))?;
     let root = options.root;
     root.create().map_err(|e| io_error(root.path().display(), e))?;
     let _lock = lock(&root)?;

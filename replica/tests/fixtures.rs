@@ -270,7 +270,7 @@ fn a_live_process_keeps_readers_out() {
     assert!(err.to_string().contains(&format!("by process {}", std::process::id())), "{err}");
     drop((directory, store));
     let view = SnapshotView::open(&fixture.replica, None).unwrap();
-    let wait = OpenOptions { lock_wait: Duration::from_millis(20) };
+    let wait = OpenOptions { lock_wait: Duration::from_secs(1) };
     assert!(matches!(Directory::open(&fixture.replica, &wait), Err(OpenError::InUse { .. })));
     drop(view);
     Directory::open(&fixture.replica, &wait).unwrap();

@@ -68,7 +68,7 @@ fn a_large_sparse_volume_becomes_a_small_image() {
     let place = tempfile::tempdir().unwrap();
     let (path, image) = (place.path().join("replica"), place.path().join("image"));
     let size = (3 << 40) + 4096;
-    let options = replica::store::CreateOptions { size, backing: None, lock_wait: Duration::ZERO };
+    let options = replica::store::CreateOptions { size, backing: None, lock_wait: Duration::from_secs(5) };
     let (mut directory, mut store) = Directory::create(&path, &options).unwrap();
     directory.begin_use().unwrap();
     let head = File::options().write(true).open(path.join("volume-head-000.img")).unwrap();
@@ -97,7 +97,7 @@ fn a_large_sparse_volume_becomes_a_small_image() {
     let options = replica::store::CreateOptions {
         size,
         backing: Some(image.display().to_string()),
-        lock_wait: Duration::ZERO,
+        lock_wait: Duration::from_secs(5),
     };
     drop(Directory::create(&other, &options).unwrap());
     let view = SnapshotView::open(&other, None).unwrap();
@@ -181,7 +181,7 @@ fn a_qcow2_backing_file_is_served() {
         drop(c);
         server.stop();
         let (_directory, _store) =
-            Directory::open(&replica, &OpenOptions { lock_wait: Duration::ZERO }).unwrap();
+            Directory::open(&replica, &OpenOptions { lock_wait: Duration::from_secs(5) }).unwrap();
     }
 }
 
@@ -230,7 +230,8 @@ fn a_clone_on_xfs_shares_its_extents() {
     use std::os::unix::fs::FileExt;
     let Some(xfs) = Xfs::mount() else { return };
     let (path, to) = (xfs.path().join("replica"), xfs.path().join("clone"));
-    let options = replica::store::CreateOptions { size: 1 << 30, backing: None, lock_wait: Duration::ZERO };
+    let options =
+        replica::store::CreateOptions { size: 1 << 30, backing: None, lock_wait: Duration::from_secs(5) };
     drop(Directory::create(&path, &options).unwrap());
     // As Longhorn leaves it: a snapshot with a head over it.
     fs::remove_dir_all(path.join("engine")).unwrap();

@@ -28,6 +28,9 @@ use super::pace::{Pace, Stopped};
 
 /// Bytes copied at a time.
 const STEP: u64 = 1 << 20;
+/// How long a lock of the new directory is waited for: a process that is just being started by another thread shares it
+/// for a moment.
+const PASSING: Duration = Duration::from_secs(5);
 /// Bytes shared at a time: the file system answers for each at once, and a stop is heard between two.
 const SHARE: u64 = 1 << 30;
 
@@ -90,7 +93,7 @@ pub fn clone_snapshot(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Cloned, CloneError> {
     let new = !target.exists();
-    let create = CreateOptions { size: view.size(), backing: None, lock_wait: Duration::ZERO };
+    let create = CreateOptions { size: view.size(), backing: None, lock_wait: PASSING };
     let (directory, store) = Directory::create(target, &create)?;
     // Only its files are of use here.
     drop(store);

@@ -19,7 +19,7 @@ use super::tape::Tape;
 
 pub(super) const SIZE: u64 = 64 * BLOCK;
 
-pub(super) const OPTIONS: OpenOptions = OpenOptions { lock_wait: Duration::from_millis(50) };
+pub(super) const OPTIONS: OpenOptions = OpenOptions { lock_wait: Duration::from_millis(900) };
 
 /// A temporary directory in RAM where there is one: the tests make thousands of files.
 pub(super) fn temporary() -> tempfile::TempDir {
@@ -27,7 +27,7 @@ pub(super) fn temporary() -> tempfile::TempDir {
 }
 
 pub(super) fn create_options(size: u64) -> CreateOptions {
-    CreateOptions { size, backing: None, lock_wait: Duration::from_millis(50) }
+    CreateOptions { size, backing: None, lock_wait: Duration::from_millis(900) }
 }
 
 pub(super) fn extent(start: u64, blocks: u64) -> Extent {
