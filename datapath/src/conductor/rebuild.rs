@@ -8,7 +8,7 @@
 //!
 //! - Nothing is copied, and nobody asked what it missed, before every queue sends to the target and every write admitted
 //!   before has completed.
-//! - What is looked at is planned from what target and source say of themselves ([`plan`]): what members remember since
+//! - What is looked at is planned from what target and source say of themselves ([`mod@plan`]): what members remember since
 //!   the target left, together with what it may have too much itself; where that is in doubt, everything.
 //! - The head is copied under the order of overlapping requests.
 //! - When a snapshot is taken, the copy of the former head goes on under its new name.

@@ -249,7 +249,7 @@ pub(super) enum SnapshotCommand {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
-        /// One or two names: [FROM] TO
+        /// One name; or two, the older one first
         #[arg(required = true, num_args = 1..=2, value_parser = snapshot_name, value_name = "[FROM] TO")]
         names: Vec<String>,
     },

@@ -1,5 +1,5 @@
 //! Checksums of a snapshot's layer: taken, checked, compared. Three tasks over one walk, each beside the process that
-//! serves the directory, each with a [`Pace`] that limits and stops it, each within a few MiB of memory.
+//! serves the directory, each with a [`Pace`](super::Pace) that limits and stops it, each within a few MiB of memory.
 //!
 //! - [`SnapshotLayer::hash`] writes Longhorn's checksum file and ours.
 //! - [`SnapshotLayer::scrub`] reads everything and names the blocks that are not what they were when they were hashed.
