@@ -52,7 +52,7 @@ def thousand(path, volume, pid):
     idle = []
     for _ in range(1000):
         s = socket.socket(socket.AF_UNIX)
-        s.connect(path)
+        wire.connect(s, path)
         idle.append(s)
     for client in held:
         client.write(0, b"t" * 4096)

@@ -1,7 +1,7 @@
 """An NBD client written from the protocol document alone (doc/proto.md of the NBD project): simple, structured and
 extended framing, and no manners. It shares nothing with the server, so that both have to have read the same document.
 """
-import errno, socket, struct
+import errno, socket, struct, time
 
 OPTION_MAGIC, REPLY_MAGIC = 0x49484156454F5054, 0x0003E889045565A9
 COMPACT, EXTENDED = 0x25609513, 0x21E41C71
@@ -29,11 +29,23 @@ class Reply:
         self.error, self.text, self.at, self.data, self.extents, self.raw = 0, "", None, b"", [], b""
 
 
+def connect(client, path):
+    """Connects, with patience while the listener's queue is full; that the engine did not die meanwhile is looked at later."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            return client.connect(path)
+        except (ConnectionRefusedError, BlockingIOError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
 class Nbd:
     def __init__(self, path, export, framing="simple", contexts=True, timeout=30):
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
-        self.socket.connect(path)
+        connect(self.socket, path)
         self.framing, self.cookie, self.reads = framing, 0x0102030405060708, {}
         greeting = self.take(18)
         assert greeting[:16] == b"NBDMAGICIHAVEOPT" and struct.unpack(">H", greeting[16:])[0] & 3 == 3, greeting
