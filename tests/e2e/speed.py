@@ -6,7 +6,8 @@ from harness import TOP, expect, full, have, say, shown, skip
 sys.path.append(os.path.join(TOP, "benches"))
 from compare import client, contestants, ours  # noqa: E402
 
-GOAL = 3.0
+# What is promised of a quiet machine; short runs beside other work only show that it is in sight.
+GOAL = full(1.5, 3.0)
 ROUNDS, SECONDS, SIZE = full(3, 5), full(3, 5), 1 << 30
 
 
