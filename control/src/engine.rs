@@ -57,6 +57,9 @@ pub enum EngineError {
     /// The name is taken.
     #[error("{0}")]
     Exists(String),
+    /// There is no such snapshot or replica.
+    #[error("{0}")]
+    NotFound(String),
     /// Not in this state; it may be possible later.
     #[error("{0}")]
     NotNow(String),
@@ -70,6 +73,7 @@ impl From<EngineError> for Status {
         match e {
             EngineError::Invalid(text) => Self::invalid_argument(text),
             EngineError::Exists(text) => Self::already_exists(text),
+            EngineError::NotFound(text) => Self::not_found(text),
             EngineError::NotNow(text) => Self::failed_precondition(text),
             EngineError::Failed(text) => Self::internal(text),
         }

@@ -58,6 +58,9 @@ impl EngineControl for Engine {
         Box::pin(async move {
             match operation {
                 Operation::Expand { .. } | Operation::AddReplica { .. } => Ok(()),
+                Operation::RebuildReplica { name } => {
+                    Err(EngineError::NotFound(format!("there is no replica {name}")))
+                }
                 other => Err(EngineError::NotNow(format!("{other:?} was asked for"))),
             }
         })
@@ -197,7 +200,8 @@ async fn operations_reach_the_engine_by_either_service() {
     ours.replica_add(added).await.unwrap();
     let replica = |name: &str| volume::ReplicaName { name: name.into() };
     asked(ours.replica_remove(replica("demo-r-1")).await.unwrap_err(), "RemoveReplica");
-    asked(ours.replica_rebuild(replica("demo-r-1")).await.unwrap_err(), "RebuildReplica");
+    let unknown = ours.replica_rebuild(replica("demo-r-9")).await.unwrap_err();
+    assert_eq!((unknown.code(), unknown.message()), (Code::NotFound, "there is no replica demo-r-9"));
 }
 
 #[tokio::test]

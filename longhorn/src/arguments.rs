@@ -18,7 +18,7 @@ pub const ISCSI_PORT: u16 = 3260;
 /// How a volume is shown. Only what this build has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
-    /// The first of the block devices below that this kernel has
+    /// The same as fuse, for now
     Auto,
     /// A block device, /dev/longhorn/VOLUME, through ublk
     Ublk,

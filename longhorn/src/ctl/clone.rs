@@ -25,6 +25,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
     let root = &context.root;
     let original = VolumeRecord::load(root, &source.volume)?;
+    if source.volume == new {
+        bail!("a clone needs a name of its own: volume {new} is there already");
+    }
     let _original = VolumeLock::take(root, &source.volume, LOCK_PATIENCE)?;
     let _new = VolumeLock::take(root, new, LOCK_PATIENCE)?;
     LiveDirs::default().check_free(new, root)?;

@@ -8,7 +8,6 @@ use crate::arguments::Frontend;
 pub(super) fn check(frontend: Frontend) -> Result<()> {
     match frontend {
         Frontend::NbdServer | Frontend::IscsiTarget | Frontend::None => Ok(()),
-        Frontend::Auto if ublk_frontend::missing().is_none() => Ok(()),
         Frontend::Ublk => match ublk_frontend::missing() {
             None => Ok(()),
             Some(missing) => bail!(

@@ -146,7 +146,12 @@ impl Face {
             Operation::RebuildReplica { name } => Command::Rebuild { name },
             Operation::AddReplica { name, address } => {
                 let path = unix_address(&address).map_err(EngineError::Invalid)?;
-                lock(&self.addresses).push((name.clone(), address));
+                let mut addresses = lock(&self.addresses);
+                // The engine refuses a name that it has; one that was taken out may come back elsewhere.
+                if !self.engine.status().replicas.iter().any(|r| r.name == name) {
+                    addresses.retain(|(known, _)| *known != name);
+                    addresses.push((name.clone(), address));
+                }
                 return Ok(self.engine.add_replica(ReplicaAddress { name, address: path.into() }));
             }
             Operation::Purge => Command::Purge,
@@ -187,9 +192,9 @@ fn refusal(e: CommandError) -> EngineError {
     match e {
         CommandError::Name(_) | CommandError::BadSize { .. } => EngineError::Invalid(text),
         CommandError::Exists(_) => EngineError::Exists(text),
+        CommandError::NotFound(_) => EngineError::NotFound(text),
         CommandError::Refused { .. } => EngineError::Failed(text),
-        CommandError::NotFound(_)
-        | CommandError::TooManySnapshots(_)
+        CommandError::TooManySnapshots(_)
         | CommandError::SnapshotsTooLarge { .. }
         | CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)

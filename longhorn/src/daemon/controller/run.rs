@@ -43,7 +43,8 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         frontend: args.frontend,
         volume: &args.volume,
         root: root.path(),
-        record: args.authority.as_deref(),
+        // An authority in a cluster is a socket, not a directory.
+        record: args.authority.as_deref().filter(|directory| directory.is_dir()),
         block_size: args.block_size,
         listen: args.frontend_listen,
     })?;

@@ -71,7 +71,7 @@ impl Show {
     /// Takes what can be missing or taken before anything is started.
     pub(super) fn prepare(wish: &Wish<'_>) -> Result<Self> {
         let Wish { volume, root, block_size, .. } = *wish;
-        match chosen(wish.frontend) {
+        match wish.frontend {
             Frontend::None => Ok(Self::Nothing),
             Frontend::NbdServer => {
                 let (listener, uri) = nbd_listener(volume, wish.listen)?;
@@ -196,15 +196,6 @@ impl Show {
             }
         }
         wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
-    }
-}
-
-/// The frontend that `auto` stands for: the first block device that this kernel has.
-fn chosen(frontend: Frontend) -> Frontend {
-    match frontend {
-        Frontend::Auto if ublk_frontend::missing().is_none() => Frontend::Ublk,
-        Frontend::Auto => Frontend::Fuse,
-        frontend => frontend,
     }
 }
 
