@@ -11,7 +11,6 @@ mod connector;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
 
 pub use authority::Authority;
-pub use connector::Address;
+pub use lh_block::Address;
 
 /// How long connecting and the handshake may take. A replica answers only when it has drained what earlier engines
 /// left, so a slow disk may need most of it.
@@ -459,21 +458,5 @@ impl ControlThread {
             let why = crate::conductor::ConnectError::Unreachable(format!("no thread to connect with: {e}"));
             let _ = self.orders.send(Order::Input(Input::ConnectFailed { member, session, why }));
         }
-    }
-}
-
-/// Where a replica process listens, for messages.
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(address) => write!(f, "tcp:{address}"),
-        }
-    }
-}
-
-impl From<PathBuf> for Address {
-    fn from(path: PathBuf) -> Self {
-        Self::Unix(path)
     }
 }

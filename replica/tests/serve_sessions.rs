@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lh_block::{Epoch, Extent, Instance};
 use lh_wire::handshake::{CHALLENGE_LEN, HELLO_LEN, Verdict, WELCOME_LEN};
 use lh_wire::{Control, Header, OpCode, Status};
-use replica::serve::{Listen, Mode, Options, ServeError, run};
+use replica::serve::{Address, Mode, Options, ServeError, run};
 use serve_client::{KEY, MIB, Server, connect, generation, knock, options, pattern, session, shake, who};
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -219,9 +219,9 @@ fn epochs_are_kept() {
 #[test]
 fn over_tcp() {
     let place = tempfile::tempdir().unwrap();
-    let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    let listen = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let server = Server::with(Options { listen, ..options(place.path()) });
-    let Some(Listen::Tcp(address)) = server.status.address() else { panic!("no address") };
+    let Some(Address::Tcp(address)) = server.status.address() else { panic!("no address") };
     let mut with = who(1, 1);
     with.hello.checksums = true;
     let mut c = shake(TcpStream::connect(address).unwrap(), &with).unwrap();

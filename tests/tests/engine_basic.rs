@@ -62,7 +62,7 @@ impl Replica {
             volume: "v".into(),
             replica: self.name.clone(),
             key: [7; 32],
-            listen: serve::Listen::Unix(self.socket.clone()),
+            listen: serve::Address::Unix(self.socket.clone()),
             status: self.status.clone(),
         };
         self.thread = Some(thread::spawn(move || serve::run(options).expect("the replica serves")));

@@ -178,7 +178,7 @@ fn start_replica(directory: PathBuf, socket: PathBuf) -> (serve::Status, JoinHan
         volume: "v".into(),
         replica: "v-r-1".into(),
         key: [7; 32],
-        listen: serve::Listen::Unix(socket),
+        listen: serve::Address::Unix(socket),
         status: status.clone(),
     };
     let thread = thread::spawn(move || serve::run(options).expect("the replica serves"));

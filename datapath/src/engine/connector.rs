@@ -1,35 +1,18 @@
 //! Connecting to a replica: one connection per queue, each with its handshake.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lh_block::{Generation, Instance};
+use lh_block::{Address, Generation, Instance};
 use lh_wire::handshake::{
     CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
 };
 
 use super::HANDSHAKE;
 use crate::conductor::ConnectError;
-
-/// Where a replica's process listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A unix socket on this host.
-    Unix(PathBuf),
-    /// TCP.
-    Tcp(SocketAddr),
-}
-
-impl Address {
-    /// On this host for sure.
-    pub const fn is_local(&self) -> bool {
-        matches!(self, Self::Unix(_))
-    }
-}
 
 /// Who connects.
 #[derive(Clone)]

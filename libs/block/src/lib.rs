@@ -1,6 +1,7 @@
 //! The vocabulary every crate shares: units and ranges, names and sizes as people write them, generations and
 //! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
 
+mod address;
 mod device;
 mod epoch;
 mod error;
@@ -8,6 +9,7 @@ mod extent;
 mod name;
 mod size;
 
+pub use address::Address;
 pub use device::{Allocation, Device, Done, Geometry, Op, Request};
 pub use epoch::{Epoch, Generation, Instance};
 pub use error::IoError;

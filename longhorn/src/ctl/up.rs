@@ -13,7 +13,7 @@ use control::host::{
 use control::manager::State;
 use control::proto::imrpc::ProcessStatus;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
-use lh_block::{Generation, format_size};
+use lh_block::{Address, Generation, format_size};
 
 use super::Context;
 use super::args::{Output, UpArgs};
@@ -221,19 +221,21 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         volume_name: record.name.clone(),
         replica_instance_name: replica.name.clone(),
         listen: root.control_socket(&replica.name),
-        data_listen: root.data_socket(&replica.name),
+        data_listen: Address::Unix(root.data_socket(&replica.name)),
+        insecure: false,
         key_file: root.key(&record.name),
     }
 }
 
 fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Result<ControllerArgs> {
     let name = engine_name(&record.name);
-    let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name)));
+    let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name).into()));
     Ok(ControllerArgs {
         volume: record.name.clone(),
         listen: root.control_socket(&name),
         engine_instance_name: Some(name),
         replicas: replicas.collect(),
+        insecure: false,
         size: Some(record.size),
         block_size: record.block_size,
         frontend: frontend_of(&record.frontend)?,

@@ -10,6 +10,8 @@ mod show;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use lh_block::Address;
+
 pub(super) use run::run;
 pub(crate) use show::ublk_owner;
 
@@ -24,9 +26,12 @@ pub struct ControllerArgs {
     /// Name of this engine
     #[arg(long, value_parser = process_name, value_name = "NAME")]
     pub engine_instance_name: Option<String>,
-    /// A replica and where it listens for the engine; once for each
-    #[arg(long = "replica", value_parser = replica_address, value_name = "NAME=unix:PATH")]
-    pub replicas: Vec<(String, PathBuf)>,
+    /// A replica and where it listens for the engine, unix:PATH or tcp:ADDRESS:PORT; once for each
+    #[arg(long = "replica", value_parser = replica_address, value_name = "NAME=ADDRESS")]
+    pub replicas: Vec<(String, Address)>,
+    /// Reach replicas over TCP without encryption
+    #[arg(long)]
+    pub insecure: bool,
     /// Size of the volume in bytes
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
@@ -95,19 +100,26 @@ impl ControllerArgs {
             option("queues", self.queues.to_string());
         }
         option("root", self.root.display().to_string());
-        for (name, path) in &self.replicas {
-            option("replica", format!("{name}=unix:{}", path.display()));
+        for (name, address) in &self.replicas {
+            option("replica", format!("{name}={address}"));
+        }
+        if self.insecure {
+            line.push("--insecure".to_owned());
         }
         line.push(self.volume.clone());
         line
     }
 }
 
-/// `NAME=unix:PATH`.
-fn replica_address(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, address) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=unix:PATH"))?;
+/// Why replicas over TCP have to be asked for twice.
+const UNENCRYPTED: &str = "replicas over TCP are reached without encryption: whoever is on the network between sees and may \
+    change the volume's bytes; give --insecure if that network is your own";
+
+/// `NAME=unix:PATH` or `NAME=tcp:ADDRESS:PORT`.
+fn replica_address(text: &str) -> Result<(String, Address), String> {
+    let (name, address) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ADDRESS"))?;
     let name = process_name(name).map_err(|e| e.to_string())?;
-    Ok((name, unix_address(address)?))
+    Ok((name, address.parse()?))
 }
 
 #[cfg(test)]
@@ -123,9 +135,11 @@ mod tests {
             volume: "demo".into(),
             engine_instance_name: Some("demo-e-0".into()),
             replicas: vec![
-                ("demo-r-1".into(), "/r/1.sock".into()),
-                ("demo-r-2".into(), "/r/a=2.sock".into()),
+                ("demo-r-1".into(), Address::Unix("/r/1.sock".into())),
+                ("demo-r-2".into(), Address::Unix("/r/a=2.sock".into())),
+                ("demo-r-3".into(), Address::Tcp("[::1]:10000".parse().unwrap())),
             ],
+            insecure: true,
             size: Some(1 << 30),
             block_size: 4096,
             frontend: Frontend::NbdServer,

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use control::replica::{Layer, ReplicaControl, ReplicaStatus};
+use lh_block::Address;
 use lh_wire::LayerInfo;
-use replica::serve::{Listen, Mode, Options, ServeError, Status, run as serve};
+use replica::serve::{Mode, Options, ServeError, Status, run as serve};
 use replica::store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -40,9 +41,12 @@ pub struct ReplicaArgs {
     /// Where to listen for control (gRPC)
     #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
     pub listen: PathBuf,
-    /// Where to listen for the engine
-    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
-    pub data_listen: PathBuf,
+    /// Where to listen for the engine: unix:PATH or tcp:ADDRESS:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub data_listen: Address,
+    /// Address on TCP without encryption
+    #[arg(long)]
+    pub insecure: bool,
     /// The volume's key, 32 bytes
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,
@@ -59,14 +63,22 @@ impl ReplicaArgs {
             option("size", size.to_string());
         }
         option("listen", format!("unix:{}", self.listen.display()));
-        option("data-listen", format!("unix:{}", self.data_listen.display()));
+        option("data-listen", self.data_listen.to_string());
         option("key-file", self.key_file.display().to_string());
+        if self.insecure {
+            line.push("--insecure".to_owned());
+        }
         line.push(self.directory.display().to_string());
         line
     }
 }
 
 pub(super) fn run(args: ReplicaArgs) -> Result<()> {
+    if matches!(args.data_listen, Address::Tcp(_)) && !args.insecure {
+        let text = "a replica on TCP is not encrypted: whoever is on the network between sees and may change the volume's \
+            bytes; give --insecure if that network is your own";
+        return Err(GivesUp(text.to_owned()).into());
+    }
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
     let status = Status::default();
     let options = Options {
@@ -76,7 +88,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         volume: args.volume_name.clone(),
         replica: args.replica_instance_name.clone(),
         key,
-        listen: Listen::Unix(args.data_listen.clone()),
+        listen: args.data_listen.clone(),
         status: status.clone(),
     };
     super::memory::prepare();
@@ -173,7 +185,8 @@ mod tests {
             volume_name: "demo".into(),
             replica_instance_name: "demo-r-0a1b2c3d".into(),
             listen: "/r/run/demo-r-0a1b2c3d.grpc.sock".into(),
-            data_listen: "/r/run/demo-r-0a1b2c3d.sock".into(),
+            data_listen: Address::Unix("/r/run/demo-r-0a1b2c3d.sock".into()),
+            insecure: false,
             key_file: "/r/volumes/demo/key".into(),
         };
         let line = args.command_line();

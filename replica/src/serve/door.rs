@@ -14,7 +14,7 @@ use lh_wire::handshake::{CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdic
 use super::core::{ConnId, Input, SessionHello};
 use super::peer::{HELLO_PATIENCE_NS, HELLOS_MAX, Peer, Phase};
 use super::server::{OWNER, Server, kind};
-use super::{Listen, Options, ServeError};
+use super::{Address, Options, ServeError};
 
 /// How long nothing is accepted after the system refused to: it is out of descriptors or memory.
 const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
@@ -23,7 +23,7 @@ const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub(super) struct Door {
     listener: Option<Fd>,
-    address: Listen,
+    address: Address,
     accepting: bool,
     retry_at: Option<u64>,
     volume: String,
@@ -45,8 +45,8 @@ impl Door {
             Err(source) => return Err(ServeError::Listen { listen, source }),
         };
         let socket = match &address {
-            Listen::Unix(path) => Some(path.clone()),
-            Listen::Tcp(_) => None,
+            Address::Unix(path) => Some(path.clone()),
+            Address::Tcp(_) => None,
         };
         Ok(Self {
             listener: Some(listener),
@@ -60,7 +60,7 @@ impl Door {
         })
     }
 
-    pub(super) const fn address(&self) -> &Listen {
+    pub(super) const fn address(&self) -> &Address {
         &self.address
     }
 
@@ -87,14 +87,14 @@ impl Drop for Door {
     }
 }
 
-fn listen_on(listen: &Listen) -> io::Result<(Fd, Listen)> {
+fn listen_on(listen: &Address) -> io::Result<(Fd, Address)> {
     match listen {
-        Listen::Tcp(address) => {
+        Address::Tcp(address) => {
             let listener = TcpListener::bind(address)?;
-            let address = Listen::Tcp(listener.local_addr()?);
+            let address = Address::Tcp(listener.local_addr()?);
             Ok((Fd::new(listener), address))
         }
-        Listen::Unix(path) => {
+        Address::Unix(path) => {
             let listener = bind_unix(path)?;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
             Ok((Fd::new(listener), listen.clone()))
@@ -160,8 +160,8 @@ impl Server {
             return;
         }
         let fd = match self.door.address {
-            Listen::Tcp(_) => without_delay(fd),
-            Listen::Unix(_) => Ok(fd),
+            Address::Tcp(_) => without_delay(fd),
+            Address::Unix(_) => Ok(fd),
         };
         let mut nonce = [0; 32];
         let fd = match fd.and_then(|fd| random(&mut nonce).map(|()| fd)) {

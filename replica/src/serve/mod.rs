@@ -24,7 +24,6 @@ mod worker;
 mod write;
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,26 +32,9 @@ use thiserror::Error;
 
 use crate::store::OpenError;
 
+pub use lh_block::Address;
 pub use open::run;
 pub use status::{Counters, Mode, Snapshot, Status};
-
-/// Where a replica listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listen {
-    /// A unix socket, made with mode 0600. A socket that nobody listens on any more is replaced.
-    Unix(PathBuf),
-    /// A TCP address; port 0 takes any free one ([`Status::address`]).
-    Tcp(SocketAddr),
-}
-
-impl std::fmt::Display for Listen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(address) => write!(f, "tcp:{address}"),
-        }
-    }
-}
 
 /// What a replica's server is given.
 #[derive(Clone, Debug)]
@@ -70,7 +52,7 @@ pub struct Options {
     /// The volume's key.
     pub key: Key,
     /// Where to listen.
-    pub listen: Listen,
+    pub listen: Address,
     /// Through this other threads see how the server fares, and stop it.
     pub status: Status,
 }
@@ -85,7 +67,7 @@ pub enum ServeError {
     #[error("cannot listen on {listen}: {source}")]
     Listen {
         /// Where.
-        listen: Listen,
+        listen: Address,
         /// Why.
         source: io::Error,
     },

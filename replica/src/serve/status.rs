@@ -8,7 +8,7 @@ use lh_block::Generation;
 use lh_ring::Bell;
 use lh_wire::{FoldState, ReplicaState};
 
-use super::Listen;
+use super::Address;
 use super::worker::Task;
 
 /// What a replica is up to.
@@ -86,7 +86,7 @@ struct Live {
     generation: Generation,
     last_error: Option<String>,
     fold: Option<FoldState>,
-    address: Option<Listen>,
+    address: Option<Address>,
     bell: Option<Bell>,
     worker: Option<Sender<Task>>,
 }
@@ -124,7 +124,7 @@ impl Status {
     }
 
     /// Where the server listens, once it does.
-    pub fn address(&self) -> Option<Listen> {
+    pub fn address(&self) -> Option<Address> {
         self.live().address.clone()
     }
 
@@ -145,7 +145,7 @@ impl Status {
         &self.0.counts
     }
 
-    pub(super) fn begin(&self, address: Listen, bell: Bell, worker: Sender<Task>) {
+    pub(super) fn begin(&self, address: Address, bell: Bell, worker: Sender<Task>) {
         let mut live = self.live();
         live.mode = Mode::Idle;
         live.address = Some(address);

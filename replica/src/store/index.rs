@@ -123,7 +123,10 @@ impl Chunk {
         if let Self::Packed(bytes) = self
             && bytes.len() == CHUNK
         {
-            let fewer = ranges.iter().fold(false, |fewer, range| fill(bytes, *range, value) || fewer);
+            let mut fewer = false;
+            for range in ranges {
+                fewer |= fill(bytes, *range, value);
+            }
             if fewer {
                 self.shrink();
             }

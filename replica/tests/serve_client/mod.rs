@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lh_block::{Generation, Instance};
 use lh_wire::handshake::{CHALLENGE_LEN, Challenge, Hello, Verdict, WELCOME_LEN, decode_welcome};
 use lh_wire::{Control, HEADER_LEN, Header, OpCode, ReplicaState, Status, flags, padding};
-use replica::serve::{Listen, Options, ServeError, Status as Handle, run};
+use replica::serve::{Address, Options, ServeError, Status as Handle, run};
 
 pub(crate) const KEY: [u8; 32] = [7; 32];
 pub(crate) const VOLUME: &str = "demo";
@@ -43,7 +43,7 @@ pub(crate) fn options(place: &Path) -> Options {
         volume: VOLUME.into(),
         replica: REPLICA.into(),
         key: KEY,
-        listen: Listen::Unix(place.join("socket")),
+        listen: Address::Unix(place.join("socket")),
         status: Handle::default(),
     }
 }
@@ -63,8 +63,8 @@ impl Server {
     pub(crate) fn with(options: Options) -> Self {
         let status = options.status.clone();
         let socket = match &options.listen {
-            Listen::Unix(path) => path.clone(),
-            Listen::Tcp(_) => PathBuf::new(),
+            Address::Unix(path) => path.clone(),
+            Address::Tcp(_) => PathBuf::new(),
         };
         let thread = std::thread::spawn(move || run(options));
         let began = Instant::now();

@@ -11,11 +11,10 @@ use control::proto::ptypes::{self, ReplicaMode};
 use crossbeam_channel::{Receiver, Sender};
 use datapath::conductor::{Command, CommandError, FoldStatus, Mode, ReplicaStatus};
 use datapath::engine::{EngineHandle, ReplicaAddress};
-use lh_block::Generation;
+use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
 use super::show::Endpoint;
-use crate::arguments::unix_address;
 use crate::daemon::clock;
 
 /// A wish that the engine ends; the answer says whether it does.
@@ -33,6 +32,8 @@ pub(super) struct Shown {
 pub(super) struct Face {
     pub(super) volume: String,
     pub(super) generation: Generation,
+    /// Whether replicas may be reached over TCP, where nothing is encrypted.
+    pub(super) insecure: bool,
     /// Where each replica is reached, by name.
     pub(super) addresses: Mutex<Vec<(String, String)>>,
     pub(super) engine: EngineHandle,
@@ -145,14 +146,17 @@ impl Face {
             Operation::RemoveReplica { name } => Command::RemoveReplica { name },
             Operation::RebuildReplica { name } => Command::Rebuild { name },
             Operation::AddReplica { name, address } => {
-                let path = unix_address(&address).map_err(EngineError::Invalid)?;
+                let reached: Address = address.parse().map_err(EngineError::Invalid)?;
+                if !reached.is_local() && !self.insecure {
+                    return Err(EngineError::Invalid(super::UNENCRYPTED.to_owned()));
+                }
                 let mut addresses = lock(&self.addresses);
                 // The engine refuses a name that it has; one that was taken out may come back elsewhere.
                 if !self.engine.status().replicas.iter().any(|r| r.name == name) {
                     addresses.retain(|(known, _)| *known != name);
                     addresses.push((name.clone(), address));
                 }
-                return Ok(self.engine.add_replica(ReplicaAddress { name, address: path.into() }));
+                return Ok(self.engine.add_replica(ReplicaAddress { name, address: reached }));
             }
             Operation::Purge => Command::Purge,
             Operation::Revert { name } => {

@@ -1,6 +1,5 @@
 //! An engine's life: its locks, the engine, its face, the frontend; and the way back.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,15 +10,15 @@ use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, Volu
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
-use lh_block::Generation;
+use lh_block::{Address, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::ControllerArgs;
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost};
 use super::face::{Face, Shown, Shutdown};
 use super::queues::{DEPTH, Notice, Queues};
 use super::show::{HideError, Show, Wish};
+use super::{ControllerArgs, UNENCRYPTED};
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, memory};
 
@@ -89,7 +88,7 @@ fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Autho
 
 /// The replicas of the volume's record, if the authority is the root's own: a restart has the command line of the first
 /// start, and replicas may have come and gone since. Otherwise those of the command line.
-fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, PathBuf)>> {
+fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, Address)>> {
     if args.authority.as_deref() != Some(root.volume(&args.volume).as_path()) {
         return Ok(args.replicas.clone());
     }
@@ -99,7 +98,7 @@ fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, PathBuf
             .into_iter()
             .map(|r| {
                 let socket = root.data_socket(&r.name);
-                (r.name, socket)
+                (r.name, socket.into())
             })
             .collect()),
         Err(RecordError::Missing { .. }) => Ok(args.replicas.clone()),
@@ -109,7 +108,7 @@ fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, PathBuf
 
 fn options(
     args: &ControllerArgs,
-    replicas: &[(String, PathBuf)],
+    replicas: &[(String, Address)],
     generation: Generation,
     authority: Box<dyn engine::Authority>,
 ) -> Result<engine::Options> {
@@ -119,10 +118,12 @@ fn options(
     if replicas.is_empty() {
         return Err(GivesUp("an engine needs at least one --replica NAME=unix:PATH".to_owned()).into());
     }
-    let address = |(name, path): &(String, PathBuf)| ReplicaAddress {
-        name: name.clone(),
-        address: path.clone().into(),
-    };
+    let local = replicas.iter().all(|(_, address)| address.is_local());
+    if !local && !args.insecure {
+        return Err(GivesUp(UNENCRYPTED.to_owned()).into());
+    }
+    let address =
+        |(name, address): &(String, Address)| ReplicaAddress { name: name.clone(), address: address.clone() };
     Ok(engine::Options {
         volume: args.volume.clone(),
         replicas: replicas.iter().map(address).collect(),
@@ -138,9 +139,9 @@ fn options(
             Quorum::Majority => conductor::Quorum::Majority,
             Quorum::Unsafe => conductor::Quorum::Unsafe,
         },
-        // The volume's replicas are reached by unix sockets, so every engine that they had ran on this host, and the
-        // name's lock says that it has ended.
-        known_dead: true,
+        // Replicas that are reached by unix sockets had no engine but on this host, and the name's lock says that it has
+        // ended. Over TCP another host may have one that has not heard of this one yet.
+        known_dead: local,
         authority,
         limits: Limits::default(),
     })
@@ -155,16 +156,17 @@ fn queues_by_processors() -> u8 {
 /// Starts the thread that answers on the control socket and hears signals. What comes out are wishes to end.
 fn serve_face(
     args: &ControllerArgs,
-    replicas: &[(String, PathBuf)],
+    replicas: &[(String, Address)],
     generation: Generation,
     handle: &EngineHandle,
     shown: &Arc<Mutex<Shown>>,
 ) -> Result<Receiver<Shutdown>> {
     let (sender, shutdowns) = unbounded();
-    let address = |(name, path): &(String, PathBuf)| (name.clone(), format!("unix:{}", path.display()));
+    let address = |(name, address): &(String, Address)| (name.clone(), address.to_string());
     let face = Arc::new(Face {
         volume: args.volume.clone(),
         generation,
+        insecure: args.insecure,
         addresses: Mutex::new(replicas.iter().map(address).collect()),
         engine: handle.clone(),
         shown: shown.clone(),
