@@ -44,7 +44,7 @@ pub struct ReplicaArgs {
     /// Where to listen for the engine: unix:PATH or tcp:ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub data_listen: Address,
-    /// Address on TCP without encryption
+    /// Listen on TCP without encryption
     #[arg(long)]
     pub insecure: bool,
     /// The volume's key, 32 bytes
