@@ -167,6 +167,29 @@ class QuorumTcp(Quorum):
                 f"server.type=inet,server.host=127.0.0.1,server.port={port}")
 
 
+class Tgtd(Contestant):
+    """The Linux target framework's daemon over one raw file, its write cache on."""
+    key, name, iqn = "tgtd", "tgtd, one raw file", "iqn.2001-04.test:tgtd"
+
+    def start(self):
+        need("tgtd", "tgtadm")
+        super().start()
+        raw, port = self.raw_file("raw"), free_port()
+        self.number = str(1 + port % 1000)
+        self.spawn("tgtd", "-f", "-C", self.number, "--iscsi", f"portal=127.0.0.1:{port}")
+        wait_for("tgtd", lambda: self.admin("--op", "show", "--mode", "sys"))
+        target = ("--lld", "iscsi", "--tid", "1")
+        for words in (("--op", "new", "--mode", "target", *target, "-T", self.iqn),
+                      ("--op", "new", "--mode", "logicalunit", *target, "--lun", "1", "-b", raw),
+                      ("--op", "bind", "--mode", "target", *target, "-I", "ALL")):
+            if not self.admin(*words):
+                raise Missing(f"tgtadm {' '.join(words)} failed")
+        self.url = f"iscsi://127.0.0.1:{port}/{self.iqn}/1"
+
+    def admin(self, *words):
+        return subprocess.run(["tgtadm", "-C", self.number, *words], capture_output=True).returncode == 0
+
+
 class NbdkitMemory(Contestant):
     key, name = "nbdkit", "nbdkit memory"
 

@@ -3,15 +3,16 @@ import os, subprocess, sys
 
 from . import machine
 from .client import BenchError, Target, file_job, nbd_job
-from .contestants import Contestant, Missing, wait_for, accepts
+from .contestants import Contestant, Missing, accepts, free_port, wait_for
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.append(os.path.join(TOP, "tests", "e2e"))
+from by_hand import ByHand  # noqa: E402
 from harness import BIN, Host  # noqa: E402  (the tests' way of leaving nothing behind)
 
 # What `scripts/bench` builds before it starts anything: package, and its examples.
 PACKAGES = ["-p", "longhorn", "-p", "benches", "-p", "nbd-frontend", "-p", "fuse-frontend",
-            "--bins", "--example", "memory", "--example", "fuse-memory"]
+            "-p", "iscsi-frontend", "--bins", "--example", "memory", "--example", "fuse-memory", "--example", "iscsi-memory"]
 
 
 class Volume(Contestant):
@@ -50,6 +51,28 @@ class VolumeDevice(Volume):
     key, name, frontend = "longhorn-device", "longhorn, 3 replicas, /dev/longhorn (FUSE + loop)", "fuse"
 
 
+class VolumeTcp(Volume):
+    """The same with replicas on TCP, as on three hosts."""
+    key, name = "longhorn-tcp", "longhorn, 3 replicas over TCP, NBD"
+
+    def start(self):
+        Contestant.start(self)
+        self.host = Host(self.folder)
+        self.by_hand = ByHand(self.host, "t", self.size, [f"127.0.0.1:{port}" for port in (free_port(), free_port(), free_port())])
+        self.by_hand.start()
+
+    def target(self):
+        return Target([nbd_job(self.by_hand.uri())])
+
+    def pids(self):
+        return [child.pid for child in self.by_hand.children]
+
+    def stop(self):
+        if hasattr(self, "by_hand"):
+            self.by_hand.stop()
+        super().stop()
+
+
 class VolumeSingle(Volume):
     key, name, replicas = "longhorn-1", "longhorn, 1 replica, NBD", 1
 
@@ -74,6 +97,17 @@ class MemoryNbd(Contestant):
 
     def target(self):
         return Target([nbd_job(f"nbd+unix:///memory?socket={self.socket('nbd')}")])
+
+
+class MemoryIscsi(Contestant):
+    """The iSCSI frontend over a disk in memory."""
+    key, name = "longhorn-iscsi", "longhorn's iSCSI frontend alone"
+
+    def start(self):
+        super().start()
+        address = f"127.0.0.1:{free_port()}"
+        self.spawn(example("iscsi-memory"), address, self.size)
+        self.url = f"iscsi://{address}/iqn.2019-10.io.longhorn:memory/1"
 
 
 class MemoryFuse(Contestant):

@@ -1,10 +1,10 @@
 """Figures that are no rate of a client: first writes into holes, memory, the pause of a snapshot, a rebuild, a round
 trip. Each returns a dictionary; what could not be measured says so under `failed`."""
-import contextlib, mmap, os, shutil, signal, statistics, subprocess, tempfile, threading, time
+import contextlib, mmap, os, re, shutil, signal, statistics, subprocess, tempfile, threading, time
 
 from . import client, ours
 from .client import BenchError, FILL
-from .contestants import Missing, Raw
+from .contestants import Missing, Raw, Tgtd
 
 
 class NotMeasured(Exception):
@@ -196,6 +196,34 @@ def bare_fan_out(plan, place):
             raise NotMeasured(done.stderr.strip())
         rates.append(float(done.stdout))
     return {"iops": statistics.median(rates), "spread": [min(rates), max(rates)]}
+
+
+def iscsi(plan, place):
+    """4 KiB requests at depth 32 by QEMU's initiator, on tgtd over a file in RAM and on the iSCSI frontend over a disk in
+    memory: it is the frontend that is measured."""
+    count = 2000 if plan.quick else 60000
+    found = {(work, kind.key): [] for work in ("write", "read") for kind in (Tgtd, ours.MemoryIscsi)}
+    for _ in range(plan.rounds):
+        for kind in (Tgtd, ours.MemoryIscsi):
+            with started(kind, place, 256 << 20) as contestant:
+                for work in ("write", "read"):
+                    found[work, kind.key].append(count / initiated(contestant.url, work, count))
+    rates = {work: [b / a for a, b in zip(found[work, "tgtd"], found[work, "longhorn-iscsi"])] for work in ("write", "read")}
+    return {work: {"ratio": statistics.median(pairs), "spread": [min(pairs), max(pairs)],
+                   "tgtd": statistics.median(found[work, "tgtd"]),
+                   "longhorn": statistics.median(found[work, "longhorn-iscsi"])} for work, pairs in rates.items()}
+
+
+def initiated(url, work, count):
+    """Seconds that QEMU's initiator takes for so many requests."""
+    words = ["qemu-img", "bench", "-f", "raw", "-t", "none", "-c", str(count), "-d", "32", "-s", "4096", url]
+    for _ in range(20):
+        done = subprocess.run(words[:2] + (["-w"] if work == "write" else []) + words[2:], capture_output=True, text=True)
+        if done.returncode == 0:
+            return float(re.search(r"Run completed in ([\d.]+) seconds", done.stdout).group(1))
+        # The target may not listen yet.
+        time.sleep(0.2)
+    raise NotMeasured(f"qemu-img bench: {done.stderr.strip()}")
 
 
 def measure(what, plan, place):
