@@ -9,6 +9,7 @@ mod chap;
 mod collect;
 mod connection;
 mod handshake;
+pub mod initiator;
 pub mod login;
 pub mod pdu;
 pub mod scsi;

@@ -18,10 +18,14 @@ pub const ISCSI_PORT: u16 = 3260;
 /// How a volume is shown. Only what this build has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
-    /// The same as fuse, for now
+    /// The first of ublk, nbd, iscsi and fuse that this host has
     Auto,
     /// A block device, /dev/longhorn/VOLUME, through ublk
     Ublk,
+    /// A block device, /dev/longhorn/VOLUME, through the kernel's NBD client
+    Nbd,
+    /// A block device, /dev/longhorn/VOLUME, through the host's iSCSI initiator
+    Iscsi,
     /// A block device, /dev/longhorn/VOLUME, through FUSE and a loop device
     Fuse,
     /// No device: an NBD export for QEMU, nbd-client or libnbd
@@ -38,7 +42,7 @@ impl Frontend {
         match self {
             Self::NbdServer => Some(NBD_PORT),
             Self::IscsiTarget => Some(ISCSI_PORT),
-            Self::Auto | Self::Ublk | Self::Fuse | Self::None => None,
+            Self::Auto | Self::Ublk | Self::Nbd | Self::Iscsi | Self::Fuse | Self::None => None,
         }
     }
 
@@ -47,6 +51,8 @@ impl Frontend {
         match self {
             Self::Auto => "auto",
             Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
+            Self::Iscsi => "iscsi",
             Self::Fuse => "fuse",
             Self::NbdServer => "nbd-server",
             Self::IscsiTarget => "iscsi-target",

@@ -10,7 +10,6 @@ mod doctor;
 mod down;
 mod engine;
 mod import;
-mod kernel;
 mod manager;
 mod members;
 mod observe;
@@ -24,6 +23,7 @@ mod show;
 mod snapshot;
 mod snapshot_tree;
 mod up;
+mod upgrade;
 mod watch;
 
 use std::io::Write;
@@ -84,6 +84,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Status { volume, watch: true } => watch::watch(context, &volume).await,
         Command::Status { volume, watch: false } => show::status(context, &volume).await,
         Command::Resize { volume, size } => resize::run(context, &volume, size).await,
+        Command::Upgrade(args) => upgrade::run(context, &args).await,
         Command::Clone { source, new } => clone::run(context, &source, &new).await,
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories } => import::run(context, &volume, &directories).await,

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
 
 pub use controller::ControllerArgs;
-pub(crate) use controller::ublk_owner;
+pub(crate) use controller::{device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::layer;

@@ -3,4 +3,5 @@
 pub mod arguments;
 pub mod ctl;
 pub mod daemon;
+mod kernel;
 mod sentence;

@@ -253,7 +253,9 @@ fn doctor_judges_every_part() {
     let root = Root::at(dir.path()).unwrap();
     let done = ctl(&root, &["doctor", "-o", "json"]);
     let said = text(&done.stdout);
-    for check in ["user", "io_uring", "fuse", "loop", "nbd", "ublk", "iscsi", "memlock", "root", "disk"] {
+    for check in
+        ["user", "io_uring", "fuse", "loop", "nbd", "ublk", "iscsi", "device", "memlock", "root", "disk"]
+    {
         assert!(said.contains(&format!("\"check\": \"{check}\"")), "{check}: {said}");
     }
     assert_eq!(done.status.code() == Some(1), said.contains("\"FAIL\""));

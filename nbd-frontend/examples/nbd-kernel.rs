@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
 use lh_ring::{Frontend, Payload, Pool, Ring};
-use nbd_frontend::kernel::{self, Served, Settings};
+use nbd_frontend::kernel::{self, Served, Settings, Slow};
 use nbd_frontend::{Export, Limits, Listener, Server};
 
 type Failure = Box<dyn std::error::Error>;
@@ -132,6 +132,7 @@ fn connect(arguments: &Arguments) -> Result<kernel::Device, Failure> {
         identifier: arguments.word(1)?.to_owned(),
         served,
         timeout: Duration::from_secs(arguments.timeout),
+        slow: Slow::IsDead,
         dead_timeout: Duration::from_secs(arguments.dead_timeout),
     };
     let device = kernel::connect(&settings, sockets)?;

@@ -7,8 +7,9 @@
 //!   only when that request's timer has run out, so a long timer is a long pause.
 //! - A device is found again by the identifier that it was made with: [`find`].
 //!
-//! A request that a living server leaves unanswered for longer than the timer ends its connection, too: the kernel takes
-//! it for dead. So somebody has to look ([`Device::has_lost_connection`]) also while the server lives.
+//! What the timer means besides that depends on [`Slow`]: with several connections a request that a living server leaves
+//! unanswered for longer ends its connection, too, and somebody has to look ([`Device::has_lost_connection`]) also while
+//! the server lives.
 
 mod handshake;
 mod message;
@@ -28,6 +29,16 @@ pub use handshake::{HandshakeError, Served, handshake};
 use message::{Request, attributes, find as attribute, number, u32_at};
 use netlink::Netlink;
 
+/// What becomes of the connection of a request whose timer has run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// It is taken for dead, and everything on it is sent again on another one.
+    IsDead,
+    /// Nothing: a disk that is slower than the timer is no dead server. Only what was sent on a connection that has been
+    /// replaced since is sent again. For devices of one connection; with several the kernel does the other thing.
+    IsPatient,
+}
+
 /// What a device is made with.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -37,9 +48,11 @@ pub struct Settings {
     pub identifier: String,
     /// What the server has told of its export.
     pub served: Served,
-    /// How long an unanswered request waits until its connection is taken for dead and it is sent on another; whole
-    /// seconds, at least one.
+    /// How long an unanswered request waits until it is sent on another connection, if there is one; whole seconds, at
+    /// least one.
     pub timeout: Duration,
+    /// What that means for the connection.
+    pub slow: Slow,
     /// How long requests wait for a new connection when none is left, before they fail; whole seconds.
     pub dead_timeout: Duration,
 }
@@ -104,7 +117,9 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
     }
     request.number(number::SIZE, settings.served.size);
     request.number(number::BLOCK_SIZE, settings.served.block.into());
-    request.number(number::TIMEOUT, settings.timeout.as_secs().max(1));
+    let timeout = settings.timeout.as_secs().max(1);
+    // 0 is not none: requests have the queue's own timer then, which the kernel sets to 30 s.
+    request.number(number::TIMEOUT, if settings.slow == Slow::IsDead { timeout } else { 0 });
     request.number(number::DEAD_TIMEOUT, settings.dead_timeout.as_secs());
     request.number(number::SERVER_FLAGS, settings.served.flags.into());
     request.text(number::BACKEND, &settings.identifier);
@@ -116,11 +131,11 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
     match (done, index.or(settings.index)) {
         (Ok(()), Some(index)) => {
             let device = Device { index, identifier: settings.identifier.clone(), sockets };
-            match device.limit(settings.served.longest) {
+            match device.limit(settings.served.longest).and_then(|()| device.set_timer(timeout)) {
                 Ok(()) => Ok(device),
                 Err(source) => {
                     device.disconnect()?;
-                    Err(ClientError::Refused { what: "limit the length of its requests", source })
+                    Err(ClientError::Refused { what: "limit the length and time of its requests", source })
                 }
             }
         }
@@ -165,6 +180,11 @@ impl Device {
         self.index
     }
 
+    /// What it was made with, and is found by.
+    pub fn identifier(&self) -> &str {
+        &self.identifier
+    }
+
     /// `/dev/nbdN`.
     pub fn path(&self) -> PathBuf {
         format!("/dev/nbd{}", self.index).into()
@@ -175,6 +195,17 @@ impl Device {
         let path = format!("/sys/block/nbd{}/queue/max_sectors_kb", self.index);
         let now: u32 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
         if now > longest >> 10 { fs::write(path, (longest >> 10).to_string()) } else { Ok(()) }
+    }
+
+    /// How long a request waits before the kernel looks at its connection.
+    fn set_timer(&self, seconds: u64) -> io::Result<()> {
+        fs::write(format!("/sys/block/nbd{}/queue/io_timeout", self.index), (seconds * 1000).to_string())
+    }
+
+    /// Gives up this process's own handles of the sockets, which are the kernel's alone then: a socket that it does not
+    /// take, or no longer has, is closed, and the server sees that.
+    pub fn let_go(&mut self) {
+        self.sockets.clear();
     }
 
     /// Hands the kernel connections to take the places of those that have died; as many as have died at most are taken.

@@ -181,10 +181,12 @@ def fio(name, seconds, *args, timeout=None):
 
 
 class Watch(threading.Thread):
-    """Measures the longest pause of a single 4 KiB read or write at the end of a device while other things happen."""
+    """Measures the longest pause of a single 4 KiB read or write at the end of a device while other things happen; only
+    reads, where what is there belongs to somebody."""
 
-    def __init__(self, path, offset):
+    def __init__(self, path, offset, writes=True):
         super().__init__(daemon=True)
+        self.writes = writes
         self.fd = os.open(path, os.O_RDWR | os.O_DIRECT)
         self.offset, self.longest, self.stopped, self.error = offset, 0.0, False, None
         self.start()
@@ -196,7 +198,7 @@ class Watch(threading.Thread):
             turn += 1
             began = time.monotonic()
             try:
-                if turn % 2:
+                if turn % 2 and self.writes:
                     os.pwritev(self.fd, [page], self.offset)
                 else:
                     os.preadv(self.fd, [page], self.offset)

@@ -1,10 +1,11 @@
 """A device is what it says: sizes and flags, every byte comes back, discards and zeroes read as zero, file systems live on
 it and grow with it.
 
-    basics.py ublk|nbd
+    basics.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
 """
-import os, sys
-from devices import KINDS, Mounted, attribute, expect, fail, fio, have, run, shown, skip, wait_for
+import os, sys, time
+from devices import Mounted, attribute, directory_of, expect, fio, have, run, shown, skip, wait_for
+from volumes import KINDS
 
 MIB = 1 << 20
 
@@ -17,17 +18,19 @@ def says_what_it_is(disk):
     device = disk.device
     expect(number(device, "--getsize64") == disk.size, f"size {number(device, '--getsize64')}")
     expect(number(device, "--getss") == 512, "logical block")
-    expect(attribute(device, "queue/fua") == "1", "FUA")
+    # A loop device writes and flushes instead.
+    expect(attribute(device, "queue/fua") == ("0" if disk.name == "fuse-volume" else "1"), "FUA")
     expect(attribute(device, "queue/write_cache") == "write back", "write cache")
     expect(attribute(device, "ro") == "0", "read only")
     expect(int(attribute(device, "queue/discard_max_bytes")) > 0, "discard")
     expect(int(attribute(device, "queue/write_zeroes_max_bytes")) > 0, "zeroes")
-    if disk.name == "ublk":
+    if disk.name.startswith("ublk"):
         expect(number(device, "--getpbsz") == 4096, "physical block")
         expect(attribute(device, "queue/discard_granularity") == "4096", "discard granularity")
         expect(attribute(device, "queue/max_hw_sectors_kb") == "1024", "longest transfer")
         expect(attribute(device, "dev") == disk.numbers, "device numbers")
-        expect(len(os.listdir(f"/sys/block/{os.path.basename(device)}/mq")) == 2, "queues")
+    if disk.name == "ublk":
+        expect(len(os.listdir(os.path.join(directory_of(device), "mq"))) == 2, "queues")
 
 
 def fill(device, offset, size):
@@ -103,13 +106,18 @@ def file_system_grows(disk, kind):
     run(*check, disk.device)
 
 
+def timed(name, story):
+    began = time.monotonic()
+    story()
+    print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+
+
 def main():
     disk = KINDS[sys.argv[1]]()
-    says_what_it_is(disk)
-    zeroes_read_as_zero(disk)
-    every_byte_comes_back(disk)
+    for story in (says_what_it_is, zeroes_read_as_zero, every_byte_comes_back):
+        timed(story.__name__, lambda: story(disk))
     for kind in ("ext4", "xfs"):
-        file_system_grows(disk, kind)
+        timed(f"{kind} grows", lambda: file_system_grows(disk, kind))
     disk.stop()
     errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
     expect(not errors, f"the kernel saw errors: {errors[:5]}")

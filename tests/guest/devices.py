@@ -197,8 +197,14 @@ KINDS = {"ublk": Ublk, "nbd": Nbd}
 
 
 def attribute(device, name):
-    with open(f"/sys/block/{os.path.basename(device)}/{name}") as file:
+    """What the kernel tells of a device, whatever its node is called."""
+    with open(os.path.join(directory_of(device), name)) as file:
         return file.read().strip()
+
+
+def directory_of(device):
+    numbers = os.stat(device).st_rdev
+    return os.path.realpath(f"/sys/dev/block/{os.major(numbers)}:{os.minor(numbers)}")
 
 
 def fio(name, device, *options, verify=True):

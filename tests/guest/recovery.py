@@ -1,14 +1,15 @@
 """The server of a device under a mounted XFS is killed again and again while fio verifies: no error, no mismatch, and the
 pause is measured.
 
-    recovery.py ublk|nbd
+    recovery.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
 """
 import mmap, os, random, subprocess, sys, threading, time
-from devices import KINDS, Mounted, expect, fail, full, have, run, shown, skip
+from devices import Mounted, expect, fail, full, have, run, shown, skip
+from volumes import KINDS
 
 KILLS = full(8, 100)
-# Seconds from a kill to the first answer: median and worst. NBD's worst is its request timer of 1 s and 2 s more.
-PROMISED = {"ublk": (1.0, 5.0), "nbd": (3.0, 3.0)}
+# Seconds from a kill to the first answer: median and worst. NBD's are its request timer of 1 s and 2 s more.
+PROMISED = {"ublk": (1.0, 5.0), "nbd": (3.0, 3.0), "iscsi": (3.0, 3.0), "fuse": (1.0, 5.0)}
 
 
 class Watch(threading.Thread):
@@ -97,7 +98,7 @@ def main():
     expect(not errors, f"the kernel saw errors: {errors[:5]}")
     pauses.sort()
     median, worst = pauses[len(pauses) // 2], pauses[-1]
-    promised = PROMISED[kind]
+    promised = PROMISED[kind.removesuffix("-volume")]
     # A guest on a busy machine is slower than any promise; the figures count where all of them are asked for.
     if full(False, True):
         expect(median <= promised[0] and worst <= promised[1], f"pauses: median {median:.2f} s, worst {worst:.2f} s")

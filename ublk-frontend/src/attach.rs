@@ -184,6 +184,13 @@ pub fn attach(options: &Attach) -> Result<Attached, AttachError> {
     }
 }
 
+/// True if the kernel has a device of this volume, served or not.
+pub fn has_device(owner: &str, volume: &str) -> bool {
+    let Ok(control) = Control::open() else { return false };
+    let mark = mark(owner, volume);
+    nodes::devices().into_iter().any(|device| info(&control, device).is_ok_and(|i| i.ublksrv_flags == mark))
+}
+
 /// Takes a device away that an engine left behind: what waits for it fails. True if there was one.
 ///
 /// # Errors

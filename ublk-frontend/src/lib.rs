@@ -17,6 +17,8 @@ mod nodes;
 mod server;
 pub mod session;
 
-pub use attach::{Attach, AttachError, Attached, DeviceError, attach, missing, remove_left_behind};
+pub use attach::{
+    Attach, AttachError, Attached, DeviceError, attach, has_device, missing, remove_left_behind,
+};
 pub use channel::Channel;
 pub use server::Server;

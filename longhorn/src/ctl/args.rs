@@ -70,6 +70,8 @@ pub(super) enum Command {
         #[arg(value_parser = lh_block::parse_size)]
         size: u64,
     },
+    /// Replace the engine under whatever uses the volume, by another program or anew
+    Upgrade(UpgradeArgs),
     /// Delete a volume and all its data
     #[command(after_help = RM_HELP)]
     Rm {
@@ -155,6 +157,18 @@ pub(super) struct UpArgs {
     /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
     #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<Listen>,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = UPGRADE_HELP)]
+pub(super) struct UpgradeArgs {
+    /// Name of the volume
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+    /// The new program, which is copied below ROOT/engine-binaries [default: the instance manager's own]
+    #[arg(long, value_name = "FILE")]
+    pub binary: Option<PathBuf>,
 }
 
 /// Arguments of `down`.
@@ -401,6 +415,15 @@ Examples:
   longhornctl resize demo 20GiB && xfs_growfs /mnt/demo
 
 A volume never shrinks.";
+
+const UPGRADE_HELP: &str = "\
+Examples:
+  longhornctl upgrade demo
+  longhornctl upgrade demo --binary ./longhorn
+
+Whatever uses the device goes on: its requests wait for the new engine, as they do when an engine has died.
+A program that does not start is exchanged for the one before. The next `up` after a `down` starts the
+instance manager's own program again.";
 
 const SNAPSHOT_DIFF_HELP: &str = "\
 Examples:

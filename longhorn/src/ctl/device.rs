@@ -5,8 +5,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use control::host::Root;
 use fuse_frontend::keeper::{Keeper, KeeperError};
+use fuse_frontend::node;
+use iscsi_frontend::initiator;
 
-use crate::daemon::{keeper_socket, ublk_owner};
+use crate::daemon::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 
 /// Most users that are named in one sentence.
 const NAMED: usize = 3;
@@ -28,6 +30,7 @@ pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
     if ublk_frontend::missing().is_none() {
         ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?;
     }
+    release_kernels(volume, root)?;
     let Ok(mut keeper) = Keeper::connect(&keeper_socket(volume)) else { return Ok(()) };
     let info = keeper.info()?;
     if Path::new(&info.owner) != root.path() {
@@ -38,5 +41,28 @@ pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
         // It has ended already.
         Ok(()) | Err(KeeperError::Lost(_)) => Ok(()),
         Err(e) => Err(e).with_context(|| format!("{} cannot be taken away", info.node.display())),
+    }
+}
+
+/// The same where the kernel's own client or initiator has the device.
+fn release_kernels(volume: &str, root: &Root) -> Result<()> {
+    let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume));
+    // Volumes of one name run under one root at a time, so a session is this one's.
+    let session = initiator::find(&target_name(volume));
+    if client.is_none() && session.is_none() {
+        return Ok(());
+    }
+    let device = device_of(volume);
+    check_unused(&device)?;
+    let rdev = node::rdev(&device);
+    if let Some(client) = client {
+        client.disconnect()?;
+    }
+    if let Some(session) = session {
+        session.abandon()?;
+    }
+    match rdev {
+        Some(rdev) => node::remove(&device, rdev).with_context(|| device.display().to_string()),
+        None => Ok(()),
     }
 }

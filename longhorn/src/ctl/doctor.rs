@@ -15,6 +15,8 @@ use serde::Serialize;
 use super::Context;
 use super::args::Output;
 use super::output::{print_json, print_table, table};
+use crate::arguments::Frontend;
+use crate::kernel;
 
 /// Below this much space a warning is due.
 const SPACE_MIN: u64 = 1 << 30;
@@ -71,11 +73,12 @@ pub(super) fn run(context: &Context) -> Result<()> {
     let findings = [
         user(),
         io_uring(),
-        fuse(),
-        loop_device(),
-        other_frontend("nbd", "/dev/nbd0"),
-        other_frontend("ublk", "/dev/ublk-control"),
-        iscsi(),
+        frontend("ublk", Frontend::Ublk),
+        frontend("nbd", Frontend::Nbd),
+        frontend("iscsi", Frontend::Iscsi),
+        module("fuse", "/dev/fuse"),
+        module("loop", "/dev/loop-control"),
+        first_choice(),
         devices(),
         io_flusher(),
         memlock(),
@@ -122,33 +125,40 @@ fn io_uring() -> Finding {
     }
 }
 
-fn fuse() -> Finding {
-    module("fuse", "/dev/fuse")
-}
-
-fn loop_device() -> Finding {
-    module("loop", "/dev/loop-control")
-}
-
-/// What the only block device of this build is made of.
+/// What volumes survive a dead engine by everywhere, also in containers.
 fn module(check: &'static str, path: &str) -> Finding {
     if is_char_device(path) {
         Finding::ok(check, path)
     } else {
-        let next = format!("modprobe {check}, or use --frontend nbd-server");
-        Finding::warn(check, format!("no {path}: no block devices"), next)
+        Finding::warn(check, format!("no {path}: no --frontend fuse"), format!("modprobe {check}"))
     }
 }
 
-/// What this build makes no devices of.
-fn other_frontend(check: &'static str, path: &str) -> Finding {
-    let has = if Path::new(path).exists() { "here" } else { "not here" };
-    Finding::ok(check, format!("{has}; this build does not use it"))
+/// A frontend that not every host has, and how long its requests wait.
+fn frontend(check: &'static str, frontend: Frontend) -> Finding {
+    let waits = match frontend {
+        Frontend::Ublk => "requests wait for the next engine as long as it takes",
+        Frontend::Nbd => "requests wait 7 days for the next engine, and up to 3 s longer than it takes",
+        _ => "requests wait 7 days for the next engine, one command --io-timeout and 60 s",
+    };
+    match kernel::missing(frontend) {
+        None => Finding::ok(check, format!("here; {waits}")),
+        // Another one takes its place.
+        Some(missing) => Finding::ok(check, format!("not here: it needs {missing}")),
+    }
 }
 
-fn iscsi() -> Finding {
-    let has = if Path::new("/sys/class/iscsi_transport").exists() { "here" } else { "not here" };
-    Finding::ok("iscsi", format!("{has}; this build does not use it"))
+/// What `--frontend auto` takes.
+fn first_choice() -> Finding {
+    const CHECK: &str = "device";
+    match kernel::first() {
+        Some(frontend) => Finding::ok(CHECK, format!("--frontend auto is {frontend} here")),
+        None => Finding::warn(
+            CHECK,
+            "no frontend that makes a block device works here",
+            "modprobe ublk_drv, nbd, or fuse and loop; or use --frontend nbd-server",
+        ),
+    }
 }
 
 fn is_char_device(path: &str) -> bool {

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 use control::host::Root;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
-    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessResponse, ProcessSpec,
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
+    ProcessSpec,
 };
 use tonic::Code;
 use tonic::transport::Channel;
@@ -81,6 +82,14 @@ impl Manager {
             Err(status) if status.code() == Code::AlreadyExists => Ok(()),
             Err(status) => Err(status).with_context(|| format!("process {name} cannot be started")),
         }
+    }
+
+    /// Ends a process and starts another program, or the same one, in its place.
+    pub(super) async fn replace(&mut self, spec: ProcessSpec) -> Result<()> {
+        let name = spec.name.clone();
+        let request = ProcessReplaceRequest { spec: Some(spec), terminate_signal: "SIGHUP".to_owned() };
+        let replaced = self.client.process_replace(request).await;
+        replaced.map(drop).with_context(|| format!("process {name} cannot be replaced"))
     }
 
     /// Everything the manager runs.

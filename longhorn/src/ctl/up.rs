@@ -21,9 +21,10 @@ use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, observe};
 use super::output::{print, print_json};
 use super::progress::Progress;
-use super::{kernel, remove};
+use super::remove;
 use crate::arguments::{Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ReplicaArgs};
+use crate::kernel;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
@@ -227,7 +228,12 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
     }
 }
 
-fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Result<ControllerArgs> {
+/// The engine's arguments. What `auto` means is decided here, so that no restart decides otherwise.
+pub(super) fn engine_args(
+    root: &Root,
+    record: &VolumeRecord,
+    generation: Generation,
+) -> Result<ControllerArgs> {
     let name = engine_name(&record.name);
     let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name).into()));
     Ok(ControllerArgs {
@@ -238,7 +244,10 @@ fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Re
         insecure: false,
         size: Some(record.size),
         block_size: record.block_size,
-        frontend: frontend_of(&record.frontend)?,
+        frontend: match frontend_of(&record.frontend)? {
+            Frontend::Auto => kernel::choose(&record.name, root.path()),
+            frontend => frontend,
+        },
         frontend_listen: record.listen,
         quorum: quorum_of(record.quorum),
         io_timeout: record.io_timeout_seconds,
@@ -295,7 +304,12 @@ async fn wait_for_replicas(
 
 /// Why the process will not come up, if it will not.
 fn failure(status: &ProcessStatus) -> Option<String> {
-    let dies = status.state == State::Starting.as_str() && status.restarts > STARTS_MAX;
+    failure_since(status, 0)
+}
+
+/// Why a process will not come up that had been started again so often before.
+pub(super) fn failure_since(status: &ProcessStatus, before: u32) -> Option<String> {
+    let dies = status.state == State::Starting.as_str() && status.restarts > before + STARTS_MAX;
     (dies || status.state == State::Error.as_str()).then(|| status.error_msg.clone())
 }
 

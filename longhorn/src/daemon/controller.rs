@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use lh_block::Address;
 
 pub(super) use run::run;
-pub(crate) use show::ublk_owner;
+pub(crate) use show::{device_of, nbd_identifier, target_name, ublk_owner};
 
 use crate::arguments::{DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, unix_address, volume_name};
 

@@ -101,6 +101,14 @@ impl Queues {
         Ok(())
     }
 
+    /// Gives one queue an order.
+    pub(super) fn tell(&self, number: usize, order: Order) -> Result<()> {
+        let orders = self.orders.get(number).context("there is no such queue")?;
+        orders.send(order).context("a queue has ended")?;
+        self.handle.wake_queues();
+        Ok(())
+    }
+
     /// Ends the threads, which show nothing any more.
     pub(super) fn end(self) {
         self.handle.end_queues();

@@ -46,6 +46,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         record: args.authority.as_deref().filter(|directory| directory.is_dir()),
         block_size: args.block_size,
         listen: args.frontend_listen,
+        io_timeout: Duration::from_secs(args.io_timeout),
     })?;
     let replicas = configured(args, &root)?;
     let (handle, parts, events) = engine::start(options(args, &replicas, generation, authority)?)
@@ -264,7 +265,7 @@ impl Life {
                         Err(refused) => drop(answer.send(Err(refused))),
                     }
                 }
-                recv(care) -> _ => self.show.look_after(),
+                recv(care) -> _ => self.show.look_after(&self.queues),
             }
         }
     }

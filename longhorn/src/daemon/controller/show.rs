@@ -1,10 +1,14 @@
 //! How the volume is shown: what is made before the engine is open, what then, and how it is taken away.
 
+mod initiator;
 mod iscsi;
+mod nbd;
 mod ublk;
 
+use std::fs::OpenOptions;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,15 +17,21 @@ use crossbeam_channel::RecvTimeoutError;
 use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::{Attach, AttachError, Attached, attach};
 use nbd_frontend::{Export, Listener};
+use nix::fcntl::OFlag;
 
+pub(crate) use initiator::name as target_name;
+pub(crate) use nbd::identifier as nbd_identifier;
 pub(crate) use ublk::owner as ublk_owner;
 
+use initiator::Initiator;
 use iscsi::Iscsi;
+use nbd::Nbd;
 use ublk::Ublk;
 
 use super::queues::{Memory, Notice, Order, Queues};
 use crate::arguments::Frontend;
 use crate::daemon::{GivesUp, keeper};
+use crate::kernel;
 
 /// How long clients may take to let go of what was in flight when the frontend ends.
 const HIDING: Duration = Duration::from_secs(40);
@@ -31,6 +41,13 @@ const FREED: Duration = Duration::from_secs(2);
 
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// How long the kernel may take to notice that the engine before is dead: its ring outlives it, on a busy machine with
+/// O_DIRECT in flight by seconds.
+const PREDECESSOR: Duration = Duration::from_secs(10);
+
+/// How long a device that is to go may still be open by somebody who only looks at it (partition tables, udev).
+const GLANCE: Duration = Duration::from_secs(2);
 
 /// Where the volume can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +59,9 @@ pub(super) struct Endpoint {
 /// The frontend on its way from chosen to shown.
 pub(super) enum Show {
     Nothing,
-    Nbd { volume: String, listener: Option<Listener>, uri: String },
+    NbdServer { volume: String, listener: Option<Listener>, uri: String },
+    Nbd(Box<Nbd>),
+    Initiator(Box<Initiator>),
     Fuse { options: Attach, block_size: u32, attached: Option<Box<Attached>> },
     Ublk(Box<Ublk>),
     Iscsi(Box<Iscsi>),
@@ -57,6 +76,8 @@ pub(super) struct Wish<'a> {
     pub(super) record: Option<&'a Path>,
     pub(super) block_size: u32,
     pub(super) listen: Option<SocketAddr>,
+    /// How long the engine itself waits for replicas; zero: for ever.
+    pub(super) io_timeout: Duration,
 }
 
 /// Why a frontend is not taken away.
@@ -71,19 +92,28 @@ impl Show {
     /// Takes what can be missing or taken before anything is started.
     pub(super) fn prepare(wish: &Wish<'_>) -> Result<Self> {
         let Wish { volume, root, block_size, .. } = *wish;
-        match wish.frontend {
+        let frontend = match wish.frontend {
+            Frontend::Auto => kernel::choose(volume, root),
+            frontend => frontend,
+        };
+        match frontend {
             Frontend::None => Ok(Self::Nothing),
             Frontend::NbdServer => {
                 let (listener, uri) = nbd_listener(volume, wish.listen)?;
-                Ok(Self::Nbd { volume: volume.to_owned(), listener: Some(listener), uri })
+                Ok(Self::NbdServer { volume: volume.to_owned(), listener: Some(listener), uri })
             }
             Frontend::IscsiTarget => {
                 Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen)?)))
             }
             Frontend::Ublk => Ok(Self::Ublk(Box::new(Ublk::prepare(volume, root, block_size)?))),
-            frontend @ (Frontend::Auto | Frontend::Fuse) => {
+            Frontend::Nbd => Ok(Self::Nbd(Box::new(Nbd::prepare(volume, root)?))),
+            Frontend::Iscsi => {
+                let initiator = Initiator::prepare(volume, wish.record, wish.io_timeout)?;
+                Ok(Self::Initiator(Box::new(initiator)))
+            }
+            Frontend::Auto | Frontend::Fuse => {
                 if let Some(missing) = fuse_frontend::missing() {
-                    let text = format!("frontend {frontend} needs {missing}: load it, or use nbd-server");
+                    let text = format!("frontend fuse needs {missing}: load it, or use nbd-server");
                     return Err(GivesUp(text).into());
                 }
                 let options = keeper::attach_options(volume, root)?;
@@ -100,11 +130,13 @@ impl Show {
             // request.
             Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
             // 64 requests of 1 MiB, of which a quiet server keeps 8.
-            Self::Nbd { .. } | Self::Iscsi(_) | Self::Nothing => {
+            Self::NbdServer { .. } | Self::Iscsi(_) | Self::Nothing => {
                 Memory { soft: 8 << 20, hard: 64 << 20, resident: false }
             }
             // 128 requests of 128 KiB, and none given back: as for FUSE, a request must not wait for memory.
-            Self::Ublk(_) => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
+            Self::Ublk(_) | Self::Nbd(_) | Self::Initiator(_) => {
+                Memory { soft: 24 << 20, hard: 24 << 20, resident: true }
+            }
         }
     }
 
@@ -112,7 +144,9 @@ impl Show {
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Nothing => "none",
-            Self::Nbd { .. } => "nbd-server",
+            Self::NbdServer { .. } => "nbd-server",
+            Self::Nbd(_) => "nbd",
+            Self::Initiator(_) => "iscsi",
             Self::Fuse { .. } => "fuse",
             Self::Ublk(_) => "ublk",
             Self::Iscsi(_) => "iscsi-target",
@@ -124,8 +158,13 @@ impl Show {
         match self {
             Self::Nothing => Ok(Endpoint::default()),
             Self::Ublk(ublk) => ublk.show(queues, size),
-            Self::Iscsi(iscsi) => iscsi.show(queues),
-            Self::Nbd { volume, listener, uri } => {
+            Self::Iscsi(iscsi) => {
+                iscsi.show(queues)?;
+                Ok(Endpoint { device: None, uri: Some(iscsi.uri().to_owned()) })
+            }
+            Self::Nbd(nbd) => nbd.show(queues),
+            Self::Initiator(initiator) => initiator.show(queues, size),
+            Self::NbdServer { volume, listener, uri } => {
                 let export = |name: &str| Export {
                     name: name.to_owned(),
                     description: "Longhorn volume".to_owned(),
@@ -158,18 +197,30 @@ impl Show {
         match self {
             Self::Fuse { attached: Some(attached), .. } => attached.resize().map_err(keeper_error),
             Self::Ublk(ublk) => ublk.resize(size),
-            Self::Fuse { attached: None, .. } | Self::Nothing | Self::Nbd { .. } | Self::Iscsi(_) => Ok(()),
+            Self::Nbd(nbd) => nbd.resize(size),
+            Self::Initiator(initiator) => initiator.resize(),
+            Self::Fuse { attached: None, .. } | Self::Nothing | Self::NbdServer { .. } | Self::Iscsi(_) => {
+                Ok(())
+            }
         }
     }
 
     /// Looks after what the volume is shown by.
-    pub(super) fn look_after(&mut self) {
-        if let Self::Fuse { options, attached: Some(attached), .. } = self {
-            match attached.replace_dead_keeper(options) {
-                Ok(false) => {}
-                Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
-                Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
+    pub(super) fn look_after(&mut self, queues: &Queues) {
+        match self {
+            Self::Fuse { options, attached: Some(attached), .. } => {
+                match attached.replace_dead_keeper(options) {
+                    Ok(false) => {}
+                    Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
+                    Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
+                }
             }
+            Self::Nbd(nbd) => {
+                if let Err(e) = nbd.look_after(queues) {
+                    tracing::error!("{e:#}");
+                }
+            }
+            _ => {}
         }
     }
 
@@ -179,9 +230,11 @@ impl Show {
             Self::Nothing => return Ok(()),
             Self::Ublk(ublk) => return ublk.hide(queues),
             Self::Iscsi(iscsi) => return iscsi.hide(queues),
+            Self::Nbd(nbd) => return nbd.hide(queues),
+            Self::Initiator(initiator) => return initiator.hide(queues),
             // Never shown.
-            Self::Nbd { listener: Some(_), .. } => return Ok(()),
-            Self::Nbd { listener: None, .. } => {
+            Self::NbdServer { listener: Some(_), .. } => return Ok(()),
+            Self::NbdServer { listener: None, .. } => {
                 queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
             }
             Self::Fuse { attached, .. } => {
@@ -214,6 +267,30 @@ fn wait_until_hidden(queues: &Queues, mut left: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A volume's device.
+pub(crate) fn device_of(volume: &str) -> PathBuf {
+    Path::new("/dev/longhorn").join(volume)
+}
+
+/// Refuses to take a device away that somebody uses, where its own driver would not refuse.
+fn refuse_in_use(device: &Path) -> Result<(), HideError> {
+    let deadline = Instant::now() + GLANCE;
+    loop {
+        let is_open = !fuse_frontend::users_of(device).is_empty();
+        // A mount, swap, or a device on top hold it exclusively.
+        let held = OpenOptions::new().read(true).custom_flags(OFlag::O_EXCL.bits()).open(device);
+        match held {
+            Err(e) if e.kind() != io::ErrorKind::ResourceBusy => {
+                let text = format!("{} cannot be looked at: {e}", device.display());
+                return Err(HideError::Failed(anyhow!(text)));
+            }
+            Ok(_) if !is_open => return Ok(()),
+            _ if Instant::now() > deadline => return Err(HideError::InUse(users(device))),
+            _ => std::thread::sleep(AGAIN),
+        }
+    }
 }
 
 /// Who uses a device, as one sentence.

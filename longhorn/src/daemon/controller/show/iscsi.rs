@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use iscsi_frontend::{Listener, Target};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, host_of, listen, wait_until_hidden};
+use super::{HideError, host_of, listen, wait_until_hidden};
 use crate::arguments::ISCSI_PORT;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
@@ -33,20 +33,28 @@ impl Iscsi {
         if !bound.ip().is_loopback() {
             tracing::warn!(%bound, "insecure: whoever reaches this address may read and write the volume");
         }
+        Ok(Self::on(volume, record, listener, SocketAddr::new(address.ip(), bound.port())))
+    }
+
+    /// A target on an address that is taken already.
+    pub(super) fn on(volume: &str, record: Option<&Path>, listener: Listener, address: SocketAddr) -> Self {
         let mut target = Target::of_volume(volume);
         target.reservations = record.map(|directory| directory.join(RESERVATIONS));
-        let uri =
-            format!("iscsi://{}/{}/{LUN}", host_of(SocketAddr::new(address.ip(), bound.port())), target.name);
-        Ok(Self { target, listener: Some(listener), uri })
+        let uri = format!("iscsi://{}/{}/{LUN}", host_of(address), target.name);
+        Self { target, listener: Some(listener), uri }
     }
 
     /// One queue serves all initiators: a target's reservations and task management concern every one of them.
-    pub(super) fn show(&mut self, queues: &Queues) -> Result<Endpoint> {
+    pub(super) fn show(&mut self, queues: &Queues) -> Result<()> {
         queues.order(|number| match (number, self.listener.take()) {
             (0, Some(listener)) => Ok(Order::Iscsi(self.target.clone(), listener)),
             _ => Ok(Order::Nothing),
-        })?;
-        Ok(Endpoint { device: None, uri: Some(self.uri.clone()) })
+        })
+    }
+
+    /// Where initiators find the disk.
+    pub(super) fn uri(&self) -> &str {
+        &self.uri
     }
 
     pub(super) fn hide(&self, queues: &Queues) -> Result<(), HideError> {

@@ -8,7 +8,7 @@ use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
 use super::super::queues::{DEPTH, Order, Queues};
-use super::{Endpoint, HideError, users, wait_until_hidden};
+use super::{Endpoint, HideError, device_of, users, wait_until_hidden};
 use crate::daemon::GivesUp;
 
 /// Longest read or write, as the engine takes it.
@@ -33,7 +33,7 @@ impl Ublk {
             let text = format!("frontend ublk needs {missing}: load it, or use another frontend");
             return Err(GivesUp(text).into());
         }
-        node::check(&place_of(volume), &[]).or_else(|e| match e {
+        node::check(&device_of(volume), &[]).or_else(|e| match e {
             // The device that the engine before left behind is ours to take over.
             NodeError::Live { .. } => Ok(()),
             e => Err(GivesUp(e.to_string())),
@@ -76,7 +76,7 @@ impl Ublk {
         attached.start().map_err(attach_error)?;
         let (major, minor) = attached.numbers().context("the device's numbers")?;
         let rdev = nix::sys::stat::makedev(major.into(), minor.into());
-        let place = place_of(&self.volume);
+        let place = device_of(&self.volume);
         node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
         self.node = Some((place.clone(), rdev));
         self.attached = Some(attached);
@@ -107,11 +107,6 @@ impl Ublk {
 /// Who a root's devices belong to.
 pub(crate) fn owner(root: &Path) -> String {
     root.to_string_lossy().into_owned()
-}
-
-/// A volume's device.
-pub(crate) fn place_of(volume: &str) -> PathBuf {
-    Path::new("/dev/longhorn").join(volume)
 }
 
 fn attach_error(e: AttachError) -> anyhow::Error {

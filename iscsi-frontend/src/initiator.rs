@@ -1,0 +1,311 @@
+//! The host's own initiator: open-iscsi logs in to a target, and the kernel makes a disk of it.
+//!
+//! - What the kernel has is read in sysfs: which session belongs to a target, where it logged in, which disk it made.
+//!   Nothing is kept here that could be out of date.
+//! - What is to be done is `iscsiadm`'s work, which asks `iscsid`. That one also logs in again when the target was away.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::scsi::DISK_LUN;
+
+const PROGRAM: &str = "iscsiadm";
+
+/// Where programs for root are, whatever this process's own path says.
+const PROGRAM_PATHS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+const SESSIONS: &str = "/sys/class/iscsi_session";
+const CONNECTIONS: &str = "/sys/class/iscsi_connection";
+
+/// How long the kernel and udev may take from a login to the disk.
+const DISK: Duration = Duration::from_secs(30);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why the host's initiator has no disk of a target.
+#[derive(Debug, Error)]
+pub enum InitiatorError {
+    /// Not installed.
+    #[error(
+        "open-iscsi is not installed (there is no iscsiadm): apt-get install open-iscsi, or use another frontend"
+    )]
+    Missing,
+    /// `iscsiadm` says no.
+    #[error("iscsiadm cannot {what}: {said}; is iscsid running? (systemctl start iscsid)")]
+    Refused {
+        /// What it was asked for.
+        what: &'static str,
+        /// Its own words.
+        said: String,
+    },
+    /// It logged in, and no disk came.
+    #[error("the initiator has logged in to {0}, but the kernel makes no disk of it: see dmesg")]
+    NoDisk(String),
+    /// A system call.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, with its path.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// How long the initiator is patient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// With one command, before it is aborted: longer than the engine's own `ioTimeout`.
+    pub command: Duration,
+    /// With a target that is away, before commands fail.
+    pub away: Duration,
+}
+
+/// A session of the host's initiator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Its directory in sysfs.
+    directory: PathBuf,
+    /// The target's name.
+    target: String,
+    /// Where it logs in, and will log in again: the next target has to listen there.
+    pub portal: SocketAddr,
+}
+
+/// What this host lacks for it, in words that name it; `None` if nothing.
+pub fn missing() -> Option<String> {
+    if program().is_none() {
+        return Some("open-iscsi (iscsiadm, package open-iscsi)".to_owned());
+    }
+    // iscsiadm has the kernel load it; where there are no modules to load it has to be there.
+    let has_modules = fs::read_to_string("/proc/sys/kernel/osrelease")
+        .is_ok_and(|release| Path::new("/lib/modules").join(release.trim()).is_dir());
+    let has_tcp = Path::new("/sys/class/iscsi_transport/tcp").exists();
+    (!has_tcp && !has_modules).then(|| "the kernel's iSCSI initiator (kernel module iscsi_tcp)".to_owned())
+}
+
+fn program() -> Option<PathBuf> {
+    PROGRAM_PATHS.iter().map(|path| Path::new(path).join(PROGRAM)).find(|path| path.exists())
+}
+
+/// The session of this target, if the initiator has one.
+pub fn find(target: &str) -> Option<Session> {
+    let entries = fs::read_dir(SESSIONS).ok()?;
+    entries.filter_map(|entry| session_at(&entry.ok()?.path(), target)).next()
+}
+
+fn session_at(directory: &Path, target: &str) -> Option<Session> {
+    let name = line(&directory.join("targetname"))?;
+    if name != target {
+        return None;
+    }
+    // Session 3 has connection 3:0.
+    let number = directory.file_name()?.to_str()?.strip_prefix("session")?;
+    let connection = Path::new(CONNECTIONS).join(format!("connection{number}:0"));
+    let address = line(&connection.join("persistent_address"))?.parse().ok()?;
+    let port = line(&connection.join("persistent_port"))?.parse().ok()?;
+    let portal = SocketAddr::new(address, port);
+    Some(Session { directory: directory.to_owned(), target: name, portal })
+}
+
+fn line(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// Logs the host's initiator in, with these patiences, and nothing of it is kept for the next boot.
+///
+/// # Errors
+/// [`InitiatorError`]; then the initiator knows nothing of the target.
+pub fn login(target: &str, portal: SocketAddr, patience: Patience) -> Result<Session, InitiatorError> {
+    let logged_in = record(target, portal, patience)
+        .and_then(|()| iscsiadm("log in", &node(target, portal, &["--login"])))
+        .and_then(|()| {
+            let session = find(target).ok_or_else(|| InitiatorError::NoDisk(target.to_owned()))?;
+            session.disk()?;
+            session.set_patience(patience)?;
+            Ok(session)
+        });
+    if logged_in.is_err() {
+        for last in ["--logout", "--op=delete"] {
+            // It may have come to neither.
+            let _ = iscsiadm("forget the target", &node(target, portal, &[last]));
+        }
+    }
+    logged_in
+}
+
+/// Tells the initiator of the target, and how to treat it.
+fn record(target: &str, portal: SocketAddr, patience: Patience) -> Result<(), InitiatorError> {
+    iscsiadm("take the target", &node(target, portal, &["--op=new"]))?;
+    let away = patience.away.as_secs().to_string();
+    let settings = [
+        ("node.startup", "manual"),
+        ("node.session.timeo.replacement_timeout", away.as_str()),
+        // A new engine is asked for the session at once.
+        ("node.session.iscsi.DefaultTime2Wait", "0"),
+        // An engine that does not answer is not replaced by asking again; the end of one shows at once.
+        ("node.conn[0].timeo.noop_out_interval", "0"),
+        ("node.conn[0].timeo.noop_out_timeout", "0"),
+        ("node.session.auth.authmethod", "None"),
+    ];
+    for (name, value) in settings {
+        let update = ["--op=update", "--name", name, "--value", value];
+        iscsiadm("take a setting", &node(target, portal, &update))?;
+    }
+    Ok(())
+}
+
+fn node(target: &str, portal: SocketAddr, rest: &[&str]) -> Vec<String> {
+    let words = ["--mode=node", &format!("--targetname={target}"), &format!("--portal={portal}")]
+        .map(str::to_owned)
+        .into_iter();
+    words.chain(rest.iter().map(|word| (*word).to_owned())).collect()
+}
+
+fn iscsiadm(what: &'static str, arguments: &[String]) -> Result<(), InitiatorError> {
+    let program = program().ok_or(InitiatorError::Missing)?;
+    let done = Command::new(program).args(arguments).output();
+    let done = done.map_err(|source| InitiatorError::Io { what: PROGRAM.to_owned(), source })?;
+    if done.status.success() { Ok(()) } else { Err(InitiatorError::Refused { what, said: words(&done) }) }
+}
+
+/// The last line of what a program said.
+fn words(done: &Output) -> String {
+    let said = String::from_utf8_lossy(&done.stderr);
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    last.map_or_else(
+        || done.status.to_string(),
+        |line| line.trim().trim_start_matches("iscsiadm: ").to_owned(),
+    )
+}
+
+impl Session {
+    /// The disk's directory in sysfs, once it is there.
+    fn disk(&self) -> Result<PathBuf, InitiatorError> {
+        let deadline = Instant::now() + DISK;
+        loop {
+            if let Some(disk) = self.try_disk() {
+                return Ok(disk);
+            }
+            if Instant::now() > deadline {
+                return Err(InitiatorError::NoDisk(self.target.clone()));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// `session3/device/target2:0:0/2:0:0:1/block/sdb`.
+    fn try_disk(&self) -> Option<PathBuf> {
+        let lun = format!(":{DISK_LUN}");
+        let children = |path: &Path| {
+            let entries = fs::read_dir(path).into_iter().flatten();
+            entries.filter_map(|entry| Some(entry.ok()?.path())).collect::<Vec<_>>()
+        };
+        let named = |path: &PathBuf, end: &str| path.to_string_lossy().ends_with(end);
+        children(&self.directory.join("device"))
+            .iter()
+            .flat_map(|target| children(target))
+            .filter(|unit| named(unit, &lun))
+            .flat_map(|unit| children(&unit.join("block")))
+            .find(|disk| disk.join("dev").exists())
+    }
+
+    /// Major and minor number of the disk.
+    ///
+    /// # Errors
+    /// [`InitiatorError::NoDisk`], the system's.
+    pub fn numbers(&self) -> Result<(u64, u64), InitiatorError> {
+        let disk = self.disk()?;
+        let none = || InitiatorError::NoDisk(self.target.clone());
+        let text = line(&disk.join("dev")).ok_or_else(none)?;
+        let (major, minor) = text.split_once(':').ok_or_else(none)?;
+        Ok((major.parse().map_err(|_| none())?, minor.parse().map_err(|_| none())?))
+    }
+
+    fn set_patience(&self, patience: Patience) -> Result<(), InitiatorError> {
+        let disk = self.disk()?;
+        write(&disk.join("device/timeout"), &patience.command.as_secs().to_string())
+    }
+
+    /// Bytes that the disk has.
+    ///
+    /// # Errors
+    /// [`InitiatorError::NoDisk`].
+    pub fn size(&self) -> Result<u64, InitiatorError> {
+        let sectors = line(&self.disk()?.join("size")).and_then(|text| text.parse::<u64>().ok());
+        sectors.map(|n| n * lh_block::SECTOR).ok_or_else(|| InitiatorError::NoDisk(self.target.clone()))
+    }
+
+    /// Has the kernel ask for the disk's size anew, in use or not. It waits for the target's answer.
+    ///
+    /// # Errors
+    /// [`InitiatorError`].
+    pub fn rescan(&self) -> Result<(), InitiatorError> {
+        write(&self.disk()?.join("device/rescan"), "1")
+    }
+
+    /// Logs out, and forgets the target. The caller has made sure that the disk is not in use.
+    ///
+    /// # Errors
+    /// [`InitiatorError`].
+    pub fn logout(self) -> Result<(), InitiatorError> {
+        iscsiadm("log out", &node(&self.target, self.portal, &["--logout"]))?;
+        iscsiadm("forget the target", &node(&self.target, self.portal, &["--op=delete"]))
+    }
+
+    /// The same where the target will not come back: what waits for it fails.
+    ///
+    /// # Errors
+    /// [`InitiatorError`].
+    pub fn abandon(self) -> Result<(), InitiatorError> {
+        write(&self.directory.join("recovery_tmo"), "1")?;
+        self.logout()
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), InitiatorError> {
+    fs::write(path, text).map_err(|source| InitiatorError::Io { what: path.display().to_string(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_named_as_iscsiadm_wants_it() {
+        let words = node("iqn.2019-10.io.longhorn:db", "127.0.0.1:3261".parse().unwrap(), &["--login"]);
+        assert_eq!(
+            words.join(" "),
+            "--mode=node --targetname=iqn.2019-10.io.longhorn:db --portal=127.0.0.1:3261 --login"
+        );
+    }
+
+    #[test]
+    fn a_session_is_its_targets_alone() {
+        let top = tempfile::tempdir().unwrap();
+        let session = top.path().join("session7");
+        fs::create_dir(&session).unwrap();
+        fs::write(session.join("targetname"), "iqn.2019-10.io.longhorn:db\n").unwrap();
+        assert_eq!(session_at(&session, "iqn.2019-10.io.longhorn:d"), None);
+        let disk = session.join("device/target2:0:0/2:0:0:1/block/sdb");
+        let other = session.join("device/target2:0:0/2:0:0:11/block/sdc");
+        for path in [&disk, &other] {
+            fs::create_dir_all(path).unwrap();
+        }
+        fs::write(other.join("dev"), "8:32\n").unwrap();
+        let found =
+            Session { directory: session, target: "t".into(), portal: "127.0.0.1:3260".parse().unwrap() };
+        assert_eq!(found.try_disk(), None, "another unit, and a disk that is not ready");
+        fs::write(disk.join("dev"), "8:16\n").unwrap();
+        fs::write(disk.join("size"), "2048\n").unwrap();
+        assert_eq!(found.try_disk(), Some(disk));
+        assert_eq!(found.numbers().unwrap(), (8, 16));
+        assert_eq!(found.size().unwrap(), 1 << 20);
+    }
+}

@@ -1,0 +1,140 @@
+//! `upgrade`: another program for a volume's engine, under whatever uses the volume.
+//!
+//! It is the path of a crash: the engine is ended, its manager starts the next one with the next generation, and that one
+//! takes the device over. Requests wait meanwhile. A program that does not come up is exchanged for the one before.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use control::host::{Root, VolumeLock, VolumeRecord, engine_name};
+use control::proto::imrpc::{ProcessResponse, ProcessSpec};
+
+use super::args::{Output, UpgradeArgs};
+use super::manager::Manager;
+use super::observe::{VolumeView, observe};
+use super::output::print_json;
+use super::progress::Progress;
+use super::up::failure_since;
+use super::{Context, members};
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the next engine may take until its endpoint is usable, in-doubt ranges made equal included.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often is asked meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
+    let (root, volume) = (&context.root, &args.volume);
+    VolumeRecord::load(root, volume)?;
+    let binary = args.binary.as_deref().map(|program| install(root, program)).transpose()?;
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let record = VolumeRecord::load(root, volume)?;
+    let mut progress = Progress::new();
+    // One that is not up, or about to end, is told so.
+    members::connect(root, volume).await?;
+    let mut manager = Manager::ensure(root).await?;
+    let before = observe(root, &record).await?;
+    let running = manager.list().await?.remove(&engine_name(volume)).and_then(|process| process.spec);
+    let running = running.with_context(|| format!("volume {volume} has no engine"))?;
+    progress.say("replacing the engine");
+    let path = binary.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    let next = ProcessSpec { binary: path, ..running.clone() };
+    let replaced = replace(root, &record, &mut manager, next, before.generation).await;
+    let view = match replaced {
+        Ok(view) => view,
+        Err(e) => {
+            progress.say("going back to the program before");
+            let back = replace(root, &record, &mut manager, running, before.generation).await;
+            return Err(match back {
+                Ok(_) => anyhow!("{e:#}; the volume runs with the program that it had before"),
+                Err(worse) => e.context(format!("(and the program before does not start either: {worse:#})")),
+            });
+        }
+    };
+    drop(progress);
+    if context.output == Output::Json {
+        return print_json(&view);
+    }
+    let pid = view.engine_pid.map_or_else(String::new, |pid| format!(" as process {pid}"));
+    eprintln!("{volume} has a new engine{pid}, generation {}", view.generation);
+    Ok(())
+}
+
+/// Exchanges the engine, and waits until the next one shows the volume.
+async fn replace(
+    root: &Root,
+    record: &VolumeRecord,
+    manager: &mut Manager,
+    spec: ProcessSpec,
+    before: u64,
+) -> Result<VolumeView> {
+    let engine = spec.name.clone();
+    let last = manager.list().await?.remove(&engine).unwrap_or_default();
+    let args = |process: &ProcessResponse| process.spec.as_ref().map(|spec| spec.args.clone());
+    let args_before = args(&last);
+    let starts = last.status.map_or(0, |s| s.restarts);
+    manager.replace(spec).await?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let view = observe(root, record).await?;
+        let is_usable = view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == "none");
+        if view.generation > before && is_usable {
+            return Ok(view);
+        }
+        // With the old arguments it is still the old one that is told of.
+        let next = manager.list().await?.remove(&engine).filter(|next| args(next) != args_before);
+        let failure = next.and_then(|next| failure_since(&next.status?, starts));
+        if let Some(failure) = failure {
+            bail!("the new engine does not start: {failure}");
+        }
+        if Instant::now() > deadline {
+            bail!("the new engine does not show the volume: {} may say why", root.log(&engine).display());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Copies a program to where the instance manager starts programs from; twice the same is one copy.
+fn install(root: &Root, program: &Path) -> Result<PathBuf> {
+    let program = program.canonicalize().with_context(|| program.display().to_string())?;
+    let said = Command::new(&program).arg("--version").output();
+    let said = said.with_context(|| format!("{} cannot be run", program.display()))?;
+    let version = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+    let Some(number) = version.strip_prefix("longhorn ").filter(|_| said.status.success()) else {
+        bail!("{} is no longhorn program: it says {version:?} when asked for its version", program.display());
+    };
+    let binaries = root.engine_binaries();
+    if binaries.canonicalize().is_ok_and(|below| program.starts_with(below)) {
+        return Ok(program);
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(&program)?.read_to_end(&mut bytes).with_context(|| program.display().to_string())?;
+    let directory = binaries.join(format!("longhorn-{number}-{:08x}", crc32c::crc32c(&bytes)));
+    let place = directory.join("longhorn");
+    if place.exists() {
+        return Ok(place);
+    }
+    let written = write_program(&directory, &place, &bytes);
+    written.with_context(|| place.display().to_string())?;
+    Ok(place)
+}
+
+/// There as a whole, or not at all.
+fn write_program(directory: &Path, place: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    let beside = place.with_extension("new");
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    drop(file);
+    fs::rename(&beside, place)
+}

@@ -1,0 +1,122 @@
+//! The volume as a disk of the host's own iSCSI initiator, which logs in to this engine's target.
+//!
+//! The initiator keeps the disk when this process dies, and logs in again where it logged in before. So the next engine
+//! listens at that address, which the initiator's session tells; only without a session is one chosen.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use fuse_frontend::node;
+use iscsi_frontend::initiator::{self, Patience, Session};
+use iscsi_frontend::{IQN_PREFIX, Listener};
+
+use super::super::queues::Queues;
+use super::iscsi::Iscsi;
+use super::{Endpoint, HideError, device_of, listen, refuse_in_use};
+use crate::arguments::ISCSI_PORT;
+use crate::daemon::GivesUp;
+
+/// Ports to choose from: from the protocol's own on, and none that the kernel gives to whoever asks for any.
+const PORTS: std::ops::Range<u16> = ISCSI_PORT..ISCSI_PORT + 1024;
+
+/// A command outlives the engine's own timeout by so much: it is the engine that says what failed.
+const BEYOND: Duration = Duration::from_secs(60);
+
+/// How long commands wait for the next engine before they fail; also for one command, of a volume without a timeout.
+const AWAY: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A disk of the host's initiator, from wanted to shown.
+pub(in crate::daemon::controller) struct Initiator {
+    volume: String,
+    target: Iscsi,
+    portal: SocketAddr,
+    patience: Patience,
+    shown: Option<(Session, PathBuf, u64)>,
+}
+
+impl Initiator {
+    /// Takes an address before anything is started: the one where the initiator looks for this target, or a free one.
+    pub(super) fn prepare(volume: &str, record: Option<&Path>, io_timeout: Duration) -> Result<Self> {
+        if let Some(missing) = initiator::missing() {
+            let text = format!("frontend iscsi needs {missing}: install or load it, or use another frontend");
+            return Err(GivesUp(text).into());
+        }
+        let session = initiator::find(&name(volume));
+        let own: Vec<u64> = session.iter().filter_map(|s| rdev(s).ok()).collect();
+        node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
+        let listener = match &session {
+            Some(session) => listen(|| Listener::tcp(session.portal))
+                .with_context(|| format!("cannot listen on {}", session.portal))?,
+            None => free_port()?,
+        };
+        let portal = listener.address().context("the port that was chosen")?;
+        let command = if io_timeout.is_zero() { AWAY } else { io_timeout + BEYOND };
+        Ok(Self {
+            volume: volume.to_owned(),
+            target: Iscsi::on(volume, record, listener, portal),
+            portal,
+            patience: Patience { command, away: AWAY.max(command) },
+            shown: None,
+        })
+    }
+
+    pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
+        self.target.show(queues)?;
+        let session = match initiator::find(&name(&self.volume)) {
+            Some(session) if session.portal == self.portal => {
+                tracing::info!(portal = %self.portal, "the initiator logs in again");
+                session
+            }
+            Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
+            None => initiator::login(&name(&self.volume), self.portal, self.patience)?,
+        };
+        // It may have grown while nobody served it.
+        if session.size()? != size {
+            session.rescan()?;
+        }
+        let rdev = rdev(&session)?;
+        let place = device_of(&self.volume);
+        node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
+        self.shown = Some((session, place.clone(), rdev));
+        Ok(Endpoint { device: Some(place), uri: None })
+    }
+
+    pub(super) fn resize(&self) -> Result<()> {
+        Ok(self.shown.as_ref().map_or(Ok(()), |(session, ..)| session.rescan())?)
+    }
+
+    pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
+        if let Some((_, place, _)) = &self.shown {
+            refuse_in_use(place)?;
+        }
+        if let Some((session, place, rdev)) = self.shown.take() {
+            session.logout().map_err(|e| HideError::Failed(e.into()))?;
+            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+        }
+        self.target.hide(queues)
+    }
+}
+
+/// What the initiator knows a volume's target by.
+pub(crate) fn name(volume: &str) -> String {
+    format!("{IQN_PREFIX}{volume}")
+}
+
+fn rdev(session: &Session) -> Result<u64> {
+    let (major, minor) = session.numbers()?;
+    Ok(nix::sys::stat::makedev(major, minor))
+}
+
+/// Listens on the first port that nobody has, for this host alone.
+fn free_port() -> Result<Listener> {
+    for port in PORTS {
+        match Listener::tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port))) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(e) => return Err(e).context("cannot listen for the host's initiator"),
+        }
+    }
+    bail!("every port from {} to {} is taken", PORTS.start, PORTS.end - 1)
+}

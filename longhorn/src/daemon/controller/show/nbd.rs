@@ -1,0 +1,189 @@
+//! The volume as a device of the kernel's NBD client, which talks to this process over a pair of sockets.
+//!
+//! - Nobody listens: the engine makes both ends, hands one to its queue and the other to the kernel. The kernel keeps the
+//!   device when this process dies, and the next engine hands it a new end.
+//! - One connection (`docs/decisions/0007-one-connection-to-the-nbd-client.md`): with several, a disk that is slower than
+//!   the kernel's timer would lose its connections, and with them the answers to what it has done.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use fuse_frontend::{NodeError, node};
+use nbd_frontend::Export;
+use nbd_frontend::kernel::{self, Device, Served, Settings, Slow, handshake};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::super::queues::{Order, Queues};
+use super::{Endpoint, HideError, PREDECESSOR, device_of, refuse_in_use, wait_until_hidden};
+use crate::daemon::GivesUp;
+
+/// The queue that serves it.
+const QUEUE: usize = 0;
+
+/// How long a request waits before the kernel looks whether its connection has been replaced: the pause that a new engine
+/// costs, and up to a second more. Shorter than a second the kernel cannot.
+const TIMER: Duration = Duration::from_secs(1);
+
+/// How long requests wait for the next engine before they fail. An engine that nobody can start any more is the reason to
+/// let them fail by hand (`longhornctl down`), not the clock's.
+const DEAD: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How long this process's own queue may take to say hello.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// Between two tries to give the kernel a connection, while it does not know yet that the last one is dead.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// A device of the kernel's NBD client, from wanted to shown.
+pub(in crate::daemon::controller) struct Nbd {
+    volume: String,
+    identifier: String,
+    shown: Option<ShownNbd>,
+}
+
+struct ShownNbd {
+    device: Device,
+    /// The queue's end of the connection, to see when the kernel has let go of the other.
+    connection: OwnedFd,
+    place: PathBuf,
+    rdev: u64,
+}
+
+impl Nbd {
+    /// What can be missing is looked for before anything is started.
+    pub(super) fn prepare(volume: &str, root: &Path) -> Result<Self> {
+        if let Some(missing) = kernel::missing() {
+            let text = format!("frontend nbd needs {missing}: run modprobe nbd, or use another frontend");
+            return Err(GivesUp(text).into());
+        }
+        let identifier = identifier(root, volume);
+        let own: Vec<u64> =
+            kernel::find(&identifier).and_then(|d| node::rdev(&d.path())).into_iter().collect();
+        node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
+        Ok(Self { volume: volume.to_owned(), identifier, shown: None })
+    }
+
+    pub(super) fn show(&mut self, queues: &Queues) -> Result<Endpoint> {
+        queues.order(|number| {
+            let name = self.volume.clone();
+            let export = Export { name, description: "Longhorn volume".to_owned(), read_only: false };
+            Ok(if number == QUEUE { Order::Nbd(export, None) } else { Order::Nothing })
+        })?;
+        let (device, connection) = match kernel::find(&self.identifier) {
+            Some(device) => {
+                tracing::info!(device = %device.path().display(), "taken over");
+                let connection = self.reconnect(&device, queues)?;
+                (device, connection)
+            }
+            None => self.connect(queues)?,
+        };
+        let rdev = numbers(&device)?;
+        let place = device_of(&self.volume);
+        node::place(&place, rdev, &[rdev]).map_err(|e: NodeError| GivesUp(e.to_string()))?;
+        self.shown = Some(ShownNbd { device, connection, place: place.clone(), rdev });
+        Ok(Endpoint { device: Some(place), uri: None })
+    }
+
+    fn connect(&self, queues: &Queues) -> Result<(Device, OwnedFd)> {
+        let (served, ours, theirs) = self.connection(queues)?;
+        let settings = Settings {
+            index: None,
+            identifier: self.identifier.clone(),
+            served,
+            timeout: TIMER,
+            slow: Slow::IsPatient,
+            dead_timeout: DEAD,
+        };
+        let mut device = kernel::connect(&settings, vec![theirs])?;
+        device.let_go();
+        Ok((device, ours))
+    }
+
+    /// Gives the kernel a new connection, as soon as it takes one: only in the place of one that it knows to be dead.
+    fn reconnect(&self, device: &Device, queues: &Queues) -> Result<OwnedFd> {
+        let deadline = Instant::now() + PREDECESSOR;
+        loop {
+            let (served, ours, theirs) = self.connection(queues)?;
+            let mut device = kernel::find(device.identifier()).context("the device has been disconnected")?;
+            device.reconnect(&served, vec![theirs])?;
+            device.let_go();
+            if !is_lost(&ours)? {
+                return Ok(ours);
+            }
+            if Instant::now() > deadline {
+                bail!("{} is served by another process", device.path().display());
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// A connection to the queue on which the handshake is done: what was told, the queue's end, the kernel's end.
+    fn connection(&self, queues: &Queues) -> Result<(Served, OwnedFd, OwnedFd)> {
+        let (mut kernels, queues_end) = UnixStream::pair().context("a pair of sockets")?;
+        let watched = OwnedFd::from(queues_end.try_clone()?);
+        queues.tell(QUEUE, Order::Client(queues_end.into()))?;
+        kernels.set_read_timeout(Some(HELLO))?;
+        let served = handshake(&mut kernels, &self.volume).context("the engine's own queue")?;
+        kernels.set_read_timeout(None)?;
+        Ok((served, watched, kernels.into()))
+    }
+
+    pub(super) fn resize(&mut self, size: u64) -> Result<()> {
+        Ok(self.shown.as_mut().map_or(Ok(()), |shown| shown.device.resize(size))?)
+    }
+
+    /// Gives the device a new connection if it has lost the one it had.
+    pub(super) fn look_after(&mut self, queues: &Queues) -> Result<()> {
+        let Some(shown) = &self.shown else { return Ok(()) };
+        if !is_lost(&shown.connection)? {
+            return Ok(());
+        }
+        if !shown.device.is_connected() {
+            bail!(
+                "{} was disconnected by somebody else: stop the volume, then start it again",
+                shown.device.path().display()
+            );
+        }
+        tracing::warn!(device = %shown.device.path().display(), "its connection was lost; it gets a new one");
+        let connection = self.reconnect(&shown.device, queues)?;
+        if let Some(shown) = &mut self.shown {
+            shown.connection = connection;
+        }
+        Ok(())
+    }
+
+    pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
+        let Some(shown) = &self.shown else { return Ok(()) };
+        refuse_in_use(&shown.place)?;
+        if let Some(ShownNbd { device, place, rdev, .. }) = self.shown.take() {
+            device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
+            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+        }
+        queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
+        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+    }
+}
+
+/// What the kernel knows a volume's device by. Volumes of one name under two roots have two.
+pub(crate) fn identifier(root: &Path, volume: &str) -> String {
+    format!("longhorn:{}:{volume}", root.display())
+}
+
+/// True if the kernel has closed its end.
+fn is_lost(connection: &OwnedFd) -> io::Result<bool> {
+    // An end that is closed is told without being asked for.
+    let mut polls = [PollFd::new(connection.as_fd(), PollFlags::empty())];
+    Ok(poll(&mut polls, PollTimeout::ZERO)? > 0)
+}
+
+/// The device's numbers, which it has whatever its node is called.
+fn numbers(device: &Device) -> Result<u64> {
+    let path = format!("/sys/block/nbd{}/dev", device.index());
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let (major, minor) = text.trim().split_once(':').with_context(|| path.clone())?;
+    Ok(nix::sys::stat::makedev(major.parse()?, minor.parse()?))
+}

@@ -1,0 +1,76 @@
+//! Which frontends this host can serve, and which one a volume gets that leaves the choice to us.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+use fuse_frontend::keeper::Keeper;
+use iscsi_frontend::initiator;
+
+use crate::arguments::Frontend;
+use crate::daemon::{keeper_socket, nbd_identifier, target_name, ublk_owner};
+
+/// Frontends that make a device, best first.
+pub(crate) const DEVICES: [Frontend; 4] = [Frontend::Ublk, Frontend::Nbd, Frontend::Iscsi, Frontend::Fuse];
+
+/// What this host lacks for a frontend, in words that name it; `None` if nothing.
+pub(crate) fn missing(frontend: Frontend) -> Option<String> {
+    match frontend {
+        Frontend::NbdServer | Frontend::IscsiTarget | Frontend::None => None,
+        Frontend::Ublk => ublk_frontend::missing(),
+        Frontend::Nbd => nbd_frontend::kernel::missing().map(str::to_owned),
+        Frontend::Iscsi => initiator::missing(),
+        Frontend::Fuse => fuse_frontend::missing().map(str::to_owned),
+        Frontend::Auto => match first() {
+            Some(_) => None,
+            None => missing(Frontend::Fuse),
+        },
+    }
+}
+
+/// The best that this host has.
+pub(crate) fn first() -> Option<Frontend> {
+    DEVICES.into_iter().find(|frontend| missing(*frontend).is_none())
+}
+
+/// What a volume is shown by that leaves the choice to us: what still holds its device, else the best that this host has.
+/// A device in use is never exchanged for another because a module was loaded meanwhile.
+pub(crate) fn choose(volume: &str, root: &Path) -> Frontend {
+    left_behind(volume, root).or_else(first).unwrap_or(Frontend::Fuse)
+}
+
+/// The frontend whose part of the kernel, or keeper, holds a device of this volume.
+fn left_behind(volume: &str, root: &Path) -> Option<Frontend> {
+    let holds = |frontend| match frontend {
+        Frontend::Ublk => ublk_frontend::has_device(&ublk_owner(root), volume),
+        Frontend::Nbd => nbd_frontend::kernel::find(&nbd_identifier(root, volume)).is_some(),
+        Frontend::Iscsi => initiator::find(&target_name(volume)).is_some(),
+        _ => Keeper::connect(&keeper_socket(volume)).is_ok(),
+    };
+    DEVICES.into_iter().find(|frontend| holds(*frontend))
+}
+
+/// Has the kernel load what a frontend needs, where it has it as a module.
+pub(crate) fn load(frontend: Frontend) {
+    let module = match frontend {
+        Frontend::Ublk => "ublk_drv",
+        Frontend::Nbd => "nbd",
+        Frontend::Auto => return DEVICES.into_iter().for_each(load),
+        _ => return,
+    };
+    if missing(frontend).is_some() {
+        // Where there is no modprobe or no module, the frontend stays missing, and that is told.
+        let _ =
+            Command::new("modprobe").args(["-q", module]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
+
+/// Refuses a frontend that this host lacks something for, naming it and what would work.
+pub(crate) fn check(frontend: Frontend) -> Result<()> {
+    load(frontend);
+    let Some(missing) = missing(frontend) else { return Ok(()) };
+    let works = first().unwrap_or(Frontend::NbdServer);
+    bail!(
+        "frontend {frontend} needs {missing}, which this host does not have: add it, or use --frontend {works}"
+    );
+}

@@ -1,0 +1,64 @@
+"""The servers of `devices.py`, and beside them whole volumes: an instance manager, three replicas and an engine under each
+frontend that makes a device, started by `longhornctl up`, restarted by the manager alone."""
+import os, signal, sys
+import initiator
+from devices import KINDS as SERVERS, WORK, expect, nodes, skip, wait_for
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
+from harness import Host  # noqa: E402
+
+# Seconds that an engine may take from its death to its next start, in a guest beside other work.
+AGAIN = 60
+
+
+class Volume:
+    """A volume of three replicas in memory."""
+
+    def __init__(self, frontend, volume="vol", size=512 << 20, where=WORK, replicas=3, **_):
+        self.frontend, self.name, self.size = frontend, frontend + "-volume", size
+        if frontend == "iscsi":
+            lacking = initiator.ready()
+            if lacking:
+                skip(self.name, lacking)
+                sys.exit(0)
+        self.host = Host(where)
+        self.volume = self.host.name(volume)
+        said = self.host.up(self.volume, "--size", str(size), "--replicas", str(replicas), "--frontend", frontend)
+        expect(said["frontend"] == frontend, f"shown by {said['frontend']}")
+        self.device = said["device"]
+        expect(self.device == f"/dev/longhorn/{self.volume}", f"the device is {self.device}")
+        self.engine = said["engine_pid"]
+        numbers = os.stat(self.device).st_rdev
+        self.numbers = f"{os.major(numbers)}:{os.minor(numbers)}"
+
+    def kill(self):
+        os.kill(self.engine, signal.SIGKILL)
+
+    def restart(self):
+        """Its manager does that; this waits for it."""
+        def again():
+            pid = self.host.status(self.volume)["engine_pid"]
+            return pid if pid not in (None, self.engine) else None
+        self.engine = wait_for("the engine's next start", again, AGAIN)
+
+    def resize(self, size):
+        self.host.ctl("resize", self.volume, str(size))
+        self.size = size
+
+    def refuses_to_stop(self):
+        done = self.host.ctl("down", self.volume, check=False)
+        return done.returncode == 1 and "in use" in done.stderr
+
+    def stop(self):
+        self.host.healthy(self.volume)
+        self.host.ctl("down", self.volume)
+        expect(not os.path.exists(self.device), f"{self.device} is still there")
+        expect(nodes() == [], f"left behind: {nodes()}")
+        self.host.ctl("rm", self.volume, "--yes")
+
+
+def kind(frontend):
+    return lambda **options: Volume(frontend, **options)
+
+
+KINDS = {**SERVERS, **{f"{frontend}-volume": kind(frontend) for frontend in ("ublk", "nbd", "iscsi", "fuse")}}
