@@ -68,6 +68,7 @@ fn help_is_as_promised() {
         &["ls"],
         &["status"],
         &["resize"],
+        &["upgrade"],
         &["clone"],
         &["rm"],
         &["import"],

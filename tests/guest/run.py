@@ -1,9 +1,10 @@
 """Runs the guest's scenarios: on this machine if its kernel has the devices, else in a guest (`scripts/guest`).
 
-    run.py [NAME...]      names as --list gives them; without any, all
+    run.py [NAME...]      names as --list gives them; without any, all under LH_FULL=1, else the short ones
     run.py --list
 
-LH_FULL=1 for the counts that are promised. LH_EXAMPLES: where built examples are; without it they are built.
+LH_FULL=1 for the counts that are promised. LH_EXAMPLES: where built examples are; without it they, and the programs, are
+built.
 """
 import os, subprocess, sys, time
 
@@ -14,6 +15,7 @@ FULL = os.environ.get("LH_FULL") == "1"
 
 # Name: scenario, its arguments, seconds that it may take (with the counts that are promised).
 SCENARIOS = {
+    "volumes": ("life_of_volumes.py", [], 600, 900),
     "ublk-basics": ("basics.py", ["ublk"], 400, 400),
     "ublk-life": ("life.py", ["ublk"], 400, 400),
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
@@ -24,18 +26,28 @@ SCENARIOS = {
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
     "nbd-cycles": ("cycles.py", ["nbd"], 400, 3000),
 }
+for _frontend in ("ublk", "nbd", "iscsi", "fuse"):
+    SCENARIOS[f"{_frontend}-volume-basics"] = ("basics.py", [f"{_frontend}-volume"], 600, 600)
+    SCENARIOS[f"{_frontend}-volume-recovery"] = ("recovery.py", [f"{_frontend}-volume"], 500, 3000)
+
+# What the usual run of all tests has time for: whole volumes on every frontend, 2 minutes.
+SHORT = ["volumes"]
 
 # Memory in MiB and scratch disk of those that need others than 2048 and none.
-MACHINES = {"ublk-pressure": (256, "1200M")}
+MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None)}
+MACHINES |= {name: (4096, None) for name in SCENARIOS if "-volume-" in name}
 
 SKIPPED, NO_TIME = 77, 124
 
 
-def build():
+def build(wanted):
     if "LH_EXAMPLES" in os.environ:
         return True
-    command = ["cargo", "build", "--release", "--examples", "-p", "ublk-frontend", "-p", "nbd-frontend"]
-    return subprocess.run(command, cwd=TOP).returncode == 0
+    examples = ["--examples", "-p", "ublk-frontend", "-p", "nbd-frontend"]
+    for what in ([] if wanted == SHORT else [examples]) + [["-p", "longhorn"]]:
+        if subprocess.run(["cargo", "build", "--release", *what], cwd=TOP).returncode != 0:
+            return False
+    return True
 
 
 def run(name):
@@ -63,10 +75,11 @@ def main():
     if unknown:
         print(f"no scenario {', '.join(unknown)}: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
-    if not build():
+    wanted = names or list(SCENARIOS if FULL else SHORT)
+    if not build(wanted):
         return 1
     failed = []
-    for name in names or SCENARIOS:
+    for name in wanted:
         status = run(name)
         if status == SKIPPED:
             # The reason has been told; it holds for all.

@@ -14,7 +14,7 @@ AGAIN = 60
 class Volume:
     """A volume of three replicas in memory."""
 
-    def __init__(self, frontend, volume="vol", size=512 << 20, where=WORK, replicas=3, **_):
+    def __init__(self, frontend, volume="vol", size=512 << 20, where=WORK, replicas=3, shown_by=None, **_):
         self.frontend, self.name, self.size = frontend, frontend + "-volume", size
         if frontend == "iscsi":
             lacking = initiator.ready()
@@ -24,7 +24,7 @@ class Volume:
         self.host = Host(where)
         self.volume = self.host.name(volume)
         said = self.host.up(self.volume, "--size", str(size), "--replicas", str(replicas), "--frontend", frontend)
-        expect(said["frontend"] == frontend, f"shown by {said['frontend']}")
+        expect(said["frontend"] == (shown_by or frontend), f"shown by {said['frontend']}")
         self.device = said["device"]
         expect(self.device == f"/dev/longhorn/{self.volume}", f"the device is {self.device}")
         self.engine = said["engine_pid"]
@@ -40,6 +40,12 @@ class Volume:
             pid = self.host.status(self.volume)["engine_pid"]
             return pid if pid not in (None, self.engine) else None
         self.engine = wait_for("the engine's next start", again, AGAIN)
+
+    def upgrade(self):
+        before = self.engine
+        self.host.ctl("upgrade", self.volume)
+        self.engine = self.host.status(self.volume)["engine_pid"]
+        expect(self.engine not in (None, before), f"engine {before}, then {self.engine}")
 
     def resize(self, size):
         self.host.ctl("resize", self.volume, str(size))

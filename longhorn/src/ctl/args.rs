@@ -421,9 +421,9 @@ Examples:
   longhornctl upgrade demo
   longhornctl upgrade demo --binary ./longhorn
 
-Whatever uses the device goes on: its requests wait for the new engine, as they do when an engine has died.
-A program that does not start is exchanged for the one before. The next `up` after a `down` starts the
-instance manager's own program again.";
+Whatever uses the device goes on: its requests wait for the new engine, as after a crash.
+A program that does not start is exchanged for the one before. The next `up` after a `down` starts
+the instance manager's own program again.";
 
 const SNAPSHOT_DIFF_HELP: &str = "\
 Examples:

@@ -1,0 +1,89 @@
+"""A volume's life on each frontend that makes a device, in short: shown by what `auto` takes first, mounted, written and
+verified while its engine is killed and upgraded, grown while mounted, not stopped while in use, stopped, and nothing left.
+
+    life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
+"""
+import os, subprocess, sys, time
+import initiator
+from devices import Mounted, expect, fail, have, kernel_threads, nodes, run, shown, skip, wait_for
+from volumes import Volume
+
+ORDER = ["ublk", "nbd", "iscsi", "fuse"]
+
+
+def load(where):
+    return subprocess.Popen(
+        ["fio", "--name=load", f"--directory={where}", "--size=8m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
+         "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=256",
+         "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=64"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
+
+
+def goes_on(process, disk):
+    """The load and the device answer."""
+    run("dd", f"if={disk.device}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct", "status=none", timeout=60)
+    if process.poll() is not None:
+        fail(f"fio ended with {process.returncode}: {process.stdout.read()[-2000:]}")
+
+
+def lives(frontend):
+    disk = Volume(frontend, size=320 << 20)
+    with Mounted(disk.device, "xfs") as where:
+        fio = load(where)
+        try:
+            time.sleep(1)
+            disk.kill()
+            disk.restart()
+            goes_on(fio, disk)
+            disk.upgrade()
+            goes_on(fio, disk)
+            disk.resize(disk.size + (64 << 20))
+            wait_for("the new size",
+                     lambda: int(run("blockdev", "--getsize64", disk.device).stdout) == disk.size)
+            run("xfs_growfs", where)
+            expect(disk.refuses_to_stop(), "a mounted device was taken away")
+            goes_on(fio, disk)
+            fio.terminate()
+            words = fio.communicate(timeout=120)[0]
+            expect("err= 0" in words, f"fio: {words[-2000:]}")
+        finally:
+            fio.kill()
+    run("xfs_repair", "-n", disk.device)
+    disk.stop()
+
+
+def nothing_is_left(frontend, threads):
+    expect(nodes() == [], f"{frontend}: {nodes()}")
+    expect(not os.path.isdir("/dev/longhorn") or os.listdir("/dev/longhorn") == [], f"{frontend}: nodes")
+    wait_for(f"{frontend}: threads of the kernel as before: {threads}", lambda: kernel_threads() == threads)
+    loops = run("losetup", "--list", "--noheadings").stdout
+    expect(loops == "", f"{frontend}: loop devices {loops}")
+
+
+def auto_takes_the_first():
+    disk = Volume("auto", size=64 << 20, shown_by="ublk")
+    disk.stop()
+
+
+def main():
+    if not have("fio", "mkfs.xfs"):
+        skip("volumes", "no fio or mkfs.xfs")
+        return
+    lived, threads = [], kernel_threads()
+    for frontend in sys.argv[1:] or ORDER:
+        lacking = initiator.ready() if frontend == "iscsi" else None
+        if lacking:
+            skip(f"volumes-{frontend}", lacking)
+            continue
+        began = time.monotonic()
+        lives(frontend)
+        nothing_is_left(frontend, threads)
+        print(f"{frontend}: {time.monotonic() - began:.1f} s", flush=True)
+        lived.append(frontend)
+    auto_takes_the_first()
+    errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
+    expect(not errors, f"the kernel saw errors: {errors[:5]}")
+    shown(f"{', '.join(lived)}: killed, upgraded and grown under fio on XFS, stopped, nothing left")
+
+
+main()
