@@ -48,7 +48,8 @@ impl Server {
         })?;
         let data = image.slice(0, split);
         let data = match self.store.direct() {
-            Some(wanted) if !data.is_aligned(wanted.memory, wanted.offset) => {
+            // What is put is mostly not there yet.
+            Some(wanted) if !data.is_aligned(wanted.filling, wanted.offset) => {
                 aligned_copy(&self.pool, &data).ok_or(Failure::NoSpace)?
             }
             _ => data,

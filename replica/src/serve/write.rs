@@ -35,9 +35,10 @@ impl Server {
 
     /// Makes the payload fit for the disk: where it lies, or as a copy. False if there is no memory for that now.
     fn align_payload(&mut self, id: RequestId) -> bool {
-        let Some(wanted) = self.store.direct() else { return true };
         let slot = self.requests.get(id);
-        if slot.payload.is_aligned(wanted.memory, wanted.offset) {
+        let range = Extent::new(slot.header.offset, slot.header.length.into());
+        let Some((memory, offset)) = self.store.write_alignment(range) else { return true };
+        if slot.payload.is_aligned(memory, offset) {
             return true;
         }
         match aligned_copy(&self.pool, &slot.payload) {

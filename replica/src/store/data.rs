@@ -58,6 +58,10 @@ pub struct Alignment {
     pub memory: u32,
     /// Of file offsets and lengths.
     pub offset: u32,
+    /// Of the memory of a write into a hole. ext4 takes memory into account when it asks whether a direct write is aligned to
+    /// its blocks (`ext4_unaligned_io`, fs/ext4/file.c), and of those that are not, it lets one at a time into a hole, after all
+    /// others have ended.
+    pub filling: u32,
 }
 
 /// When a change may be answered.
@@ -175,6 +179,16 @@ impl Store {
     /// What O_DIRECT asks for; `None` if the files are opened without.
     pub const fn direct(&self) -> Option<Alignment> {
         self.direct
+    }
+
+    /// The alignment of the memory that a write of a range to the head should have: with less it works, too, but slowly.
+    /// `None` if the files are opened without O_DIRECT.
+    pub fn write_alignment(&self, extent: Extent) -> Option<(u32, u32)> {
+        let direct = self.direct?;
+        let head = self.at(self.head()).rank;
+        let filling = || self.index.runs(blocks(extent)).any(|(_, rank)| rank != head);
+        let memory = if direct.filling > direct.memory && filling() { direct.filling } else { direct.memory };
+        Some((memory, direct.offset))
     }
 
     /// The head.

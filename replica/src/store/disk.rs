@@ -293,6 +293,9 @@ fn largest(file: &File, size: u64) -> u64 {
     fits * BLOCK
 }
 
+/// ext4's magic number (include/uapi/linux/magic.h).
+const EXT4: u64 = 0xef53;
+
 /// What O_DIRECT on the file asks for; `None` if there is none that works in blocks of 4 KiB.
 pub(super) fn direct_alignment(path: &Path) -> io::Result<Option<Alignment>> {
     let file = match open_layer(path, true, true) {
@@ -300,13 +303,14 @@ pub(super) fn direct_alignment(path: &Path) -> io::Result<Option<Alignment>> {
         Err(err) if err.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
         Err(err) => return Err(err),
     };
+    let ext4 = sys::file_system(&file)?.magic == EXT4;
     Ok(match sys::dio_align(&file) {
         Ok(Some((memory, offset))) if u64::from(offset) <= BLOCK && u64::from(memory) <= BLOCK => {
-            Some(Alignment { memory, offset })
+            Some(Alignment { memory, offset, filling: if ext4 { BLOCK_U32 } else { memory } })
         }
         Ok(Some(_)) => None,
         // Before Linux 6.1 the kernel does not tell; a block is right everywhere.
-        Ok(None) => Some(Alignment { memory: BLOCK_U32, offset: BLOCK_U32 }),
+        Ok(None) => Some(Alignment { memory: BLOCK_U32, offset: BLOCK_U32, filling: BLOCK_U32 }),
         Err(err) if err.kind() == io::ErrorKind::Unsupported => None,
         Err(err) => return Err(err),
     })
