@@ -1,10 +1,13 @@
 """A process dirties far more memory than there is through a file system on a device, with swap on the device where the
 kernel has it: the server must never wait for memory that waits for its own device.
 
-    pressure.py ublk      in a guest with little memory and a scratch disk, /dev/ubda
+    pressure.py ublk|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
+
+in a guest with little memory and a scratch disk, /dev/ubda. Of a volume, engine and replica are both under pressure.
 """
 import os, subprocess, sys
 from devices import KINDS, Mounted, expect, fail, full, have, run, shown, skip
+from volumes import Volume
 
 SCRATCH = "/dev/ubda"
 SECONDS = full(20, 60)
@@ -49,12 +52,25 @@ class OnScratch(KINDS["ublk"]):
         super().start(threads, extra)
 
 
+class VolumeOnScratch(Volume):
+    """The replica's directory is on a file system on the scratch disk."""
+
+    def __init__(self, frontend):
+        self.scratch = Mounted(SCRATCH, "xfs")
+        super().__init__(frontend, volume="pressure", size=SIZE, where=self.scratch.__enter__(), replicas=1)
+
+    def stop(self):
+        super().stop()
+        self.host.kill_everything()
+        self.scratch.__exit__()
+
+
 def main():
     kind = sys.argv[1]
     if not os.path.exists(SCRATCH) or not have("mkfs.xfs", "mkswap"):
         skip(f"{kind}-pressure", f"no {SCRATCH}, mkfs.xfs or mkswap")
         return
-    disk = OnScratch("pressure")
+    disk = VolumeOnScratch(kind.removesuffix("-volume")) if kind.endswith("-volume") else OnScratch("pressure")
     there = memory()
     with Mounted(disk.device, "xfs") as where:
         swap = os.path.join(where, "swap")

@@ -15,7 +15,7 @@ FULL = os.environ.get("LH_FULL") == "1"
 
 # Name: scenario, its arguments, seconds that it may take (with the counts that are promised).
 SCENARIOS = {
-    "volumes": ("life_of_volumes.py", [], 600, 900),
+    "volumes": ("life_of_volumes.py", [], 900, 900),
     "ublk-basics": ("basics.py", ["ublk"], 400, 400),
     "ublk-life": ("life.py", ["ublk"], 400, 400),
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
@@ -28,6 +28,7 @@ SCENARIOS = {
 }
 for _frontend in ("ublk", "nbd", "iscsi", "fuse"):
     SCENARIOS[f"{_frontend}-volume-basics"] = ("basics.py", [f"{_frontend}-volume"], 600, 600)
+    SCENARIOS[f"{_frontend}-volume-pressure"] = ("pressure.py", [f"{_frontend}-volume"], 600, 900)
     SCENARIOS[f"{_frontend}-volume-recovery"] = ("recovery.py", [f"{_frontend}-volume"], 500, 3000)
 
 # What the usual run of all tests has time for: whole volumes on every frontend, 2 minutes.
@@ -35,7 +36,8 @@ SHORT = ["volumes"]
 
 # Memory in MiB and scratch disk of those that need others than 2048 and none.
 MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None)}
-MACHINES |= {name: (4096, None) for name in SCENARIOS if "-volume-" in name}
+MACHINES |= {name: (384, "1500M") if name.endswith("pressure") else (4096, None)
+             for name in SCENARIOS if "-volume-" in name}
 
 SKIPPED, NO_TIME = 77, 124
 
