@@ -3,7 +3,7 @@
 A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1
 at the first thing that is not as promised.
 """
-import atexit, glob, json, os, random, shutil, signal, subprocess, sys, tempfile, threading, time
+import atexit, datetime, glob, json, os, random, shutil, signal, subprocess, sys, tempfile, threading, time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("LH_BIN", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")), "release"))
@@ -122,6 +122,19 @@ class Host:
             time.sleep(0.05)
         fail(f"processes do not die: {self.processes()}")
 
+    def log(self, name):
+        """What the log of a process, or of every process whose name begins so, has: (seconds, text), oldest first."""
+        lines = []
+        for path in glob.glob(os.path.join(self.root, "log", name + "*.log")):
+            for line in open(path, errors="replace"):
+                words = line.split(maxsplit=3)
+                try:
+                    when = datetime.datetime.fromisoformat(words[0].replace("Z", "+00:00"))
+                except (ValueError, IndexError):
+                    continue
+                lines.append((when.timestamp(), words[-1].rstrip()))
+        return sorted(lines)
+
     def replica_pids(self, volume):
         return {r["name"]: r["pid"] for r in self.status(volume)["replicas"]}
 
@@ -178,6 +191,11 @@ def fio(name, seconds, *args, timeout=None):
     if done.returncode != 0:
         fail(f"fio {name}: status {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
     return json.loads(done.stdout[done.stdout.index("{"):])
+
+
+def percentile(values, part):
+    """The value below which this part of all values lies; the largest one if there are few."""
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
 
 
 class Watch(threading.Thread):

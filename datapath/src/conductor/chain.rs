@@ -43,8 +43,8 @@ pub(super) struct Task {
     /// Numbers the present ballot, so that answers to another one do not count.
     ballot_number: u64,
     pub(super) ballot: Ballot,
-    /// Queues are paused for it.
-    paused: bool,
+    /// Since when queues are paused for it.
+    paused: Option<u64>,
     refused: Option<CommandError>,
 }
 
@@ -107,9 +107,7 @@ impl Conductor {
             Stage::Quieting => self.quiet(&mut task),
             Stage::Pausing(switch) => self.paused(&mut task, switch),
             Stage::Committing => self.commit(&mut task),
-            Stage::Resuming(switch) => {
-                self.switches.done(switch) && go(&mut task, Stage::Flushing { flying: false, not_before: 0 })
-            }
+            Stage::Resuming(switch) => self.switches.done(switch) && self.resumed(&mut task),
             Stage::Flushing { flying, not_before } => self.flush(&mut task, flying, not_before),
             Stage::Settling => self.settle(&mut task),
             Stage::Aborting(resume) => self.abort(&mut task, resume),
@@ -159,7 +157,7 @@ impl Conductor {
             stage,
             ballot_number: self.tasks,
             ballot: Ballot::default(),
-            paused: false,
+            paused: None,
             refused: None,
         }
     }
@@ -242,7 +240,7 @@ impl Conductor {
 
     /// Somebody cannot: nobody does.
     fn begin_abort(&mut self, task: &mut Task) -> bool {
-        let resume = task.paused.then(|| self.switch(Switch::Resume));
+        let resume = task.paused.map(|_| self.switch(Switch::Resume));
         self.new_ballot(task);
         go(task, Stage::Aborting(resume))
     }
@@ -266,7 +264,7 @@ impl Conductor {
         if !task.changes_head() || sabotaged!(self, commit_without_pause) {
             return self.decide(task);
         }
-        task.paused = true;
+        task.paused = Some(self.now);
         let pause = self.switch(Switch::Pause);
         go(task, Stage::Pausing(pause))
     }
@@ -352,8 +350,16 @@ impl Conductor {
             self.emit(Output::Resized { size });
         }
         let resume = self.switch(Switch::Resume);
-        task.paused = false;
         go(task, Stage::Resuming(resume))
+    }
+
+    /// Requests go on. How long they were held is what people feel of a snapshot.
+    fn resumed(&mut self, task: &mut Task) -> bool {
+        if let Some(since) = task.paused.take() {
+            let held = self.now.saturating_sub(since) / 1000;
+            self.log(format!("requests were held for {held} us while the head was changed"));
+        }
+        go(task, Stage::Flushing { flying: false, not_before: 0 })
     }
 
     fn flush(&mut self, task: &mut Task, flying: bool, not_before: u64) -> bool {

@@ -10,15 +10,17 @@ use lh_wire::{Control, FoldState, ReplicaState};
 use super::{Conductor, ControlFor, Phase, Role};
 use crate::message::MemberId;
 
-/// Between two looks at a fold that runs, ns.
-const LOOK_EVERY: u64 = 1_000_000_000;
+/// Between two looks at a fold that runs, ns: soon at first, since most folds are short and the next one waits for this
+/// one, then twice as long each time, up to the longest.
+const LOOK_FIRST: u64 = 10_000_000;
+const LOOK_LAST: u64 = 1_000_000_000;
 
 /// What a replica folds. See the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoldStatus {
     /// Which replica.
     pub replica: String,
-    /// The fold that runs; `None`: it is through.
+    /// The fold that runs or is about to; `None`: it is through.
     pub fold: Option<FoldState>,
     /// Snapshots that it could not fold, and why.
     pub failed: Vec<(String, String)>,
@@ -37,10 +39,14 @@ enum Step {
     /// Its state is asked for, or lies there to be looked at.
     #[default]
     Looking,
-    Asked,
+    /// `wait`: how long the next look is put off if the fold still runs.
+    Asked {
+        wait: u64,
+    },
     Beginning(String),
     Running {
         look_at: u64,
+        wait: u64,
     },
     Stopping,
     /// Nothing is left to fold.
@@ -77,32 +83,34 @@ impl Conductor {
 
     fn fold_on(&mut self, member: MemberId) -> bool {
         let now = self.now;
-        let held = self.closing.is_some()
-            || !self.is_calm()
-            || self.chain_is_wanted()
-            || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
+        let held =
+            self.closing.is_some() || !self.is_calm() || self.chain_is_wanted() || self.fills_somebody();
         let Some(folder) = self.folds.folders.get_mut(&member) else { return false };
-        match &folder.step {
-            Step::Looking if !held => folder.step = Step::Asked,
-            Step::Running { look_at, .. } if *look_at <= now => folder.step = Step::Asked,
+        let wait = match folder.step {
+            Step::Looking if !held => LOOK_FIRST,
+            Step::Running { look_at, wait } if look_at <= now => wait.saturating_mul(2).min(LOOK_LAST),
             _ => return false,
-        }
+        };
+        folder.step = Step::Asked { wait };
         self.ask(member, ControlFor::Fold, Control::State);
         true
+    }
+
+    /// A replica is being brought in sync.
+    fn fills_somebody(&self) -> bool {
+        !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
     }
 
     /// A replica's state, asked for here.
     pub(super) fn on_fold_state(&mut self, member: MemberId, state: &ReplicaState) {
         let now = self.now;
         let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
-        let held = !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
-        let Some(folder) = self.folds.folders.get_mut(&member).filter(|f| matches!(f.step, Step::Asked))
-        else {
-            return;
-        };
+        let held = self.fills_somebody();
+        let Some(folder) = self.folds.folders.get_mut(&member) else { return };
+        let Step::Asked { wait } = folder.step else { return };
         folder.state.clone_from(&state.fold);
         if state.fold.as_ref().is_some_and(|f| f.error.is_none()) {
-            folder.step = Step::Running { look_at: now + LOOK_EVERY };
+            folder.step = Step::Running { look_at: now.saturating_add(wait), wait };
             return;
         }
         let is_left = |name: &str| state.chain.iter().any(|l| l.name == name);
@@ -126,10 +134,10 @@ impl Conductor {
     }
 
     pub(super) fn on_fold_yes(&mut self, member: MemberId) {
-        let look_at = self.now + LOOK_EVERY;
+        let look_at = self.now.saturating_add(LOOK_FIRST);
         let Some(folder) = self.folds.folders.get_mut(&member) else { return };
         folder.step = match std::mem::take(&mut folder.step) {
-            Step::Beginning(_) => Step::Running { look_at },
+            Step::Beginning(_) => Step::Running { look_at, wait: LOOK_FIRST },
             Step::Stopping => Step::Looking,
             other => other,
         };
@@ -159,7 +167,7 @@ impl Conductor {
                     folder.step = Step::Stopping;
                     self.ask(member, ControlFor::Fold, Control::FoldStop);
                 }
-                Step::Asked | Step::Beginning(_) | Step::Stopping => {}
+                Step::Asked { .. } | Step::Beginning(_) | Step::Stopping => {}
             }
             busy = true;
         }
@@ -169,10 +177,22 @@ impl Conductor {
     pub(super) fn fold_status(&self) -> Vec<FoldStatus> {
         let of = |(member, folder): (&MemberId, &Folder)| FoldStatus {
             replica: self.name(*member).to_owned(),
-            fold: folder.state.clone(),
+            fold: folder.state.clone().filter(|s| s.error.is_none()).or_else(|| self.pending(&folder.step)),
             failed: folder.failed.clone(),
         };
         self.folds.folders.iter().map(of).collect()
+    }
+
+    /// What a replica is about to fold, before it has told how far it is: it is not through.
+    fn pending(&self, step: &Step) -> Option<FoldState> {
+        let removed =
+            || self.volume.chain.iter().find(|l| l.removed && !l.name.is_empty()).map(|l| l.name.clone());
+        let name = match step {
+            Step::Through => None,
+            Step::Beginning(name) => Some(name.clone()),
+            _ => removed(),
+        };
+        name.map(|name| FoldState { name, ..FoldState::default() })
     }
 
     pub(super) fn fold_deadline(&self) -> Option<u64> {

@@ -227,7 +227,14 @@ impl Conductor {
                 self.replica_mut(member).attached = true;
                 self.rebuild_goes_to(member, Stage::Attaching(switch));
             }
-            Stage::Ending => rebuild.stage = Stage::Ready,
+            Stage::Ending => {
+                rebuild.stage = Stage::Ready;
+                let (looked, _, copied) = rebuild.progress();
+                let name = self.name(member);
+                let line =
+                    format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied");
+                self.log(line);
+            }
             _ => {}
         }
     }

@@ -511,8 +511,11 @@ fn a_purge_folds_what_is_removed_on_every_member() {
     assert_eq!(world.finish(command), Ok(()));
     let command = world.command(Command::Purge, "");
     assert_eq!(world.finish(command), Ok(()));
+    // Nobody takes it for done before a replica has said so.
+    let through = |w: &World| w.status().folds.iter().filter(|f| f.fold.is_none()).count();
+    assert_eq!((world.status().folds.len(), through(&world)), (3, 0));
     world.run_until("a is gone everywhere", |w| w.replicas.iter().all(|r| r.layers.len() == 2));
-    assert_eq!(world.status().folds.len(), 3);
+    world.run_until("every replica is through", |w| through(w) == 3);
     world.writes();
     world.reads();
 }

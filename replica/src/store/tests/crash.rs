@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::{Epoch, Generation, Instance};
-use lh_wire::{BlockState, ChainOp, LayerInfo};
+use lh_wire::{BlockState, ChainOp, Keep, LayerInfo};
 
 use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
@@ -456,6 +456,62 @@ fn rebuild() {
             assert_eq!(reads(path, None), [0, 1, 2, 0, 4, 5, 6, 7, 0], "{what}");
             assert_eq!(reads(path, Some("a")), [0, 1, 2, 3, 4, 5, 6, 7, 0], "{what}");
             assert_eq!(reads(path, Some("branch")), [0, 1, 2, 3, 4, 5, 6, 7, 0], "{what}");
+        },
+    );
+}
+
+/// A replica that was out takes over a chain in which its head has become a snapshot.
+#[test]
+fn catching_up() {
+    let layer = |name: &str, parent: &str| LayerInfo {
+        name: name.into(),
+        parent: parent.into(),
+        created: "2026-11-20T06:03:39Z".into(),
+        length: SIZE,
+        ..LayerInfo::default()
+    };
+    let chain = [layer("one", ""), layer("two", "one"), layer("", "two")];
+    let take_over = |volume: &mut Volume| {
+        let known = volume.directory.state().chain.iter().any(|l| l.name == "two");
+        let keep = Keep { head: if known { "" } else { "two" }.into(), unsure: vec!["one".into()] };
+        let parts = volume.directory.begin_catch_up(SIZE, &chain, &keep);
+        parts.map(|parts| volume.store.replace(parts))
+    };
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            let epoch = Epoch { generation: Generation::from(5), id: Instance(5), ..Epoch::default() };
+            assert!(volume.directory.store_epoch(epoch).unwrap());
+        },
+        |path, tape| Volume::open_taped(path, tape).is_ok_and(|mut volume| take_over(&mut volume).is_ok()),
+        |path, finished, what| {
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            assert!(!state.imported, "{what}");
+            match (state.rebuilding, &state.kept) {
+                (false, _) => {
+                    assert!(!finished, "{what}");
+                    assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+                }
+                // What the layers hold counts only if it is said so.
+                (true, Some(_)) => assert_eq!(volume.blocks()[..9], SAMPLE, "{what}"),
+                (true, None) => assert!(!finished && volume.blocks().iter().all(|b| *b == 0), "{what}"),
+            }
+            take_over(&mut volume).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(names(&volume), ["one", "two", ""], "{what}");
+            is_tidy(path, &volume);
+            volume.put("one", 0, &[(BlockState::Data, 1); 8]);
+            let (own, zero) = ((BlockState::Data, 2), (BlockState::Zero, 0));
+            let absent = (BlockState::Absent, 0);
+            volume.put("two", 0, &[absent, absent, own, own, zero, absent, absent, absent, absent]);
+            volume.store.end_rebuild().unwrap();
+            volume.flush();
+            volume.directory.end_rebuild().unwrap();
+            drop(volume);
+            assert_eq!(reads(path, None), SAMPLE, "{what}");
+            assert_eq!(reads(path, Some("one")), ONE, "{what}");
+            assert_eq!(reads(path, Some("two")), SAMPLE, "{what}");
         },
     );
 }

@@ -416,6 +416,72 @@ fn written_by_others() {
     assert_eq!(Volume::open(&path).unwrap().store.intent(), [lh_block::Extent::new(0, SIZE)]);
 }
 
+/// Copies lose what a copy loses: inodes, space that was never written, with tar also attributes. They read the same, and
+/// are imports.
+#[test]
+fn carried_away_and_back() {
+    use std::process::Command;
+    let place = tempfile::tempdir().unwrap();
+    let (path, copy) = (place.path().join("replica"), place.path().join("copy"));
+    ours(&path);
+    let expected = Volume::open(&path).unwrap().blocks();
+    let cp = |flags: &str| {
+        let done = Command::new("cp").args(["-a", flags]).args([&path, &copy]).status();
+        assert!(done.unwrap().success());
+    };
+    let tar = || {
+        let (archive, top) = (place.path().join("tar"), place.path());
+        let pack = Command::new("tar").arg("-cSf").arg(&archive).arg("-C").arg(top).arg("replica").status();
+        fs::create_dir(&copy).unwrap();
+        let unpack = Command::new("tar")
+            .arg("-xf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&copy)
+            .arg("--strip-components=1")
+            .status();
+        assert!(pack.unwrap().success() && unpack.unwrap().success());
+    };
+    let (full, tight) = (|| cp("--sparse=auto"), || cp("--sparse=always"));
+    let ways: [&dyn Fn(); 3] = [&full, &tight, &tar];
+    for carry in ways {
+        carry();
+        for _ in 0..2 {
+            let volume = Volume::open(&copy).unwrap();
+            assert!(volume.directory.state().imported);
+            assert_eq!(volume.blocks(), expected);
+        }
+        fs::remove_dir_all(&copy).unwrap();
+    }
+}
+
+/// Longhorn replaces volume.meta whenever it opens a directory, and knows no marks of ours: where it has written, they
+/// say nothing any more.
+#[test]
+fn a_week_under_longhorn() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(extent(2, 2));
+    assert_eq!(volume.blocks()[..5], [1, 1, 0, 0, 1]);
+    volume.close();
+    let meta = fs::read_to_string(path.join("volume.meta")).unwrap();
+    assert!(meta.contains("\"Rebuilding\":true"), "the files alone must not be believed: {meta}");
+    // Somebody has taken that on himself.
+    fs::remove_file(path.join("volume.meta")).unwrap();
+    fs::write(path.join("volume.meta"), meta.replace("\"Rebuilding\":true", "\"Rebuilding\":false")).unwrap();
+    let head = fs::OpenOptions::new().write(true).open(path.join("volume-head-001.img")).unwrap();
+    head.write_all_at(&[9; 4096], 2 * BLOCK).unwrap();
+    drop(head);
+    for _ in 0..2 {
+        let volume = Volume::open(&path).unwrap();
+        assert!(volume.directory.state().imported);
+        assert_eq!(volume.blocks()[2], 9, "a mark hides what was written later");
+    }
+}
+
 #[test]
 fn an_extent_that_was_never_written() {
     let place = tempfile::tempdir().unwrap();

@@ -35,6 +35,11 @@ impl Tape {
         state.left = Some(steps);
     }
 
+    /// Nothing stops any more. Returns how many steps were left.
+    pub(crate) fn go_on(&self) -> Option<usize> {
+        self.state.lock().unwrap().left.take()
+    }
+
     /// Remembers changes of names from now on.
     pub(crate) fn keep(&self, journal: Journal) {
         self.state.lock().unwrap().journal = Some(journal);
