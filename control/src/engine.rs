@@ -132,6 +132,8 @@ pub struct PurgeProgress {
     pub total: u64,
     /// Why the last fold did not end; empty if it did.
     pub error: String,
+    /// Removed snapshots that stay for now, and why: a sentence each.
+    pub kept: Vec<(String, String)>,
 }
 
 /// A snapshot to take.

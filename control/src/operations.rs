@@ -30,8 +30,9 @@ impl Service {
 }
 
 fn progress(purge: PurgeProgress) -> volume::ReplicaPurge {
-    let PurgeProgress { replica, snapshot, done, total, error } = purge;
-    volume::ReplicaPurge { replica, snapshot, done, total, error }
+    let PurgeProgress { replica, snapshot, done, total, error, kept } = purge;
+    let kept = kept.into_iter().map(|(snapshot, reason)| volume::KeptSnapshot { snapshot, reason }).collect();
+    volume::ReplicaPurge { replica, snapshot, done, total, error, kept }
 }
 
 #[tonic::async_trait]

@@ -64,7 +64,13 @@ impl EngineControl for Engine {
 
     fn purges(&self) -> Vec<PurgeProgress> {
         let snapshot = if self.purging { "s1".into() } else { String::new() };
-        vec![PurgeProgress { replica: "demo-r-1".into(), snapshot, done: 1, total: 2, error: String::new() }]
+        vec![PurgeProgress {
+            replica: "demo-r-1".into(),
+            snapshot,
+            done: 1,
+            total: 2,
+            ..PurgeProgress::default()
+        }]
     }
 
     fn shutdown(&self) -> Answer<()> {

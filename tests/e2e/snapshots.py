@@ -11,7 +11,7 @@ class Model:
     def __init__(self, host, volume, size, dice):
         self.host, self.volume, self.dice = host, volume, dice
         self.head, self.snapshots, self.counter = bytearray(size), {}, 0
-        self.done = {}
+        self.done, self.kept = {}, 0
 
     def device(self):
         return f"/dev/longhorn/{self.volume}"
@@ -51,7 +51,13 @@ class Model:
             del self.snapshots[name]
 
     def purge(self):
-        self.host.ctl("snapshot", "purge", self.volume)
+        """Only what several layers stand on is kept, and it is named."""
+        def is_through():
+            purged = self.host.json("snapshot", "purge", self.volume)
+            kept = {k["name"] for replica in purged for k in replica["kept"]}
+            left = {s["name"] for s in self.host.json("snapshot", "ls", self.volume) if s["removed"]}
+            return [kept] if left == kept else None
+        self.kept += len(wait_for("a purge leaves what it names", is_through, 60)[0])
 
     def revert(self):
         name = self.live()
@@ -163,7 +169,8 @@ def main():
     host.ctl("down", volume)
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     what = ", ".join(f"{n} {name}" for name, n in sorted(model.done.items()))
-    shown(f"{steps} steps ({what}): head and snapshots as the model has them, replicas equal")
+    shown(f"{steps} steps ({what}): head and snapshots as the model has them, replicas equal; "
+          f"{model.kept} removed snapshots kept by purges because several layers stood on them")
 
 
 main()

@@ -143,6 +143,7 @@ mod tests {
             done: 1,
             total: 3,
             error: error.into(),
+            kept: Vec::new(),
         };
         let told = vec![purge("a", "", ""), purge("b", "s1", ""), purge("c", "", "disk full")];
         let status = purges(&list(), volume::PurgeStatus { replicas: told });

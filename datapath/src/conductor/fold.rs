@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use lh_wire::{Control, FoldState, ReplicaState};
+use lh_wire::{Control, FoldState, LayerInfo, ReplicaState};
 
 use super::{Conductor, ControlFor, Phase, Role};
 use crate::message::MemberId;
@@ -24,6 +24,8 @@ pub struct FoldStatus {
     pub fold: Option<FoldState>,
     /// Snapshots that it could not fold, and why.
     pub failed: Vec<(String, String)>,
+    /// Removed snapshots that stay as long as several layers stand on them, and how many do.
+    pub kept: Vec<(String, usize)>,
 }
 
 /// Where one replica is.
@@ -31,6 +33,7 @@ pub struct FoldStatus {
 struct Folder {
     step: Step,
     failed: Vec<(String, String)>,
+    kept: Vec<(String, usize)>,
     state: Option<FoldState>,
 }
 
@@ -121,8 +124,11 @@ impl Conductor {
         {
             folder.failed.push((name, why));
         }
-        let failed = |name: &String| folder.failed.iter().any(|(n, _)| n == name);
-        let next = state.chain.iter().find(|l| l.removed && !l.name.is_empty() && !failed(&l.name));
+        folder.kept = kept(&state.chain);
+        let passed = |name: &str| {
+            folder.failed.iter().any(|(n, _)| n == name) || folder.kept.iter().any(|(n, _)| n == name)
+        };
+        let next = removed(&state.chain).find(|l| !passed(&l.name));
         match next.map(|l| l.name.clone()) {
             _ if held => folder.step = Step::Looking,
             None => folder.step = Step::Through,
@@ -179,6 +185,7 @@ impl Conductor {
             replica: self.name(*member).to_owned(),
             fold: folder.state.clone().filter(|s| s.error.is_none()).or_else(|| self.pending(&folder.step)),
             failed: folder.failed.clone(),
+            kept: folder.kept.clone(),
         };
         self.folds.folders.iter().map(of).collect()
     }
@@ -201,5 +208,40 @@ impl Conductor {
             _ => None,
         });
         due.filter(|at| *at > self.now).min()
+    }
+}
+
+fn removed(chain: &[LayerInfo]) -> impl Iterator<Item = &LayerInfo> {
+    chain.iter().filter(|l| l.removed && !l.name.is_empty())
+}
+
+/// Removed snapshots that several layers stand on: each of these reads through it, so it is in none of them alone. A
+/// revert makes such branches; it is folded when all but one of them are gone.
+fn kept(chain: &[LayerInfo]) -> Vec<(String, usize)> {
+    let standing = |on: &LayerInfo| chain.iter().filter(|l| l.parent == on.name).count();
+    removed(chain).map(|l| (l.name.clone(), standing(l))).filter(|(_, layers)| *layers > 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_snapshot_that_branches_is_kept_until_one_branch_is_left() {
+        let layer = |name: &str, parent: &str, removed| LayerInfo {
+            name: name.into(),
+            parent: parent.into(),
+            removed,
+            ..LayerInfo::default()
+        };
+        // The volume was reverted to b, and b removed afterwards.
+        let mut chain =
+            vec![layer("a", "", true), layer("b", "a", true), layer("c", "b", false), layer("", "b", false)];
+        assert_eq!(kept(&chain), [("b".to_owned(), 2)]);
+        chain.remove(2);
+        assert_eq!(kept(&chain), []);
+        // Roots of two branches, the lowest one folded away: nothing stands on a layer without a name.
+        let chain = [layer("c", "", true), layer("d", "", false), layer("", "c", false)];
+        assert_eq!(kept(&chain), []);
     }
 }

@@ -1,5 +1,6 @@
 //! `snapshot purge`: removed snapshots are folded away.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -22,6 +23,25 @@ pub(super) struct PurgeView {
     pub(super) replica: String,
     /// Why something was left, one sentence; empty if nothing was.
     pub(super) error: String,
+    /// Removed snapshots that stay for now.
+    pub(super) kept: Vec<KeptView>,
+}
+
+/// A removed snapshot that stays for now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct KeptView {
+    /// Its name.
+    pub(super) name: String,
+    /// Why, one sentence.
+    pub(super) reason: String,
+}
+
+impl From<ReplicaPurge> for PurgeView {
+    fn from(purge: ReplicaPurge) -> Self {
+        let ReplicaPurge { replica, error, kept, .. } = purge;
+        let kept = kept.into_iter().map(|k| KeptView { name: k.snapshot, reason: k.reason }).collect();
+        Self { replica, error, kept }
+    }
 }
 
 pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
@@ -41,8 +61,7 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
             tokio::time::sleep(LOOK).await;
         }
     });
-    let views: Vec<PurgeView> =
-        ended.await?.into_iter().map(|r| PurgeView { replica: r.replica, error: r.error }).collect();
+    let views: Vec<PurgeView> = ended.await?.into_iter().map(PurgeView::from).collect();
     if context.output == Output::Json {
         print_json(&views)?;
     }
@@ -52,7 +71,19 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
         bail!("not everything of volume {volume} was folded: {}", left.join("; "));
     }
     if context.output == Output::Table {
-        eprintln!("{volume} holds no removed snapshot any more, but those that several others stand on");
+        show(volume, &views);
     }
     Ok(())
+}
+
+/// Replicas fold each on its own, and keep the same.
+fn show(volume: &str, views: &[PurgeView]) {
+    let kept: BTreeMap<&str, &str> =
+        views.iter().flat_map(|v| &v.kept).map(|k| (k.name.as_str(), k.reason.as_str())).collect();
+    if kept.is_empty() {
+        eprintln!("{volume} holds no removed snapshot any more");
+    }
+    for (name, reason) in kept {
+        eprintln!("{name} is removed and kept: {reason}");
+    }
 }

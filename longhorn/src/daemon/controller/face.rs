@@ -123,7 +123,12 @@ fn purge(of: FoldStatus) -> PurgeProgress {
         done: fold.done,
         total: fold.total,
         error: failed.join("; "),
+        kept: of.kept.into_iter().map(|(name, layers)| (name, why_kept(layers))).collect(),
     }
+}
+
+fn why_kept(layers: usize) -> String {
+    format!("{layers} layers stand on it: it is folded when all but one of them are gone")
 }
 
 impl Face {
