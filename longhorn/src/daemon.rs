@@ -6,6 +6,7 @@
 mod clock;
 mod cluster;
 mod controller;
+mod csi;
 mod engine_line;
 mod keeper;
 mod logging;
@@ -65,6 +66,8 @@ enum Command {
     InstanceManager(ManagerArgs),
     /// Run the control plane of a Kubernetes node
     Manager(cluster::ClusterArgs),
+    /// Run the CSI driver of a Kubernetes node
+    Csi(csi::CsiArgs),
     /// Run a volume's engine
     Controller(ControllerArgs),
     /// Serve a replica's directory
@@ -111,6 +114,7 @@ pub fn main() -> ExitCode {
     let result = match program.command {
         Command::InstanceManager(args) => manager::run(args),
         Command::Manager(args) => cluster::run(args),
+        Command::Csi(args) => csi::run(args),
         Command::Controller(args) => controller::run(&args),
         Command::Replica(args) => replica::run(args),
         Command::FuseKeeper(args) => keeper::run(args),

@@ -22,7 +22,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("backupstore", &["lh-block"]),
     ("control", &["lh-block"]),
     ("lh-cluster", &["control", "lh-block"]),
-    ("csi", &["lh-block"]),
+    ("csi", &["control", "lh-cluster"]),
 ];
 
 /// Crates that may use all others.

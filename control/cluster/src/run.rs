@@ -262,6 +262,11 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
             let done = here::snapshot(context, name).await?;
             if context.leads() { leader::snapshot(context, name).await } else { Ok(done) }
         }
+        Key::Snapshots(volume) => {
+            let of = context.cache.snapshots.state_filter(|s| s.spec.volume == *volume);
+            context.news.tell(of.into_iter().map(|s| Key::Snapshot(s.name_any())));
+            Ok(Outcome::Done)
+        }
         _ if !context.leads() => Ok(Outcome::Done),
         Key::Volume(name) => leader::volume(context, name).await,
         Key::Attachment(name) => leader::attachment(context, name).await,

@@ -105,6 +105,9 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("storage-reserved-percentage-for-default-disk", "30", Form::Number(0, 100)),
 ];
 
+/// Longhorn's default of default-data-path.
+const OWN_ROOT: &str = "/var/lib/longhorn";
+
 impl Definition {
     /// Why the value cannot be used; `Ok` if it can.
     ///
@@ -235,9 +238,10 @@ impl Settings {
         self.flag("create-default-disk-labeled-nodes")
     }
 
-    /// Where a node's default disk is; empty: the manager's own root.
+    /// Where a node's default disk is; `None`: in the manager's own root, which Longhorn's default stands for.
     pub fn default_disk_path(&self) -> Option<&str> {
-        self.values.get("default-data-path").map(String::as_str)
+        let is_own = |path: &str| path.is_empty() || path.trim_end_matches('/') == OWN_ROOT;
+        self.values.get("default-data-path").map(String::as_str).filter(|path| !is_own(path))
     }
 
     /// Per cent of a default disk that is not for replicas.

@@ -218,6 +218,8 @@ async fn given_up(manager: &mut Manager, record: &VolumeRecord, engine: &str) ->
 pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> ReplicaArgs {
     ReplicaArgs {
         directory: replica.directory.clone(),
+        clone_from: None,
+        clone_snapshot: None,
         size: Some(record.size),
         volume_name: record.name.clone(),
         replica_instance_name: replica.name.clone(),

@@ -1,7 +1,7 @@
 //! `longhorn replica`: one replica's directory, served to its engine.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use control::replica::{Layer, ReplicaControl, ReplicaStatus};
 use lh_block::Address;
 use lh_wire::LayerInfo;
 use replica::serve::{Mode, Options, ServeError, Status, run as serve};
-use replica::store::OpenError;
+use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
-use crate::arguments::{process_name, unix_address, volume_name};
+use crate::arguments::{process_name, snapshot_name, unix_address, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
@@ -32,6 +32,12 @@ pub struct ReplicaArgs {
     /// Create the directory with a volume of this size in bytes if it is missing or empty
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
+    /// Copy this directory of another replica, which may be in use, if the own one is missing
+    #[arg(long, value_name = "DIRECTORY", requires = "clone_snapshot", conflicts_with = "size")]
+    pub clone_from: Option<PathBuf>,
+    /// The snapshot of the other replica that is copied
+    #[arg(long, value_parser = snapshot_name, value_name = "NAME", requires = "clone_from")]
+    pub clone_snapshot: Option<String>,
     /// Name of the volume
     #[arg(long, value_parser = volume_name, value_name = "NAME")]
     pub volume_name: String,
@@ -62,6 +68,10 @@ impl ReplicaArgs {
         if let Some(size) = self.size {
             option("size", size.to_string());
         }
+        if let (Some(directory), Some(snapshot)) = (&self.clone_from, &self.clone_snapshot) {
+            option("clone-from", directory.display().to_string());
+            option("clone-snapshot", snapshot.clone());
+        }
         option("listen", format!("unix:{}", self.listen.display()));
         option("data-listen", self.data_listen.to_string());
         option("key-file", self.key_file.display().to_string());
@@ -80,6 +90,9 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         return Err(GivesUp(text.to_owned()).into());
     }
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
+    if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {
+        copy(source, snapshot, &args.directory)?;
+    }
     let status = Status::default();
     let options = Options {
         directory: args.directory.clone(),
@@ -100,6 +113,32 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     })
     .context("a thread for the control socket")?;
     serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
+}
+
+/// Makes the directory a copy of a snapshot in another one, unless it is there. It gets its name when it is whole: a
+/// process that dies meanwhile leaves nothing that looks like a replica.
+fn copy(source: &Path, snapshot: &str, target: &Path) -> Result<()> {
+    if target.exists() {
+        return Ok(());
+    }
+    let name = target.file_name().and_then(|n| n.to_str()).context("the directory has no name")?;
+    let parent = target.parent().context("the directory has no parent")?;
+    std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+    let unfinished = parent.join(format!(".{name}.copy"));
+    match std::fs::remove_dir_all(&unfinished) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| unfinished.display().to_string());
+        }
+        _ => {}
+    }
+    let view = SnapshotView::open_beside(source, snapshot)
+        .with_context(|| format!("snapshot {snapshot} in {}", source.display()))?;
+    let options = CloneOptions { snapshot: snapshot.to_owned(), ..CloneOptions::default() };
+    let taken = clone_snapshot(&view, &unfinished, &options, &Pace::new(0), &mut |_, _| {})?;
+    std::fs::rename(&unfinished, target).with_context(|| target.display().to_string())?;
+    std::fs::File::open(parent)?.sync_all().with_context(|| parent.display().to_string())?;
+    tracing::info!(shared = taken.shared, copied = taken.copied, "the directory is copied");
+    Ok(())
 }
 
 /// True for what another start would meet again. A directory that is not there may be on a disk that comes back.
@@ -182,6 +221,8 @@ mod tests {
         let args = ReplicaArgs {
             directory: "/r/replicas/demo-0a1b2c3d".into(),
             size: Some(1 << 30),
+            clone_from: None,
+            clone_snapshot: None,
             volume_name: "demo".into(),
             replica_instance_name: "demo-r-0a1b2c3d".into(),
             listen: "/r/run/demo-r-0a1b2c3d.grpc.sock".into(),
@@ -194,5 +235,14 @@ mod tests {
         assert_eq!(line.last().map(String::as_str), Some("/r/replicas/demo-0a1b2c3d"));
         let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
         assert!(matches!(parsed.command, Command::Replica(parsed) if parsed == args));
+        let clone = ReplicaArgs {
+            size: None,
+            clone_from: Some("/r/replicas/old-0a1b2c3d".into()),
+            clone_snapshot: Some("s1".into()),
+            ..args
+        };
+        let line = std::iter::once("longhorn".to_owned()).chain(clone.command_line());
+        let parsed = Program::try_parse_from(line).unwrap();
+        assert!(matches!(parsed.command, Command::Replica(parsed) if parsed == clone));
     }
 }

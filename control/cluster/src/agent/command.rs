@@ -51,7 +51,12 @@ pub fn replica_command(root: &Root, name: &str, spec: &ReplicaSpec) -> Vec<Strin
     let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
     option("volume-name", spec.volume_name.clone());
     option("replica-instance-name", name.to_owned());
-    option("size", spec.volume_size.bytes().to_string());
+    if spec.clone_from.directory.is_empty() {
+        option("size", spec.volume_size.bytes().to_string());
+    } else {
+        option("clone-from", spec.clone_from.directory.clone());
+        option("clone-snapshot", spec.clone_from.snapshot.clone());
+    }
     option("listen", format!("unix:{}", root.control_socket(name).display()));
     option("data-listen", format!("unix:{}", root.data_socket(name).display()));
     option("key-file", root.key(&spec.volume_name).display().to_string());

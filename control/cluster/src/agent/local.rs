@@ -288,10 +288,18 @@ fn remove_replica_directory(disk: &Path, directory: &str) -> io::Result<()> {
     if !replicas.is_dir() {
         return Err(io::Error::other(format!("{} is not there: is the disk mounted?", replicas.display())));
     }
-    match std::fs::remove_dir_all(replicas.join(directory)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+    for left in [directory.to_owned(), unfinished_copy(directory)] {
+        match std::fs::remove_dir_all(replicas.join(left)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
     }
+    Ok(())
+}
+
+/// The name under which a replica's process makes its directory while it copies another one.
+fn unfinished_copy(directory: &str) -> String {
+    format!(".{directory}.copy")
 }
 
 /// Writes a file that its owner alone may read, unless it holds that already.

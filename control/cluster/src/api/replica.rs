@@ -47,6 +47,9 @@ pub struct ReplicaSpec {
     /// Name of the backing image; empty for none.
     #[serde(skip_serializing_if = "is_default")]
     pub backing_image: String,
+    /// What its directory is copied from before it serves for the first time.
+    #[serde(skip_serializing_if = "is_default")]
+    pub clone_from: CloneOrigin,
     /// Name of the directory below the disk's `replicas/`.
     #[serde(skip_serializing_if = "is_default")]
     pub data_directory_name: String,
@@ -121,6 +124,18 @@ pub struct ReplicaSpec {
     /// Bytes of the volume.
     #[serde(skip_serializing_if = "is_default")]
     pub volume_size: Int64Text,
+}
+
+/// What a replica's directory is copied from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CloneOrigin {
+    /// Path of another replica's directory on the same node.
+    #[serde(skip_serializing_if = "is_default")]
+    pub directory: String,
+    /// Name of the snapshot.
+    #[serde(skip_serializing_if = "is_default")]
+    pub snapshot: String,
 }
 
 /// What was observed of a Replica.

@@ -7,6 +7,9 @@ use super::{FINALIZER, written};
 use crate::api::{Engine, InstanceState, Snapshot, SnapshotStatus, Volume};
 use k8s_openapi::jiff::Timestamp;
 
+/// The label of a snapshot that was taken to copy a volume, and goes with the copy, which it names.
+pub const FOR_CLONE: &str = "longhorn.io/clone";
+
 /// A snapshot and what it depends on.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
@@ -16,6 +19,8 @@ pub struct Observed<'a> {
     pub volume: Option<&'a Volume>,
     /// The volume's engine.
     pub engine: Option<&'a Engine>,
+    /// A clone is being copied from it.
+    pub in_use: bool,
     /// The time.
     pub now: Timestamp,
 }
@@ -71,6 +76,8 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     if is_going {
         return match found {
             _ if !is_kept(o.snapshot) => Vec::new(),
+            // Its layer is being read by a process that no engine knows of.
+            Some(_) if o.in_use => Vec::new(),
             Some(info) if !info.removed => vec![Action::Remove],
             // Marked or folded away: what is left of it is the engine's affair.
             Some(_) | None => vec![Action::RemoveFinalizer],
@@ -88,7 +95,10 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             status.user_created = info.user_created;
             status.mark_removed = info.removed;
             status.ready_to_use = !info.removed;
-            status.restore_size = o.volume.map_or(0, |v| v.spec.size.0);
+            // As large as the volume was then, however it grows.
+            if status.restore_size == 0 {
+                status.restore_size = o.volume.map_or(0, |v| v.spec.size.0);
+            }
             status.error.clear();
         }
         None if o.snapshot.spec.create_snapshot && status.creation_time.is_empty() => {
@@ -148,7 +158,7 @@ mod tests {
     }
 
     fn decide(snapshot: &Snapshot, volume: Option<&Volume>, engine: Option<&Engine>) -> (Vec<Action>, bool) {
-        let observed = Observed { snapshot, volume, engine, now: now() };
+        let observed = Observed { snapshot, volume, engine, in_use: false, now: now() };
         (plan(&observed), needs_engine(&observed))
     }
 

@@ -8,6 +8,7 @@
 //! that does not answer nothing is waited for: the next engine's generation shuts the old one out
 //! (`docs/invariants.md`, 2), so that a volume may be started elsewhere while nobody knows whether the old engine runs.
 
+mod clone;
 mod draft;
 mod health;
 mod life;
@@ -23,11 +24,14 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Event;
 use crate::api::{
-    Engine, EngineSpec, Replica, ReplicaSpec, TicketType, Volume, VolumeAttachment, VolumeStatus,
+    Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
+    VolumeStatus,
 };
 use crate::schedule;
 use crate::settings::Settings;
+pub use clone::{CLONED, CloneSource, Source};
 use draft::Draft;
+pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.
 pub const SCHEDULED: &str = "Scheduled";
@@ -46,6 +50,8 @@ pub struct Observed<'a> {
     pub replicas: Vec<&'a Replica>,
     /// Its attachment.
     pub attachment: Option<&'a VolumeAttachment>,
+    /// What it is to be cloned from; `None`: nothing, or it holds that already.
+    pub source: Option<CloneSource<'a>>,
     /// Snapshots of it that are still there.
     pub snapshots: usize,
     /// The nodes and disks.
@@ -89,6 +95,10 @@ pub enum Action {
     DeleteAttachment,
     /// Remove the volume's snapshots.
     DeleteSnapshots,
+    /// Take a snapshot of the volume to clone, under this name, for as long as it is copied.
+    CreateSourceSnapshot(String, Box<SnapshotSpec>),
+    /// Remove that snapshot.
+    DeleteSourceSnapshot(String),
     /// Ask for the volume on a node (`Some`), or not any more, under a ticket of this kind.
     Ticket(TicketType, Option<String>),
     /// Write the volume's status.
@@ -107,6 +117,9 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
     } else {
         draft.keep();
         if draft.refuse_unbuilt() {
+            return draft.finish();
+        }
+        if draft.is_being_cloned() {
             return draft.finish();
         }
         draft.follow_modes();

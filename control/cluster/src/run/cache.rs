@@ -46,6 +46,8 @@ pub(super) enum Key {
     Replica(String),
     /// A snapshot, by whoever has its engine; by the leader where none runs.
     Snapshot(String),
+    /// Every snapshot of a volume: its engine came, went, or tells of another chain.
+    Snapshots(String),
 }
 
 /// News that nobody has looked at yet.
@@ -168,7 +170,8 @@ fn volume_keys(volume: &Volume) -> Vec<Key> {
 }
 
 fn engine_keys(engine: &Engine) -> Vec<Key> {
-    vec![Key::Engine(engine.name_any()), Key::Volume(engine.spec.volume_name.clone())]
+    let volume = &engine.spec.volume_name;
+    vec![Key::Engine(engine.name_any()), Key::Volume(volume.clone()), Key::Snapshots(volume.clone())]
 }
 
 /// Starts to watch one kind.

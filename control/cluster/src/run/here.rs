@@ -524,6 +524,7 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
         snapshot: &resource,
         volume: volume.as_deref(),
         engine: Some(&engine),
+        in_use: super::leader::is_being_copied(context, &resource),
         now: Timestamp::now(),
     });
     let mut version = resource.resource_version();

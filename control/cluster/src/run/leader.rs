@@ -18,7 +18,8 @@ use crate::api::{
     AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
-use crate::plan::volume::{self, Action};
+use crate::plan::snapshot::FOR_CLONE;
+use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, node, snapshot, written};
 use crate::settings::definition;
 
@@ -45,6 +46,7 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
     let snapshots = cache.snapshots.state_filter(|s| s.spec.volume == name);
     let (nodes, all_replicas) = (cache.nodes.state(), cache.replicas.state());
     let (nodes_up, settings) = (context.nodes_up(), cache.settings());
+    let origin = origin(context, &volume);
     let (cluster, disk_paths) = node::picture(
         nodes.iter().map(Arc::as_ref),
         all_replicas.iter().map(Arc::as_ref),
@@ -56,6 +58,11 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
         engine: engine.as_deref(),
         replicas: replicas.iter().map(Arc::as_ref).collect(),
         attachment: attachment.as_deref(),
+        source: origin.as_ref().map(|o| CloneSource {
+            volume: o.0.as_deref(),
+            snapshot: o.1.as_deref(),
+            replicas: o.2.iter().map(Arc::as_ref).collect(),
+        }),
         snapshots: snapshots.len(),
         cluster: &cluster,
         disk_paths: &disk_paths,
@@ -71,6 +78,35 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
         hands.carry_out(action, engine.as_deref(), &replicas, attachment.as_deref()).await?;
     }
     Ok(hands.outcome)
+}
+
+type Origin = (Option<Arc<Volume>>, Option<Arc<Snapshot>>, Vec<Arc<Replica>>);
+
+/// What a volume is being cloned from: the volume, its snapshot, its replicas.
+fn origin(context: &Context, volume: &Volume) -> Option<Origin> {
+    let cache = &context.cache;
+    let source = Source::parse(&volume.spec.data_source)?;
+    let is_done = volume.status.as_ref().is_some_and(|s| s.clone_status.state == CLONED);
+    if is_done {
+        return None;
+    }
+    let replicas = cache.replicas.state_filter(|r| r.spec.volume_name == source.volume);
+    let snapshot = source.snapshot_name(&volume.name_any());
+    Some((cache.get(&cache.volumes, source.volume), cache.get(&cache.snapshots, &snapshot), replicas))
+}
+
+/// True while a volume is being copied from a snapshot.
+pub(super) fn is_being_copied(context: &Context, snapshot: &Snapshot) -> bool {
+    let copies = |v: &Volume| {
+        let clone = v.status.as_ref().map(|s| &s.clone_status);
+        v.metadata.deletion_timestamp.is_none()
+            && clone.is_some_and(|c| {
+                c.state != CLONED
+                    && c.source_volume == snapshot.spec.volume
+                    && c.snapshot == snapshot.name_any()
+            })
+    };
+    !context.cache.volumes.state_filter(copies).is_empty()
 }
 
 /// Carries out a volume's actions.
@@ -128,6 +164,12 @@ impl Hands<'_> {
             }
             Action::DeleteAttachment => desk.delete::<VolumeAttachment>(&self.volume.name_any()).await?,
             Action::DeleteSnapshots => self.delete_snapshots().await?,
+            Action::CreateSourceSnapshot(name, spec) => {
+                let mut snapshot = Snapshot::new(&name, *spec);
+                snapshot.labels_mut().insert(FOR_CLONE.to_owned(), self.volume.name_any());
+                desk.create(&snapshot).await?;
+            }
+            Action::DeleteSourceSnapshot(name) => desk.delete::<Snapshot>(&name).await?,
             Action::Ticket(kind, node) => set_ticket(self.context, attachment, kind, node).await?,
             Action::SetStatus(status) => {
                 let old = self.volume.status.clone().unwrap_or_default();
@@ -238,6 +280,7 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
     let volume = cache.get(&cache.volumes, volume_name);
     let engine = cache.get(&cache.engines, &volume::engine_name(volume_name));
     let observed = |snapshot| snapshot::Observed {
+        in_use: is_being_copied(context, snapshot),
         snapshot,
         volume: volume.as_deref(),
         engine: engine.as_deref(),

@@ -108,3 +108,19 @@ fn room(cluster: &Cluster, node: &str, disk: &str) -> u128 {
         / 100;
     offered.saturating_sub(disk.scheduled.into()).min(disk.available.into())
 }
+
+impl Cluster {
+    /// Bytes of the largest volume that each disk could take now, of those disks that may take one.
+    pub fn rooms(&self, want: &Want) -> BTreeMap<Placement, u64> {
+        let mut rooms = BTreeMap::new();
+        for (node_name, node) in &self.nodes {
+            for (disk_id, disk) in &node.disks {
+                if obstacle(self, want, &[], (node_name, node), (disk_id, disk)).is_none() {
+                    let at = Placement { node: node_name.clone(), disk: disk_id.clone() };
+                    rooms.insert(at, u64::try_from(room(self, node_name, disk_id)).unwrap_or(u64::MAX));
+                }
+            }
+        }
+        rooms
+    }
+}

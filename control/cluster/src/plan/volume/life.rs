@@ -180,6 +180,7 @@ impl Draft<'_> {
         if self.o.snapshots > 0 {
             self.actions.push(Action::DeleteSnapshots);
         }
+        self.forget_source();
         if self.o.attachment.is_some_and(|a| a.metadata.deletion_timestamp.is_none()) {
             self.actions.push(Action::DeleteAttachment);
         }

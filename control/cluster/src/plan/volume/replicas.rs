@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::draft::Draft;
 use super::{Action, SCHEDULED};
-use crate::api::{AutoBalance, Conditions, DataLocality, InstanceState, ReplicaSpec, TicketType};
+use crate::api::{
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, ReplicaSpec, TicketType,
+};
 use crate::plan::age;
 use crate::schedule::{
     Failed, Placement, Refusal, Replenish, balance, choose_removal, place, place_all, replenish,
@@ -145,12 +147,18 @@ impl Draft<'_> {
     }
 
     fn add_replica(&mut self, at: &Placement) {
+        self.add_copy(at, CloneOrigin::default());
+    }
+
+    /// Makes a replica whose directory is copied from another one.
+    pub(super) fn add_copy(&mut self, at: &Placement, clone_from: CloneOrigin) {
         let suffix = self.new_suffix();
         let spec = &self.o.volume.spec;
         let path = self.o.disk_paths.get(&(at.node.clone(), at.disk.clone())).cloned().unwrap_or_default();
         let replica = ReplicaSpec {
             volume_name: self.name.clone(),
             volume_size: spec.size,
+            clone_from,
             node_id: at.node.clone(),
             disk_id: at.disk.clone(),
             disk_path: path,

@@ -96,6 +96,7 @@ impl World {
             engine: self.engine.as_ref(),
             replicas: self.replicas.values().collect(),
             attachment: self.attachment.as_ref(),
+            source: None,
             snapshots: 0,
             cluster: &self.cluster,
             disk_paths: &paths.collect(),
@@ -126,6 +127,9 @@ impl World {
             Action::DeleteReplica(name) | Action::ForgetReplica(name) => drop(self.replicas.remove(&name)),
             Action::DeleteAttachment => self.attachment = None,
             Action::DeleteSnapshots | Action::LookAgain(_) => {}
+            Action::CreateSourceSnapshot(..) | Action::DeleteSourceSnapshot(_) => {
+                unreachable!("nothing is cloned")
+            }
             Action::Ticket(kind, node) => self.tickets.push((kind, node)),
             Action::SetStatus(status) => self.volume_mut().status = Some(*status),
             Action::Tell(event) => self.told.push(event.reason),

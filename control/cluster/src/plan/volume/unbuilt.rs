@@ -2,6 +2,7 @@
 //! backup's data or decrypt its own would otherwise be handed out empty or bare.
 
 use super::SCHEDULED;
+use super::clone::Source;
 use super::draft::Draft;
 use crate::api::{Conditions, DataEngine, Frontend, VolumeSpec};
 
@@ -9,12 +10,15 @@ use crate::api::{Conditions, DataEngine, Frontend, VolumeSpec};
 const REASON: &str = "NotBuilt";
 
 /// What a volume asks for that is not built; `None`: nothing.
-fn unbuilt(spec: &VolumeSpec) -> Option<&'static str> {
+pub fn unbuilt(spec: &VolumeSpec) -> Option<&'static str> {
     let cases = [
         (spec.data_engine == DataEngine::V2, "the v2 data engine (dataEngine)"),
         (spec.frontend == Frontend::Nvmf, "the frontend nvmf, which only the v2 data engine has"),
         (!spec.from_backup.is_empty(), "restoring a backup (fromBackup)"),
-        (!spec.data_source.is_empty(), "cloning (dataSource)"),
+        (
+            !spec.data_source.is_empty() && Source::parse(&spec.data_source).is_none(),
+            "a dataSource that is neither vol://VOLUME nor snap://VOLUME/SNAPSHOT",
+        ),
         (!spec.backing_image.is_empty(), "backing images (backingImage)"),
         (spec.standby, "standby volumes (Standby)"),
         (spec.encrypted, "encryption (encrypted)"),

@@ -1,0 +1,431 @@
+//! A volume made of another one: one replica is copied beside a replica of the source, from a snapshot, and the others are
+//! filled from it when the volume is attached, as any new replica is.
+//!
+//! The copy is the replica process' own work, done before it serves for the first time: it runs while the volume is
+//! `creating`, and ends when it answers. A source without a snapshot is given one for that time.
+
+use std::time::Duration;
+
+use super::Action;
+use super::draft::{Draft, name_of};
+use crate::api::{
+    CloneOrigin, Conditions, DesireState, InstanceState, Replica, Snapshot, SnapshotSpec, Volume, VolumeState,
+};
+use crate::plan::age;
+use crate::plan::snapshot::FOR_CLONE;
+use crate::schedule::{Locality, place};
+
+/// What `status.cloneStatus.state` says while it is copied; Longhorn's word.
+const INITIATED: &str = "initiated";
+
+/// What `status.cloneStatus.state` says once the volume holds everything; Longhorn's word.
+pub const CLONED: &str = "completed";
+
+/// The condition that says what a clone waits for.
+const CONDITION: &str = "Cloned";
+
+/// How often a clone is looked at: nobody tells of the source's replicas and snapshots.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How long a copy that failed is left alone; longer every time.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Longest time between two attempts.
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
+
+/// What a volume is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source<'a> {
+    /// The volume.
+    pub volume: &'a str,
+    /// Its snapshot; `None`: as it is now.
+    pub snapshot: Option<&'a str>,
+}
+
+impl<'a> Source<'a> {
+    /// Reads `vol://VOLUME` or `snap://VOLUME/SNAPSHOT`.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let plain = |part: &&str| !part.is_empty() && !part.contains('/');
+        if let Some(volume) = text.strip_prefix("vol://").filter(plain) {
+            return Some(Self { volume, snapshot: None });
+        }
+        let (volume, snapshot) = text.strip_prefix("snap://")?.split_once('/')?;
+        (plain(&volume) && plain(&snapshot)).then_some(Self { volume, snapshot: Some(snapshot) })
+    }
+
+    /// The snapshot that the volume `clone` is copied from.
+    pub fn snapshot_name(&self, clone: &str) -> String {
+        self.snapshot.map_or_else(|| format!("clone-{clone}"), str::to_owned)
+    }
+}
+
+/// What a volume is cloned from, as it is now.
+#[derive(Clone, Debug)]
+pub struct CloneSource<'a> {
+    /// The volume; `None`: there is none.
+    pub volume: Option<&'a Volume>,
+    /// The snapshot; `None`: there is none.
+    pub snapshot: Option<&'a Snapshot>,
+    /// The volume's replicas.
+    pub replicas: Vec<&'a Replica>,
+}
+
+impl Draft<'_> {
+    /// Brings a clone forward. False: there is nothing to clone, or it was done.
+    pub(super) fn is_being_cloned(&mut self) -> bool {
+        let data_source = self.o.volume.spec.data_source.clone();
+        let Some(source) = Source::parse(&data_source) else { return false };
+        if self.status.clone_status.state == CLONED {
+            return false;
+        }
+        self.status.state = VolumeState::Creating;
+        let clone = &mut self.status.clone_status;
+        INITIATED.clone_into(&mut clone.state);
+        source.volume.clone_into(&mut clone.source_volume);
+        clone.snapshot = source.snapshot_name(&self.name);
+        let waits = match self.replicas.keys().next().cloned() {
+            Some(replica) => self.follow_copy(&replica, source),
+            None => self.begin_copy(source),
+        };
+        let now = self.now.clone();
+        match waits {
+            None => {
+                CLONED.clone_into(&mut self.status.clone_status.state);
+                self.status.conditions.retain(|c| c.kind != CONDITION);
+                self.tell(false, "Cloned", format!("the volume holds what {data_source} held"));
+                if source.snapshot.is_none() {
+                    self.actions.push(Action::DeleteSourceSnapshot(source.snapshot_name(&self.name)));
+                }
+                false
+            }
+            Some((reason, message)) => {
+                self.status.conditions.set_condition(CONDITION, false, reason, &message, &now);
+                self.look_again(LOOK);
+                true
+            }
+        }
+    }
+
+    /// Lets go of what was taken for a clone that will not be.
+    pub(super) fn forget_source(&mut self) {
+        let snapshot = self
+            .o
+            .source
+            .as_ref()
+            .and_then(|s| s.snapshot)
+            .filter(|s| s.metadata.labels.as_ref().is_some_and(|l| l.get(FOR_CLONE) == Some(&self.name)));
+        if let Some(name) = snapshot.and_then(|s| s.metadata.name.clone()) {
+            self.actions.push(Action::DeleteSourceSnapshot(name));
+        }
+    }
+
+    /// Makes the first replica beside one that holds the snapshot. Gives back what is waited for.
+    fn begin_copy(&mut self, source: Source<'_>) -> Option<(&'static str, String)> {
+        let name = source.snapshot_name(&self.name);
+        let next = &self.status.clone_status.next_allowed_attempt_at;
+        // What lies ahead has no age yet.
+        if age(next, self.o.now) == Some(Duration::ZERO) {
+            return Some(("Waiting", "the last copy failed; the next attempt is due later".to_owned()));
+        }
+        let found = self.o.source.as_ref();
+        let Some(volume) = found.and_then(|s| s.volume) else {
+            return Some(("SourceMissing", format!("volume {} does not exist", source.volume)));
+        };
+        let Some(snapshot) = found.and_then(|s| s.snapshot) else {
+            if source.snapshot.is_some() {
+                return Some(("SourceMissing", format!("snapshot {name} does not exist")));
+            }
+            let spec = SnapshotSpec {
+                volume: source.volume.to_owned(),
+                create_snapshot: true,
+                ..SnapshotSpec::default()
+            };
+            self.actions.push(Action::CreateSourceSnapshot(name, Box::new(spec)));
+            return Some(("Snapshot", "a snapshot of the source is taken".to_owned()));
+        };
+        if snapshot.spec.volume != source.volume {
+            return Some(("SourceMissing", format!("snapshot {name} is of volume {}", snapshot.spec.volume)));
+        }
+        if !snapshot.status.as_ref().is_some_and(|s| s.ready_to_use) {
+            return Some(("Snapshot", format!("snapshot {name} is not ready to use yet")));
+        }
+        let members = volume.status.as_ref().and_then(|s| s.epoch.as_ref()).map(|e| &e.members);
+        let holds = |r: &&&Replica| {
+            let counts = members.is_none_or(|m| m.contains(&name_of(r)));
+            counts && r.spec.failed_at.is_empty() && self.o.nodes_up.contains(&r.spec.node_id)
+        };
+        let holders: Vec<&Replica> =
+            found.map(|s| s.replicas.iter().filter(holds).copied().collect()).unwrap_or_default();
+        if holders.is_empty() {
+            return Some(("SourceAway", format!("no replica of volume {} can be read", source.volume)));
+        }
+        let fill = volume.status.as_ref().and_then(|s| u64::try_from(s.actual_size).ok()).unwrap_or_default();
+        let mut refusal = String::new();
+        for holder in holders {
+            let want = crate::schedule::Want {
+                locality: Locality::Only(holder.spec.node_id.clone()),
+                ..self.want(fill)
+            };
+            match place(self.o.cluster, &want, &[]) {
+                Ok(at) => {
+                    let directory =
+                        format!("{}/replicas/{}", holder.spec.disk_path, holder.spec.data_directory_name);
+                    let origin = CloneOrigin { directory, snapshot: name };
+                    self.add_copy(&at, origin);
+                    return Some(("Copying", format!("it is copied on node {}", at.node)));
+                }
+                Err(why) => refusal = why.to_string(),
+            }
+        }
+        Some(("NoRoom", format!("a clone begins on a node of its source: {refusal}")))
+    }
+
+    /// Waits for the copy. Gives back what is waited for; `None`: it is there.
+    fn follow_copy(&mut self, name: &str, source: Source<'_>) -> Option<(&'static str, String)> {
+        let state = self.replica_state(name);
+        let now = self.now.clone();
+        let spec = self.replicas.get_mut(name)?;
+        if !spec.healthy_at.is_empty() {
+            // It was there before; only that was not written yet.
+            return None;
+        }
+        if spec.clone_from == CloneOrigin::default() {
+            // An API server with definitions that lack the field drops it, and an empty directory would serve as the clone.
+            spec.desire_state = DesireState::Stopped;
+            let message = format!(
+                "the API server did not keep spec.cloneFrom of replica {name}: kubectl apply --server-side -f deploy/crds.yaml, then delete the volume"
+            );
+            return Some(("OldDefinitions", message));
+        }
+        match state {
+            InstanceState::Running => {
+                spec.clone_from = CloneOrigin::default();
+                spec.healthy_at.clone_from(&now);
+                spec.last_healthy_at = now;
+                None
+            }
+            InstanceState::Error | InstanceState::Unknown => {
+                let why = self.replica(name).and_then(|r| r.status.as_ref());
+                let why =
+                    why.and_then(|s| s.conditions.iter().find(|c| !c.is_true())).map(|c| c.message.clone());
+                let why = why.unwrap_or_else(|| "its node does not answer".to_owned());
+                self.replicas.remove(name);
+                self.actions.push(Action::DeleteReplica(name.to_owned()));
+                let clone = &mut self.status.clone_status;
+                clone.attempt_count += 1;
+                let attempts = u32::try_from(clone.attempt_count).unwrap_or(u32::MAX);
+                let wait = RETRY.saturating_mul(attempts).min(LONGEST_RETRY);
+                clone.next_allowed_attempt_at = crate::plan::written(self.o.now + wait);
+                let message = format!("copying {} failed: {why}", source.volume);
+                self.tell(true, "CloneFailed", message.clone());
+                Some(("CopyFailed", message))
+            }
+            _ => {
+                spec.desire_state = DesireState::Running;
+                Some(("Copying", format!("it is copied on node {}", spec.node_id)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::super::{Observed, plan};
+    use super::*;
+    use crate::api::{
+        EpochRecord, Int64Text, ReplicaSpec, ReplicaStatus, SnapshotStatus, VolumeSpec, VolumeStatus,
+    };
+    use crate::schedule::{Cluster, Disk, Node};
+    use crate::settings::Settings;
+
+    /// A source with replicas on two nodes, of which one holds everything, and a clone of it.
+    struct World {
+        clone: Volume,
+        source: Option<Volume>,
+        snapshot: Option<Snapshot>,
+        holders: Vec<Replica>,
+        replicas: Vec<Replica>,
+        up: BTreeSet<String>,
+    }
+
+    impl World {
+        fn new(data_source: &str) -> Self {
+            let spec = VolumeSpec {
+                size: Int64Text(100),
+                data_source: data_source.into(),
+                number_of_replicas: 3,
+                ..VolumeSpec::default()
+            };
+            let mut source = Volume::new("src", VolumeSpec { size: Int64Text(100), ..VolumeSpec::default() });
+            let epoch = EpochRecord { members: vec!["src-r-2".into()], ..EpochRecord::default() };
+            source.status = Some(VolumeStatus { epoch: Some(epoch), ..VolumeStatus::default() });
+            let holder = |n: u8| {
+                let spec = ReplicaSpec {
+                    node_id: format!("n{n}"),
+                    disk_path: format!("/disks/{n}"),
+                    data_directory_name: format!("src-{n}"),
+                    ..ReplicaSpec::default()
+                };
+                Replica::new(&format!("src-r-{n}"), spec)
+            };
+            Self {
+                clone: Volume::new("new", spec),
+                source: Some(source),
+                snapshot: None,
+                holders: vec![holder(1), holder(2)],
+                replicas: Vec::new(),
+                up: ["n1", "n2", "n3"].map(str::to_owned).into(),
+            }
+        }
+
+        fn snapshot(&mut self, name: &str, ready: bool) {
+            let spec = SnapshotSpec { volume: "src".into(), ..SnapshotSpec::default() };
+            let mut snapshot = Snapshot::new(name, spec);
+            snapshot.status = Some(SnapshotStatus { ready_to_use: ready, ..SnapshotStatus::default() });
+            self.snapshot = Some(snapshot);
+        }
+
+        /// Plans, and takes over the volume's status and its new replicas.
+        fn look(&mut self) -> Vec<Action> {
+            let mut cluster = Cluster::default();
+            for n in 1..=3 {
+                let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
+                let disks = [(format!("d{n}"), disk)].into();
+                cluster.nodes.insert(format!("n{n}"), Node { schedulable: true, disks, ..Node::default() });
+            }
+            let actions = plan(&Observed {
+                volume: &self.clone,
+                engine: None,
+                replicas: self.replicas.iter().collect(),
+                attachment: None,
+                source: Some(CloneSource {
+                    volume: self.source.as_ref(),
+                    snapshot: self.snapshot.as_ref(),
+                    replicas: self.holders.iter().collect(),
+                }),
+                snapshots: 0,
+                cluster: &cluster,
+                disk_paths: &BTreeMap::new(),
+                nodes_up: &self.up,
+                settings: &Settings::default(),
+                image: "longhorn:1",
+                now: Timestamp::from_second(1_700_000_000).unwrap(),
+            });
+            for action in &actions {
+                match action {
+                    Action::SetStatus(status) => self.clone.status = Some((**status).clone()),
+                    Action::CreateReplica(name, spec) => {
+                        self.replicas.push(Replica::new(name, (**spec).clone()))
+                    }
+                    Action::SetReplica(name, spec) => {
+                        let replica = self.replicas.iter_mut().find(|r| name_of(r) == *name).unwrap();
+                        replica.spec = (**spec).clone();
+                    }
+                    Action::DeleteReplica(name) => self.replicas.retain(|r| name_of(r) != *name),
+                    _ => {}
+                }
+            }
+            actions
+        }
+
+        fn waits(&self) -> String {
+            let status = self.clone.status.as_ref().unwrap();
+            assert_eq!(status.state, VolumeState::Creating, "nobody may attach it yet");
+            status.conditions.get_condition(CONDITION).unwrap().reason.clone()
+        }
+
+        fn replica_is(&mut self, state: InstanceState) {
+            self.replicas[0].status =
+                Some(ReplicaStatus { current_state: state, ..ReplicaStatus::default() });
+        }
+    }
+
+    #[test]
+    fn sources_are_read_and_nothing_else_is() {
+        let volume = Source { volume: "v", snapshot: None };
+        assert_eq!(Source::parse("vol://v"), Some(volume));
+        assert_eq!(Source::parse("snap://v/s"), Some(Source { snapshot: Some("s"), ..volume }));
+        for bad in ["", "v", "vol://", "vol://v/s", "snap://v", "snap:///s", "snap://v/s/t", "bak://v/b"] {
+            assert_eq!(Source::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_copied_from_a_snapshot_of_its_own_beside_a_member_and_then_like_any_other() {
+        let mut world = World::new("vol://src");
+        let actions = world.look();
+        assert!(
+            actions.iter().any(|a| matches!(a, Action::CreateSourceSnapshot(name, _) if name == "clone-new"))
+        );
+        assert_eq!(world.waits(), "Snapshot");
+        world.snapshot("clone-new", false);
+        world.look();
+        assert_eq!(world.waits(), "Snapshot");
+        world.snapshot("clone-new", true);
+        world.look();
+        assert_eq!(world.waits(), "Copying");
+        // One replica, on the node of the one that counts.
+        assert_eq!(world.replicas.len(), 1);
+        let spec = &world.replicas[0].spec;
+        assert_eq!(spec.node_id, "n2");
+        assert_eq!(
+            (spec.clone_from.directory.as_str(), spec.clone_from.snapshot.as_str()),
+            ("/disks/2/replicas/src-2", "clone-new")
+        );
+        world.look();
+        assert_eq!(world.replicas[0].spec.desire_state, DesireState::Running);
+        world.replica_is(InstanceState::Running);
+        let actions = world.look();
+        assert!(actions.contains(&Action::DeleteSourceSnapshot("clone-new".into())), "{actions:?}");
+        let status = world.clone.status.clone().unwrap();
+        assert_eq!((status.clone_status.state.as_str(), status.state), (CLONED, VolumeState::Detached));
+        let spec = &world.replicas[0].spec;
+        assert_eq!((&spec.clone_from, spec.desire_state), (&CloneOrigin::default(), DesireState::Stopped));
+        assert!(!spec.healthy_at.is_empty(), "empty replicas must not count as good as this one");
+        world.look();
+        assert_eq!(world.replicas.len(), 1, "the others are filled once it is attached");
+    }
+
+    #[test]
+    fn an_empty_replica_never_stands_for_a_copy() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.look();
+        // As an API server does that does not know the field.
+        world.replicas[0].spec.clone_from = CloneOrigin::default();
+        world.replica_is(InstanceState::Running);
+        world.look();
+        assert_eq!(world.waits(), "OldDefinitions");
+        assert_eq!(world.replicas[0].spec.desire_state, DesireState::Stopped);
+    }
+
+    #[test]
+    fn a_copy_that_fails_is_begun_anew_later_and_what_is_missing_is_told() {
+        let mut world = World::new("snap://src/s");
+        world.look();
+        assert_eq!(world.waits(), "SourceMissing");
+        world.snapshot("s", true);
+        world.up.remove("n2");
+        world.look();
+        assert_eq!(world.waits(), "SourceAway", "one that is not a member is not copied");
+        world.up.insert("n2".into());
+        world.look();
+        world.replica_is(InstanceState::Error);
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("CopyFailed", 0));
+        world.look();
+        assert_eq!(world.waits(), "Waiting");
+        world.clone.status.as_mut().unwrap().clone_status.next_allowed_attempt_at =
+            "2020-01-01T00:00:00Z".into();
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("Copying", 1));
+        world.source = None;
+        world.replicas.clear();
+        world.look();
+        assert_eq!(world.waits(), "SourceMissing");
+    }
+}

@@ -1,0 +1,212 @@
+//! Longhorn's resources at the API server, as the driver uses them: read one, make one, wait until it is so.
+//!
+//! A request waits for what it asked for; the managers do the work. While it waits it reads the one object that it waits
+//! for a few times a second. At rest nothing is asked.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node as KubeNode;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource};
+use lh_cluster::api::{
+    AttachmentTicket, Node, Replica, Setting, Snapshot, TicketType, Volume, VolumeAttachment,
+};
+use lh_cluster::settings::Settings;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::Refused;
+
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How long a request is waited for: less than the sidecars' own patience, so that they hear why.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// What every kind of Longhorn's is.
+pub(crate) trait Kind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + serde::Serialize
+    + serde::de::DeserializeOwned
+{
+}
+
+impl<K> Kind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + serde::Serialize
+        + serde::de::DeserializeOwned
+{
+}
+
+/// The API server, one namespace of it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    namespace: String,
+    patience: Duration,
+}
+
+fn is_missing(e: &kube::Error) -> bool {
+    matches!(e, kube::Error::Api(status) if status.code == 404)
+}
+
+fn is_conflict(e: &kube::Error) -> bool {
+    matches!(e, kube::Error::Api(status) if status.code == 409)
+}
+
+impl Cluster {
+    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+        Self { client, namespace: namespace.to_owned(), patience: PATIENCE }
+    }
+
+    pub(crate) fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    fn api<K: Kind>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// One object; `None`: there is none of that name.
+    pub(crate) async fn find<K: Kind>(&self, name: &str) -> Result<Option<K>, Refused> {
+        // A name that cannot be one is of nothing.
+        if may_be_a_name(name) { Ok(self.api::<K>().get_opt(name).await?) } else { Ok(None) }
+    }
+
+    /// All objects, those with a label or all.
+    pub(crate) async fn all<K: Kind>(&self, label: Option<&str>) -> Result<Vec<K>, Refused> {
+        let params = label.map_or_else(ListParams::default, |l| ListParams::default().labels(l));
+        Ok(self.api::<K>().list(&params).await?.items)
+    }
+
+    /// Makes an object. False: one of that name is there.
+    pub(crate) async fn create<K: Kind>(&self, object: &K) -> Result<bool, Refused> {
+        match self.api::<K>().create(&PostParams::default(), object).await {
+            Ok(_) => Ok(true),
+            Err(e) if is_conflict(&e) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Deletes an object. One that is not there is as good.
+    pub(crate) async fn delete<K: Kind>(&self, name: &str) -> Result<(), Refused> {
+        match self.api::<K>().delete(name, &DeleteParams::default()).await {
+            Err(e) if !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes an object by a merge patch.
+    pub(crate) async fn change<K: Kind>(&self, name: &str, patch: &Value) -> Result<(), Refused> {
+        self.api::<K>().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Waits until the object is as it should be: `is_so` says so, or why it never will be.
+    pub(crate) async fn wait<K: Kind, T>(
+        &self,
+        name: &str,
+        what: &str,
+        is_so: impl Fn(Option<&K>) -> Result<Option<T>, Refused>,
+    ) -> Result<T, Refused> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let object = self.find::<K>(name).await?;
+            if let Some(done) = is_so(object.as_ref())? {
+                return Ok(done);
+            }
+            if Instant::now() >= deadline {
+                return Err(Refused::NotYet(format!("{what}: not yet after {} s", self.patience.as_secs())));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until the object is gone.
+    pub(crate) async fn wait_gone<K: Kind>(&self, name: &str, what: &str) -> Result<(), Refused> {
+        self.wait::<K, ()>(name, what, |object| Ok(object.is_none().then_some(()))).await
+    }
+
+    /// A volume.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`], or what the API server says.
+    pub(crate) async fn volume(&self, id: &str) -> Result<Volume, Refused> {
+        let volume = self.find::<Volume>(id).await?;
+        volume.ok_or_else(|| Refused::Missing(format!("volume {id} does not exist")))
+    }
+
+    /// The volume's attachment.
+    pub(crate) async fn attachment(&self, volume: &str) -> Result<Option<VolumeAttachment>, Refused> {
+        self.find(volume).await
+    }
+
+    /// Puts a ticket on a volume's attachment, or takes it off (`None`).
+    pub(crate) async fn set_ticket(
+        &self,
+        volume: &str,
+        id: &str,
+        ticket: Option<&AttachmentTicket>,
+    ) -> Result<(), Refused> {
+        let patch = json!({ "spec": { "attachmentTickets": { id: ticket } } });
+        self.change::<VolumeAttachment>(volume, &patch).await
+    }
+
+    /// Tickets of this driver for a node, by volume.
+    pub(crate) async fn tickets_of(&self, node: &str) -> Result<BTreeMap<String, String>, Refused> {
+        let all = self.all::<VolumeAttachment>(None).await?;
+        let tickets = all.iter().flat_map(|attachment| {
+            let spec = &attachment.spec;
+            let ours =
+                spec.attachment_tickets.values().filter(|t| t.kind == TicketType::Csi && t.node_id == node);
+            ours.map(|t| (spec.volume.clone(), t.id.clone()))
+        });
+        Ok(tickets.collect())
+    }
+
+    /// Everything that placement depends on.
+    pub(crate) async fn picture(&self) -> Result<lh_cluster::schedule::Cluster, Refused> {
+        let (nodes, replicas) = (self.all::<Node>(None).await?, self.all::<Replica>(None).await?);
+        let settings = self.all::<Setting>(None).await?;
+        let settings = Settings::of(
+            settings.iter().filter_map(|s| Some((s.metadata.name.as_deref()?, s.spec.value.as_str()))),
+        );
+        let up = nodes.iter().filter_map(|n| n.metadata.name.clone()).collect();
+        Ok(lh_cluster::plan::node::picture(&nodes, &replicas, &up, &settings).0)
+    }
+
+    /// A setting's value; empty if there is none.
+    pub(crate) async fn setting(&self, name: &str) -> Result<String, Refused> {
+        Ok(self.find::<Setting>(name).await?.map(|s| s.spec.value).unwrap_or_default())
+    }
+
+    /// Labels of a node in Kubernetes.
+    pub(crate) async fn node_labels(&self, name: &str) -> Result<BTreeMap<String, String>, Refused> {
+        let node = Api::<KubeNode>::all(self.client.clone()).get_opt(name).await?;
+        Ok(node.and_then(|n| n.metadata.labels).unwrap_or_default())
+    }
+
+    /// A snapshot.
+    pub(crate) async fn snapshot(&self, name: &str) -> Result<Option<Snapshot>, Refused> {
+        self.find(name).await
+    }
+
+    /// True if the API server answers.
+    pub(crate) async fn answers(&self) -> bool {
+        self.api::<Volume>().list(&ListParams::default().limit(1)).await.is_ok()
+    }
+}
+
+/// True if a resource may have that name (an RFC 1123 subdomain).
+fn may_be_a_name(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    !name.is_empty() && name.len() <= 253 && name.chars().all(inner)
+}

@@ -1,0 +1,165 @@
+//! Snapshots of several volumes at one moment.
+//!
+//! They are taken one after the other, so that they are of one moment only if at most one of the volumes is in use
+//! meanwhile; anything else is refused, rather than handed out as what it is not.
+
+use kube::ResourceExt;
+use lh_cluster::api::{Snapshot, TicketType};
+use tonic::{Request, Response, Status, async_trait};
+
+use super::ControllerService;
+use super::snapshots::{GROUP_LABEL, handle, told};
+use crate::names::{group_handle, group_name, resource_name};
+use crate::proto::csi::group_controller_server::GroupController;
+use crate::proto::csi::group_controller_service_capability::rpc::Type as Ability;
+use crate::proto::csi::group_controller_service_capability::{Rpc, Type};
+use crate::proto::csi::{
+    CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse, DeleteVolumeGroupSnapshotRequest,
+    DeleteVolumeGroupSnapshotResponse, GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
+    GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
+    GroupControllerServiceCapability, VolumeGroupSnapshot,
+};
+use crate::refused::required;
+use crate::{Refused, parameters};
+
+impl ControllerService {
+    async fn create_group(
+        &self,
+        request: CreateVolumeGroupSnapshotRequest,
+    ) -> Result<VolumeGroupSnapshot, Refused> {
+        let given = required("the group's name", &request.name)?;
+        parameters::snapshot(&request.parameters)?;
+        let mut volumes = request.source_volume_ids;
+        volumes.sort();
+        volumes.dedup();
+        if volumes.is_empty() {
+            return Err(Refused::Argument("the source volumes' ids are missing".to_owned()));
+        }
+        let group = resource_name(given);
+        let _held = self.guard.take(&group_handle(&group))?;
+        let there = self.members(&group).await?;
+        if !there.is_empty() && there.len() == volumes.len() {
+            let mut of: Vec<&str> = there.iter().map(|s| s.spec.volume.as_str()).collect();
+            of.sort_unstable();
+            if of != volumes {
+                return Err(Refused::Different(format!(
+                    "group {given} exists, of the volumes {}",
+                    of.join(", ")
+                )));
+            }
+            return group_of(&group, &there);
+        }
+        for volume in &volumes {
+            self.cluster.volume(volume).await?;
+        }
+        self.check_one_moment(&volumes).await?;
+        let mut taken = Vec::new();
+        for volume in &volumes {
+            let full = format!("{given}/{volume}");
+            taken.push(self.take_snapshot(&resource_name(&full), &full, volume, Some(&group)).await?);
+        }
+        if let Err(e) = self.check_one_moment(&volumes).await {
+            for snapshot in &taken {
+                self.drop_snapshot(&snapshot.name_any()).await?;
+            }
+            return Err(e);
+        }
+        group_of(&group, &taken)
+    }
+
+    /// Refuses volumes of which more than one may be written to.
+    async fn check_one_moment(&self, volumes: &[String]) -> Result<(), Refused> {
+        let mut used = Vec::new();
+        for volume in volumes {
+            let attachment = self.cluster.attachment(volume).await?;
+            let tickets = attachment.iter().flat_map(|a| a.spec.attachment_tickets.values());
+            if tickets.into_iter().any(|t| t.kind != TicketType::Snapshot) {
+                used.push(volume.as_str());
+            }
+        }
+        if used.len() < 2 {
+            return Ok(());
+        }
+        Err(Refused::Precondition(format!(
+            "snapshots of one moment need all volumes but one at rest, and these are in use: {}",
+            used.join(", ")
+        )))
+    }
+
+    async fn members(&self, group: &str) -> Result<Vec<Snapshot>, Refused> {
+        let mut all = self.cluster.all::<Snapshot>(Some(&format!("{GROUP_LABEL}={group}"))).await?;
+        all.sort_by_key(ResourceExt::name_any);
+        Ok(all)
+    }
+
+    /// The snapshots of a group, checked against those that the request names.
+    async fn found(&self, id: &str, named: &[String]) -> Result<Vec<Snapshot>, Refused> {
+        let id = required("the group's id", id)?;
+        let Some(group) = group_name(id) else { return Ok(Vec::new()) };
+        let members = self.members(group).await?;
+        let is_one = |n: &String| members.iter().any(|m| handle(m).to_string() == *n);
+        match named.iter().find(|n| !is_one(n)) {
+            Some(stranger) if !members.is_empty() => {
+                Err(Refused::Argument(format!("snapshot {stranger} does not belong to group {id}")))
+            }
+            _ => Ok(members),
+        }
+    }
+}
+
+fn group_of(group: &str, members: &[Snapshot]) -> Result<VolumeGroupSnapshot, Refused> {
+    let snapshots = members.iter().map(told).collect::<Result<Vec<_>, _>>()?;
+    Ok(VolumeGroupSnapshot {
+        group_snapshot_id: group_handle(group),
+        creation_time: snapshots.iter().filter_map(|s| s.creation_time).max_by_key(|t| (t.seconds, t.nanos)),
+        ready_to_use: !snapshots.is_empty() && snapshots.iter().all(|s| s.ready_to_use),
+        snapshots,
+    })
+}
+
+#[async_trait]
+impl GroupController for ControllerService {
+    async fn group_controller_get_capabilities(
+        &self,
+        _: Request<GroupControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<GroupControllerGetCapabilitiesResponse>, Status> {
+        let rpc = Rpc { r#type: Ability::CreateDeleteGetVolumeGroupSnapshot.into() };
+        let capabilities = vec![GroupControllerServiceCapability { r#type: Some(Type::Rpc(rpc)) }];
+        Ok(Response::new(GroupControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_volume_group_snapshot(
+        &self,
+        request: Request<CreateVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<CreateVolumeGroupSnapshotResponse>, Status> {
+        let group_snapshot = Some(self.create_group(request.into_inner()).await?);
+        Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot }))
+    }
+
+    async fn delete_volume_group_snapshot(
+        &self,
+        request: Request<DeleteVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<DeleteVolumeGroupSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        let _held = self.guard.take(&request.group_snapshot_id)?;
+        for member in self.found(&request.group_snapshot_id, &request.snapshot_ids).await? {
+            self.drop_snapshot(&member.name_any()).await?;
+        }
+        Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
+    }
+
+    async fn get_volume_group_snapshot(
+        &self,
+        request: Request<GetVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<GetVolumeGroupSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        let members = self.found(&request.group_snapshot_id, &request.snapshot_ids).await?;
+        let Some(group) = group_name(&request.group_snapshot_id).filter(|_| !members.is_empty()) else {
+            return Err(
+                Refused::Missing(format!("group {} does not exist", request.group_snapshot_id)).into()
+            );
+        };
+        let group_snapshot = Some(group_of(group, &members)?);
+        Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot }))
+    }
+}

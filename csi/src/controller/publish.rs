@@ -1,0 +1,137 @@
+//! A volume on a node: a ticket of this driver on the volume's attachment.
+
+use std::collections::HashMap;
+
+use kube::ResourceExt;
+use lh_cluster::api::{AttachmentTicket, Node, TicketType, Volume, VolumeAttachment, VolumeState};
+
+use super::ControllerService;
+use crate::capability::Use;
+use crate::names::ticket_id;
+use crate::proto::csi::{
+    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse,
+};
+use crate::refused::required;
+use crate::{DRIVER, Refused};
+
+/// The parameter of a ticket, and the entry of the publish context: nothing is written on that node.
+pub(crate) const READ_ONLY: &str = "readonly";
+
+impl ControllerService {
+    pub(super) async fn controller_publish_volume(
+        &self,
+        request: ControllerPublishVolumeRequest,
+    ) -> Result<ControllerPublishVolumeResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        let node = required("the node's id", &request.node_id)?;
+        let used = Use::of(request.volume_capability.as_ref())?;
+        let _held = self.guard.take(id)?;
+        let volume = self.cluster.volume(id).await?;
+        if volume.metadata.deletion_timestamp.is_some() {
+            return Err(Refused::Missing(format!("volume {id} is being removed")));
+        }
+        if self.cluster.find::<Node>(node).await?.is_none() {
+            return Err(Refused::Missing(format!("node {node} does not exist in nodes.longhorn.io")));
+        }
+        let read_only = request.readonly || used.read_only;
+        let ticket = ticket_id(id, DRIVER, node);
+        self.take_ticket(id, node, &ticket, read_only).await?;
+        let waited =
+            self.cluster.wait::<VolumeAttachment, ()>(id, "the volume is being attached", |attachment| {
+                is_attached(attachment, &ticket)
+            });
+        waited.await?;
+        self.wait_for_size(id, volume.spec.size.bytes()).await?;
+        let context: HashMap<String, String> = [(READ_ONLY.to_owned(), read_only.to_string())].into();
+        Ok(ControllerPublishVolumeResponse { publish_context: context })
+    }
+
+    /// Asks for the volume on the node, unless that was done.
+    async fn take_ticket(&self, id: &str, node: &str, ticket: &str, read_only: bool) -> Result<(), Refused> {
+        let made = |attachment: Option<&VolumeAttachment>| Ok(attachment.cloned());
+        let attachment = self.cluster.wait(id, "the volume is being made", made).await?;
+        let tickets = &attachment.spec.attachment_tickets;
+        let ours = |t: &&AttachmentTicket| t.kind == TicketType::Csi;
+        if let Some(there) = tickets.get(ticket) {
+            let was = there.parameters.get(READ_ONLY).is_some_and(|v| v == "true");
+            if was != read_only {
+                return Err(Refused::Different(format!(
+                    "volume {id} is published on node {node} {}: unpublish it first",
+                    if was { "for reading only" } else { "for writing" }
+                )));
+            }
+            return Ok(());
+        }
+        if let Some(other) = tickets.values().find(ours) {
+            return Err(Refused::Precondition(format!(
+                "volume {id} is published on node {}: unpublish it there first",
+                other.node_id
+            )));
+        }
+        let _counting = self.counting.lock().await;
+        if self.most_volumes > 0 {
+            let there = self.cluster.tickets_of(node).await?;
+            if i64::try_from(there.len()).unwrap_or(i64::MAX) >= self.most_volumes {
+                return Err(Refused::Exhausted(format!(
+                    "node {node} has {} volumes, and may have {} (--max-volumes-per-node)",
+                    there.len(),
+                    self.most_volumes
+                )));
+            }
+        }
+        let wish = AttachmentTicket {
+            id: ticket.to_owned(),
+            kind: TicketType::Csi,
+            node_id: node.to_owned(),
+            parameters: [(READ_ONLY.to_owned(), read_only.to_string())].into(),
+            ..AttachmentTicket::default()
+        };
+        self.cluster.set_ticket(id, ticket, Some(&wish)).await
+    }
+
+    pub(super) async fn controller_unpublish_volume(
+        &self,
+        request: ControllerUnpublishVolumeRequest,
+    ) -> Result<ControllerUnpublishVolumeResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        let _held = self.guard.take(id)?;
+        let Some(attachment) = self.cluster.attachment(id).await? else {
+            return Ok(ControllerUnpublishVolumeResponse {});
+        };
+        let node = request.node_id.as_str();
+        let concerned =
+            |t: &AttachmentTicket| t.kind == TicketType::Csi && (node.is_empty() || t.node_id == node);
+        let tickets = attachment.spec.attachment_tickets.iter().filter(|(_, t)| concerned(t));
+        for (ticket, _) in tickets {
+            self.cluster.set_ticket(id, ticket, None).await?;
+        }
+        // Somebody else may keep the volume there, a snapshot for instance: without this driver's device users.
+        let others = attachment.spec.attachment_tickets.values().any(|t| !concerned(t));
+        if !others {
+            self.cluster
+                .wait::<Volume, ()>(id, "the volume is being detached", |v| Ok(is_detached(v, node)))
+                .await?;
+        }
+        Ok(ControllerUnpublishVolumeResponse {})
+    }
+}
+
+/// True once the ticket is met. What stands in the way is in its condition.
+fn is_attached(attachment: Option<&VolumeAttachment>, ticket: &str) -> Result<Option<()>, Refused> {
+    let Some(attachment) = attachment else {
+        return Err(Refused::Missing("the volume is gone".to_owned()));
+    };
+    if !attachment.spec.attachment_tickets.contains_key(ticket) {
+        return Err(Refused::NotYet(format!("volume {} was unpublished meanwhile", attachment.name_any())));
+    }
+    let status = attachment.status.as_ref().and_then(|s| s.attachment_ticket_statuses.get(ticket));
+    Ok(status.is_some_and(|s| s.satisfied).then_some(()))
+}
+
+fn is_detached(volume: Option<&Volume>, node: &str) -> Option<()> {
+    let Some(status) = volume.map(|v| v.status.clone().unwrap_or_default()) else { return Some(()) };
+    let elsewhere = !node.is_empty() && !status.current_node_id.is_empty() && status.current_node_id != node;
+    let rests = matches!(status.state, VolumeState::Detached | VolumeState::Creating | VolumeState::Deleting);
+    (elsewhere || rests).then_some(())
+}

@@ -1,0 +1,175 @@
+//! Snapshots of a volume: `Snapshot` resources, which the manager of the volume's node takes and removes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use lh_cluster::api::{Snapshot, SnapshotSpec};
+
+use super::ControllerService;
+use super::look::page;
+use crate::names::{GIVEN_NAME, SnapshotHandle, group_handle, resource_name};
+use crate::proto::csi::list_snapshots_response::Entry;
+use crate::proto::csi::{
+    CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse, Snapshot as Told,
+};
+use crate::refused::required;
+use crate::{Refused, parameters};
+
+/// The label of snapshots that belong to a group, which it names.
+pub(super) const GROUP_LABEL: &str = "csi.longhorn.io/group";
+
+impl ControllerService {
+    pub(super) async fn create_snapshot(
+        &self,
+        request: CreateSnapshotRequest,
+    ) -> Result<CreateSnapshotResponse, Refused> {
+        let given = required("the snapshot's name", &request.name)?;
+        let volume = required("the source volume's id", &request.source_volume_id)?;
+        parameters::snapshot(&request.parameters)?;
+        let name = resource_name(given);
+        let _held = self.guard.take(&name)?;
+        let snapshot = self.take_snapshot(&name, given, volume, None).await?;
+        Ok(CreateSnapshotResponse { snapshot: Some(told(&snapshot)?) })
+    }
+
+    /// Makes the resource unless it is there, and waits until the snapshot is taken.
+    pub(super) async fn take_snapshot(
+        &self,
+        name: &str,
+        given: &str,
+        volume: &str,
+        group: Option<&str>,
+    ) -> Result<Snapshot, Refused> {
+        self.cluster.volume(volume).await?;
+        let spec =
+            SnapshotSpec { volume: volume.to_owned(), create_snapshot: true, labels: BTreeMap::default() };
+        let mut snapshot = Snapshot::new(name, spec);
+        snapshot.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
+        if let Some(group) = group {
+            snapshot.labels_mut().insert(GROUP_LABEL.to_owned(), group.to_owned());
+        }
+        if !self.cluster.create(&snapshot).await?
+            && let Some(there) = self.cluster.snapshot(name).await?
+        {
+            check_same(&there, given, volume)?;
+        }
+        self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await
+    }
+
+    pub(super) async fn delete_snapshot(
+        &self,
+        request: DeleteSnapshotRequest,
+    ) -> Result<DeleteSnapshotResponse, Refused> {
+        let id = required("the snapshot's id", &request.snapshot_id)?;
+        let Some(handle) = SnapshotHandle::parse(id) else { return Ok(DeleteSnapshotResponse {}) };
+        let _held = self.guard.take(&handle.name)?;
+        let found = self.cluster.snapshot(&handle.name).await?.filter(|s| s.spec.volume == handle.volume);
+        let Some(snapshot) = found else { return Ok(DeleteSnapshotResponse {}) };
+        if let Some(group) = snapshot.labels().get(GROUP_LABEL) {
+            return Err(Refused::Argument(format!(
+                "snapshot {id} belongs to the group {}: delete the group",
+                group_handle(group)
+            )));
+        }
+        self.drop_snapshot(&handle.name).await?;
+        Ok(DeleteSnapshotResponse {})
+    }
+
+    /// Deletes a snapshot and waits until it is gone.
+    pub(super) async fn drop_snapshot(&self, name: &str) -> Result<(), Refused> {
+        self.cluster.delete::<Snapshot>(name).await?;
+        self.cluster.wait_gone::<Snapshot>(name, "the snapshot is being removed").await
+    }
+
+    pub(super) async fn get_snapshot(
+        &self,
+        request: GetSnapshotRequest,
+    ) -> Result<GetSnapshotResponse, Refused> {
+        let id = required("the snapshot's id", &request.snapshot_id)?;
+        let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
+        let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
+        let found = self.cluster.snapshot(&handle.name).await?.filter(|s| s.spec.volume == handle.volume);
+        Ok(GetSnapshotResponse { snapshot: Some(told(&found.ok_or_else(missing)?)?) })
+    }
+
+    pub(super) async fn list_snapshots(
+        &self,
+        request: ListSnapshotsRequest,
+    ) -> Result<ListSnapshotsResponse, Refused> {
+        let wanted = |s: &Snapshot| {
+            let is_there = s.metadata.deletion_timestamp.is_none() && is_kept(s);
+            let of_volume = request.source_volume_id.is_empty() || s.spec.volume == request.source_volume_id;
+            let is_it = request.snapshot_id.is_empty() || handle(s).to_string() == request.snapshot_id;
+            is_there && of_volume && is_it
+        };
+        let mut all: Vec<Snapshot> =
+            self.cluster.all::<Snapshot>(None).await?.into_iter().filter(wanted).collect();
+        all.sort_by_key(ResourceExt::name_any);
+        let (entries, next_token) =
+            page(all, &request.starting_token, request.max_entries, ResourceExt::name_any)?;
+        let entry = |s: Snapshot| Ok(Entry { snapshot: Some(told(&s)?) });
+        let entries = entries.into_iter().map(entry).collect::<Result<_, Refused>>()?;
+        Ok(ListSnapshotsResponse { entries, next_token })
+    }
+}
+
+/// True for a snapshot that somebody can use: taken, and not only for a clone or a backup of our own.
+fn is_kept(snapshot: &Snapshot) -> bool {
+    let ours = snapshot.labels().contains_key(lh_cluster::plan::snapshot::FOR_CLONE);
+    !ours && snapshot.status.as_ref().is_some_and(|s| s.ready_to_use)
+}
+
+fn check_same(there: &Snapshot, given: &str, volume: &str) -> Result<(), Refused> {
+    let name = there.name_any();
+    if there.metadata.deletion_timestamp.is_some() {
+        return Err(Refused::NotYet(format!("snapshot {name} is being removed: ask again")));
+    }
+    let kept = there.annotations().get(GIVEN_NAME);
+    if there.spec.volume != volume || kept.is_some_and(|kept| kept != given) {
+        return Err(Refused::Different(format!(
+            "the name {name} is taken by a snapshot of volume {}",
+            there.spec.volume
+        )));
+    }
+    Ok(())
+}
+
+fn is_taken(snapshot: Option<&Snapshot>) -> Result<Option<Snapshot>, Refused> {
+    let Some(snapshot) = snapshot else {
+        return Err(Refused::NotYet("the snapshot was removed meanwhile".to_owned()));
+    };
+    let status = snapshot.status.clone().unwrap_or_default();
+    if !status.error.is_empty() {
+        return Err(Refused::Failed(status.error));
+    }
+    Ok(status.ready_to_use.then(|| snapshot.clone()))
+}
+
+pub(super) fn handle(snapshot: &Snapshot) -> SnapshotHandle {
+    SnapshotHandle { volume: snapshot.spec.volume.clone(), name: snapshot.name_any() }
+}
+
+/// A snapshot as an orchestrator hears of it.
+pub(super) fn told(snapshot: &Snapshot) -> Result<Told, Refused> {
+    let status = snapshot.status.clone().unwrap_or_default();
+    Ok(Told {
+        size_bytes: status.restore_size,
+        snapshot_id: handle(snapshot).to_string(),
+        source_volume_id: snapshot.spec.volume.clone(),
+        creation_time: time(&status.creation_time)?,
+        ready_to_use: status.ready_to_use,
+        group_snapshot_id: snapshot.labels().get(GROUP_LABEL).map(|g| group_handle(g)).unwrap_or_default(),
+    })
+}
+
+/// A time in RFC 3339; empty for none.
+fn time(text: &str) -> Result<Option<prost_types::Timestamp>, Refused> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let time: Timestamp =
+        text.parse().map_err(|e| Refused::Failed(format!("the creation time {text:?}: {e}")))?;
+    Ok(Some(prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }))
+}

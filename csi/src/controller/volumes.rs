@@ -1,0 +1,305 @@
+//! Volumes made, changed, grown and deleted.
+
+use std::collections::HashMap;
+
+use kube::ResourceExt;
+use lh_cluster::api::{
+    AccessMode, Conditions, Engine, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
+};
+use lh_cluster::plan::volume::{SCHEDULED, unbuilt};
+use serde_json::json;
+
+use super::ControllerService;
+use crate::capability::{Access, Use, size};
+use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
+use crate::proto::csi::volume_content_source::Type as Source;
+use crate::proto::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerModifyVolumeRequest,
+    ControllerModifyVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
+    DeleteVolumeResponse, Topology, Volume as Told, VolumeContentSource,
+};
+use crate::refused::required;
+use crate::{Refused, parameters};
+
+/// What a clone says when it holds everything.
+const CLONED: &str = lh_cluster::plan::volume::CLONED;
+
+impl ControllerService {
+    pub(super) async fn create_volume(
+        &self,
+        request: CreateVolumeRequest,
+    ) -> Result<CreateVolumeResponse, Refused> {
+        let given = required("the volume's name", &request.name)?;
+        let name = resource_name(given);
+        let _held = self.guard.take(&name)?;
+        let spec = self.wish(&request).await?;
+        let mut volume = Volume::new(&name, spec.clone());
+        volume.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
+        if !self.cluster.create(&volume).await? {
+            let there = self.cluster.volume(&name).await?;
+            check_same(&there, given, &spec)?;
+        }
+        let ready = self.cluster.wait::<Volume, Volume>(&name, "the volume is being made", is_made).await;
+        let volume = match ready {
+            // Without room the orchestrator tries elsewhere, or gives up: it does not come back for this one.
+            Err(e @ (Refused::Exhausted(_) | Refused::Precondition(_))) => {
+                self.cluster.delete::<Volume>(&name).await?;
+                return Err(e);
+            }
+            other => other?,
+        };
+        Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
+    }
+
+    /// The volume that is asked for.
+    async fn wish(&self, request: &CreateVolumeRequest) -> Result<VolumeSpec, Refused> {
+        let uses = Use::of_all(&request.volume_capabilities)?;
+        let mut spec = parameters::volume(&request.parameters)?;
+        if !request.mutable_parameters.is_empty() {
+            parameters::change(&mut spec, &request.mutable_parameters)?;
+        }
+        if uses.iter().any(|u| u.one_pod) {
+            spec.access_mode = AccessMode::ReadWriteOncePod;
+        }
+        if let Some(what) = unbuilt(&spec) {
+            return Err(Refused::Precondition(format!("this version cannot do that yet: {what}")));
+        }
+        let class_fs = request.parameters.get("fsType").map_or("", String::as_str);
+        let xfs = uses.iter().any(|u| match &u.access {
+            Access::Mount { fs_type, .. } => fs_type == "xfs" || fs_type.is_empty() && class_fs == "xfs",
+            Access::Block => false,
+        });
+        let wanted = size(request.capacity_range, xfs)?;
+        spec.size = Int64Text::of_bytes(wanted);
+        if let Some(source) = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref()) {
+            let (handle, bytes) = self.source(source).await?;
+            spec.data_source = handle;
+            let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
+            if wanted > bytes || limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < bytes) {
+                return Err(Refused::Range(format!(
+                    "a clone has the size of its source, {bytes} bytes, not {wanted}: expand it afterwards"
+                )));
+            }
+            spec.size = Int64Text::of_bytes(bytes);
+        }
+        Ok(spec)
+    }
+
+    /// What a volume is to be made of, as Longhorn writes it, and its size in bytes.
+    async fn source(&self, source: &Source) -> Result<(String, u64), Refused> {
+        match source {
+            Source::Volume(volume) => {
+                let id = required("the source volume's id", &volume.volume_id)?;
+                let volume = self.cluster.volume(id).await?;
+                Ok((format!("vol://{id}"), volume.spec.size.bytes()))
+            }
+            Source::Snapshot(snapshot) => {
+                let id = required("the source snapshot's id", &snapshot.snapshot_id)?;
+                let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
+                let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
+                let found = self.cluster.snapshot(&handle.name).await?;
+                let found = found.filter(|s| s.spec.volume == handle.volume).ok_or_else(missing)?;
+                let status = found.status.unwrap_or_default();
+                if !status.ready_to_use {
+                    return Err(Refused::NotYet(format!(
+                        "snapshot {id} is not ready to use: {}",
+                        status.error
+                    )));
+                }
+                Ok((handle.to_string(), u64::try_from(status.restore_size).unwrap_or_default()))
+            }
+        }
+    }
+
+    pub(super) async fn delete_volume(
+        &self,
+        request: DeleteVolumeRequest,
+    ) -> Result<DeleteVolumeResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        let _held = self.guard.take(id)?;
+        let Some(volume) = self.cluster.find::<Volume>(id).await? else { return Ok(DeleteVolumeResponse {}) };
+        if volume.metadata.deletion_timestamp.is_none() {
+            if let Some(attachment) = self.cluster.attachment(id).await? {
+                let tickets = attachment.spec.attachment_tickets.values();
+                let mut users = tickets.filter(|t| matches!(t.kind, TicketType::Csi | TicketType::Api));
+                if let Some(user) = users.next() {
+                    return Err(Refused::Precondition(format!(
+                        "volume {id} is in use on node {}: detach it first",
+                        user.node_id
+                    )));
+                }
+            }
+            // They lie in the volume's replicas and would go with it.
+            let snapshots = self.cluster.all::<Snapshot>(None).await?;
+            let kept =
+                snapshots.iter().filter(|s| s.spec.volume == id && s.annotations().contains_key(GIVEN_NAME));
+            let names: Vec<String> = kept.map(ResourceExt::name_any).collect();
+            if !names.is_empty() {
+                return Err(Refused::Precondition(format!(
+                    "volume {id} has snapshots, which would go with it: delete them first: {}",
+                    names.join(", ")
+                )));
+            }
+            self.cluster.delete::<Volume>(id).await?;
+        }
+        self.cluster.wait_gone::<Volume>(id, "the volume is being removed").await?;
+        Ok(DeleteVolumeResponse {})
+    }
+
+    pub(super) async fn controller_expand_volume(
+        &self,
+        request: ControllerExpandVolumeRequest,
+    ) -> Result<ControllerExpandVolumeResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        if request.capacity_range.is_none() {
+            return Err(Refused::Argument("the capacity range is missing".to_owned()));
+        }
+        let wanted = size(request.capacity_range, false)?;
+        let _held = self.guard.take(id)?;
+        let volume = self.cluster.volume(id).await?;
+        let new = wanted.max(volume.spec.size.bytes());
+        let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
+        if limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < new) {
+            return Err(Refused::Range(format!(
+                "volume {id} has {new} bytes already, and volumes do not shrink"
+            )));
+        }
+        if new > volume.spec.size.bytes() {
+            let patch = json!({ "spec": { "size": Int64Text::of_bytes(new) } });
+            self.cluster.change::<Volume>(id, &patch).await?;
+        }
+        let attached = volume.status.as_ref().is_some_and(|s| s.state == VolumeState::Attached);
+        if attached {
+            self.wait_for_size(id, new).await?;
+        }
+        let used = request.volume_capability.as_ref().map(|c| Use::of(Some(c))).transpose()?;
+        Ok(ControllerExpandVolumeResponse {
+            capacity_bytes: i64::try_from(new).unwrap_or(i64::MAX),
+            node_expansion_required: used.is_none_or(|u| u.access != Access::Block),
+        })
+    }
+
+    /// Waits until the running engine serves so many bytes.
+    pub(super) async fn wait_for_size(&self, volume: &str, bytes: u64) -> Result<(), Refused> {
+        let engine = lh_cluster::plan::volume::engine_name(volume);
+        let grown = move |engine: Option<&Engine>| {
+            let status = engine.and_then(|e| e.status.clone()).unwrap_or_default();
+            if status.current_size.bytes() >= bytes {
+                return Ok(Some(()));
+            }
+            if status.last_expansion_error.is_empty() {
+                return Ok(None);
+            }
+            Err(Refused::Failed(format!("the volume does not grow: {}", status.last_expansion_error)))
+        };
+        self.cluster.wait::<Engine, ()>(&engine, "the volume is growing", grown).await
+    }
+
+    pub(super) async fn controller_modify_volume(
+        &self,
+        request: ControllerModifyVolumeRequest,
+    ) -> Result<ControllerModifyVolumeResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        let volume = self.cluster.volume(id).await?;
+        let mut spec = volume.spec.clone();
+        parameters::change(&mut spec, &request.mutable_parameters)?;
+        if spec != volume.spec {
+            let patch = json!({
+                "metadata": { "resourceVersion": volume.metadata.resource_version },
+                "spec": {
+                    "numberOfReplicas": spec.number_of_replicas,
+                    "dataLocality": spec.data_locality,
+                    "replicaAutoBalance": spec.replica_auto_balance,
+                    "snapshotMaxCount": spec.snapshot_max_count,
+                },
+            });
+            self.cluster.change::<Volume>(id, &patch).await?;
+        }
+        Ok(ControllerModifyVolumeResponse {})
+    }
+}
+
+/// Refuses a volume of that name that is another one.
+fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec) -> Result<(), Refused> {
+    let name = there.name_any();
+    if there.metadata.deletion_timestamp.is_some() {
+        return Err(Refused::NotYet(format!("volume {name} is being removed: ask again")));
+    }
+    let kept = there.annotations().get(GIVEN_NAME);
+    if kept.is_some_and(|kept| kept != given) {
+        return Err(Refused::Different(format!(
+            "the name {name} is taken by volume {}",
+            kept.map_or("", |k| k)
+        )));
+    }
+    if there.spec.size != wanted.size {
+        return Err(Refused::Different(format!(
+            "volume {name} exists with {} bytes, not {}",
+            there.spec.size, wanted.size
+        )));
+    }
+    if there.spec.data_source != wanted.data_source {
+        return Err(Refused::Different(format!(
+            "volume {name} exists and is made of {:?}, not of {:?}",
+            there.spec.data_source, wanted.data_source
+        )));
+    }
+    Ok(())
+}
+
+/// The volume once it can be attached and holds what it was made of.
+fn is_made(volume: Option<&Volume>) -> Result<Option<Volume>, Refused> {
+    let Some(volume) = volume else {
+        return Err(Refused::NotYet("the volume was removed meanwhile".to_owned()));
+    };
+    let status = volume.status.clone().unwrap_or_default();
+    let is_there = matches!(status.state, VolumeState::Detached | VolumeState::Attached);
+    let is_filled = volume.spec.data_source.is_empty() || status.clone_status.state == CLONED;
+    if is_there && is_filled {
+        return Ok(Some(volume.clone()));
+    }
+    if status.state == VolumeState::Creating
+        && let Some(condition) = status.conditions.get_condition(SCHEDULED).filter(|c| !c.is_true())
+    {
+        return Err(match condition.reason.as_str() {
+            "NotBuilt" => Refused::Precondition(condition.message.clone()),
+            _ => Refused::Exhausted(condition.message.clone()),
+        });
+    }
+    Ok(None)
+}
+
+/// The answer about a new volume.
+fn told(volume: &Volume, request: &CreateVolumeRequest) -> Told {
+    let context: HashMap<String, String> =
+        request.parameters.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    Told {
+        capacity_bytes: volume.spec.size.0,
+        volume_id: volume.name_any(),
+        volume_context: context,
+        content_source: request.volume_content_source.clone(),
+        accessible_topology: topology(request),
+    }
+}
+
+/// Where the volume can be used: everywhere, since its data travels; where it is asked to be only, by strictTopology.
+fn topology(request: &CreateVolumeRequest) -> Vec<Topology> {
+    let strict = request.parameters.get("strictTopology").is_some_and(|v| v == "true");
+    let asked = request.accessibility_requirements.as_ref().filter(|_| strict);
+    asked
+        .map(|a| if a.preferred.is_empty() { a.requisite.clone() } else { a.preferred.clone() })
+        .unwrap_or_default()
+}
+
+/// Where a volume is from, as an orchestrator hears it.
+pub(super) fn content_source(volume: &Volume) -> Option<VolumeContentSource> {
+    use crate::proto::csi::volume_content_source::{SnapshotSource, VolumeSource};
+    let source = &volume.spec.data_source;
+    let kind = if let Some(id) = source.strip_prefix("vol://") {
+        Source::Volume(VolumeSource { volume_id: id.to_owned() })
+    } else {
+        let handle = SnapshotHandle::parse(source)?;
+        Source::Snapshot(SnapshotSource { snapshot_id: handle.to_string() })
+    };
+    Some(VolumeContentSource { r#type: Some(kind) })
+}

@@ -1,0 +1,250 @@
+//! Volumes on this node: staged (a file system made, checked and mounted once), published (bound where a pod sees it),
+//! grown, measured, and taken back.
+//!
+//! What begins is finished even if the orchestrator goes away meanwhile: half a mkfs is worse than one too many.
+
+mod filesystem;
+mod mounts;
+mod stats;
+mod target;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+
+use tonic::{Request, Response, Status, async_trait};
+
+use crate::capability::{Access, Use};
+use crate::cluster::Cluster;
+use crate::guard::Guard;
+use crate::proto::csi::node_server::Node;
+use crate::proto::csi::node_service_capability::rpc::Type as Ability;
+use crate::proto::csi::node_service_capability::{Rpc, Type};
+use crate::proto::csi::{
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
+    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology,
+};
+use crate::refused::required;
+use crate::{Refused, names};
+use target::Staging;
+
+/// The key of a node's topology: each node is a place of its own.
+pub(crate) const HOST: &str = "kubernetes.io/hostname";
+
+/// The setting that names further labels of nodes that are told as topology.
+const TOPOLOGY_KEYS: &str = "csi-allowed-topology-keys";
+
+/// What the node's part can do.
+const ABILITIES: &[Ability] = &[
+    Ability::StageUnstageVolume,
+    Ability::GetVolumeStats,
+    Ability::ExpandVolume,
+    Ability::VolumeCondition,
+    Ability::SingleNodeMultiWriter,
+];
+
+/// The node's part.
+#[derive(Clone)]
+pub(crate) struct NodeService {
+    pub(crate) cluster: Cluster,
+    pub(crate) node: String,
+    /// Most volumes on this node; 0 for no limit.
+    pub(crate) most_volumes: i64,
+    /// Where engines put their devices.
+    pub(crate) devices: PathBuf,
+    pub(crate) guard: Guard,
+}
+
+impl NodeService {
+    /// The device of a volume, if it is here.
+    fn device(&self, volume: &str) -> Result<PathBuf, Refused> {
+        // A name that leaves the directory is of no volume.
+        let plain = names::resource_name(volume) == volume;
+        let path = self.devices.join(volume);
+        if plain && mounts::is_block_device(&path) {
+            return Ok(path);
+        }
+        Err(Refused::Missing(format!(
+            "volume {volume} has no device {} on node {}: is it published here?",
+            path.display(),
+            self.node
+        )))
+    }
+
+    /// Carries out work on one volume, to its end whoever waits for it.
+    async fn work<T: Send + 'static>(
+        &self,
+        volume: &str,
+        work: impl Future<Output = Result<T, Refused>> + Send + 'static,
+    ) -> Result<T, Refused> {
+        let held = self.guard.take(volume)?;
+        let task = tokio::spawn(async move {
+            let done = work.await;
+            drop(held);
+            done
+        });
+        task.await.map_err(|e| Refused::Failed(format!("the work on the volume ended badly: {e}")))?
+    }
+
+    async fn stage(&self, request: NodeStageVolumeRequest) -> Result<(), Refused> {
+        let id = required("the volume's id", &request.volume_id)?.to_owned();
+        let staging = PathBuf::from(required("the staging target path", &request.staging_target_path)?);
+        let used = Use::of(request.volume_capability.as_ref())?;
+        let device = self.device(&id)?;
+        let published = request.publish_context.get("readonly").is_some_and(|v| v == "true");
+        let read_only = used.read_only || published;
+        let context = request.volume_context;
+        let wish = Staging { device, read_only, used, context };
+        self.work(&id, async move { target::stage(&wish, &staging).await }).await
+    }
+
+    async fn unstage(&self, request: NodeUnstageVolumeRequest) -> Result<(), Refused> {
+        let id = required("the volume's id", &request.volume_id)?.to_owned();
+        let staging = PathBuf::from(required("the staging target path", &request.staging_target_path)?);
+        self.work(&id, async move { target::unmount(&staging).await }).await
+    }
+
+    async fn publish(&self, request: NodePublishVolumeRequest) -> Result<(), Refused> {
+        let id = required("the volume's id", &request.volume_id)?.to_owned();
+        let target = PathBuf::from(required("the target path", &request.target_path)?);
+        let used = Use::of(request.volume_capability.as_ref())?;
+        let device = self.device(&id)?;
+        let published = request.publish_context.get("readonly").is_some_and(|v| v == "true");
+        let read_only = request.readonly || used.read_only || published;
+        let staging = PathBuf::from(request.staging_target_path);
+        let work = async move {
+            match used.access {
+                Access::Block => target::publish_device(&device, &target, read_only).await,
+                Access::Mount { .. } if staging.as_os_str().is_empty() => Err(Refused::Precondition(
+                    "the staging target path is missing: the volume is staged first".to_owned(),
+                )),
+                Access::Mount { .. } => target::publish_mount(&device, &staging, &target, read_only).await,
+            }
+        };
+        self.work(&id, work).await
+    }
+
+    async fn unpublish(&self, request: NodeUnpublishVolumeRequest) -> Result<(), Refused> {
+        let id = required("the volume's id", &request.volume_id)?.to_owned();
+        let target = PathBuf::from(required("the target path", &request.target_path)?);
+        self.work(&id, async move { target::unpublish(&target).await }).await
+    }
+
+    async fn expand(&self, request: NodeExpandVolumeRequest) -> Result<i64, Refused> {
+        let id = required("the volume's id", &request.volume_id)?.to_owned();
+        let path = PathBuf::from(required("the volume's path", &request.volume_path)?);
+        let device = self.device(&id)?;
+        let wanted = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let wanted = u64::try_from(wanted).unwrap_or_default();
+        self.work(&id, async move { target::grow(&device, &path, wanted).await }).await
+    }
+
+    async fn stats(&self, request: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Refused> {
+        let id = required("the volume's id", &request.volume_id)?;
+        let path = required("the volume's path", &request.volume_path)?;
+        let device = self.device(id)?;
+        stats::stats(&device, Path::new(path)).await
+    }
+
+    async fn topology(&self) -> Result<Topology, Refused> {
+        let mut topology = Topology { segments: [(HOST.to_owned(), self.node.clone())].into() };
+        let keys = self.cluster.setting(TOPOLOGY_KEYS).await?;
+        let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        if !keys.is_empty() {
+            let labels = self.cluster.node_labels(&self.node).await?;
+            let told = keys.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone())));
+            topology.segments.extend(told);
+        }
+        Ok(topology)
+    }
+}
+
+/// What was refused, in the log, too: the kubelet's own log may be far away.
+fn tell(call: &str, volume: &str, refused: Refused) -> Status {
+    tracing::info!(call, volume, error = %refused, "refused");
+    refused.into()
+}
+
+#[async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let id = request.volume_id.clone();
+        self.stage(request).await.map_err(|e| tell("stage", &id, e))?;
+        Ok(Response::new(NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let id = request.volume_id.clone();
+        self.unstage(request).await.map_err(|e| tell("unstage", &id, e))?;
+        Ok(Response::new(NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let id = request.volume_id.clone();
+        self.publish(request).await.map_err(|e| tell("publish", &id, e))?;
+        Ok(Response::new(NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let id = request.volume_id.clone();
+        self.unpublish(request).await.map_err(|e| tell("unpublish", &id, e))?;
+        Ok(Response::new(NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        Ok(Response::new(self.stats(request.into_inner()).await?))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let id = request.volume_id.clone();
+        let capacity_bytes = self.expand(request).await.map_err(|e| tell("expand", &id, e))?;
+        Ok(Response::new(NodeExpandVolumeResponse { capacity_bytes }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let tell = |ability: &Ability| NodeServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: (*ability).into() })),
+        };
+        let capabilities = ABILITIES.iter().map(tell).collect();
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_get_info(
+        &self,
+        _: Request<NodeGetInfoRequest>,
+    ) -> Result<Response<NodeGetInfoResponse>, Status> {
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: self.node.clone(),
+            max_volumes_per_node: self.most_volumes,
+            accessible_topology: Some(self.topology().await?),
+        }))
+    }
+}

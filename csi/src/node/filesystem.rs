@@ -1,0 +1,190 @@
+//! Making, checking, mounting and growing file systems, by the programs that come with them.
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::Refused;
+
+/// How long a program may take. A check of a large file system after a power cut takes minutes.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// blkid(8): nothing was found on the device.
+const BLKID_NOTHING: i32 = 2;
+
+/// What fsck(8) may end with: errors were corrected, and a reboot is suggested; more is for people.
+const FSCK_CORRECTED: i32 = 1;
+
+/// Runs a program. Its output is what it said.
+pub(super) async fn run(program: &str, args: &[&str]) -> Result<Output, Refused> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).env("LC_ALL", "C");
+    match tokio::time::timeout(PATIENCE, command.output()).await {
+        Ok(Ok(output)) => Ok(output),
+        Ok(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => Err(Refused::Failed(format!(
+            "this node has no {program}: install it (longhornctl doctor says which package)"
+        ))),
+        Ok(Err(e)) => Err(Refused::Failed(format!("{program}: {e}"))),
+        Err(_) => Err(Refused::Failed(format!("{program} did not end within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+/// What a program said, in one line.
+pub(super) fn said(output: &Output) -> String {
+    let text = [output.stderr.as_slice(), output.stdout.as_slice()].map(String::from_utf8_lossy).join(" ");
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(500).collect()
+}
+
+/// Runs a program that has to succeed.
+pub(super) async fn must(program: &str, args: &[&str]) -> Result<Output, Refused> {
+    let output = run(program, args).await?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(Refused::Failed(format!("{program} {}: {}: {}", args.join(" "), output.status, said(&output))))
+}
+
+/// A path as an argument.
+pub(super) fn text(path: &Path) -> Result<&str, Refused> {
+    path.to_str().ok_or_else(|| Refused::Argument(format!("{} is not UTF-8", path.display())))
+}
+
+/// What is on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing that is known: it may be formatted.
+    Nothing,
+    /// This file system.
+    FileSystem(String),
+    /// Something else, a partition table for instance.
+    Other(String),
+}
+
+/// Looks at a device. Doubt is an error: what seems empty is formatted.
+pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
+    let path = text(device)?;
+    let output =
+        run("blkid", &["-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", "-s", "USAGE", path]).await?;
+    match output.status.code() {
+        Some(0) => Ok(content(&String::from_utf8_lossy(&output.stdout))),
+        Some(BLKID_NOTHING) => Ok(Content::Nothing),
+        _ => Err(Refused::Failed(format!("blkid {path}: {}: {}", output.status, said(&output)))),
+    }
+}
+
+/// Lines of NAME=VALUE.
+fn content(told: &str) -> Content {
+    let field = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    match (field("USAGE"), field("TYPE"), field("PTTYPE")) {
+        (Some("filesystem") | None, Some(kind), _) => Content::FileSystem(kind.to_owned()),
+        (_, Some(kind), _) => Content::Other(kind.to_owned()),
+        (_, None, Some(table)) => Content::Other(format!("a partition table ({table})")),
+        (_, None, None) => Content::Other("something that blkid has no name for".to_owned()),
+    }
+}
+
+/// Makes a file system. `options`: further arguments of mkfs.
+pub(super) async fn make(device: &Path, kind: &str, options: &str) -> Result<(), Refused> {
+    let path = text(device)?;
+    let mut args: Vec<&str> = options.split_whitespace().collect();
+    if kind == "ext4" {
+        // Reserved blocks are for a system's own disk.
+        args.extend(["-m0"]);
+    }
+    args.push(path);
+    tracing::info!(device = path, kind, "file system is made");
+    must(&format!("mkfs.{kind}"), &args).await.map(drop)
+}
+
+/// Checks an ext4 file system before it is mounted, and repairs what can be repaired without a decision. XFS replays its
+/// log when it is mounted.
+pub(super) async fn check(device: &Path, kind: &str) -> Result<(), Refused> {
+    if kind != "ext4" {
+        return Ok(());
+    }
+    let path = text(device)?;
+    let output = run("fsck.ext4", &["-p", path]).await?;
+    match output.status.code() {
+        Some(code) if code <= FSCK_CORRECTED => Ok(()),
+        _ => Err(Refused::Failed(format!(
+            "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {}",
+            said(&output)
+        ))),
+    }
+}
+
+/// Mounts a file system.
+pub(super) async fn mount(
+    device: &Path,
+    point: &Path,
+    kind: &str,
+    flags: &[String],
+    read_only: bool,
+) -> Result<(), Refused> {
+    let mut options: Vec<String> = flags.to_vec();
+    if read_only {
+        options.push("ro".to_owned());
+    }
+    // A clone has its source's UUID, and XFS mounts only one of a UUID on a node without this.
+    if kind == "xfs" && !options.iter().any(|o| o == "nouuid") {
+        options.push("nouuid".to_owned());
+    }
+    let options = options.join(",");
+    let mut args = vec!["-t", kind];
+    if !options.is_empty() {
+        args.extend(["-o", &options]);
+    }
+    args.extend([text(device)?, text(point)?]);
+    must("mount", &args).await.map(drop)
+}
+
+/// Grows a mounted file system to its device. One that is as large already stays as it is.
+pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<(), Refused> {
+    match kind {
+        "ext4" => must("resize2fs", &[text(device)?]).await.map(drop),
+        "xfs" => must("xfs_growfs", &[text(point)?]).await.map(drop),
+        _ => Err(Refused::Precondition(format!("a file system {kind:?} is not grown by this driver"))),
+    }
+}
+
+/// Bytes of a device.
+pub(super) async fn size(device: &Path) -> Result<u64, Refused> {
+    let output = must("blockdev", &["--getsize64", text(device)?]).await?;
+    let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    told.parse().map_err(|_| Refused::Failed(format!("blockdev --getsize64 {}: {told:?}", device.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_blkid_tells_is_understood() {
+        let cases = [
+            ("DEVNAME=/dev/x\nTYPE=ext4\nUSAGE=filesystem\n", Content::FileSystem("ext4".into())),
+            ("TYPE=crypto_LUKS\nUSAGE=crypto\n", Content::Other("crypto_LUKS".into())),
+            ("PTTYPE=gpt\n", Content::Other("a partition table (gpt)".into())),
+        ];
+        for (told, expected) in cases {
+            assert_eq!(content(told), expected);
+        }
+        assert!(matches!(content(""), Content::Other(_)), "success without a word is no empty device");
+    }
+
+    #[tokio::test]
+    async fn a_real_device_is_looked_at_made_and_looked_at_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("disk");
+        for (kind, size) in [("ext4", 16 << 20), ("xfs", 300 << 20)] {
+            std::fs::File::create(&file).unwrap().set_len(size).unwrap();
+            assert_eq!(look(&file).await.unwrap(), Content::Nothing);
+            make(&file, kind, "").await.unwrap();
+            assert_eq!(look(&file).await.unwrap(), Content::FileSystem(kind.to_owned()));
+            check(&file, kind).await.unwrap();
+        }
+        assert!(look(&dir.path().join("nowhere")).await.is_err(), "what cannot be read is not empty");
+    }
+}

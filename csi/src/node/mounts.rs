@@ -1,0 +1,113 @@
+//! What is mounted where, as the kernel says, and what a path is.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{major, minor};
+
+use crate::Refused;
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// The device of its file system.
+    pub(super) device: (u64, u64),
+    /// What of that file system is mounted: `/`, or a path in it.
+    pub(super) root: PathBuf,
+    /// Where.
+    pub(super) point: PathBuf,
+    /// The file system.
+    pub(super) kind: String,
+    /// The mount itself takes no writes.
+    pub(super) read_only: bool,
+    /// The file system takes none.
+    pub(super) super_read_only: bool,
+}
+
+/// Every mount of this mount namespace, in the order in which they were made.
+pub(super) fn mounts() -> Result<Vec<Mount>, Refused> {
+    let text = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|e| Refused::Failed(format!("/proc/self/mountinfo: {e}")))?;
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+/// One line of mountinfo (proc_pid_mountinfo(5)).
+fn parse(line: &str) -> Option<Mount> {
+    let (own, of_file_system) = line.split_once(" - ")?;
+    let mut own = own.split(' ').skip(2);
+    let (major, minor) = own.next()?.split_once(':')?;
+    let (root, point, options) = (own.next()?, own.next()?, own.next()?);
+    let mut rest = of_file_system.split(' ');
+    let (kind, super_options) = (rest.next()?, rest.nth(1).unwrap_or_default());
+    let ro = |options: &str| options.split(',').any(|o| o == "ro");
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        root: PathBuf::from(unescape(root)),
+        point: PathBuf::from(unescape(point)),
+        kind: kind.to_owned(),
+        read_only: ro(options),
+        super_read_only: ro(super_options),
+    })
+}
+
+/// Blanks, tabs, newlines and backslashes are written as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::new();
+    let bytes = text.as_bytes();
+    let mut i = 0;
+    while i < bytes.len() {
+        let code = bytes.get(i + 1..i + 4).filter(|_| bytes[i] == b'\\');
+        let code = code.and_then(|c| std::str::from_utf8(c).ok()).and_then(|c| u8::from_str_radix(c, 8).ok());
+        out.push(code.unwrap_or(bytes[i]));
+        i += if code.is_some() { 4 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// The mount at a path: the last one that was made there, which hides the others.
+pub(super) fn mount_at(path: &Path) -> Result<Option<Mount>, Refused> {
+    // The kernel tells real paths.
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Ok(mounts()?.into_iter().rfind(|m| m.point == real))
+}
+
+/// The numbers of a block device; `None`: it is none.
+pub(super) fn block_numbers(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::metadata(path).ok().filter(|m| m.file_type().is_block_device())?;
+    Some((major(found.rdev()), minor(found.rdev())))
+}
+
+pub(super) fn is_block_device(path: &Path) -> bool {
+    block_numbers(path).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_mountinfo_is_read() {
+        let line = r"91 30 7:3 /sub /var/lib/pods/a\040b rw,noatime shared:1 - ext4 /dev/longhorn/v ro,errors=continue";
+        let mount = parse(line).unwrap();
+        assert_eq!((mount.device, mount.kind.as_str()), ((7, 3), "ext4"));
+        assert_eq!(
+            (mount.root.as_path(), mount.point.as_path()),
+            (Path::new("/sub"), Path::new("/var/lib/pods/a b"))
+        );
+        assert!(!mount.read_only && mount.super_read_only);
+        // Without optional fields.
+        let line = "22 1 0:21 / /sys ro - sysfs sysfs rw";
+        let mount = parse(line).unwrap();
+        assert!(mount.read_only && !mount.super_read_only);
+        assert_eq!(parse("nonsense"), None);
+        assert_eq!(unescape(r"a\134b\04"), r"a\b\04");
+    }
+
+    #[test]
+    fn this_machine_has_a_root() {
+        assert!(mount_at(Path::new("/proc")).unwrap().is_some_and(|m| m.kind == "proc"));
+        assert_eq!(mount_at(Path::new("/proc/self/nowhere")).unwrap(), None);
+        assert!(!is_block_device(Path::new("/dev/null")) && !is_block_device(Path::new("/nowhere")));
+    }
+}

@@ -1,0 +1,52 @@
+//! How full a volume is, and whether it still answers.
+
+use std::path::Path;
+
+use nix::sys::statvfs::statvfs;
+
+use super::filesystem;
+use super::mounts::{block_numbers, mount_at};
+use crate::Refused;
+use crate::proto::csi::volume_usage::Unit;
+use crate::proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
+
+/// The figures of a volume that is mounted, or bound as a device, at a path.
+pub(super) async fn stats(device: &Path, path: &Path) -> Result<NodeGetVolumeStatsResponse, Refused> {
+    let missing = || Refused::Missing(format!("the volume is not at {}", path.display()));
+    let ours = block_numbers(device).ok_or_else(missing)?;
+    if block_numbers(path) == Some(ours) {
+        let total = i64::try_from(filesystem::size(device).await?).unwrap_or(i64::MAX);
+        let usage = VolumeUsage { total, unit: Unit::Bytes.into(), ..VolumeUsage::default() };
+        return Ok(told(vec![usage], String::new()));
+    }
+    let mount = mount_at(path)?.filter(|m| m.device == ours).ok_or_else(missing)?;
+    // A file system whose volume waits for its replicas may keep whoever asks.
+    let place = path.to_owned();
+    let asked = tokio::task::spawn_blocking(move || statvfs(&place)).await;
+    let found = asked.map_err(|e| Refused::Failed(e.to_string()))?;
+    let found = found.map_err(|e| Refused::Failed(format!("{}: {e}", path.display())))?;
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let piece = found.fragment_size();
+    let bytes = |blocks: u64| number(blocks.saturating_mul(piece));
+    let space = VolumeUsage {
+        available: bytes(found.blocks_available()),
+        total: bytes(found.blocks()),
+        used: bytes(found.blocks().saturating_sub(found.blocks_free())),
+        unit: Unit::Bytes.into(),
+    };
+    let inodes = VolumeUsage {
+        available: number(found.files_free()),
+        total: number(found.files()),
+        used: number(found.files().saturating_sub(found.files_free())),
+        unit: Unit::Inodes.into(),
+    };
+    let stopped = mount.super_read_only && !mount.read_only;
+    let trouble = if stopped { "the file system takes no writes any more: see the kernel's log" } else { "" };
+    Ok(told(vec![space, inodes], trouble.to_owned()))
+}
+
+fn told(usage: Vec<VolumeUsage>, trouble: String) -> NodeGetVolumeStatsResponse {
+    let abnormal = !trouble.is_empty();
+    let message = if abnormal { trouble } else { "the volume answers".to_owned() };
+    NodeGetVolumeStatsResponse { usage, volume_condition: Some(VolumeCondition { abnormal, message }) }
+}

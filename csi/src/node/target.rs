@@ -1,0 +1,246 @@
+//! Staging and publishing: what has to be mounted where, made so from whatever is there.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::filesystem::{self, Content, must, text};
+use super::mounts::{Mount, block_numbers, mount_at, mounts};
+use crate::Refused;
+use crate::capability::{Access, Use, check_file_system};
+
+/// How long a device may take to become as large as its volume.
+const GROWTH: Duration = Duration::from_secs(30);
+
+/// Between two looks at that.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The file system where nobody names one.
+const DEFAULT: &str = "ext4";
+
+/// A volume to stage.
+#[derive(Debug)]
+pub(super) struct Staging {
+    /// Its device.
+    pub(super) device: PathBuf,
+    /// Nothing is written.
+    pub(super) read_only: bool,
+    /// As what.
+    pub(super) used: Use,
+    /// Parameters of its StorageClass.
+    pub(super) context: HashMap<String, String>,
+}
+
+/// Mounts the volume's file system at the staging path, and makes it first if the device is empty. A device that is used
+/// as such is only looked for.
+pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused> {
+    let Access::Mount { fs_type, flags } = &wish.used.access else {
+        return if wish.read_only { write_protect(&wish.device).await } else { Ok(()) };
+    };
+    let device = &wish.device;
+    if let Some(there) = mount_at(staging)? {
+        if is_of(&there, device) {
+            // One that is mounted may have been kept from growing.
+            return if wish.read_only {
+                Ok(())
+            } else {
+                filesystem::grow(device, staging, &there.kind).await
+            };
+        }
+        return Err(Refused::Precondition(format!(
+            "{} is mounted already, and not from {}: unmount it",
+            staging.display(),
+            device.display()
+        )));
+    }
+    let class = wish.context.get("fsType").map_or("", String::as_str);
+    let wanted = [fs_type.as_str(), class, DEFAULT].into_iter().find(|k| !k.is_empty()).unwrap_or(DEFAULT);
+    check_file_system(wanted)?;
+    let kind = match filesystem::look(device).await? {
+        Content::FileSystem(kind) => kind,
+        Content::Nothing if wish.read_only => {
+            return Err(Refused::Precondition(format!(
+                "{} holds no file system, and none is made for reading only",
+                device.display()
+            )));
+        }
+        Content::Nothing => {
+            let options = wish.context.get("mkfsParams").map_or("", String::as_str);
+            filesystem::make(device, wanted, options).await?;
+            wanted.to_owned()
+        }
+        Content::Other(what) => {
+            return Err(Refused::Precondition(format!(
+                "{} holds {what} and no file system: it is not formatted over",
+                device.display()
+            )));
+        }
+    };
+    if !fs_type.is_empty() && *fs_type != kind {
+        return Err(Refused::Precondition(format!("{} holds {kind}, not {fs_type}", device.display())));
+    }
+    if !wish.read_only {
+        filesystem::check(device, &kind).await?;
+    }
+    make_directory(staging)?;
+    filesystem::mount(device, staging, &kind, flags, wish.read_only).await?;
+    if wish.read_only { Ok(()) } else { filesystem::grow(device, staging, &kind).await }
+}
+
+fn is_of(mount: &Mount, device: &Path) -> bool {
+    block_numbers(device) == Some(mount.device)
+}
+
+fn make_directory(path: &Path) -> Result<(), Refused> {
+    fs::create_dir_all(path).map_err(|e| failed(path, &e))
+}
+
+fn failed(path: &Path, e: &io::Error) -> Refused {
+    Refused::Failed(format!("{}: {e}", path.display()))
+}
+
+/// Binds the staged file system where a pod sees it.
+pub(super) async fn publish_mount(
+    device: &Path,
+    staging: &Path,
+    target: &Path,
+    read_only: bool,
+) -> Result<(), Refused> {
+    let staged = mount_at(staging)?.filter(|m| is_of(m, device));
+    if staged.is_none() {
+        return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
+    }
+    if let Some(there) = mount_at(target)? {
+        return same_or_refused(&there, device, target, read_only);
+    }
+    make_directory(target)?;
+    bind(staging, target, read_only).await
+}
+
+/// Binds a device where a pod sees it, as a file.
+pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
+    let ours = block_numbers(device);
+    if mount_at(target)?.is_some() {
+        if block_numbers(target) == ours {
+            return Ok(());
+        }
+        return Err(Refused::Different(format!("{} holds something else", target.display())));
+    }
+    if read_only {
+        write_protect(device).await?;
+    }
+    if let Some(parent) = target.parent() {
+        make_directory(parent)?;
+    }
+    match fs::OpenOptions::new().write(true).create_new(true).open(target) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(target, &e)),
+        _ => {}
+    }
+    bind(device, target, read_only).await
+}
+
+/// A bind mount does not keep anybody from writing to a device: the device itself has to refuse.
+async fn write_protect(device: &Path) -> Result<(), Refused> {
+    must("blockdev", &["--setro", text(device)?]).await.map(drop)
+}
+
+fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
+    if is_of(there, device) && there.read_only == read_only {
+        return Ok(());
+    }
+    Err(Refused::Different(format!(
+        "{} is mounted already, from another volume or {}",
+        target.display(),
+        if there.read_only { "for reading only" } else { "for writing" }
+    )))
+}
+
+async fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), Refused> {
+    let (from, to) = (text(from)?, text(to)?);
+    must("mount", &["--bind", from, to]).await?;
+    if read_only {
+        let done = must("mount", &["-o", "remount,bind,ro", to]).await;
+        if let Err(e) = done {
+            // Nobody may find it there writable.
+            must("umount", &[to]).await?;
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+/// Unmounts whatever is at a path, all of it.
+pub(super) async fn unmount(path: &Path) -> Result<(), Refused> {
+    while mount_at(path)?.is_some() {
+        must("umount", &[text(path)?]).await?;
+    }
+    Ok(())
+}
+
+/// Unmounts what a pod saw, and removes the place.
+pub(super) async fn unpublish(target: &Path) -> Result<(), Refused> {
+    unmount(target).await?;
+    let Ok(found) = fs::symlink_metadata(target) else { return Ok(()) };
+    // Never with what is in it: a directory that holds something is somebody's.
+    let removed = if found.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(target, &e)),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until the device has so many bytes, and grows the file system on it, if it is mounted there. Gives back the
+/// device's bytes.
+pub(super) async fn grow(device: &Path, path: &Path, wanted: u64) -> Result<i64, Refused> {
+    let deadline = tokio::time::Instant::now() + GROWTH;
+    let size = loop {
+        let size = filesystem::size(device).await?;
+        if size >= wanted {
+            break size;
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(Refused::NotYet(format!("{} has {size} bytes, not yet {wanted}", device.display())));
+        }
+        tokio::time::sleep(LOOK).await;
+    };
+    let bytes = i64::try_from(size).unwrap_or(i64::MAX);
+    if block_numbers(path) == block_numbers(device) {
+        return Ok(bytes);
+    }
+    let there = mounts()?.into_iter().rfind(|m| is_of(m, device) && at_or_above(&m.point, path));
+    let Some(mount) = there else {
+        return Err(Refused::Missing(format!("the volume is not mounted at {}", path.display())));
+    };
+    if !mount.super_read_only {
+        filesystem::grow(device, &mount.point, &mount.kind).await?;
+    }
+    Ok(bytes)
+}
+
+fn at_or_above(point: &Path, path: &Path) -> bool {
+    fs::canonicalize(path).is_ok_and(|real| real.starts_with(point))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_pod_left_is_removed_and_what_is_somebodys_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("mount");
+        unpublish(&target).await.unwrap();
+        fs::create_dir(&target).unwrap();
+        unpublish(&target).await.unwrap();
+        assert!(!target.exists());
+        fs::write(&target, "").unwrap();
+        unpublish(&target).await.unwrap();
+        assert!(!target.exists());
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("data"), "x").unwrap();
+        assert!(unpublish(&target).await.is_err());
+        assert!(target.join("data").exists());
+    }
+}

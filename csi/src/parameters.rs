@@ -1,0 +1,342 @@
+//! Parameters of a StorageClass, a VolumeSnapshotClass and a VolumeAttributesClass: Longhorn's, and `quorum` and
+//! `ioTimeout` besides. A key that nobody knows is refused: a mistyped one would be a wish that is not met.
+
+use std::collections::{BTreeMap, HashMap};
+
+use lh_cluster::api::{
+    AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Int64Text, Quorum, Toggle, VolumeSpec,
+};
+
+use crate::Refused;
+use crate::capability::check_file_system;
+
+/// Keys that say something to somebody else, or at another time: they are passed on and not looked at here. Those of the
+/// sidecars (`csi.storage.k8s.io/`) never arrive or only name the claim.
+const PASSED_ON: &[&str] = &["mkfsParams", "strictTopology"];
+
+/// Keys of what is not built, which may be there as long as they ask for nothing.
+const UNBUILT: &[&str] = &[
+    "recurringJobSelector",
+    "share",
+    "nfsOptions",
+    "exclusive",
+    "shareManagerNodeSelector",
+    "shareManagerTolerations",
+    "storageCapacityMode",
+    "backingImageDataSourceType",
+    "backingImageChecksum",
+    "backingImageDataSourceParameters",
+    "backingImageMinNumberOfCopies",
+    "backingImageNodeSelector",
+    "backingImageDiskSelector",
+    "dataLayout.mode",
+    "dataLayout.dataChunks",
+    "dataLayout.parityChunks",
+    "dataLayout.stripSizeKB",
+];
+
+/// The prefix of the sidecars' own keys.
+const SIDECARS: &str = "csi.storage.k8s.io/";
+
+/// What a volume shall be by its StorageClass. The size is not set.
+///
+/// # Errors
+/// [`Refused::Argument`] for a key that is not known, or a value that cannot be; it names the key.
+pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refused> {
+    let mut spec = VolumeSpec { access_mode: AccessMode::ReadWriteOnce, ..VolumeSpec::default() };
+    for (key, value) in sorted(parameters) {
+        if key.starts_with(SIDECARS) || PASSED_ON.contains(&key) {
+            continue;
+        }
+        if UNBUILT.contains(&key) {
+            if !matches!(value, "" | "false" | "[]" | "{}") {
+                return Err(wrong(key, value, "nothing, since that is not built yet"));
+            }
+            continue;
+        }
+        if !place(&mut spec, key, value)?
+            && !behave(&mut spec, key, value)?
+            && !source(&mut spec, key, value)?
+        {
+            return Err(Refused::Argument(format!(
+                "{key:?} is not a parameter of a StorageClass of {}",
+                crate::DRIVER
+            )));
+        }
+    }
+    Ok(spec)
+}
+
+/// How many replicas, and where. False: the key is not one of these.
+fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
+    match key {
+        "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, 20)?,
+        "dataLocality" => spec.data_locality = locality(key, value)?,
+        "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
+        "diskSelector" => spec.disk_selector = tags(value),
+        "nodeSelector" => spec.node_selector = tags(value),
+        "replicaSoftAntiAffinity" => spec.replica_soft_anti_affinity = toggle(key, value)?,
+        "replicaZoneSoftAntiAffinity" => spec.replica_zone_soft_anti_affinity = toggle(key, value)?,
+        "replicaDiskSoftAntiAffinity" => spec.replica_disk_soft_anti_affinity = toggle(key, value)?,
+        "staleReplicaTimeout" => spec.stale_replica_timeout = number(key, value, 0, i64::from(i32::MAX))?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// How the volume behaves and is shown. False: the key is not one of these.
+fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
+    match key {
+        "fsType" => check_file_system(value)?,
+        "frontend" => {
+            let known = Frontend::parse(value).filter(|f| !matches!(f, Frontend::None));
+            spec.frontend = known.ok_or_else(|| wrong(key, value, "blockdev, ublk, nbd, fuse or iscsi"))?;
+        }
+        "quorum" => {
+            spec.quorum = Quorum::parse(value).ok_or_else(|| wrong(key, value, "any, majority or unsafe"))?
+        }
+        "ioTimeout" => spec.io_timeout = Some(value.parse().map_err(|_| wrong(key, value, "seconds"))?),
+        "disableRevisionCounter" => spec.revision_counter_disabled = flag(key, value)?,
+        "unmapMarkSnapChainRemoved" => spec.unmap_mark_snap_chain_removed = toggle(key, value)?,
+        "freezeFilesystemForSnapshot" => spec.freeze_filesystem_for_snapshot = toggle(key, value)?,
+        "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
+        "ublkNumberOfQueue" => spec.ublk_number_of_queue = number(key, value, 0, 64)?,
+        "migratable" => {
+            if flag(key, value)? {
+                return Err(wrong(key, value, "false, since migration is not built yet"));
+            }
+        }
+        "encrypted" => spec.encrypted = flag(key, value)?,
+        "dataEngine" => {
+            spec.data_engine = DataEngine::parse(value).ok_or_else(|| wrong(key, value, "v1"))?;
+        }
+        "dataLayout.type" => value.clone_into(&mut spec.data_layout.kind),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// What the volume is made of. False: the key is not one of these.
+fn source(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
+    match key {
+        "fromBackup" => value.clone_into(&mut spec.from_backup),
+        "backupTargetName" => value.clone_into(&mut spec.backup_target_name),
+        "backupBlockSize" => {
+            let mib = value.trim_end_matches("Mi");
+            spec.backup_block_size = match mib {
+                "" => Int64Text::default(),
+                "2" | "2097152" => Int64Text(2 << 20),
+                "16" | "16777216" => Int64Text(16 << 20),
+                _ => return Err(wrong(key, value, "2Mi or 16Mi")),
+            };
+        }
+        "dataSource" => value.clone_into(&mut spec.data_source),
+        "cloneMode" => {
+            if !matches!(value, "" | "full-copy") {
+                return Err(wrong(key, value, "full-copy"));
+            }
+            value.clone_into(&mut spec.clone_mode);
+        }
+        "backingImage" => value.clone_into(&mut spec.backing_image),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// What a VolumeAttributesClass may change of a volume.
+///
+/// # Errors
+/// [`Refused::Argument`] for any other key, or a value that cannot be.
+pub fn change(spec: &mut VolumeSpec, parameters: &HashMap<String, String>) -> Result<(), Refused> {
+    for (key, value) in sorted(parameters) {
+        match key {
+            "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, 20)?,
+            "dataLocality" => spec.data_locality = locality(key, value)?,
+            "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
+            "snapshotMaxCount" => spec.snapshot_max_count = number(key, value, 0, 250)?,
+            _ => {
+                return Err(Refused::Argument(format!(
+                    "{key:?} of a volume does not change: numberOfReplicas, dataLocality, replicaAutoBalance and snapshotMaxCount do"
+                )));
+            }
+        }
+    }
+    if spec.data_locality == DataLocality::StrictLocal && spec.number_of_replicas != 1 {
+        return Err(Refused::Argument(
+            "strict-local volumes have exactly one replica: set numberOfReplicas to 1 or another dataLocality".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// What a VolumeSnapshotClass asks for.
+///
+/// # Errors
+/// [`Refused::Argument`] for what is not known; [`Refused::Precondition`] for a backup, while there is nowhere to put it.
+pub fn snapshot(parameters: &HashMap<String, String>) -> Result<(), Refused> {
+    for (key, value) in sorted(parameters) {
+        match (key, value) {
+            ("type", "" | "snap") => {}
+            ("type", "bak") => {
+                return Err(Refused::Precondition(
+                    "there is no backup target, and backups are not built yet: use type snap".to_owned(),
+                ));
+            }
+            ("type", "bi") => {
+                return Err(Refused::Precondition(
+                    "backing images are not built yet: use type snap".to_owned(),
+                ));
+            }
+            ("type", _) => return Err(wrong(key, value, "snap")),
+            ("backupMode" | "exportType" | "diskSelector" | "nodeSelector", _) => {}
+            _ if key.starts_with(SIDECARS) => {}
+            _ => {
+                return Err(Refused::Argument(format!(
+                    "{key:?} is not a parameter of a VolumeSnapshotClass of {}",
+                    crate::DRIVER
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In the order of the keys, so that of several mistakes the same one is told each time.
+fn sorted(parameters: &HashMap<String, String>) -> BTreeMap<&str, &str> {
+    parameters.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+}
+
+fn wrong(key: &str, value: &str, expected: &str) -> Refused {
+    Refused::Argument(format!("{key} is {value:?}, and may be {expected}"))
+}
+
+fn number(key: &str, value: &str, least: i64, most: i64) -> Result<i64, Refused> {
+    let parsed = value.parse().ok().filter(|n| (least..=most).contains(n));
+    parsed.ok_or_else(|| wrong(key, value, &format!("a number from {least} to {most}")))
+}
+
+fn flag(key: &str, value: &str) -> Result<bool, Refused> {
+    match value {
+        "true" => Ok(true),
+        "false" | "" => Ok(false),
+        _ => Err(wrong(key, value, "true or false")),
+    }
+}
+
+fn toggle(key: &str, value: &str) -> Result<Toggle, Refused> {
+    Toggle::parse(value).ok_or_else(|| wrong(key, value, "ignored, enabled or disabled"))
+}
+
+fn locality(key: &str, value: &str) -> Result<DataLocality, Refused> {
+    let known = DataLocality::parse(value).filter(|l| *l != DataLocality::Setting);
+    known.ok_or_else(|| wrong(key, value, "disabled, best-effort or strict-local"))
+}
+
+fn balance(key: &str, value: &str) -> Result<AutoBalance, Refused> {
+    AutoBalance::parse(value)
+        .ok_or_else(|| wrong(key, value, "ignored, disabled, least-effort or best-effort"))
+}
+
+/// Words between commas.
+fn tags(value: &str) -> Vec<String> {
+    value.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn longhorns_own_storage_class_is_understood() {
+        let spec = volume(&of(&[
+            ("numberOfReplicas", "3"),
+            ("staleReplicaTimeout", "30"),
+            ("fromBackup", ""),
+            ("fsType", "ext4"),
+            ("dataLocality", "disabled"),
+            ("unmapMarkSnapChainRemoved", "ignored"),
+            ("disableRevisionCounter", "true"),
+            ("dataEngine", "v1"),
+            ("backupTargetName", "default"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+        ]))
+        .unwrap();
+        assert_eq!((spec.number_of_replicas, spec.stale_replica_timeout), (3, 30));
+        assert_eq!((spec.data_locality, spec.revision_counter_disabled), (DataLocality::Disabled, true));
+        let spec = volume(&of(&[("diskSelector", "ssd, fast,"), ("quorum", "majority"), ("ioTimeout", "0")]))
+            .unwrap();
+        assert_eq!(spec.disk_selector, ["ssd", "fast"]);
+        assert_eq!((spec.quorum, spec.io_timeout), (Quorum::Majority, Some(0)));
+        assert_eq!(volume(&HashMap::new()).unwrap().data_locality, DataLocality::Setting);
+    }
+
+    #[test]
+    fn what_is_not_known_or_cannot_be_is_refused_by_name() {
+        for (key, value) in [
+            ("numberOfReplica", "3"),
+            ("numberOfReplicas", "0"),
+            ("numberOfReplicas", "21"),
+            ("numberOfReplicas", "three"),
+            ("dataLocality", "near"),
+            ("dataLocality", "\0unset"),
+            ("replicaSoftAntiAffinity", "yes"),
+            ("fsType", "btrfs"),
+            ("frontend", ""),
+            ("frontend", "floppy"),
+            ("quorum", "all"),
+            ("ioTimeout", "-1"),
+            ("migratable", "true"),
+            ("share", "true"),
+            ("recurringJobSelector", "[{\"name\":\"x\"}]"),
+            ("cloneMode", "linked-clone"),
+            ("backupBlockSize", "3Mi"),
+            ("dataEngine", "v3"),
+        ] {
+            let refused = volume(&of(&[(key, value)])).unwrap_err();
+            assert!(
+                matches!(&refused, Refused::Argument(text) if text.contains(key)),
+                "{key}={value}: {refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn four_things_change_and_nothing_else() {
+        let mut spec = VolumeSpec { number_of_replicas: 3, ..VolumeSpec::default() };
+        let wishes = [
+            ("numberOfReplicas", "2"),
+            ("dataLocality", "best-effort"),
+            ("replicaAutoBalance", "least-effort"),
+            ("snapshotMaxCount", "7"),
+        ];
+        change(&mut spec, &of(&wishes)).unwrap();
+        assert_eq!((spec.number_of_replicas, spec.snapshot_max_count), (2, 7));
+        assert_eq!(spec.replica_auto_balance, AutoBalance::LeastEffort);
+        for wrong in [
+            ("fsType", "xfs"),
+            ("XXX_FakeKey", "x"),
+            ("snapshotMaxCount", "251"),
+            ("dataLocality", "strict-local"),
+        ] {
+            assert!(
+                matches!(change(&mut spec.clone(), &of(&[wrong])), Err(Refused::Argument(_))),
+                "{wrong:?}"
+            );
+        }
+        change(&mut spec, &of(&[("dataLocality", "strict-local"), ("numberOfReplicas", "1")])).unwrap();
+    }
+
+    #[test]
+    fn a_snapshot_is_one_unless_a_backup_is_asked_for() {
+        for fine in [&[][..], &[("type", "snap")], &[("csi.storage.k8s.io/volumesnapshot/name", "x")]] {
+            assert_eq!(snapshot(&of(fine)), Ok(()));
+        }
+        assert!(matches!(snapshot(&of(&[("type", "bak")])), Err(Refused::Precondition(_))));
+        assert!(matches!(snapshot(&of(&[("type", "tape")])), Err(Refused::Argument(_))));
+        assert!(matches!(snapshot(&of(&[("typo", "snap")])), Err(Refused::Argument(_))));
+    }
+}

@@ -1,0 +1,123 @@
+//! The driver's sockets.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use control::transport::{TrustedPeers, bind_private};
+use kube::Client;
+use thiserror::Error;
+use tonic::transport::Server;
+
+use crate::DRIVER;
+use crate::cluster::Cluster;
+use crate::controller::ControllerService;
+use crate::guard::Guard;
+use crate::identity::IdentityService;
+use crate::node::NodeService;
+use crate::proto::csi::controller_server::ControllerServer;
+use crate::proto::csi::group_controller_server::GroupControllerServer;
+use crate::proto::csi::identity_server::IdentityServer;
+use crate::proto::csi::node_server::NodeServer;
+use crate::proto::registration::registration_server::RegistrationServer;
+use crate::registration::RegistrationService;
+
+/// How to run a driver.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The socket on which it serves.
+    pub endpoint: PathBuf,
+    /// This node's name in Kubernetes.
+    pub node: String,
+    /// The namespace of Longhorn's resources.
+    pub namespace: String,
+    /// Most volumes on a node; 0 for no limit.
+    pub most_volumes: i64,
+    /// Where engines put their devices.
+    pub devices: PathBuf,
+    /// The kubelet's registry (`plugins_registry`); `None`: no kubelet is told.
+    pub registry: Option<PathBuf>,
+    /// The endpoint as the kubelet sees it, if that is another path.
+    pub kubelet_endpoint: Option<PathBuf>,
+    /// How long a request waits for the managers; `None` for the usual time.
+    pub patience: Option<Duration>,
+}
+
+/// Why a driver does not run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// There is no way to the API server.
+    #[error("the API server: {0}")]
+    Api(#[from] Box<kube::Error>),
+    /// A socket cannot be used.
+    #[error("{}: {source}", socket.display())]
+    Socket {
+        /// Its path.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Serving ended.
+    #[error(transparent)]
+    Serving(#[from] tonic::transport::Error),
+}
+
+/// Runs the driver until `stop` is ready, with the API server that `KUBECONFIG` or the pod's service account names.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let client = Client::try_default().await.map_err(Box::new)?;
+    run(options, client, stop).await
+}
+
+/// Runs the driver until `stop` is ready. What is mounted stays so.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let mut cluster = Cluster::new(client, &options.namespace);
+    if let Some(patience) = options.patience {
+        cluster = cluster.with_patience(patience);
+    }
+    let controller = ControllerService::new(cluster.clone(), options.most_volumes);
+    let node = NodeService {
+        cluster: cluster.clone(),
+        node: options.node.clone(),
+        most_volumes: options.most_volumes,
+        devices: options.devices.clone(),
+        guard: Guard::default(),
+    };
+    let server = Server::builder()
+        .add_service(IdentityServer::new(IdentityService { cluster }))
+        .add_service(ControllerServer::new(controller.clone()))
+        .add_service(GroupControllerServer::new(controller))
+        .add_service(NodeServer::new(node));
+    let serve = server.serve_with_incoming(listen(&options.endpoint)?);
+    tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");
+    // Told last: the kubelet calls at once.
+    let register = register(&options)?;
+    tokio::select! {
+        ended = serve => Ok(ended?),
+        ended = register => ended,
+        () = stop => Ok(()),
+    }
+}
+
+fn listen(socket: &Path) -> Result<TrustedPeers, RunError> {
+    let bound = socket.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| bind_private(socket));
+    let listener = bound.map_err(|source| RunError::Socket { socket: socket.to_owned(), source })?;
+    Ok(TrustedPeers::new(listener))
+}
+
+/// Answers the kubelet for as long as it is polled.
+fn register(options: &Options) -> Result<impl Future<Output = Result<(), RunError>>, RunError> {
+    let seen = options.kubelet_endpoint.as_ref().unwrap_or(&options.endpoint).display().to_string();
+    let socket = options.registry.as_ref().map(|registry| registry.join(format!("{DRIVER}-reg.sock")));
+    let incoming = socket.as_deref().map(listen).transpose()?;
+    Ok(async move {
+        let Some(incoming) = incoming else { return std::future::pending().await };
+        let service = RegistrationServer::new(RegistrationService { endpoint: seen });
+        Ok(Server::builder().add_service(service).serve_with_incoming(incoming).await?)
+    })
+}

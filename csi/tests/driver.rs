@@ -1,0 +1,401 @@
+//! The driver over an API server in memory, with managers that do at once what resources ask: what it writes, what it
+//! answers, what it refuses, and that every call may be made again.
+
+#[path = "../../control/cluster/tests/api_server/mod.rs"]
+mod api_server;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api_server::ApiServer;
+use csi::proto::csi as proto;
+use csi::{Options, run};
+use proto::controller_client::ControllerClient;
+use proto::group_controller_client::GroupControllerClient;
+use proto::identity_client::IdentityClient;
+use proto::node_client::NodeClient;
+use proto::volume_capability::access_mode::Mode;
+use proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
+use proto::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
+    ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, CreateSnapshotRequest,
+    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, ListVolumesRequest, VolumeCapability,
+    VolumeContentSource,
+};
+use serde_json::{Value, json};
+use tonic::Code;
+use tonic::transport::Channel;
+
+const MIB: i64 = 1 << 20;
+
+struct Cluster {
+    server: ApiServer,
+    channel: Channel,
+    _scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    async fn start(most_volumes: i64) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = ApiServer::new(1);
+        for node in ["n1", "n2"] {
+            server.apply(
+                "nodes",
+                node,
+                &json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} }),
+            );
+        }
+        let endpoint: PathBuf = scratch.path().join("csi.sock");
+        let options = Options {
+            endpoint: endpoint.clone(),
+            node: "n1".to_owned(),
+            namespace: "longhorn-system".to_owned(),
+            most_volumes,
+            devices: scratch.path().join("dev"),
+            registry: None,
+            kubelet_endpoint: None,
+            patience: Some(Duration::from_secs(5)),
+        };
+        tokio::spawn(run(options, server.client(), std::future::pending()));
+        tokio::spawn(manage(server.clone()));
+        let channel = loop {
+            match control::transport::connect(&endpoint).await {
+                Ok(channel) => break channel,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        Self { server, channel, _scratch: scratch }
+    }
+
+    fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel.clone())
+    }
+
+    async fn create(&self, request: CreateVolumeRequest) -> Result<proto::Volume, Code> {
+        let answer = self.controller().create_volume(request).await;
+        answer.map(|a| a.into_inner().volume.unwrap()).map_err(|e| e.code())
+    }
+
+    async fn publish(&self, volume: &str, node: &str, readonly: bool) -> Result<(), Code> {
+        let request = ControllerPublishVolumeRequest {
+            volume_id: volume.to_owned(),
+            node_id: node.to_owned(),
+            volume_capability: Some(capability(Mode::SingleNodeWriter)),
+            readonly,
+            ..ControllerPublishVolumeRequest::default()
+        };
+        self.controller().controller_publish_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    async fn unpublish(&self, volume: &str, node: &str) {
+        let (volume_id, node_id) = (volume.to_owned(), node.to_owned());
+        let request = ControllerUnpublishVolumeRequest { volume_id, node_id, ..Default::default() };
+        self.controller().controller_unpublish_volume(request).await.unwrap();
+    }
+
+    async fn delete(&self, volume: &str) -> Result<(), Code> {
+        let request = DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
+        self.controller().delete_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    async fn snapshot(&self, volume: &str, name: &str) -> Result<proto::Snapshot, Code> {
+        let (source_volume_id, name) = (volume.to_owned(), name.to_owned());
+        let request = CreateSnapshotRequest { source_volume_id, name, ..Default::default() };
+        let answer = self.controller().create_snapshot(request).await;
+        answer.map(|a| a.into_inner().snapshot.unwrap()).map_err(|e| e.code())
+    }
+}
+
+/// What managers would make of the resources.
+async fn manage(server: ApiServer) {
+    loop {
+        for volume in server.all("volumes") {
+            let (name, spec) = (volume["metadata"]["name"].as_str().unwrap().to_owned(), &volume["spec"]);
+            if server.get("volumeattachments", &name).is_none() {
+                server.apply(
+                    "volumeattachments",
+                    &name,
+                    &json!({
+                        "apiVersion": "longhorn.io/v1beta2", "kind": "VolumeAttachment",
+                        "spec": { "volume": name, "attachmentTickets": {} },
+                    }),
+                );
+            }
+            let attachment = server.get("volumeattachments", &name).unwrap();
+            let tickets = attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default();
+            let node = tickets.values().next().map_or("", |t| t["nodeID"].as_str().unwrap());
+            let state = if node.is_empty() { "detached" } else { "attached" };
+            let clone = if spec["dataSource"].is_string() { "completed" } else { "" };
+            server.apply("volumes", &name, &json!({ "status": {
+                "state": state, "currentNodeID": node, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
+            let met: serde_json::Map<String, Value> =
+                tickets.keys().map(|id| (id.clone(), json!({ "id": id, "satisfied": true }))).collect();
+            server.apply(
+                "volumeattachments",
+                &name,
+                &json!({ "status": { "attachmentTicketStatuses": met } }),
+            );
+            server.apply(
+                "engines",
+                &format!("{name}-e-0"),
+                &json!({
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine",
+                "spec": {}, "status": { "currentSize": spec["size"] } }),
+            );
+        }
+        for snapshot in server.all("snapshots") {
+            let name = snapshot["metadata"]["name"].as_str().unwrap();
+            if snapshot["status"]["readyToUse"] != true {
+                server.apply(
+                    "snapshots",
+                    name,
+                    &json!({ "status": {
+                    "readyToUse": true, "restoreSize": 64 * MIB, "creationTime": "2026-01-01T00:00:00Z" } }),
+                );
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn capability(mode: Mode) -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+fn wish(name: &str, mib: i64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
+        volume_capabilities: vec![capability(Mode::SingleNodeWriter)],
+        ..CreateVolumeRequest::default()
+    }
+}
+
+fn words(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn a_volume_is_made_once_and_only_as_it_was_asked_for() {
+    let cluster = Cluster::start(0).await;
+    let mut request = wish("pvc-1", 63);
+    request.parameters = words(&[("numberOfReplicas", "2"), ("fsType", "xfs"), ("mkfsParams", "-K")]);
+    request.volume_capabilities = vec![capability(Mode::SingleNodeSingleWriter)];
+    // XFS has a least size.
+    let volume = cluster.create(request.clone()).await.unwrap();
+    assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("pvc-1", 300 * MIB));
+    assert_eq!(volume.volume_context["mkfsParams"], "-K");
+    let spec = cluster.server.get("volumes", "pvc-1").unwrap()["spec"].clone();
+    assert_eq!((&spec["numberOfReplicas"], &spec["accessMode"]), (&json!(2), &json!("rwop")));
+    assert_eq!(spec["size"], json!((300 * MIB).to_string()));
+    assert_eq!(cluster.create(request).await.unwrap().volume_id, "pvc-1");
+
+    cluster.create(wish("pvc-2", 64)).await.unwrap();
+    assert_eq!(cluster.create(wish("pvc-2", 128)).await, Err(Code::AlreadyExists));
+    // Two names that are shortened are two volumes, and a taken one is not handed to somebody else.
+    let long = "n".repeat(128);
+    let shortened = cluster.create(wish(&long, 64)).await.unwrap().volume_id;
+    assert_eq!(shortened.len(), 40);
+    assert_eq!(cluster.create(wish(&shortened, 64)).await, Err(Code::AlreadyExists));
+
+    for (bad, code) in [
+        (wish("", 64), Code::InvalidArgument),
+        (CreateVolumeRequest { volume_capabilities: Vec::new(), ..wish("x", 64) }, Code::InvalidArgument),
+        (
+            CreateVolumeRequest { parameters: words(&[("nonsense", "1")]), ..wish("x", 64) },
+            Code::InvalidArgument,
+        ),
+        (
+            CreateVolumeRequest { mutable_parameters: words(&[("nonsense", "1")]), ..wish("x", 64) },
+            Code::InvalidArgument,
+        ),
+        (
+            CreateVolumeRequest { parameters: words(&[("encrypted", "true")]), ..wish("x", 64) },
+            Code::FailedPrecondition,
+        ),
+        (
+            CreateVolumeRequest { parameters: words(&[("fromBackup", "s3://b")]), ..wish("x", 64) },
+            Code::FailedPrecondition,
+        ),
+        (
+            CreateVolumeRequest {
+                capacity_range: Some(CapacityRange { required_bytes: 9 * MIB, limit_bytes: 9 * MIB }),
+                ..wish("x", 64)
+            },
+            Code::OutOfRange,
+        ),
+    ] {
+        assert_eq!(cluster.create(bad.clone()).await, Err(code), "{bad:?}");
+    }
+    assert!(cluster.server.get("volumes", "x").is_none(), "what is refused is not made");
+
+    cluster.delete("pvc-1").await.unwrap();
+    cluster.delete("pvc-1").await.unwrap();
+    assert_eq!(cluster.delete("").await, Err(Code::InvalidArgument));
+}
+
+#[tokio::test]
+async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
+    let cluster = Cluster::start(2).await;
+    for name in ["a", "b", "c"] {
+        cluster.create(wish(name, 64)).await.unwrap();
+    }
+    assert_eq!(cluster.publish("a", "n9", false).await, Err(Code::NotFound));
+    assert_eq!(cluster.publish("z", "n1", false).await, Err(Code::NotFound));
+    cluster.publish("a", "n1", false).await.unwrap();
+    cluster.publish("a", "n1", false).await.unwrap();
+    assert_eq!(cluster.publish("a", "n1", true).await, Err(Code::AlreadyExists));
+    assert_eq!(cluster.publish("a", "n2", false).await, Err(Code::FailedPrecondition));
+    let get = ControllerGetVolumeRequest { volume_id: "a".into() };
+    let seen = cluster.controller().controller_get_volume(get).await.unwrap().into_inner().status.unwrap();
+    assert_eq!(seen.published_node_ids, ["n1"]);
+    assert!(!seen.volume_condition.unwrap().abnormal);
+    assert_eq!(cluster.delete("a").await, Err(Code::FailedPrecondition), "it is in use");
+    cluster.publish("b", "n1", true).await.unwrap();
+    assert_eq!(cluster.publish("c", "n1", false).await, Err(Code::ResourceExhausted));
+    cluster.publish("c", "n2", false).await.unwrap();
+    cluster.unpublish("a", "n1").await;
+    cluster.unpublish("a", "n1").await;
+    cluster.unpublish("z", "").await;
+    cluster.delete("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
+    let cluster = Cluster::start(0).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.create(wish("w", 64)).await.unwrap();
+    let taken = cluster.snapshot("v", "s").await.unwrap();
+    assert_eq!((taken.snapshot_id.as_str(), taken.ready_to_use), ("snap://v/s", true));
+    assert_eq!(taken.creation_time.unwrap().seconds, 1_767_225_600);
+    assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s");
+    assert_eq!(cluster.snapshot("w", "s").await, Err(Code::AlreadyExists));
+    assert_eq!(cluster.snapshot("z", "t").await, Err(Code::NotFound));
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition), "its snapshots would go with it");
+
+    let of = |source| Some(VolumeContentSource { r#type: Some(source) });
+    let snap = |id: &str| of(Source::Snapshot(SnapshotSource { snapshot_id: id.to_owned() }));
+    let clone = CreateVolumeRequest { volume_content_source: snap("snap://v/s"), ..wish("clone", 10) };
+    let made = cluster.create(clone.clone()).await.unwrap();
+    assert_eq!((made.capacity_bytes, made.content_source), (64 * MIB, snap("snap://v/s")));
+    assert_eq!(cluster.server.get("volumes", "clone").unwrap()["spec"]["dataSource"], "snap://v/s");
+    assert_eq!(cluster.create(clone).await.unwrap().volume_id, "clone");
+    let volume = |id: &str| of(Source::Volume(VolumeSource { volume_id: id.to_owned() }));
+    for (source, code) in [
+        (snap("snap://v/none"), Code::NotFound),
+        (snap("snap://w/s"), Code::NotFound),
+        (snap("nonsense"), Code::NotFound),
+        (volume("none"), Code::NotFound),
+        (volume("v"), Code::OutOfRange),
+    ] {
+        let request = CreateVolumeRequest { volume_content_source: source.clone(), ..wish("other", 65) };
+        assert_eq!(cluster.create(request).await, Err(code), "{source:?}");
+    }
+
+    let delete = |id: &str| DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+    for id in ["snap://v/s", "snap://v/s", "nonsense"] {
+        cluster.controller().delete_snapshot(delete(id)).await.unwrap();
+    }
+    cluster.delete("v").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_grows_changes_and_is_listed() {
+    let cluster = Cluster::start(0).await;
+    for name in ["a", "b", "c"] {
+        cluster.create(wish(name, 64)).await.unwrap();
+    }
+    let grow = |mib: i64, limit: i64| ControllerExpandVolumeRequest {
+        volume_id: "a".into(),
+        capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: limit * MIB }),
+        ..Default::default()
+    };
+    for (mib, expected) in [(128, 128), (128, 128), (64, 128)] {
+        let answer = cluster.controller().controller_expand_volume(grow(mib, 0)).await.unwrap().into_inner();
+        assert_eq!((answer.capacity_bytes, answer.node_expansion_required), (expected * MIB, true));
+    }
+    let refused = cluster.controller().controller_expand_volume(grow(64, 64)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange);
+    let change = |volume: &str, pairs: &[(&str, &str)]| ControllerModifyVolumeRequest {
+        volume_id: volume.into(),
+        mutable_parameters: words(pairs),
+        ..Default::default()
+    };
+    for (volume, pairs, code) in [
+        ("a", &[("numberOfReplicas", "2"), ("snapshotMaxCount", "9")][..], Code::Ok),
+        ("a", &[("fsType", "xfs")], Code::InvalidArgument),
+        ("", &[], Code::InvalidArgument),
+        ("z", &[("numberOfReplicas", "2")], Code::NotFound),
+    ] {
+        let answer = cluster.controller().controller_modify_volume(change(volume, pairs)).await;
+        assert_eq!(answer.map_or_else(|e| e.code(), |_| Code::Ok), code, "{volume} {pairs:?}");
+    }
+    assert_eq!(cluster.server.get("volumes", "a").unwrap()["spec"]["snapshotMaxCount"], 9);
+    let page = |token: &str| ListVolumesRequest { max_entries: 2, starting_token: token.into() };
+    let first = cluster.controller().list_volumes(page("")).await.unwrap().into_inner();
+    assert_eq!((first.entries.len(), first.next_token.as_str()), (2, "after:b"));
+    let rest = cluster.controller().list_volumes(page(&first.next_token)).await.unwrap().into_inner();
+    assert_eq!((rest.entries.len(), rest.next_token.as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn a_group_is_of_one_moment_or_refused() {
+    let cluster = Cluster::start(0).await;
+    for name in ["a", "b"] {
+        cluster.create(wish(name, 64)).await.unwrap();
+    }
+    let mut groups = GroupControllerClient::new(cluster.channel.clone());
+    let request = |name: &str, of: &[&str]| proto::CreateVolumeGroupSnapshotRequest {
+        name: name.into(),
+        source_volume_ids: of.iter().map(|v| (*v).to_owned()).collect(),
+        ..Default::default()
+    };
+    let group = groups.create_volume_group_snapshot(request("g", &["a", "b"])).await.unwrap().into_inner();
+    let group = group.group_snapshot.unwrap();
+    assert_eq!((group.snapshots.len(), group.ready_to_use), (2, true));
+    assert!(group.snapshots.iter().all(|s| s.group_snapshot_id == group.group_snapshot_id));
+    groups.create_volume_group_snapshot(request("g", &["b", "a"])).await.unwrap();
+    let one =
+        DeleteSnapshotRequest { snapshot_id: group.snapshots[0].snapshot_id.clone(), ..Default::default() };
+    assert_eq!(cluster.controller().delete_snapshot(one).await.unwrap_err().code(), Code::InvalidArgument);
+    for volume in ["a", "b"] {
+        cluster.publish(volume, "n1", false).await.unwrap();
+    }
+    let refused = groups.create_volume_group_snapshot(request("h", &["a", "b"])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    groups.create_volume_group_snapshot(request("i", &["a"])).await.unwrap();
+    let delete = || proto::DeleteVolumeGroupSnapshotRequest {
+        group_snapshot_id: group.group_snapshot_id.clone(),
+        ..Default::default()
+    };
+    groups.delete_volume_group_snapshot(delete()).await.unwrap();
+    groups.delete_volume_group_snapshot(delete()).await.unwrap();
+    assert_eq!(cluster.server.all("snapshots").len(), 1);
+}
+
+#[tokio::test]
+async fn the_driver_tells_who_it_is_and_what_is_not_on_its_node() {
+    let cluster = Cluster::start(7).await;
+    let mut identity = IdentityClient::new(cluster.channel.clone());
+    let info = identity.get_plugin_info(proto::GetPluginInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!(info.name, csi::DRIVER);
+    assert_eq!(identity.probe(proto::ProbeRequest {}).await.unwrap().into_inner().ready, Some(true));
+    let mut node = NodeClient::new(cluster.channel.clone());
+    let info = node.node_get_info(proto::NodeGetInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("n1", 7));
+    assert_eq!(info.accessible_topology.unwrap().segments["kubernetes.io/hostname"], "n1");
+    let stage = |volume: &str| proto::NodeStageVolumeRequest {
+        volume_id: volume.into(),
+        staging_target_path: "/nowhere/staging".into(),
+        volume_capability: Some(capability(Mode::SingleNodeWriter)),
+        ..Default::default()
+    };
+    for (volume, code) in [("", Code::InvalidArgument), ("v", Code::NotFound), ("../null", Code::NotFound)] {
+        assert_eq!(node.node_stage_volume(stage(volume)).await.unwrap_err().code(), code, "{volume:?}");
+    }
+}

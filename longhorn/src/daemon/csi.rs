@@ -1,0 +1,74 @@
+//! `longhorn csi`: the CSI driver of a Kubernetes node.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use csi::{Options, run_here};
+use lh_cluster::api::NAMESPACE;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::arguments::unix_address;
+
+/// Arguments of a driver.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(super) struct CsiArgs {
+    /// Where to serve CSI
+    #[arg(long, env = "CSI_ENDPOINT", value_parser = endpoint, value_name = "unix:PATH")]
+    endpoint: PathBuf,
+    /// The node's name in Kubernetes
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node: String,
+    /// The namespace of Longhorn's resources
+    #[arg(long, env = "POD_NAMESPACE", default_value = NAMESPACE, value_name = "NAME")]
+    namespace: String,
+    /// Most volumes on a node at once; 0 for no limit
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..), value_name = "COUNT")]
+    max_volumes_per_node: i64,
+    /// Where engines put their devices
+    #[arg(long, default_value = "/dev/longhorn", value_name = "DIR")]
+    devices: PathBuf,
+    /// The registry of the node's kubelet, usually /var/lib/kubelet/plugins_registry; without it no kubelet is told
+    #[arg(long, value_name = "DIR")]
+    kubelet_registry: Option<PathBuf>,
+    /// The socket as the kubelet sees it, if that is another path
+    #[arg(long, value_name = "PATH", requires = "kubelet_registry")]
+    kubelet_endpoint: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+It finds the API server by KUBECONFIG, or by its pod's service account, and acts through Longhorn's
+resources there: a manager has to run. Its end changes nothing for mounted volumes.";
+
+/// `unix:PATH`, or `unix://PATH` as orchestrators write it.
+fn endpoint(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("unix://") {
+        Some(path) => unix_address(&format!("unix:{path}")),
+        None => unix_address(text),
+    }
+}
+
+pub(super) fn run(args: CsiArgs) -> Result<()> {
+    let options = Options {
+        endpoint: args.endpoint,
+        node: args.node,
+        namespace: args.namespace,
+        most_volumes: args.max_volumes_per_node,
+        devices: args.devices,
+        registry: args.kubelet_registry,
+        kubelet_endpoint: args.kubelet_endpoint,
+        patience: None,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let stop = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        Ok(run_here(options, stop).await?)
+    })
+}
