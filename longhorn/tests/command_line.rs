@@ -91,7 +91,7 @@ fn help_is_as_promised() {
         &["completion"],
     ];
     let commands: &[&[&str]] =
-        &[&[], &["instance-manager"], &["manager"], &["controller"], &["replica"], &["snapshot"]];
+        &[&[], &["instance-manager"], &["manager"], &["csi"], &["controller"], &["replica"], &["snapshot"]];
     for (program, name, commands) in [(CTL, "longhornctl", ctl_commands), (PROGRAM, "longhorn", commands)] {
         for command in commands {
             let help = run(program, &[command, &["--help"][..]].concat());

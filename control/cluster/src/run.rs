@@ -260,7 +260,14 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
         Key::Replica(name) => here::replica(context, name).await,
         Key::Snapshot(name) => {
             let done = here::snapshot(context, name).await?;
-            if context.leads() { leader::snapshot(context, name).await } else { Ok(done) }
+            if !context.leads() {
+                return Ok(done);
+            }
+            // Either may have to look again.
+            match leader::snapshot(context, name).await? {
+                Outcome::Done => Ok(done),
+                other => Ok(other),
+            }
         }
         Key::Snapshots(volume) => {
             let of = context.cache.snapshots.state_filter(|s| s.spec.volume == *volume);

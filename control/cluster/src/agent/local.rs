@@ -253,8 +253,14 @@ impl Agent for LocalAgent {
 
     async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {
         let request = SnapshotName { name: name.to_owned() };
-        let answer = self.operations(engine).await?.snapshot_remove(request).await;
-        answer.map(drop).map_err(|e| refusal(&e))
+        let mut operations = self.operations(engine).await?;
+        operations.snapshot_remove(request).await.map_err(|e| refusal(&e))?;
+        // Its space comes back by folding it away. Where that cannot begin now, a rebuild goes on for instance, the next
+        // removal begins it.
+        if let Err(e) = operations.snapshot_purge(()).await {
+            tracing::info!(engine, snapshot = name, error = e.message(), "not folded away yet");
+        }
+        Ok(())
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

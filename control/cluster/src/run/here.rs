@@ -520,15 +520,18 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
         return Ok(Outcome::Done);
     }
     let volume = cache.get(&cache.volumes, &resource.spec.volume);
+    let in_use = super::leader::is_being_copied(context, &resource);
     let actions = snapshot::plan(&snapshot::Observed {
         snapshot: &resource,
         volume: volume.as_deref(),
         engine: Some(&engine),
-        in_use: super::leader::is_being_copied(context, &resource),
+        in_use,
         now: Timestamp::now(),
     });
     let mut version = resource.resource_version();
-    let mut outcome = Outcome::Done;
+    // Nothing of the snapshot itself changes when the copy ends.
+    let waits = in_use && resource.metadata.deletion_timestamp.is_some();
+    let mut outcome = if waits { Outcome::Again(SOON) } else { Outcome::Done };
     for action in actions {
         tracing::debug!(snapshot = name, ?action, "snapshot");
         match action {
