@@ -288,7 +288,7 @@ fn what_is_not_built_is_refused_before_anything_exists() {
     type Case = (fn(&mut VolumeSpec), &'static str);
     let cases: &[Case] = &[
         (|v| v.from_backup = "s3://b@r/?backup=x&volume=y".into(), "fromBackup"),
-        (|v| v.data_source = "vol://other".into(), "cloning"),
+        (|v| v.data_source = "bak://other/b".into(), "dataSource"),
         (|v| v.encrypted = true, "encryption"),
         (|v| v.backing_image = "debian".into(), "backing images"),
         (|v| v.data_engine = DataEngine::V2, "v2 data engine"),
