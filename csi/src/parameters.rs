@@ -87,7 +87,7 @@ fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused>
 /// How the volume behaves and is shown. False: the key is not one of these.
 fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
     match key {
-        "fsType" => check_file_system(value)?,
+        "fsType" => check_file_system(value).map_err(|_| wrong(key, value, "ext4 or xfs"))?,
         "frontend" => {
             let known = Frontend::parse(value).filter(|f| !matches!(f, Frontend::None));
             spec.frontend = known.ok_or_else(|| wrong(key, value, "blockdev, ublk, nbd, fuse or iscsi"))?;

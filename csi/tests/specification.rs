@@ -21,7 +21,8 @@ fn published() -> BTreeSet<Row> {
         columns.resize(6, "");
         [columns[0], columns[2], columns[3], columns[4], columns[5]].map(str::to_owned)
     };
-    PUBLISHED.lines().skip(1).map(row).collect()
+    // The list writes some of these with a dot before them and some without.
+    PUBLISHED.lines().skip(1).map(|line| row(&line.replace("\t.google", "\tgoogle"))).collect()
 }
 
 fn declared() -> BTreeSet<Row> {
@@ -70,7 +71,7 @@ fn kind_of(field: &FieldDescriptorProto, m: &DescriptorProto) -> String {
         Type::Int32 => "int32".to_owned(),
         Type::Int64 => "int64".to_owned(),
         Type::Message | Type::Enum if field.type_name().starts_with(".google") => {
-            field.type_name().to_owned()
+            field.type_name().trim_start_matches('.').to_owned()
         }
         Type::Message | Type::Enum => last(field.type_name()).to_owned(),
         other => panic!("{} is a {other:?}", field.name()),

@@ -1,5 +1,6 @@
 //! Making, checking, mounting and growing file systems, by the programs that come with them.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -13,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// blkid(8): nothing was found on the device.
 const BLKID_NOTHING: i32 = 2;
+
+/// Bytes that a device has to give before it counts as empty; every volume has more.
+const BEGINNING: usize = 1 << 20;
 
 /// What fsck(8) may end with: errors were corrected, and a reboot is suggested; more is for people.
 const FSCK_CORRECTED: i32 = 1;
@@ -70,9 +74,21 @@ pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
         run("blkid", &["-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", "-s", "USAGE", path]).await?;
     match output.status.code() {
         Some(0) => Ok(content(&String::from_utf8_lossy(&output.stdout))),
-        Some(BLKID_NOTHING) => Ok(Content::Nothing),
+        // It says the same of a device that it cannot read.
+        Some(BLKID_NOTHING) => can_be_read(device).await.map(|()| Content::Nothing),
         _ => Err(Refused::Failed(format!("blkid {path}: {}: {}", output.status, said(&output)))),
     }
+}
+
+/// Fails unless the beginning of the device, where file systems have their marks, can be read.
+async fn can_be_read(device: &Path) -> Result<(), Refused> {
+    let path = device.to_owned();
+    let read = move || -> std::io::Result<()> {
+        let mut beginning = vec![0; BEGINNING];
+        std::fs::File::open(path)?.read_exact(&mut beginning)
+    };
+    let done = tokio::task::spawn_blocking(read).await.map_err(|e| Refused::Failed(e.to_string()))?;
+    done.map_err(|e| Refused::Failed(format!("{} cannot be read: {e}", device.display())))
 }
 
 /// Lines of NAME=VALUE.
