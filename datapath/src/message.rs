@@ -98,6 +98,8 @@ pub enum Job {
         /// The targets hold something already: what they hold is compared by checksum first, and only what differs is
         /// read and sent.
         compare: bool,
+        /// What the source's layers below hold counts as the layer's own: the members may have folded different snapshots.
+        merged: bool,
     },
     /// Sends `ClearIntent` for the range (whole chunks) to every member under an exclusive claim, if
     /// [`Shared::clearable`] still holds for each chunk then.

@@ -374,7 +374,7 @@ impl Conductor {
         self.pace.spend(piece.range.len, self.config.limits.rebuild_rate);
         let targets = MemberSet::EMPTY.with(member);
         let (layer, range, compare) = (piece.layer, piece.range, piece.compare);
-        let job = Job::Equalise { layer, range, source, targets, compare };
+        let job = Job::Equalise { layer, range, source, targets, compare, merged: false };
         self.give(JobFor::Rebuild(member, attempt, number), job);
         true
     }

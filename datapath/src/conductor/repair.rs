@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::Control;
+use lh_wire::{Control, LayerInfo};
 
 use super::{Ballot, Conductor, ControlFor, Job, JobFor, Phase, sabotaged};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet, QueueId, SwitchId, ToQueue};
@@ -142,7 +142,24 @@ impl Conductor {
             return;
         };
         let targets = members.without(source);
-        self.give(purpose, Job::Equalise { layer, range, source, targets, compare: false });
+        let merged = self.may_have_folded(members);
+        self.give(purpose, Job::Equalise { layer, range, source, targets, compare: false, merged });
+    }
+
+    /// True if the members may not hold the same in the same layers: each folds removed snapshots on its own, also while no
+    /// engine is there. What one has in its head, another may have in a snapshot below, and copying "the head says nothing of
+    /// this block" would take it from the former.
+    fn may_have_folded(&self, members: MemberSet) -> bool {
+        let mut chains = members.iter().filter_map(|m| self.replica(m).state.as_ref()).map(|s| &s.chain);
+        let Some(first) = chains.next() else { return false };
+        let same = |chain: &[LayerInfo]| {
+            chain.len() == first.len()
+                && chain
+                    .iter()
+                    .zip(first)
+                    .all(|(a, b)| a.name == b.name && a.parent == b.parent && !a.removed)
+        };
+        !(same(first) && chains.all(|chain| same(chain)))
     }
 
     /// One of the set, a local one if there is one.

@@ -3,7 +3,7 @@
 //! A job runs whether or not the queue is paused, and over links that carry nothing else yet. It never waits for a
 //! member to be put out; a member that fails ends it, once every other has answered.
 
-use lh_wire::{OpCode, Status};
+use lh_wire::{MERGED, OpCode, Status};
 
 use super::members::Link;
 use super::slot::{Copy, Fan, Stage, Work};
@@ -71,7 +71,9 @@ impl Queue {
 
     /// Asks the source of a copy for its checksums, or for the present part.
     fn read_source(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
-        let Work::Job(_, Job::Equalise { layer, range, source, .. }) = self.slot(s).work else { return };
+        let Work::Job(_, Job::Equalise { layer, range, source, merged, .. }) = self.slot(s).work else {
+            return;
+        };
         let (op, range) = match self.slot(s).copy {
             Copy::Digest | Copy::Compare => (OpCode::DigestLayer, range),
             Copy::Read | Copy::Put => (OpCode::ReadLayer, self.slot(s).piece.part),
@@ -80,7 +82,8 @@ impl Queue {
         let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
         let flush = self.shared.flush_everywhere();
         let data = Data::LayerName(layer);
-        out.push(Output::Send(Transmit { member: source, tag, op, range, fua: false, flush, aux: 0, data }));
+        let aux = if merged { MERGED } else { 0 };
+        out.push(Output::Send(Transmit { member: source, tag, op, range, fua: false, flush, aux, data }));
     }
 
     /// Goes on with the next part that differs; false if there is none.

@@ -316,6 +316,7 @@ impl Manager {
             source: id(source),
             targets: MemberSet::EMPTY.with(id(m)),
             compare: false,
+            merged: false,
         };
         w.send(q, Input::Message(ToQueue::Job(job, equalise)));
     }

@@ -54,7 +54,8 @@ pub enum OpCode {
     Flush = 5,
     /// Nothing; proves that the replica is alive.
     Ping = 6,
-    /// What one layer holds of the range; payload: the layer's name (empty: the head).
+    /// What one layer holds of the range; payload: the layer's name (empty: the head). With `aux` [`MERGED`], what
+    /// the layers under it hold counts as its own, and what none of them holds is zero.
     ReadLayer = 7,
     /// Makes the range of one layer exactly so; payload: a layer image. The answer's `aux` counts changed blocks.
     PutLayer = 8,
@@ -69,6 +70,9 @@ pub enum OpCode {
     /// `aux` has a bit for each part of the range that differs.
     CompareLayer = 12,
 }
+
+/// In `aux` of a [`OpCode::ReadLayer`]: together with the layers under it.
+pub const MERGED: u32 = 1;
 
 impl OpCode {
     /// All codes, in order.

@@ -17,8 +17,8 @@ pub use control::{
 };
 pub use digest::{BlockDigest, COMPARE_MAX, LayerDigest, differing, part_bit, part_len};
 pub use header::{
-    DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Status, VERSION,
-    flags, padding,
+    DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN, Status,
+    VERSION, flags, padding,
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
 

@@ -32,20 +32,26 @@ impl Server {
     }
 
     /// What one layer holds of the range: its data, then a trailer.
-    pub(super) fn start_read_layer(&mut self, id: RequestId, range: Extent) {
+    pub(super) fn start_read_layer(&mut self, id: RequestId, range: Extent, merged: bool) {
         let name = self.requests.get(id).payload.to_vec();
         let layer = std::str::from_utf8(&name).ok();
         let Some(layer) = layer.and_then(|name| self.store.layer(name)) else {
             return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
         };
-        let states = match self.store.layer_states(layer, range) {
-            Ok(states) => states,
+        let alone = |states: Vec<BlockState>| vec![(layer, states)];
+        let found = match merged {
+            true => self.store.merged_states(layer, range),
+            false => self.store.layer_states(layer, range).map(alone),
+        };
+        let layers = match found {
+            Ok(layers) => layers,
             Err(e) => {
                 let failure = note(&self.status, &e);
                 return self.end(id, Err(failure));
             }
         };
-        let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
+        let (states, parts) = together(&layers, range.offset);
+        let parts = parts.into_iter();
         if self.gather(id, parts, READS_MAX) {
             self.requests.get(id).work = Work::ReadLayer { trailer: trailer(&states, &name) };
             self.read_parts(id);
@@ -220,6 +226,21 @@ fn decoded(store: &Store, layer: LayerNo, extent: Extent, mut payload: Payload) 
         at += bytes.len();
     })?;
     Ok(payload)
+}
+
+/// What layers hold that were found one under the other, no block in two of them: the state of each block, and where to
+/// read what is data.
+fn together(layers: &[(LayerNo, Vec<BlockState>)], offset: u64) -> (Vec<BlockState>, Vec<(Extent, Source)>) {
+    let mut states = vec![BlockState::Absent; layers.first().map_or(0, |(_, states)| states.len())];
+    let mut parts = Vec::new();
+    for (layer, own) in layers {
+        parts.extend(runs_of(own, offset).map(|run| (run, Source::Layer(*layer))));
+        for (state, own) in states.iter_mut().zip(own).filter(|(_, own)| **own != BlockState::Absent) {
+            *state = *own;
+        }
+    }
+    parts.sort_unstable_by_key(|(run, _)| run.offset);
+    (states, parts)
 }
 
 /// The ranges of the blocks that hold data, given the states of the blocks from `offset` on.

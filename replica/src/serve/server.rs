@@ -316,7 +316,7 @@ impl Server {
             Job::Read(range) => self.start_read(id, range),
             Job::Write(range) => self.start_write(id, range),
             Job::Zero(range) | Job::Unmap(range) => self.start_zero(id, range),
-            Job::ReadLayer(range) => self.start_read_layer(id, range),
+            Job::ReadLayer { range, merged } => self.start_read_layer(id, range, merged),
             Job::PutLayer { range, trailer } => self.start_put(id, range, trailer),
             Job::DigestLayer(range) => self.start_digest(id, range, false),
             Job::CompareLayer(range) => self.start_digest(id, range, true),

@@ -392,6 +392,41 @@ impl Store {
         Ok(states)
     }
 
+    /// What is read of each block of the range through a layer of the head's chain: for each layer from it down, what it alone
+    /// adds. What no layer holds is zero, by the last one's word, unless a backing file is below. Of a layer that is not in
+    /// that chain, what itself holds.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn merged_states(
+        &self,
+        layer: LayerNo,
+        extent: Extent,
+    ) -> io::Result<Vec<(LayerNo, Vec<BlockState>)>> {
+        let Some(place) = self.chain.iter().position(|no| *no == layer) else {
+            return self.layer_states(layer, extent).map(|states| vec![(layer, states)]);
+        };
+        let mut found: Vec<(LayerNo, Vec<BlockState>)> = Vec::new();
+        let mut said = vec![false; usize::try_from(extent.len / BLOCK).unwrap_or(0)];
+        let own_layers = self.chain[..=place].iter().rev().filter(|no| self.at(**no).name.is_some());
+        for no in own_layers {
+            let mut states = self.layer_states(*no, extent)?;
+            for (state, said) in states.iter_mut().zip(&mut said) {
+                if *said {
+                    *state = BlockState::Absent;
+                }
+                *said |= *state != BlockState::Absent;
+            }
+            found.push((*no, states));
+        }
+        let backed = self.chain.iter().any(|no| self.at(*no).name.is_none());
+        if let Some((_, last)) = found.last_mut().filter(|_| !backed) {
+            let silent = last.iter_mut().zip(&said).filter(|(_, said)| !**said);
+            silent.for_each(|(state, _)| *state = BlockState::Zero);
+        }
+        Ok(found)
+    }
+
     pub(super) fn own(&self, layer: LayerNo, range: Range<u64>) -> io::Result<Own> {
         let layer = self.at(layer);
         if let Some(image) = &layer.image {

@@ -176,10 +176,22 @@ impl Disk {
     ///
     /// # Errors
     /// There is no such layer.
-    pub fn read_layer(&self, name: &str, range: Extent) -> Result<Vec<Cell>, Failure> {
+    pub fn read_layer(&self, name: &str, range: Extent, merged: bool) -> Result<Vec<Cell>, Failure> {
         let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
-        let slots = &self.layers[at].slots;
-        Ok(blocks(range).map(|b| slots.get(&b).map_or(Cell::Absent, Slot::current)).collect())
+        let cell = |at: usize, b: u64| self.layers[at].slots.get(&b).map_or(Cell::Absent, Slot::current);
+        let through = |b: u64| {
+            let mut at = Some(at);
+            while let Some(layer) = at {
+                match cell(layer, b) {
+                    Cell::Absent => {
+                        at = self.layer_named(&self.layers[layer].info.parent).filter(|below| *below < layer)
+                    }
+                    held => return held,
+                }
+            }
+            Cell::Zero
+        };
+        Ok(blocks(range).map(|b| if merged { through(b) } else { cell(at, b) }).collect())
     }
 
     /// Makes the range of a layer exactly so; counts the blocks that changed.

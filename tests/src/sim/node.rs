@@ -279,9 +279,9 @@ impl Node {
                 blocks(*range).for_each(|b| self.disk.zero(b));
                 Ok((Body::None, 0))
             }
-            (Job::ReadLayer(range), Body::Layer(name)) => self
+            (Job::ReadLayer { range, merged }, Body::Layer(name)) => self
                 .disk
-                .read_layer(name, *range)
+                .read_layer(name, *range, *merged)
                 .map(|cells| (Body::Image { layer: name.clone(), cells }, 0)),
             (Job::PutLayer { .. }, _) if full => Err(Failure::NoSpace),
             (Job::PutLayer { range, .. }, Body::Image { layer, cells }) => {
@@ -289,10 +289,10 @@ impl Node {
             }
             (Job::DigestLayer(range), Body::Layer(name)) => self
                 .disk
-                .read_layer(name, *range)
+                .read_layer(name, *range, false)
                 .map(|cells| (Body::Digest { layer: name.clone(), cells }, 0)),
             (Job::CompareLayer(range), Body::Digest { layer, cells }) => {
-                let own = self.disk.read_layer(layer, *range)?;
+                let own = self.disk.read_layer(layer, *range, false)?;
                 let differ = own.iter().zip(cells).enumerate().filter(|(_, (own, theirs))| own != theirs);
                 let bits = differ.map(|(n, _)| lh_wire::part_bit(range.len, n as u64 * lh_block::BLOCK));
                 Ok((Body::None, bits.fold(0, |all, bit| all | bit)))

@@ -8,6 +8,7 @@ fn equalise(layer: Option<LayerRef>) -> Job {
         source: A,
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: false,
+        merged: false,
     }
 }
 
@@ -117,6 +118,7 @@ fn jobs_beyond_the_slots_wait_their_turn() {
                 source: A,
                 targets: MemberSet::EMPTY.with(B),
                 compare: false,
+                merged: false,
             },
         );
     }
@@ -218,6 +220,7 @@ fn compared() -> Job {
         source: A,
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: true,
+        merged: false,
     }
 }
 

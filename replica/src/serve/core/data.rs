@@ -20,7 +20,7 @@ fn job(header: &Header, size: u64) -> Option<Job> {
         OpCode::Write => (Job::Write(range), short && header.payload == header.length),
         OpCode::WriteZeroes => (Job::Zero(range), bare),
         OpCode::Unmap => (Job::Unmap(range), bare),
-        OpCode::ReadLayer => (Job::ReadLayer(range), short),
+        OpCode::ReadLayer => (Job::ReadLayer { range, merged: header.aux == lh_wire::MERGED }, short),
         OpCode::DigestLayer => (Job::DigestLayer(range), short),
         OpCode::CompareLayer => (Job::CompareLayer(range), short),
         OpCode::PutLayer => {

@@ -178,7 +178,12 @@ pub enum Job {
     /// The range reads as zero, its space is given back.
     Unmap(Extent),
     /// What the layer named in the payload holds of the range.
-    ReadLayer(Extent),
+    ReadLayer {
+        /// Where.
+        range: Extent,
+        /// What the layers below hold counts as its own.
+        merged: bool,
+    },
     /// Makes the range of a layer as the payload says.
     PutLayer {
         /// Where.
@@ -205,7 +210,7 @@ impl Job {
             | Self::Write(range)
             | Self::Zero(range)
             | Self::Unmap(range)
-            | Self::ReadLayer(range)
+            | Self::ReadLayer { range, .. }
             | Self::DigestLayer(range)
             | Self::CompareLayer(range)
             | Self::PutLayer { range, .. } => range,
