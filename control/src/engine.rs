@@ -20,9 +20,6 @@ const CLI_API: (i64, i64) = (12, 8);
 const CONTROLLER_API: (i64, i64) = (6, 4);
 const DATA_FORMAT: (i64, i64) = (1, 1);
 
-/// Most snapshots of a volume: with head and backing file a chain has at most 251 layers, as in Longhorn.
-const SNAPSHOTS_MAX: i32 = 249;
-
 /// An answer that takes time.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send>>;
 
@@ -117,6 +114,15 @@ pub enum Operation {
         /// Its name.
         name: String,
     },
+    /// Changes bounds, at once and until the engine ends.
+    SetLimits(NewLimits),
+    /// Shows the volume, which nothing shows now, by the frontend that the engine was started with.
+    ShowFrontend {
+        /// Its name, this project's or Longhorn's.
+        frontend: String,
+    },
+    /// Takes the frontend away; the engine goes on. Refused while somebody uses the device.
+    HideFrontend,
 }
 
 /// How far a replica is with folding a snapshot away.
@@ -124,6 +130,8 @@ pub enum Operation {
 pub struct PurgeProgress {
     /// The replica.
     pub replica: String,
+    /// It is not through yet.
+    pub running: bool,
     /// The snapshot that goes; empty if none does now.
     pub snapshot: String,
     /// Bytes done.
@@ -143,6 +151,32 @@ pub struct SnapshotRequest {
     pub name: String,
     /// Labels.
     pub labels: std::collections::BTreeMap<String, String>,
+    /// The file system that is mounted from the volume's device rests meanwhile, if one is.
+    pub freeze: bool,
+}
+
+/// Bounds of a volume that can be changed while it runs; `None`: as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewLimits {
+    /// Most snapshots, removed ones not counted.
+    pub snapshot_max_count: Option<u32>,
+    /// Most bytes of all snapshots together; 0: any.
+    pub snapshot_max_size: Option<u64>,
+    /// Bytes that rebuilds may copy in a second; 0: as much as they can.
+    pub rebuild_rate: Option<u64>,
+    /// How much a rebuild copies at once, in Longhorn's count of files: 1 is the least.
+    pub rebuild_concurrency: Option<u32>,
+}
+
+/// Bounds of a volume as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// See [`NewLimits::snapshot_max_count`].
+    pub snapshot_max_count: u32,
+    /// See [`NewLimits::snapshot_max_size`].
+    pub snapshot_max_size: u64,
+    /// See [`NewLimits::rebuild_concurrency`].
+    pub rebuild_concurrency: u32,
 }
 
 /// An engine as it is now.
@@ -168,6 +202,8 @@ pub struct EngineStatus {
     pub repaired_blocks: u64,
     /// Every configured replica.
     pub replicas: Vec<EngineReplica>,
+    /// What it may grow to.
+    pub limits: EngineLimits,
 }
 
 /// A replica as its engine sees it.
@@ -219,7 +255,8 @@ impl Service {
             endpoint: if device.is_empty() { uri.clone() } else { device.clone() },
             frontend: status.frontend,
             frontend_state: if status.up { "up" } else { "down" }.to_owned(),
-            snapshot_max_count: SNAPSHOTS_MAX,
+            snapshot_max_count: i32::try_from(status.limits.snapshot_max_count).unwrap_or(i32::MAX),
+            snapshot_max_size: i64::try_from(status.limits.snapshot_max_size).unwrap_or(i64::MAX),
             device,
             uri,
             generation: status.generation.into(),
@@ -231,6 +268,11 @@ impl Service {
 }
 
 impl Service {
+    async fn set(&self, limits: NewLimits) -> Result<Response<ptypes::Volume>, Status> {
+        self.engine.operate(Operation::SetLimits(limits)).await?;
+        Ok(Response::new(self.volume()))
+    }
+
     fn find(&self, is_it: impl Fn(&EngineReplica) -> bool) -> Result<ptypes::ControllerReplica, Status> {
         let found = self.engine.status().replicas.into_iter().find(is_it);
         found.map(replica).ok_or_else(|| Status::not_found("the volume has no such replica"))
@@ -276,6 +318,33 @@ pub fn version() -> ptypes::VersionOutput {
     }
 }
 
+/// Most files that Longhorn's setting lets a rebuild copy at once.
+const REBUILD_CONCURRENCY_MAX: u32 = 5;
+
+/// A limit for the number of snapshots as Longhorn's clients send it: 2 to 250 there, where the head counts.
+pub(crate) fn snapshot_count(count: i32) -> Result<u32, Status> {
+    u32::try_from(count).ok().filter(|n| (1..=250).contains(n)).ok_or_else(|| {
+        Status::invalid_argument(format!("{count} cannot be the limit for snapshots: 1 to 250 can"))
+    })
+}
+
+/// A limit for the bytes of snapshots; 0: none.
+pub(crate) fn snapshot_size(bytes: i64) -> Result<u64, Status> {
+    u64::try_from(bytes)
+        .map_err(|_| Status::invalid_argument(format!("{bytes} bytes cannot be the limit for snapshots")))
+}
+
+/// Longhorn can mark every snapshot as removed that a trim meets; that is not built.
+pub(crate) fn refuse_unmap_mark(enabled: bool) -> Result<(), Status> {
+    if enabled {
+        return Err(Status::unimplemented(
+            "a trim that marks snapshots as removed is not built: UNMAP never touches what a snapshot needs; \
+             `longhornctl snapshot rm` removes snapshots",
+        ));
+    }
+    Ok(())
+}
+
 /// A name for a snapshot that has none: Longhorn's are UUIDs, too.
 fn invented_name() -> Result<String, Status> {
     crate::random::uuid().map_err(|e| Status::internal(format!("no random numbers: {e}")))
@@ -297,15 +366,11 @@ impl ControllerService for Service {
         request: Request<ptypes::VolumeSnapshotRequest>,
     ) -> Result<Response<ptypes::VolumeSnapshotReply>, Status> {
         let request = request.into_inner();
-        if request.freeze_filesystem {
-            return Err(Status::unimplemented(
-                "freezing the file system first is not built yet: run fsfreeze around the snapshot",
-            ));
-        }
         let name = if request.name.is_empty() { invented_name()? } else { request.name };
         check_name("snapshot", &name).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let labels = request.labels.into_iter().collect();
-        self.engine.snapshot(SnapshotRequest { name: name.clone(), labels }).await?;
+        let freeze = request.freeze_filesystem;
+        self.engine.snapshot(SnapshotRequest { name: name.clone(), labels, freeze }).await?;
         Ok(Response::new(ptypes::VolumeSnapshotReply { name }))
     }
 
@@ -366,6 +431,116 @@ impl ControllerService for Service {
         self.find(|r| is_wanted(r, &wanted)).map(Response::new)
     }
 
+    /// A replica whose mode is to be ERR or WO is put out and brought in sync anew. RW nobody can give but the engine.
+    async fn replica_update(
+        &self,
+        request: Request<ptypes::ControllerReplica>,
+    ) -> Result<Response<ptypes::ControllerReplica>, Status> {
+        let request = request.into_inner();
+        let wanted = request.address.clone().unwrap_or_default();
+        let found = self.find(|r| is_wanted(r, &wanted))?;
+        let name = found.address.clone().unwrap_or_default().instance_name;
+        match (request.mode(), found.mode()) {
+            (ptypes::ReplicaMode::Rw, ptypes::ReplicaMode::Rw) => return Ok(Response::new(found)),
+            (ptypes::ReplicaMode::Rw, _) => {
+                return Err(Status::failed_precondition(format!(
+                    "replica {name} is not in sync: it becomes RW by itself when it is"
+                )));
+            }
+            (ptypes::ReplicaMode::Wo | ptypes::ReplicaMode::Err, _) => {
+                self.engine.operate(Operation::RebuildReplica { name: name.clone() }).await?;
+            }
+        }
+        self.find(|r| r.name == name).map(Response::new)
+    }
+
+    /// The engine copies by itself: there is no file that the caller would have to sync.
+    async fn replica_prepare_rebuild(
+        &self,
+        request: Request<ptypes::ReplicaAddress>,
+    ) -> Result<Response<ptypes::ReplicaPrepareRebuildReply>, Status> {
+        let wanted = request.into_inner();
+        let replica = Some(self.find(|r| is_wanted(r, &wanted))?);
+        Ok(Response::new(ptypes::ReplicaPrepareRebuildReply { replica, sync_file_info_list: Vec::new() }))
+    }
+
+    async fn replica_verify_rebuild(
+        &self,
+        request: Request<ptypes::ReplicaAddress>,
+    ) -> Result<Response<ptypes::ControllerReplica>, Status> {
+        let wanted = request.into_inner();
+        let replica = self.find(|r| is_wanted(r, &wanted))?;
+        if replica.mode() == ptypes::ReplicaMode::Rw {
+            return Ok(Response::new(replica));
+        }
+        let name = replica.address.unwrap_or_default().instance_name;
+        Err(Status::failed_precondition(format!("replica {name} is not in sync: {}", replica.reason)))
+    }
+
+    async fn volume_snapshot_max_count_set(
+        &self,
+        request: Request<ptypes::VolumeSnapshotMaxCountSetRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        let count = snapshot_count(request.into_inner().count)?;
+        self.set(NewLimits { snapshot_max_count: Some(count), ..NewLimits::default() }).await
+    }
+
+    async fn volume_snapshot_max_size_set(
+        &self,
+        request: Request<ptypes::VolumeSnapshotMaxSizeSetRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        let size = snapshot_size(request.into_inner().size)?;
+        self.set(NewLimits { snapshot_max_size: Some(size), ..NewLimits::default() }).await
+    }
+
+    async fn replica_rebuild_concurrent_sync_limit_set(
+        &self,
+        request: Request<ptypes::ReplicaRebuildConcurrentSyncLimitSetRequest>,
+    ) -> Result<Response<()>, Status> {
+        let limit = request.into_inner().limit;
+        let concurrency = u32::try_from(limit)
+            .ok()
+            .filter(|n| (1..=REBUILD_CONCURRENCY_MAX).contains(n))
+            .ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "a rebuild cannot copy {limit} files at once: 1 to {REBUILD_CONCURRENCY_MAX}"
+                ))
+            })?;
+        self.set(NewLimits { rebuild_concurrency: Some(concurrency), ..NewLimits::default() }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn replica_rebuild_concurrent_sync_limit_get(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<ptypes::ReplicaRebuildConcurrentSyncLimitGetReply>, Status> {
+        let limit = i32::try_from(self.engine.status().limits.rebuild_concurrency).unwrap_or(i32::MAX);
+        Ok(Response::new(ptypes::ReplicaRebuildConcurrentSyncLimitGetReply { limit }))
+    }
+
+    async fn volume_frontend_start(
+        &self,
+        request: Request<ptypes::VolumeFrontendStartRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        let frontend = request.into_inner().frontend;
+        self.engine.operate(Operation::ShowFrontend { frontend }).await?;
+        Ok(Response::new(self.volume()))
+    }
+
+    async fn volume_frontend_shutdown(&self, _: Request<()>) -> Result<Response<ptypes::Volume>, Status> {
+        self.engine.operate(Operation::HideFrontend).await?;
+        Ok(Response::new(self.volume()))
+    }
+
+    /// Off is all that there is: a trim gives back what no snapshot needs, and never takes a snapshot with it.
+    async fn volume_unmap_mark_snap_chain_removed_set(
+        &self,
+        request: Request<ptypes::VolumeUnmapMarkSnapChainRemovedSetRequest>,
+    ) -> Result<Response<ptypes::Volume>, Status> {
+        refuse_unmap_mark(request.into_inner().enabled)?;
+        Ok(Response::new(self.volume()))
+    }
+
     async fn version_detail_get(
         &self,
         _: Request<()>,
@@ -391,28 +566,8 @@ impl ControllerService for Service {
     unbuilt! {
         volume_start(ptypes::VolumeStartRequest) -> ptypes::Volume,
             "VolumeStart is not built: an engine starts with the replicas of its command line";
-        volume_frontend_start(ptypes::VolumeFrontendStartRequest) -> ptypes::Volume,
-            "VolumeFrontendStart is not built: an engine starts with the frontend of its command line";
-        volume_frontend_shutdown(()) -> ptypes::Volume,
-            "VolumeFrontendShutdown is not built: VolumeShutdown ends the frontend and the engine";
-        volume_unmap_mark_snap_chain_removed_set(ptypes::VolumeUnmapMarkSnapChainRemovedSetRequest) -> ptypes::Volume,
-            "VolumeUnmapMarkSnapChainRemovedSet is not built: UNMAP never touches what a snapshot needs";
-        volume_snapshot_max_count_set(ptypes::VolumeSnapshotMaxCountSetRequest) -> ptypes::Volume,
-            "VolumeSnapshotMaxCountSet is not built yet: the limit is 249";
-        volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest) -> ptypes::Volume,
-            "VolumeSnapshotMaxSizeSet is not built yet";
         volume_io(ptypes::VolumeIoRequest) -> ptypes::VolumeIoResponse,
             "VolumeIO is not built: data goes through the frontend";
-        replica_update(ptypes::ControllerReplica) -> ptypes::ControllerReplica,
-            "ReplicaUpdate is not built: the engine alone decides a replica's mode";
-        replica_prepare_rebuild(ptypes::ReplicaAddress) -> ptypes::ReplicaPrepareRebuildReply,
-            "ReplicaPrepareRebuild is not built: the engine rebuilds by itself";
-        replica_verify_rebuild(ptypes::ReplicaAddress) -> ptypes::ControllerReplica,
-            "ReplicaVerifyRebuild is not built: the engine rebuilds by itself";
-        replica_rebuild_concurrent_sync_limit_set(ptypes::ReplicaRebuildConcurrentSyncLimitSetRequest) -> (),
-            "ReplicaRebuildConcurrentSyncLimitSet is not built yet";
-        replica_rebuild_concurrent_sync_limit_get(()) -> ptypes::ReplicaRebuildConcurrentSyncLimitGetReply,
-            "ReplicaRebuildConcurrentSyncLimitGet is not built yet";
         journal_list(ptypes::JournalListRequest) -> (), "JournalList is not built: no journal is kept";
     }
 }

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod host;
 pub mod manager;
 mod operations;
+mod progress;
 pub mod proto;
 mod proxy;
 mod random;

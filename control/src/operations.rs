@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-use crate::engine::{EngineControl, Operation, PurgeProgress};
+use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress};
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
 use crate::transport::Identity;
@@ -30,9 +30,9 @@ impl Service {
 }
 
 fn progress(purge: PurgeProgress) -> volume::ReplicaPurge {
-    let PurgeProgress { replica, snapshot, done, total, error, kept } = purge;
+    let PurgeProgress { replica, running, snapshot, done, total, error, kept } = purge;
     let kept = kept.into_iter().map(|(snapshot, reason)| volume::KeptSnapshot { snapshot, reason }).collect();
-    volume::ReplicaPurge { replica, snapshot, done, total, error, kept }
+    volume::ReplicaPurge { replica, running, snapshot, done, total, error, kept }
 }
 
 #[tonic::async_trait]
@@ -61,5 +61,10 @@ impl VolumeOperations for Service {
 
     async fn replica_rebuild(&self, request: Request<volume::ReplicaName>) -> Result<Response<()>, Status> {
         self.operate(Operation::RebuildReplica { name: request.into_inner().name }).await
+    }
+
+    async fn rebuild_rate_set(&self, request: Request<volume::RebuildRate>) -> Result<Response<()>, Status> {
+        let rebuild_rate = Some(request.into_inner().bytes_per_second);
+        self.operate(Operation::SetLimits(NewLimits { rebuild_rate, ..NewLimits::default() })).await
     }
 }

@@ -162,7 +162,7 @@ impl ProxyEngineService for Proxy {
         let engine = self.engine(request.proxy_engine_request)?;
         if request.skip_if_in_progress {
             let now = engine.operate((), |mut c, r| async move { c.snapshot_purge_status(r).await }).await?;
-            if now.replicas.iter().any(|replica| !replica.snapshot.is_empty()) {
+            if now.replicas.iter().any(|replica| replica.running) {
                 return Ok(Response::new(()));
             }
         }
@@ -291,6 +291,22 @@ impl ProxyEngineService for Proxy {
         Ok(Response::new(imrpc::EngineReplicaRebuildConcurrentSyncLimitGetResponse { limit }))
     }
 
+    /// Longhorn's unit is a megabyte per second, of 2^20 bytes.
+    async fn replica_rebuilding_qos_set(
+        &self,
+        request: Request<imrpc::EngineReplicaRebuildingQosSetRequest>,
+    ) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let wanted = request.qos_limit_mbps;
+        let bytes_per_second = u64::try_from(wanted).ok().and_then(|n| n.checked_mul(1 << 20));
+        let bytes_per_second = bytes_per_second
+            .ok_or_else(|| Status::invalid_argument(format!("a rebuild cannot be held to {wanted} MB/s")))?;
+        let rate = volume::RebuildRate { bytes_per_second };
+        engine.operate(rate, |mut c, r| async move { c.rebuild_rate_set(r).await }).await?;
+        Ok(Response::new(()))
+    }
+
     async fn metrics_get(
         &self,
         request: Request<imrpc::ProxyEngineRequest>,
@@ -321,8 +337,6 @@ impl ProxyEngineService for Proxy {
         backup_restore_finish(imrpc::EngineBackupRestoreFinishRequest) -> (),
             "BackupRestoreFinish is not built yet: there are no backups";
         cleanup_backup_mount_points(()) -> (), "CleanupBackupMountPoints is not built yet: there are no backups";
-        replica_rebuilding_qos_set(imrpc::EngineReplicaRebuildingQosSetRequest) -> (),
-            "ReplicaRebuildingQosSet is not built yet";
         spdk_backing_image_create(imrpc::SpdkBackingImageCreateRequest) -> imrpc::SpdkBackingImageResponse,
             "SPDKBackingImageCreate is of version 2 of the data engine, which is not built";
         spdk_backing_image_delete(imrpc::SpdkBackingImageDeleteRequest) -> (),

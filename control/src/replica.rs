@@ -18,13 +18,25 @@ use crate::sync_agent::SyncAgent;
 use crate::transport::{Identity, TrustedPeers, bind_private};
 use crate::unbuilt::unbuilt;
 
-/// Most snapshots of a volume.
-const SNAPSHOTS_MAX: usize = 249;
-
 /// What a gRPC server asks a replica. Called from the server's thread; no call may block.
 pub trait ReplicaControl: Send + Sync + 'static {
     /// The replica as it is now. `None`: its directory is not open yet, or not any more.
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>>;
+
+    /// Bounds beyond which this replica refuses a snapshot, and with it the whole volume does. `None`: as it is. They
+    /// hold until the process ends.
+    fn set_snapshot_limits(&self, count: Option<u32>, bytes: Option<u64>);
+}
+
+/// A fold that a replica is at, or has given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoldProgress {
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// Why it does not go on; `None`: it runs.
+    pub error: Option<String>,
 }
 
 /// A replica as it is now.
@@ -40,8 +52,12 @@ pub struct ReplicaStatus {
     pub dirty: bool,
     /// It is unusable alone until a rebuild ends.
     pub rebuilding: bool,
-    /// Base first, the head last.
+    /// All layers, of other branches, too: parents before children, the head last.
     pub chain: Vec<Layer>,
+    /// The fold that runs, or the last one if it did not end.
+    pub fold: Option<FoldProgress>,
+    /// Most snapshots that it takes.
+    pub snapshots_max: u32,
 }
 
 /// One layer of a replica's chain.
@@ -74,8 +90,9 @@ pub async fn serve(
     replica: Arc<dyn ReplicaControl>,
 ) -> io::Result<()> {
     let identity = Identity { volume: volume.to_owned(), instance: instance.to_owned(), role: "replica" };
+    let agent = SyncAgent::of(Arc::clone(&replica));
     let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
-    let files = SyncAgentServiceServer::with_interceptor(SyncAgent, identity);
+    let files = SyncAgentServiceServer::with_interceptor(agent, identity);
     let peers = TrustedPeers::new(bind_private(socket)?);
     Server::builder()
         .add_service(service)
@@ -114,9 +131,9 @@ fn message(status: ReplicaStatus) -> ptypes::Replica {
             (false, false, _) => "closed",
         }
         .to_owned(),
-        chain: status.chain.iter().rev().map(|layer| file_name(&layer.name)).collect(),
+        chain: heads_chain(&status.chain),
         disks: disks.collect(),
-        remain_snapshots: count(SNAPSHOTS_MAX.saturating_sub(used)),
+        remain_snapshots: count(status.snapshots_max as usize).saturating_sub(count(used)).max(0),
         head_file_size: head.allocated.try_into().unwrap_or(i64::MAX),
         revision_counter_disabled: true,
         snapshot_count_usage: count(used),
@@ -146,11 +163,35 @@ fn disk(layer: &Layer, chain: &[Layer]) -> ptypes::DiskInfo {
     }
 }
 
-/// The chain in an answer to `ReplicaGet`, base first, the head last. Layers that are not in the head's chain are left
-/// out.
-pub fn chain_of(replica: &ptypes::Replica) -> Vec<Layer> {
-    let layers = replica.chain.iter().rev().filter_map(|file| replica.disks.get(file));
-    layers
+/// Longhorn's `chain`: file names from the head down to the base. Other branches are in `disks` alone.
+fn heads_chain(layers: &[Layer]) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut at = layers.last();
+    while let Some(layer) = at.filter(|_| files.len() < layers.len()) {
+        files.push(file_name(&layer.name));
+        at = layers.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
+    }
+    files
+}
+
+/// All layers in an answer to `ReplicaGet`: parents before children, those of one parent by the time they were made, the
+/// head last.
+pub fn layers_of(replica: &ptypes::Replica) -> Vec<Layer> {
+    let mut rest: Vec<&ptypes::DiskInfo> = replica.disks.values().collect();
+    rest.sort_by(|a, b| (&a.created, &a.name).cmp(&(&b.created, &b.name)));
+    let (heads, mut rest): (Vec<_>, Vec<_>) =
+        rest.into_iter().partition(|disk| snapshot_name(&disk.name).is_none());
+    let mut order: Vec<&ptypes::DiskInfo> = Vec::new();
+    loop {
+        let is_next = |disk: &&ptypes::DiskInfo| {
+            disk.parent.is_empty() || order.iter().any(|below| below.name == disk.parent)
+        };
+        let Some(next) = rest.iter().position(is_next) else { break };
+        order.push(rest.remove(next));
+    }
+    order.extend(heads);
+    order
+        .into_iter()
         .map(|disk| Layer {
             name: snapshot_name(&disk.name).unwrap_or_default().to_owned(),
             parent: snapshot_name(&disk.parent).unwrap_or_default().to_owned(),
@@ -167,18 +208,63 @@ struct Service {
     replica: Arc<dyn ReplicaControl>,
 }
 
+impl Service {
+    async fn look(&self) -> Result<ptypes::Replica, Status> {
+        let status = self.replica.status().await;
+        status.map(message).ok_or_else(|| Status::unavailable("the replica's directory is not open yet"))
+    }
+}
+
 #[tonic::async_trait]
 impl ReplicaService for Service {
     async fn replica_get(&self, _: Request<()>) -> Result<Response<ptypes::ReplicaGetResponse>, Status> {
-        match self.replica.status().await {
-            Some(status) => Ok(Response::new(ptypes::ReplicaGetResponse { replica: Some(message(status)) })),
-            None => Err(Status::unavailable("the replica's directory is not open yet")),
+        Ok(Response::new(ptypes::ReplicaGetResponse { replica: Some(self.look().await?) }))
+    }
+
+    /// A replica is created when its process starts: done already, if it has the size.
+    async fn replica_create(
+        &self,
+        request: Request<ptypes::ReplicaCreateRequest>,
+    ) -> Result<Response<ptypes::ReplicaCreateResponse>, Status> {
+        let wanted = request.into_inner().size;
+        let replica = self.look().await?;
+        if wanted != replica.size {
+            return Err(Status::failed_precondition(format!(
+                "the replica has {} bytes, not {wanted}: it is created by the --size of its command line",
+                replica.size
+            )));
         }
+        Ok(Response::new(ptypes::ReplicaCreateResponse { replica: Some(replica) }))
+    }
+
+    async fn snapshot_max_count_set(
+        &self,
+        request: Request<ptypes::SnapshotMaxCountSetRequest>,
+    ) -> Result<Response<ptypes::SnapshotMaxCountSetResponse>, Status> {
+        let count = crate::engine::snapshot_count(request.into_inner().count)?;
+        self.replica.set_snapshot_limits(Some(count), None);
+        Ok(Response::new(ptypes::SnapshotMaxCountSetResponse { replica: Some(self.look().await?) }))
+    }
+
+    async fn snapshot_max_size_set(
+        &self,
+        request: Request<ptypes::SnapshotMaxSizeSetRequest>,
+    ) -> Result<Response<ptypes::SnapshotMaxSizeSetResponse>, Status> {
+        let size = crate::engine::snapshot_size(request.into_inner().size)?;
+        self.replica.set_snapshot_limits(None, Some(size));
+        Ok(Response::new(ptypes::SnapshotMaxSizeSetResponse { replica: Some(self.look().await?) }))
+    }
+
+    async fn unmap_mark_disk_chain_removed_set(
+        &self,
+        request: Request<ptypes::UnmapMarkDiskChainRemovedSetRequest>,
+    ) -> Result<Response<ptypes::UnmapMarkDiskChainRemovedSetResponse>, Status> {
+        crate::engine::refuse_unmap_mark(request.into_inner().enabled)?;
+        let replica = Some(self.look().await?);
+        Ok(Response::new(ptypes::UnmapMarkDiskChainRemovedSetResponse { replica }))
     }
 
     unbuilt! {
-        replica_create(ptypes::ReplicaCreateRequest) -> ptypes::ReplicaCreateResponse,
-            "ReplicaCreate is not built: a replica is created by the --size of its command line";
         replica_delete(()) -> (), "ReplicaDelete is not built: `longhornctl rm` deletes a volume's data";
         replica_open(ptypes::ReplicaOpenRequest) -> ptypes::ReplicaOpenResponse,
             "ReplicaOpen is not built: a replica opens when its process starts";
@@ -191,23 +277,18 @@ impl ReplicaService for Service {
             "ReplicaSnapshot is not built: chain operations go through the engine";
         replica_expand(ptypes::ReplicaExpandRequest) -> ptypes::ReplicaExpandResponse,
             "ReplicaExpand is not built: chain operations go through the engine";
-        disk_remove(ptypes::DiskRemoveRequest) -> ptypes::DiskRemoveResponse, "DiskRemove is not built yet";
-        disk_replace(ptypes::DiskReplaceRequest) -> ptypes::DiskReplaceResponse, "DiskReplace is not built yet";
+        disk_remove(ptypes::DiskRemoveRequest) -> ptypes::DiskRemoveResponse,
+            "DiskRemove is not built: the engine's SnapshotRemove and SnapshotPurge do it on every replica";
+        disk_replace(ptypes::DiskReplaceRequest) -> ptypes::DiskReplaceResponse,
+            "DiskReplace is not built: the engine's SnapshotPurge folds on every replica";
         disk_prepare_remove(ptypes::DiskPrepareRemoveRequest) -> ptypes::DiskPrepareRemoveResponse,
-            "DiskPrepareRemove is not built yet";
+            "DiskPrepareRemove is not built: the engine's SnapshotPurge folds on every replica";
         disk_mark_as_removed(ptypes::DiskMarkAsRemovedRequest) -> ptypes::DiskMarkAsRemovedResponse,
             "DiskMarkAsRemoved is not built: chain operations go through the engine";
         rebuilding_set(ptypes::RebuildingSetRequest) -> ptypes::RebuildingSetResponse,
             "RebuildingSet is not built: the engine rebuilds by itself";
         revision_counter_set(ptypes::RevisionCounterSetRequest) -> ptypes::RevisionCounterSetResponse,
             "RevisionCounterSet is not built: epochs take its place";
-        unmap_mark_disk_chain_removed_set(ptypes::UnmapMarkDiskChainRemovedSetRequest)
-            -> ptypes::UnmapMarkDiskChainRemovedSetResponse,
-            "UnmapMarkDiskChainRemovedSet is not built: UNMAP never touches what a snapshot needs";
-        snapshot_max_count_set(ptypes::SnapshotMaxCountSetRequest) -> ptypes::SnapshotMaxCountSetResponse,
-            "SnapshotMaxCountSet is not built yet: the limit is 249";
-        snapshot_max_size_set(ptypes::SnapshotMaxSizeSetRequest) -> ptypes::SnapshotMaxSizeSetResponse,
-            "SnapshotMaxSizeSet is not built yet";
     }
 }
 
@@ -225,7 +306,13 @@ mod tests {
         middle.labels.insert("why".into(), "test".into());
         middle.user_created = true;
         let chain = vec![layer("s1", ""), middle, layer("", "s2")];
-        let status = ReplicaStatus { size: 1 << 20, open: true, chain: chain.clone(), ..Default::default() };
+        let status = ReplicaStatus {
+            size: 1 << 20,
+            open: true,
+            chain: chain.clone(),
+            snapshots_max: 249,
+            ..Default::default()
+        };
         let message = message(status);
         assert_eq!(message.chain, ["volume-head-000.img", "volume-snap-s2.img", "volume-snap-s1.img"]);
         assert_eq!(message.parent, "volume-snap-s2.img");
@@ -233,6 +320,24 @@ mod tests {
         assert!(message.disks["volume-head-000.img"].children.is_empty());
         assert_eq!((message.snapshot_count_usage, message.remain_snapshots), (2, 247));
         assert_eq!((message.size.as_str(), message.state.as_str()), ("1048576", "open"));
-        assert_eq!(chain_of(&message), chain);
+        assert_eq!(layers_of(&message), chain);
+    }
+
+    #[test]
+    fn other_branches_are_disks_and_not_in_the_chain() {
+        let made = |name: &str, parent: &str, created: &str| Layer {
+            created: created.into(),
+            ..layer(name, parent)
+        };
+        let layers = vec![
+            made("a", "", "2026-01-01T00:00:00Z"),
+            made("b", "a", "2026-01-02T00:00:00Z"),
+            made("c", "a", "2026-01-03T00:00:00Z"),
+            made("", "c", "2026-01-04T00:00:00Z"),
+        ];
+        let message = message(ReplicaStatus { chain: layers.clone(), ..Default::default() });
+        assert_eq!(message.chain, ["volume-head-000.img", "volume-snap-c.img", "volume-snap-a.img"]);
+        assert_eq!(message.disks.len(), 4);
+        assert_eq!(layers_of(&message), layers);
     }
 }

@@ -2,16 +2,48 @@
 //! here the engine does all of that over the data connection, for every replica as one decision, and clients ask the
 //! engine. So that a client of Longhorn's learns what to do, every call is declared and answered by a sentence.
 
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::progress::{ERROR, IN_PROGRESS, percent};
 use crate::proto::ptypes;
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentService;
+use crate::replica::ReplicaControl;
 use crate::unbuilt::unbuilt;
 
 /// The service.
-#[derive(Debug)]
-pub(crate) struct SyncAgent;
+pub(crate) struct SyncAgent {
+    replica: Arc<dyn ReplicaControl>,
+}
+
+impl SyncAgent {
+    pub(crate) fn of(replica: Arc<dyn ReplicaControl>) -> Self {
+        Self { replica }
+    }
+}
 
 #[tonic::async_trait]
 impl SyncAgentService for SyncAgent {
+    /// How far this replica is with what the engine lets it fold.
+    async fn snapshot_purge_status(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<ptypes::SnapshotPurgeStatusResponse>, Status> {
+        let status = self.replica.status().await;
+        let status = status.ok_or_else(|| Status::unavailable("the replica's directory is not open yet"))?;
+        let Some(fold) = status.fold else {
+            return Ok(Response::new(ptypes::SnapshotPurgeStatusResponse::default()));
+        };
+        let is_purging = fold.error.is_none();
+        Ok(Response::new(ptypes::SnapshotPurgeStatusResponse {
+            is_purging,
+            progress: percent(fold.done, fold.total),
+            state: if is_purging { IN_PROGRESS } else { ERROR }.to_owned(),
+            error: fold.error.unwrap_or_default(),
+        }))
+    }
+
     unbuilt! {
         file_remove(ptypes::FileRemoveRequest) -> (),
             "FileRemove is not built: only the replica's own process touches its files";
@@ -36,8 +68,6 @@ impl SyncAgentService for SyncAgent {
         restore_status(()) -> ptypes::RestoreStatusResponse, "RestoreStatus is not built yet: there are no backups";
         snapshot_purge(()) -> (),
             "SnapshotPurge is not built here: ask the engine, which folds on every replica";
-        snapshot_purge_status(()) -> ptypes::SnapshotPurgeStatusResponse,
-            "SnapshotPurgeStatus is not built here: ask the engine, which folds on every replica";
         replica_rebuild_status(()) -> ptypes::ReplicaRebuildStatusResponse,
             "ReplicaRebuildStatus is not built here: ask the engine, which rebuilds";
         snapshot_clone_status(()) -> ptypes::SnapshotCloneStatusResponse, "SnapshotCloneStatus is not built yet";

@@ -66,6 +66,7 @@ impl EngineControl for Engine {
         let snapshot = if self.purging { "s1".into() } else { String::new() };
         vec![PurgeProgress {
             replica: "demo-r-1".into(),
+            running: self.purging,
             snapshot,
             done: 1,
             total: 2,
@@ -96,6 +97,8 @@ impl ReplicaControl for Replica {
         let chain = vec![layer("one", ""), layer("", "one")];
         Box::pin(std::future::ready(Some(ReplicaStatus { chain, ..Default::default() })))
     }
+
+    fn set_snapshot_limits(&self, _: Option<u32>, _: Option<u64>) {}
 }
 
 /// Waits for a server that was just started.

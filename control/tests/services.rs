@@ -12,7 +12,7 @@ use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::{ptypes, volume};
-use control::replica::{Layer, ReplicaControl, ReplicaStatus, chain_of};
+use control::replica::{Layer, ReplicaControl, ReplicaStatus, layers_of};
 use control::transport::connect;
 use lh_block::Generation;
 use tonic::transport::Channel;
@@ -87,6 +87,8 @@ impl ReplicaControl for Replica {
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
         Box::pin(std::future::ready(self.0.clone()))
     }
+
+    fn set_snapshot_limits(&self, _: Option<u32>, _: Option<u64>) {}
 }
 
 /// Waits for a server that was just started.
@@ -158,14 +160,30 @@ async fn refusals_keep_their_sentence() {
         (refused.code(), refused.message()),
         (Code::FailedPrecondition, "/dev/longhorn/demo is in use by mount")
     );
-    let unbuilt = client
-        .volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest { size: 1 })
-        .await
-        .unwrap_err();
+    let unbuilt = client.volume_io(ptypes::VolumeIoRequest::default()).await.unwrap_err();
     assert_eq!(
         (unbuilt.code(), unbuilt.message()),
-        (Code::Unimplemented, "VolumeSnapshotMaxSizeSet is not built yet")
+        (Code::Unimplemented, "VolumeIO is not built: data goes through the frontend")
     );
+    let mark = |enabled| ptypes::VolumeUnmapMarkSnapChainRemovedSetRequest { enabled };
+    client.volume_unmap_mark_snap_chain_removed_set(mark(false)).await.unwrap();
+    let refused = client.volume_unmap_mark_snap_chain_removed_set(mark(true)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    for (count, bytes) in [(0, -1), (251, i64::MIN)] {
+        let request = ptypes::VolumeSnapshotMaxCountSetRequest { count };
+        assert_eq!(
+            client.volume_snapshot_max_count_set(request).await.unwrap_err().code(),
+            Code::InvalidArgument
+        );
+        let request = ptypes::VolumeSnapshotMaxSizeSetRequest { size: bytes };
+        assert_eq!(
+            client.volume_snapshot_max_size_set(request).await.unwrap_err().code(),
+            Code::InvalidArgument
+        );
+    }
+    let verify = ptypes::ReplicaAddress { instance_name: "demo-r-1".into(), ..Default::default() };
+    let refused = client.replica_verify_rebuild(verify).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "it is WO");
     let mut elsewhere = Request::new(());
     elsewhere.metadata_mut().insert("volume-name", "other".parse().unwrap());
     let refused = client.volume_get(elsewhere).await.unwrap_err();
@@ -188,6 +206,18 @@ async fn operations_reach_the_engine_by_either_service() {
         let refused = longhorns.volume_expand(expand(bad)).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{bad}");
     }
+    let count = ptypes::VolumeSnapshotMaxCountSetRequest { count: 7 };
+    asked(
+        longhorns.volume_snapshot_max_count_set(count).await.unwrap_err(),
+        "SetLimits(NewLimits { snapshot_max_count: Some(7)",
+    );
+    asked(longhorns.volume_frontend_shutdown(()).await.unwrap_err(), "HideFrontend");
+    let wo = ptypes::ControllerReplica {
+        address: Some(ptypes::ReplicaAddress { instance_name: "demo-r-1".into(), ..Default::default() }),
+        mode: ptypes::ReplicaMode::Err.into(),
+        ..Default::default()
+    };
+    asked(longhorns.replica_update(wo).await.unwrap_err(), "there is no replica demo-r-1");
     let known = ptypes::ReplicaAddress { instance_name: "demo-r-1".into(), ..Default::default() };
     asked(longhorns.replica_delete(known).await.unwrap_err(), "RemoveReplica { name: \"demo-r-1\" }");
     let unknown = ptypes::ReplicaAddress { instance_name: "demo-r-9".into(), ..Default::default() };
@@ -222,12 +252,16 @@ async fn a_replica_tells_its_chain() {
         match client.replica_get(()).await {
             Ok(answer) => {
                 let replica = answer.into_inner().replica.unwrap();
-                assert_eq!(chain_of(&replica), chain);
+                assert_eq!(layers_of(&replica), chain);
                 assert_eq!((replica.generation, name), (4 << 32, "open"));
             }
             Err(refused) => assert_eq!((refused.code(), name), (Code::Unavailable, "closed")),
         }
-        let refused = client.replica_create(ptypes::ReplicaCreateRequest::default()).await.unwrap_err();
-        assert_eq!(refused.code(), Code::Unimplemented);
+        let create = |size: &str| ptypes::ReplicaCreateRequest { size: size.into() };
+        let made = client.replica_create(create("4096")).await.map_err(|refused| refused.code());
+        assert_eq!(made.is_ok(), name == "open", "{made:?}");
+        let refused = client.replica_create(create("8192")).await.unwrap_err();
+        let expected = if name == "open" { Code::FailedPrecondition } else { Code::Unavailable };
+        assert_eq!(refused.code(), expected);
     }
 }

@@ -42,8 +42,8 @@ use lh_block::{Epoch, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
 pub use event::{
-    Body, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, Output, Quorum, Refusal,
-    ReplicaConfig, Stored, Why,
+    Body, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, NewLimits, Output, Quorum,
+    Refusal, ReplicaConfig, Stored, Why,
 };
 pub use fold::FoldStatus;
 pub use sabotage::Sabotage;

@@ -405,6 +405,8 @@ impl ControlThread {
             }
             Output::CommandDone(id, result) => {
                 if let Some(done) = self.commands.remove(&id) {
+                    // Whoever asked may look at the status next.
+                    self.refresh_status();
                     let _ = done.send(result);
                 }
             }

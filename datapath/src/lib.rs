@@ -9,6 +9,7 @@
 //! - [`engine`]: what drives the conductor: the control thread, handshakes, the authority.
 //! - [`link`]: what drives a queue on its ring: connections to replicas, the data, the loop.
 //! - [`message`]: what queue and conductor tell each other.
+//! - [`salvage`]: which replica holds everything, when a volume does not start by itself.
 
 pub mod conductor;
 pub mod engine;
@@ -16,3 +17,4 @@ pub mod link;
 pub mod message;
 pub mod order;
 pub mod queue;
+pub mod salvage;

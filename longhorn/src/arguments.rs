@@ -104,6 +104,25 @@ pub fn snapshot_name(text: &str) -> Result<String, NameError> {
     lh_block::check_name("snapshot", text).map(|()| text.to_owned())
 }
 
+/// A label of a snapshot: `KEY=VALUE`.
+///
+/// # Errors
+/// There is no key.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not KEY=VALUE")),
+    }
+}
+
+/// A size that may be 0, which stands for none.
+///
+/// # Errors
+/// It is neither 0 nor a size.
+pub fn size_or_none(text: &str) -> Result<u64, lh_block::SizeError> {
+    if text == "0" { Ok(0) } else { lh_block::parse_size(text) }
+}
+
 /// The name of a replica or another process.
 ///
 /// # Errors

@@ -16,9 +16,11 @@ mod observe;
 mod output;
 mod progress;
 mod purge;
+mod release;
 mod remove;
 mod replica;
 mod resize;
+mod salvage;
 mod show;
 mod snapshot;
 mod snapshot_tree;
@@ -39,6 +41,7 @@ pub use snapshot::SnapshotView;
 
 use crate::sentence::sentence;
 use args::{CheckCommand, Command, Output, ReplicaCommand, SnapshotCommand};
+use snapshot::NewSnapshot;
 
 /// What every command is given.
 #[derive(Clone, Debug)]
@@ -86,10 +89,14 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Resize { volume, size } => resize::run(context, &volume, size).await,
         Command::Upgrade(args) => upgrade::run(context, &args).await,
         Command::Clone { source, new } => clone::run(context, &source, &new).await,
+        Command::Salvage(args) => salvage::run(context, args).await,
+        Command::Release { volume } => release::run(context, &volume),
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
         Command::Snapshot { command } => match command {
-            SnapshotCommand::Create { volume, name } => snapshot::create(context, &volume, name).await,
+            SnapshotCommand::Create { volume, name, labels, freeze } => {
+                snapshot::create(context, &volume, NewSnapshot { name, labels, freeze }).await
+            }
             SnapshotCommand::Ls { volume } => snapshot::list(context, &volume).await,
             SnapshotCommand::Tree { volume } => snapshot::tree(context, &volume).await,
             SnapshotCommand::Rm { volume, name } => snapshot::remove(context, &volume, &name).await,

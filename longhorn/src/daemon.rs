@@ -8,6 +8,7 @@ mod cluster;
 mod controller;
 mod csi;
 mod engine_line;
+mod freeze;
 mod keeper;
 mod logging;
 mod manager;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
 
+pub(crate) use clock::rfc3339;
 pub use controller::ControllerArgs;
 pub(crate) use controller::{device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;
@@ -75,6 +77,9 @@ enum Command {
     /// Hold a volume's FUSE connection while its engine is away
     #[command(hide = true)]
     FuseKeeper(keeper::KeeperArgs),
+    /// Freeze a file system while an engine takes a snapshot
+    #[command(hide = true)]
+    FsFreeze(freeze::FreezeArgs),
     #[command(flatten)]
     Engine(engine_line::EngineCommand),
 }
@@ -118,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Controller(args) => controller::run(&args),
         Command::Replica(args) => replica::run(args),
         Command::FuseKeeper(args) => keeper::run(args),
+        Command::FsFreeze(args) => freeze::run(&args),
         Command::Engine(command) => engine_line::run(&program.target, command),
     };
     drop(logging);

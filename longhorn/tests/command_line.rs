@@ -72,6 +72,8 @@ fn help_is_as_promised() {
         &["clone"],
         &["rm"],
         &["import"],
+        &["salvage"],
+        &["release"],
         &["snapshot"],
         &["snapshot", "create"],
         &["snapshot", "ls"],

@@ -135,6 +135,30 @@ impl Authority {
         })
     }
 
+    /// What people decided when the epoch that counts had no usable member: `epoch` counts from now on, whatever was
+    /// stored. A file that cannot be read is replaced. Durable before it returns.
+    ///
+    /// No engine of the volume runs: the caller holds the volume's lock and has seen none.
+    ///
+    /// # Errors
+    /// `NotNewer` than what was stored, `Io`.
+    pub fn decree(&self, epoch: Epoch) -> Result<(), AuthorityError> {
+        let _lock = self.locked()?;
+        let content = match self.read() {
+            Err(AuthorityError::Damaged { .. }) => Content::default(),
+            other => other?,
+        };
+        if let Some(stored) =
+            content.epoch.as_ref().map(Epoch::order).filter(|stored| epoch.order() <= *stored)
+        {
+            return Err(AuthorityError::NotNewer(epoch.order(), stored));
+        }
+        let generation = content.generation.max(epoch.generation);
+        let content = Content { format: FORMAT, generation, epoch: Some(epoch) };
+        let bytes = serde_json::to_vec(&content).map_err(|e| self.damaged(&e))?;
+        replace_file(&self.file, &bytes).map_err(|source| self.io(source))
+    }
+
     /// Reads, lets `change` decide, and writes if it agreed, all under the lock.
     fn change<T>(
         &self,
@@ -263,6 +287,22 @@ mod tests {
         assert_eq!(authority.generation().unwrap(), issued);
         authority.issue_generation(issued).unwrap();
         assert_eq!(authority.epoch().unwrap(), Some(epoch(1, 1, &["a"])));
+    }
+
+    #[test]
+    fn a_decree_counts_whatever_was_stored_if_it_is_younger() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::in_directory(dir.path());
+        authority.issue_generation(Generation::default()).unwrap();
+        authority.store_epoch(None, &epoch(1, 5, &["a"])).unwrap();
+        assert!(matches!(authority.decree(epoch(1, 5, &["b"])), Err(AuthorityError::NotNewer(..))));
+        let decreed = epoch(8, 1, &["b"]);
+        authority.decree(decreed.clone()).unwrap();
+        assert_eq!(authority.epoch().unwrap(), Some(decreed));
+        assert_eq!(authority.issue_generation(Generation::default()).unwrap().attachment, 9);
+        std::fs::write(dir.path().join("authority.json"), "{").unwrap();
+        authority.decree(epoch(9, 1, &["b"])).unwrap();
+        assert_eq!(authority.generation().unwrap().attachment, 9);
     }
 
     #[test]

@@ -63,6 +63,15 @@ pub enum VolumeState {
     Ready,
     /// Its removal has begun: some of its data may be gone.
     Removing,
+    /// Its directories are being made fit for Longhorn; some are not this program's any more.
+    Releasing,
+}
+
+/// Longhorn's limit for snapshots, where nobody gives another.
+pub const SNAPSHOT_COUNT: u32 = 250;
+
+const fn snapshot_count() -> u32 {
+    SNAPSHOT_COUNT
 }
 
 /// One replica of a volume.
@@ -96,9 +105,18 @@ pub struct VolumeRecord {
     pub listen: Option<SocketAddr>,
     /// How long requests wait for a replica, in seconds; 0 for ever.
     pub io_timeout_seconds: u64,
+    /// Most snapshots, removed ones not counted: 1 to 250.
+    #[serde(default = "snapshot_count")]
+    pub snapshot_max_count: u32,
+    /// Most bytes of all snapshots together; 0: any.
+    #[serde(default)]
+    pub snapshot_max_size: u64,
     /// Whether the volume may be used.
     #[serde(default)]
     pub state: VolumeState,
+    /// While it is being released: the replicas that the next program gets, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub releasing: Vec<String>,
     /// In the order in which they were added. Of imported ones that differ, the first is the source.
     pub replicas: Vec<ReplicaRecord>,
 }
@@ -168,7 +186,10 @@ impl VolumeRecord {
             frontend: "auto".to_owned(),
             listen: None,
             io_timeout_seconds: 300,
+            snapshot_max_count: SNAPSHOT_COUNT,
+            snapshot_max_size: 0,
             state: VolumeState::Ready,
+            releasing: Vec::new(),
             replicas: Vec::new(),
         }
     }
@@ -298,6 +319,12 @@ impl VolumeRecord {
             return invalid(format!(
                 "a logical block of {} bytes is not possible: 512 or 4096 is",
                 self.block_size
+            ));
+        }
+        if !(1..=SNAPSHOT_COUNT).contains(&self.snapshot_max_count) {
+            return invalid(format!(
+                "{} cannot be the limit for snapshots: 1 to {SNAPSHOT_COUNT} can",
+                self.snapshot_max_count
             ));
         }
         if self.replicas.is_empty() || self.replicas.len() > REPLICAS_MAX {

@@ -2,16 +2,12 @@
 
 use std::collections::HashMap;
 
+use crate::progress::{COMPLETE, ERROR, IN_PROGRESS, percent};
 use crate::proto::{imrpc, ptypes, volume};
 use crate::replica::snapshot_name;
 
 /// Longhorn's name of the head among snapshots.
 const HEAD: &str = "volume-head";
-
-/// Longhorn's words for how something that takes time is.
-const IN_PROGRESS: &str = "in_progress";
-const COMPLETE: &str = "complete";
-const ERROR: &str = "error";
 
 /// A replica that has every snapshot.
 pub(super) fn a_member(list: ptypes::ReplicaListReply) -> Option<ptypes::ReplicaAddress> {
@@ -40,11 +36,6 @@ pub(super) fn snapshots(replica: &ptypes::Replica) -> HashMap<String, imrpc::Eng
     layers.collect()
 }
 
-fn percent(done: u64, total: u64) -> i32 {
-    let percent = done.saturating_mul(100).checked_div(total).unwrap_or(0).min(100);
-    i32::try_from(percent).unwrap_or(100)
-}
-
 /// How far folding is, by the addresses of the replicas.
 pub(super) fn purges(
     list: &ptypes::ReplicaListReply,
@@ -55,7 +46,7 @@ pub(super) fn purges(
         found.map_or_else(|| name.to_owned(), |a| a.address.clone())
     };
     let status = purges.replicas.into_iter().map(|purge| {
-        let is_purging = !purge.snapshot.is_empty();
+        let is_purging = purge.running;
         let status = ptypes::SnapshotPurgeStatusResponse {
             is_purging,
             progress: if is_purging { percent(purge.done, purge.total) } else { 100 },
@@ -139,6 +130,7 @@ mod tests {
     fn progress_is_by_address() {
         let purge = |replica: &str, snapshot: &str, error: &str| volume::ReplicaPurge {
             replica: replica.into(),
+            running: !snapshot.is_empty(),
             snapshot: snapshot.into(),
             done: 1,
             total: 3,

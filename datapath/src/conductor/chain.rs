@@ -213,13 +213,20 @@ impl Conductor {
         }
     }
 
-    /// Whether another snapshot may be taken. An expansion asks only what the format allows.
+    /// Whether another snapshot may be taken, of `count` with removed ones. An expansion asks only what the format allows.
     fn check_room(&self, count: usize) -> Result<(), CommandError> {
         let (most, limit) = (self.config.limits.snapshots as usize, self.config.limits.snapshot_bytes);
-        if count >= most.min(SNAPSHOTS_MAX) {
-            return Err(CommandError::TooManySnapshots(count));
+        let live = || self.volume.chain.iter().filter(|l| !l.removed);
+        // The head is one of them, and becomes the next snapshot.
+        let live_count = live().count().saturating_sub(1);
+        if count >= SNAPSHOTS_MAX || live_count >= most {
+            return Err(CommandError::TooManySnapshots(if count >= SNAPSHOTS_MAX {
+                count
+            } else {
+                live_count
+            }));
         }
-        let bytes = self.volume.chain.iter().map(|l| l.allocated).sum();
+        let bytes = live().map(|l| l.allocated).sum();
         if limit > 0 && bytes > limit {
             return Err(CommandError::SnapshotsTooLarge { bytes, limit });
         }

@@ -2,7 +2,7 @@
 
 use lh_wire::ChainOp;
 
-use super::{Command, CommandError, CommandId, Conductor, Output, Replica, ReplicaConfig, Role};
+use super::{Command, CommandError, CommandId, Conductor, NewLimits, Output, Replica, ReplicaConfig, Role};
 use crate::message::{MEMBERS_MAX, MemberId};
 
 impl Conductor {
@@ -22,12 +22,8 @@ impl Conductor {
                 self.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
-            Command::SetLimits { rebuild_rate, fold_rate, snapshots, snapshot_bytes } => {
-                let limits = &mut self.config.limits;
-                limits.rebuild_rate = rebuild_rate.unwrap_or(limits.rebuild_rate);
-                limits.fold_rate = fold_rate.unwrap_or(limits.fold_rate);
-                limits.snapshots = snapshots.unwrap_or(limits.snapshots);
-                limits.snapshot_bytes = snapshot_bytes.unwrap_or(limits.snapshot_bytes);
+            Command::SetLimits(new) => {
+                self.set_limits(new);
                 self.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
@@ -42,6 +38,15 @@ impl Conductor {
         if let Err(why) = result {
             self.emit(Output::CommandDone(id, Err(why)));
         }
+    }
+
+    fn set_limits(&mut self, new: NewLimits) {
+        let limits = &mut self.config.limits;
+        limits.copies = new.copies.unwrap_or(limits.copies).max(1);
+        limits.rebuild_rate = new.rebuild_rate.unwrap_or(limits.rebuild_rate);
+        limits.fold_rate = new.fold_rate.unwrap_or(limits.fold_rate);
+        limits.snapshots = new.snapshots.unwrap_or(limits.snapshots);
+        limits.snapshot_bytes = new.snapshot_bytes.unwrap_or(limits.snapshot_bytes);
     }
 
     /// Names are looked at at once: nobody should wait for a turn to hear of a misspelling.

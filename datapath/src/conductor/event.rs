@@ -69,9 +69,9 @@ pub struct Limits {
     pub rebuild_rate: u64,
     /// Bytes that a fold may copy in a second on each replica; 0: as much as it can.
     pub fold_rate: u64,
-    /// Most snapshots of the volume, at most [`super::SNAPSHOTS_MAX`].
+    /// Most snapshots of the volume, removed ones not counted; with those there are at most [`super::SNAPSHOTS_MAX`].
     pub snapshots: u32,
-    /// No snapshot is taken once all of them take so many bytes together; 0: any.
+    /// No snapshot is taken once head and snapshots, removed ones not counted, take more bytes than that; 0: any.
     pub snapshot_bytes: u64,
 }
 
@@ -166,17 +166,8 @@ pub enum Command {
     /// Folds away every snapshot that is marked as removed, on each replica. Done as soon as that is begun: the status
     /// tells how far it is.
     Purge,
-    /// New bounds for bandwidth and snapshots, as in [`Limits`]; `None`: as it is.
-    SetLimits {
-        /// See [`Limits::rebuild_rate`].
-        rebuild_rate: Option<u64>,
-        /// See [`Limits::fold_rate`]; for folds that begin from now on.
-        fold_rate: Option<u64>,
-        /// See [`Limits::snapshots`].
-        snapshots: Option<u32>,
-        /// See [`Limits::snapshot_bytes`].
-        snapshot_bytes: Option<u64>,
-    },
+    /// Changes some of the [`Limits`], at once.
+    SetLimits(NewLimits),
     /// Adds a replica to the configuration. It is rebuilt and then a member.
     AddReplica(ReplicaConfig),
     /// Takes a replica out of the configuration, out of the epoch first.
@@ -193,6 +184,21 @@ pub enum Command {
     Shutdown,
 }
 
+/// Those of the [`Limits`] that can be changed; `None`: as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewLimits {
+    /// See [`Limits::copies`]; for rebuilds and repairs that begin from now on, and those that run.
+    pub copies: Option<u32>,
+    /// See [`Limits::rebuild_rate`].
+    pub rebuild_rate: Option<u64>,
+    /// See [`Limits::fold_rate`]; for folds that begin from now on.
+    pub fold_rate: Option<u64>,
+    /// See [`Limits::snapshots`].
+    pub snapshots: Option<u32>,
+    /// See [`Limits::snapshot_bytes`].
+    pub snapshot_bytes: Option<u64>,
+}
+
 /// Why a command was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommandError {
@@ -205,11 +211,16 @@ pub enum CommandError {
     /// There is none of that name.
     #[error("there is no {0}")]
     NotFound(String),
-    /// At most [`super::SNAPSHOTS_MAX`].
-    #[error("the volume has {0} snapshots, which is the limit: remove and purge some first")]
+    /// At most [`Limits::snapshots`], and with removed ones [`super::SNAPSHOTS_MAX`].
+    #[error(
+        "the volume has {0} snapshots, which is the limit: remove and purge some first, or raise the limit"
+    )]
     TooManySnapshots(usize),
     /// [`Limits::snapshot_bytes`].
-    #[error("the volume's snapshots take {bytes} bytes, the limit is {limit}: remove and purge some first")]
+    #[error(
+        "with another snapshot the volume's snapshots would take {bytes} bytes, the limit is {limit}: remove and \
+         purge some first, or raise the limit"
+    )]
     SnapshotsTooLarge {
         /// What they take.
         bytes: u64,

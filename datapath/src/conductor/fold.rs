@@ -20,6 +20,8 @@ const LOOK_LAST: u64 = 1_000_000_000;
 pub struct FoldStatus {
     /// Which replica.
     pub replica: String,
+    /// Something is yet to be folded, or to be looked for.
+    pub running: bool,
     /// The fold that runs or is about to; `None`: it is through.
     pub fold: Option<FoldState>,
     /// Snapshots that it could not fold, and why.
@@ -183,6 +185,7 @@ impl Conductor {
     pub(super) fn fold_status(&self) -> Vec<FoldStatus> {
         let of = |(member, folder): (&MemberId, &Folder)| FoldStatus {
             replica: self.name(*member).to_owned(),
+            running: !matches!(folder.step, Step::Through),
             fold: folder.state.clone().filter(|s| s.error.is_none()).or_else(|| self.pending(&folder.step)),
             failed: folder.failed.clone(),
             kept: folder.kept.clone(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lh_block::Epoch;
 use lh_wire::LayerInfo;
 
-use super::{Conductor, Opening, Output, Phase, Role, Seat};
+use super::{Conductor, Limits, Opening, Output, Phase, Role, Seat};
 use crate::message::MemberId;
 
 /// How a volume does as a whole; Longhorn's words.
@@ -100,6 +100,8 @@ pub struct Status {
     pub folds: Vec<super::FoldStatus>,
     /// What happened so far.
     pub counters: Counters,
+    /// Its bounds as they are now.
+    pub limits: Limits,
 }
 
 impl Conductor {
@@ -125,6 +127,7 @@ impl Conductor {
             chunks_in_doubt: self.doubt.len(),
             folds: self.fold_status(),
             counters: self.counters,
+            limits: self.config.limits,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Stories, told step by step. Replicas are numbered from 1, as their names are.
 
-use datapath::conductor::{Command, CommandError, Mode, Quorum, Robustness, Sabotage};
+use datapath::conductor::{Command, CommandError, Mode, NewLimits, Quorum, Robustness, Sabotage};
 use lh_block::{BLOCK, Extent, Generation, Op};
 
 use crate::world::{Plan, World};
@@ -484,17 +484,19 @@ fn a_revert_drops_the_head_on_every_member() {
 #[test]
 fn snapshots_have_a_limit_that_can_be_changed() {
     let mut world = opened(Quorum::Any);
-    let limit = |snapshots| Command::SetLimits {
-        rebuild_rate: None,
-        fold_rate: None,
-        snapshots: Some(snapshots),
-        snapshot_bytes: None,
-    };
+    let limit =
+        |snapshots| Command::SetLimits(NewLimits { snapshots: Some(snapshots), ..NewLimits::default() });
     world.command(limit(1), "");
     let command = world.snapshot("a");
     assert_eq!(world.finish(command), Ok(()));
     let command = world.snapshot("b");
     assert_eq!(world.finish(command), Err(CommandError::TooManySnapshots(1)));
+    assert_eq!(world.status().limits.snapshots, 1);
+    // A removed one does not count.
+    let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+    assert_eq!(world.finish(command), Ok(()));
+    let command = world.snapshot("c");
+    assert_eq!(world.finish(command), Ok(()));
     world.command(limit(2), "");
     let command = world.snapshot("b");
     assert_eq!(world.finish(command), Ok(()));

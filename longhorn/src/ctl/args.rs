@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, listen_address, process_name, snapshot_name,
-    volume_name,
+    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, label, listen_address, process_name, size_or_none,
+    snapshot_name, volume_name,
 };
 
 /// Replicated block volumes on this host.
@@ -102,6 +102,15 @@ pub(super) enum Command {
         #[arg(value_parser = volume_name)]
         new: String,
     },
+    /// Start a volume that does not start by itself from the replica that holds everything
+    Salvage(SalvageArgs),
+    /// Make a volume's directories fit for Longhorn, and forget the volume
+    #[command(after_help = RELEASE_HELP)]
+    Release {
+        /// Name of the volume, which is down
+        #[arg(value_parser = volume_name)]
+        volume: String,
+    },
     /// Take, list, remove, compare, export snapshots, and go back to one
     Snapshot {
         #[command(subcommand)]
@@ -129,8 +138,23 @@ pub(super) enum Command {
     },
 }
 
-/// Arguments of `up`.
+/// Arguments of `salvage`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = SALVAGE_HELP)]
+pub(super) struct SalvageArgs {
+    /// Name of the volume, which is down
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+    /// Start from this replica, whatever the others hold
+    #[arg(long, value_parser = process_name, value_name = "REPLICA")]
+    pub replica: Option<String>,
+    /// Give up acknowledged writes that the replica may lack
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Arguments of `up`.
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = UP_HELP)]
 pub(super) struct UpArgs {
     /// Name of the volume
@@ -154,6 +178,12 @@ pub(super) struct UpArgs {
     /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
     #[arg(long, value_name = "SECONDS")]
     pub io_timeout: Option<u64>,
+    /// Most snapshots, removed ones not counted, 1 to 250; may change while it is up [default: 250]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250))]
+    pub snapshot_max_count: Option<u32>,
+    /// No snapshot once head and snapshots take more; 0 for any; may change while it is up [default: 0]
+    #[arg(long, value_parser = size_or_none, value_name = "SIZE")]
+    pub snapshot_max_size: Option<u64>,
     /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
     #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<Listen>,
@@ -217,6 +247,12 @@ pub(super) enum SnapshotCommand {
         /// Name of the snapshot; a new one is made up without it
         #[arg(value_parser = snapshot_name)]
         name: Option<String>,
+        /// A label, KEY=VALUE; may be given again
+        #[arg(long = "label", value_parser = label, value_name = "KEY=VALUE")]
+        labels: Vec<(String, String)>,
+        /// Bring the file system that is mounted from the device to rest meanwhile
+        #[arg(long)]
+        freeze: bool,
     },
     /// List a volume's snapshots, oldest first
     Ls {
@@ -350,8 +386,8 @@ Examples:
   longhornctl up vm --size 1TiB --replicas 2 --frontend nbd-server
                                       no device: an NBD export for QEMU
 
-On a volume that is up this changes nothing and succeeds. Of a stopped one, --frontend, --listen and
---io-timeout may change.";
+On a volume that is up this changes nothing but the limits for snapshots, and succeeds. Of a stopped one,
+--frontend, --listen and --io-timeout may change, too.";
 
 const DOWN_HELP: &str = "\
 Example:
@@ -381,13 +417,32 @@ Examples:
 Nothing in the directories changes before `up`. If they differ, the first one counts and the others
 are brought in line with it.";
 
+const SALVAGE_HELP: &str = "\
+Examples:
+  longhornctl salvage demo
+  longhornctl salvage demo --replica demo-r-0a1b2c3d --force
+
+A replica is sure if it is a member of the epoch that counts: then it holds every write that was acknowledged
+and flushed. Others were left out earlier and lack what was written since. The volume is started from the one
+that is sure, or with --force from the best guess, and the others are rebuilt from it.";
+
+const RELEASE_HELP: &str = "\
+Example:
+  longhornctl down demo && longhornctl release demo
+
+The directories stay where they are and are then Longhorn's: those that hold everything are named, and those
+that do not, which are left as they are. The volume is forgotten; `longhornctl import` takes it back. If this is
+interrupted, give the command again.";
+
 const SNAPSHOT_CREATE_HELP: &str = "\
 Examples:
   longhornctl snapshot create demo before-upgrade
   name=$(longhornctl snapshot create demo)
 
-The bytes are those of one moment, as after a power cut. With `fsfreeze` around it, a file system is
-clean in it.";
+  longhornctl snapshot create demo --label why=upgrade --freeze
+
+The bytes are those of one moment, as after a power cut. With --freeze a file system is clean in it:
+programs that write to it wait meanwhile, 20 seconds at most.";
 
 const SNAPSHOT_RM_HELP: &str = "\
 Example:

@@ -53,7 +53,7 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
         let progress = Progress::of_bytes("folding");
         loop {
             let status = engine.snapshot_purge_status(()).await?.into_inner();
-            if status.replicas.iter().all(|r| r.snapshot.is_empty()) {
+            if status.replicas.iter().all(|r| !r.running) {
                 return Ok(status.replicas);
             }
             let sum = |of: fn(&ReplicaPurge) -> u64| status.replicas.iter().map(of).sum();

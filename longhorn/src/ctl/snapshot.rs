@@ -9,7 +9,7 @@ use control::host::{Root, VolumeRecord};
 use control::proto::ptypes;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
-use control::replica::{Layer, chain_of};
+use control::replica::{Layer, layers_of};
 use lh_block::format_size;
 use serde::Serialize;
 
@@ -44,13 +44,23 @@ pub struct SnapshotView {
     pub labels: BTreeMap<String, String>,
 }
 
-pub(super) async fn create(context: &Context, volume: &str, name: Option<String>) -> Result<()> {
+/// A snapshot to take.
+pub(super) struct NewSnapshot {
+    pub(super) name: Option<String>,
+    pub(super) labels: Vec<(String, String)>,
+    pub(super) freeze: bool,
+}
+
+pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
     let Some(mut engine) = connect_engine(&context.root, &record.name).await else {
         bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
     };
-    let name = name.unwrap_or_default();
-    let request = ptypes::VolumeSnapshotRequest { name, ..Default::default() };
+    let request = ptypes::VolumeSnapshotRequest {
+        name: new.name.unwrap_or_default(),
+        labels: new.labels.into_iter().collect(),
+        freeze_filesystem: new.freeze,
+    };
     let reply = engine.volume_snapshot(request).await;
     let name = reply.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name;
     match context.output {
@@ -183,7 +193,7 @@ async fn ask_replica(root: &Root, name: &str) -> Option<Vec<Layer>> {
     let ask = async {
         let channel = control::transport::connect(&root.control_socket(name)).await.ok()?;
         let answer = ReplicaServiceClient::new(channel).replica_get(()).await.ok()?;
-        Some(chain_of(&answer.into_inner().replica?))
+        Some(layers_of(&answer.into_inner().replica?))
     };
     tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }

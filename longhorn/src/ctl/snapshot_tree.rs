@@ -25,7 +25,9 @@ pub(super) fn drawn(snapshots: &[SnapshotView]) -> String {
 fn line(snapshot: &SnapshotView, depth: usize) -> String {
     let branch = if depth == 0 { String::new() } else { "  ".repeat(depth - 1) + "+-" };
     let removed = if snapshot.removed { "  (removed)" } else { "" };
-    format!("{branch}{}  {}  {}{removed}\n", snapshot.name, snapshot.created, format_size(snapshot.size))
+    let labels: String = snapshot.labels.iter().map(|(key, value)| format!("  {key}={value}")).collect();
+    let size = format_size(snapshot.size);
+    format!("{branch}{}  {}  {size}{removed}{labels}\n", snapshot.name, snapshot.created)
 }
 
 #[cfg(test)]

@@ -12,13 +12,14 @@ use control::host::{
 };
 use control::manager::State;
 use control::proto::imrpc::ProcessStatus;
+use control::proto::ptypes;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use lh_block::{Address, Generation, format_size};
 
 use super::Context;
 use super::args::{Output, UpArgs};
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, observe};
+use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
 use super::progress::Progress;
 use super::remove;
@@ -61,8 +62,11 @@ pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
         Ok(()) => {
             // Nothing but waiting is left, unless a new volume may have to be taken back.
             let lock = if is_new { Some(lock) } else { None };
-            let ready = wait_until_usable(root, &record, &mut manager, &mut progress).await;
+            let mut ready = wait_until_usable(root, &record, &mut manager, &mut progress).await;
             drop(lock);
+            if let (Ok(_), Some(limits)) = (&ready, limits_of(&args, &record)) {
+                ready = tell_limits(root, &record, limits).await.and(ready);
+            }
             ready
         }
         Err(e) => Err(e),
@@ -81,6 +85,11 @@ pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
         }
         Err(e) => Err(e),
     }
+}
+
+/// Starts a volume that exists, as it is.
+pub(super) async fn again(context: &Context, volume: &str) -> Result<()> {
+    run(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await
 }
 
 /// The volume's record, and whether it is yet to be created.
@@ -105,6 +114,8 @@ fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
     record.frontend = frontend.to_string();
     record.listen = listen(args, frontend)?;
     record.io_timeout_seconds = args.io_timeout.unwrap_or(record.io_timeout_seconds);
+    record.snapshot_max_count = args.snapshot_max_count.unwrap_or(record.snapshot_max_count);
+    record.snapshot_max_size = args.snapshot_max_size.unwrap_or(record.snapshot_max_size);
     for _ in 0..args.replicas.unwrap_or(3) {
         record.add_replica(root)?;
     }
@@ -128,6 +139,9 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     if record.state == VolumeState::Removing {
         bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
     }
+    if record.state == VolumeState::Releasing {
+        bail!("volume {volume} is being released: finish with `longhornctl release {volume}`");
+    }
     if let Some(size) = args.size.filter(|size| *size != record.size) {
         bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
@@ -145,6 +159,10 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     }
     if args.quorum.is_some_and(|q| control::host::Quorum::from(q) != record.quorum) {
         bail!("volume {volume} has the quorum {} for ever: make another volume", record.quorum);
+    }
+    if let Some((count, size)) = limits_of(args, &record) {
+        (record.snapshot_max_count, record.snapshot_max_size) = (count, size);
+        record.store(root)?;
     }
     let frontend = args.frontend.map_or_else(|| record.frontend.clone(), |f| f.to_string());
     let wanted = frontend_of(&frontend)?;
@@ -165,6 +183,22 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
     record.store(root)?;
     Ok(record)
+}
+
+/// The limits for snapshots, if any was named.
+fn limits_of(args: &UpArgs, record: &VolumeRecord) -> Option<(u32, u64)> {
+    let (count, size) = (args.snapshot_max_count, args.snapshot_max_size);
+    (count.is_some() || size.is_some())
+        .then(|| (count.unwrap_or(record.snapshot_max_count), size.unwrap_or(record.snapshot_max_size)))
+}
+
+/// Tells an engine that runs already what the record says now.
+async fn tell_limits(root: &Root, record: &VolumeRecord, (count, size): (u32, u64)) -> Result<()> {
+    let Some(mut engine) = connect_engine(root, &record.name).await else { return Ok(()) };
+    let (count, size) = (i32::try_from(count)?, i64::try_from(size)?);
+    engine.volume_snapshot_max_count_set(ptypes::VolumeSnapshotMaxCountSetRequest { count }).await?;
+    engine.volume_snapshot_max_size_set(ptypes::VolumeSnapshotMaxSizeSetRequest { size }).await?;
+    Ok(())
 }
 
 fn frontend_of(name: &str) -> Result<Frontend> {
@@ -253,6 +287,8 @@ pub(super) fn engine_args(
         frontend_listen: record.listen,
         quorum: quorum_of(record.quorum),
         io_timeout: record.io_timeout_seconds,
+        snapshot_max_count: record.snapshot_max_count,
+        snapshot_max_size: record.snapshot_max_size,
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
         key_file: root.key(&record.name),

@@ -12,7 +12,7 @@ pub(super) fn now() -> String {
 }
 
 /// Seconds since 1970 as RFC 3339.
-fn rfc3339(seconds: u64) -> String {
+pub(crate) fn rfc3339(seconds: u64) -> String {
     let (year, month, day) = date(seconds / DAY);
     let time = seconds % DAY;
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60)

@@ -15,7 +15,9 @@ use lh_block::Address;
 pub(super) use run::run;
 pub(crate) use show::{device_of, nbd_identifier, target_name, ublk_owner};
 
-use crate::arguments::{DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, unix_address, volume_name};
+use crate::arguments::{
+    DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, size_or_none, unix_address, volume_name,
+};
 
 /// Arguments of an engine.
 #[derive(Debug, clap::Args, PartialEq, Eq)]
@@ -50,6 +52,13 @@ pub struct ControllerArgs {
     /// How long requests wait for a replica, in seconds; 0 for ever
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub io_timeout: u64,
+    /// Most snapshots, removed ones not counted
+    #[arg(long, default_value_t = control::host::SNAPSHOT_COUNT, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=250))]
+    pub snapshot_max_count: u32,
+    /// Most bytes of all snapshots together; 0: any
+    #[arg(long, default_value_t = 0, value_parser = size_or_none, value_name = "SIZE")]
+    pub snapshot_max_size: u64,
     /// Attachment number x 2^32 + restart number; without it, the highest that the replicas know, plus one
     #[arg(long, value_name = "NUMBER")]
     pub generation: Option<u64>,
@@ -88,6 +97,8 @@ impl ControllerArgs {
         }
         option("quorum", control::host::Quorum::from(self.quorum).to_string());
         option("io-timeout", self.io_timeout.to_string());
+        option("snapshot-max-count", self.snapshot_max_count.to_string());
+        option("snapshot-max-size", self.snapshot_max_size.to_string());
         if let Some(generation) = self.generation {
             option("generation", generation.to_string());
         }
@@ -146,6 +157,8 @@ mod tests {
             frontend_listen: Some("127.0.0.1:10809".parse().unwrap()),
             quorum: Quorum::Majority,
             io_timeout: 0,
+            snapshot_max_count: 7,
+            snapshot_max_size: 1 << 31,
             generation: Some(3 << 32),
             authority: Some("/r/volumes/demo".into()),
             key_file: "/r/volumes/demo/key".into(),

@@ -19,7 +19,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use crate::arguments::unix_address;
+use crate::arguments::{label, unix_address};
 
 /// How often a purge that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -121,14 +121,6 @@ pub(super) enum SnapshotCommand {
     PurgeStatus,
     /// Snapshots with all that is known of them, as JSON
     Info,
-}
-
-/// `KEY=VALUE`.
-fn label(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("{text:?} is not KEY=VALUE")),
-    }
 }
 
 /// Says to each call which engine it is meant for, as Longhorn's clients do.
@@ -297,7 +289,7 @@ impl Line {
             if let Some(failed) = status.replicas.iter().find(|r| !r.error.is_empty()) {
                 bail!("{}: {}", failed.replica, failed.error);
             }
-            if status.replicas.iter().all(|r| r.snapshot.is_empty()) {
+            if status.replicas.iter().all(|r| !r.running) {
                 return Ok(());
             }
             tokio::time::sleep(LOOK).await;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::replica::{Layer, ReplicaControl, ReplicaStatus};
+use control::replica::{FoldProgress, Layer, ReplicaControl, ReplicaStatus};
 use lh_block::Address;
 use lh_wire::LayerInfo;
 use replica::serve::{Mode, Options, ServeError, Status, run as serve};
@@ -20,6 +20,9 @@ use crate::arguments::{process_name, snapshot_name, unix_address, volume_name};
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
+
+/// Most snapshots of a directory: with the head they are the 250 layers that Longhorn opens.
+const SNAPSHOTS_MAX: u32 = 249;
 
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
@@ -181,6 +184,10 @@ impl ReplicaControl for Handle {
             tokio::task::spawn_blocking(move || describe(&status)).await.ok().flatten()
         })
     }
+
+    fn set_snapshot_limits(&self, count: Option<u32>, bytes: Option<u64>) {
+        self.0.set_snapshot_limits(count, bytes);
+    }
 }
 
 fn describe(status: &Status) -> Option<ReplicaStatus> {
@@ -193,6 +200,8 @@ fn describe(status: &Status) -> Option<ReplicaStatus> {
         dirty: !state.clean,
         rebuilding: state.rebuilding,
         chain: state.chain.into_iter().map(layer).collect(),
+        fold: state.fold.map(|f| FoldProgress { done: f.done, total: f.total, error: f.error }),
+        snapshots_max: status.snapshot_limits().0.min(SNAPSHOTS_MAX),
     })
 }
 

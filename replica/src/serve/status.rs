@@ -1,6 +1,6 @@
 //! What other threads may know of a running server, and the one thing they may ask of it: to stop.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::{Sender, bounded};
@@ -61,11 +61,25 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default)]
 pub struct Status(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
     counts: Counts,
     live: Mutex<Live>,
+    snapshot_count: AtomicU32,
+    snapshot_bytes: AtomicU64,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            stop: AtomicBool::default(),
+            counts: Counts::default(),
+            live: Mutex::default(),
+            snapshot_count: AtomicU32::new(u32::MAX),
+            snapshot_bytes: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Written by the ring's thread alone, read by anybody.
@@ -135,6 +149,22 @@ impl Status {
         if let Some(bell) = &self.live().bell {
             bell.ring();
         }
+    }
+
+    /// From now on a snapshot is refused once there are `count` of them, or head and snapshots take more than `bytes`
+    /// (0: any); removed ones do not count. `None`: as it is.
+    pub fn set_snapshot_limits(&self, count: Option<u32>, bytes: Option<u64>) {
+        if let Some(count) = count {
+            self.0.snapshot_count.store(count, Ordering::Relaxed);
+        }
+        if let Some(bytes) = bytes {
+            self.0.snapshot_bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The limits as they are: count, bytes.
+    pub fn snapshot_limits(&self) -> (u32, u64) {
+        (self.0.snapshot_count.load(Ordering::Relaxed), self.0.snapshot_bytes.load(Ordering::Relaxed))
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -141,7 +141,8 @@ fn work(
     for task in inbox {
         let report = match task {
             Task::Record(id, saved) => {
-                let result = save(&mut directory, saved).map_err(|trouble| trouble.into_failure(status));
+                let result =
+                    save(&mut directory, saved, status).map_err(|trouble| trouble.into_failure(status));
                 Report::Recorded(id, result)
             }
             Task::Describe(id) => Report::Described(id, Box::new(directory.state())),
@@ -243,7 +244,21 @@ fn failure_of(error: &io::Error) -> Failure {
     }
 }
 
-fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
+/// Whether another snapshot fits the limits. What is marked as removed does not count.
+fn check_room(chain: &[LayerInfo], (count, bytes): (u32, u64)) -> Result<(), ChainError> {
+    let live = || chain.iter().filter(|l| !l.removed);
+    let snapshots = live().count().saturating_sub(1);
+    if snapshots >= count as usize {
+        return Err(ChainError::CountLimit(snapshots));
+    }
+    let taken = live().map(|l| l.allocated).sum();
+    if bytes > 0 && taken > bytes {
+        return Err(ChainError::SizeLimit { bytes: taken, limit: bytes });
+    }
+    Ok(())
+}
+
+fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Change, Trouble> {
     match saved {
         Saved::Begin => directory.begin_use()?,
         Saved::Fence(generation, instance) => directory.store_fence(generation, instance)?,
@@ -253,7 +268,12 @@ fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
                 return Err(Trouble::YoungerEpoch);
             }
         }
-        Saved::Prepare(id, op) => directory.prepare(id, &op)?,
+        Saved::Prepare(id, op) => {
+            if let ChainOp::Snapshot { .. } = op {
+                check_room(&directory.state().chain, status.snapshot_limits())?;
+            }
+            directory.prepare(id, &op)?;
+        }
         Saved::Commit(id) => return Ok(Change::Committed(directory.commit(id)?)),
         Saved::Abort(id) => directory.abort(id)?,
         Saved::Settled(snapshot) => directory.store_settled(&snapshot)?,
@@ -267,4 +287,27 @@ fn save(directory: &mut Directory, saved: Saved) -> Result<Change, Trouble> {
         Saved::Close(closing) => directory.close_clean(closing)?,
     }
     Ok(Change::None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_snapshots_do_not_count_and_the_head_is_none() {
+        let layer = |name: &str, removed| LayerInfo {
+            name: name.into(),
+            removed,
+            allocated: 4096,
+            ..LayerInfo::default()
+        };
+        let chain = [layer("a", false), layer("b", true), layer("", false)];
+        assert!(check_room(&chain, (2, 0)).is_ok());
+        assert!(matches!(check_room(&chain, (1, 0)), Err(ChainError::CountLimit(1))));
+        assert!(check_room(&chain, (2, 8192)).is_ok());
+        assert!(matches!(
+            check_room(&chain, (2, 8191)),
+            Err(ChainError::SizeLimit { bytes: 8192, limit: 8191 })
+        ));
+    }
 }

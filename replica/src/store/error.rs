@@ -308,6 +308,22 @@ pub enum ChainError {
     /// As many snapshots as Longhorn can open.
     #[error("the volume has {0} snapshots, the most that Longhorn can open: remove some first")]
     TooMany(usize),
+    /// As many as somebody allows.
+    #[error(
+        "the volume has {0} snapshots, and this replica takes no more: remove some first, or raise the limit"
+    )]
+    CountLimit(usize),
+    /// Together they take more than somebody allows.
+    #[error(
+        "with another snapshot they would take {}, and this replica takes {}: remove some first, or raise the limit",
+        format_size(*bytes), format_size(*limit)
+    )]
+    SizeLimit {
+        /// What head and snapshots take.
+        bytes: u64,
+        /// What they may take.
+        limit: u64,
+    },
     /// No such snapshot.
     #[error("there is no snapshot {0:?}")]
     NoSnapshot(String),

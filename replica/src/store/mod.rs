@@ -38,7 +38,9 @@ mod qcow2;
 mod ranges;
 mod rebuild;
 mod record;
+mod release;
 mod scrub;
+mod survey;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -65,6 +67,8 @@ pub use offline::SnapshotView;
 pub use pace::Pace;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
+pub use release::{Release, ReleaseError};
 pub use scrub::{
     DigestFrom, Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored,
 };
+pub use survey::{Survey, survey};

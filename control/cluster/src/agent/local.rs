@@ -149,7 +149,7 @@ async fn ask_replica(channel: Channel) -> Result<Option<ReplicaView>, Status> {
     let answer = ReplicaServiceClient::new(channel).replica_get(()).await?.into_inner();
     Ok(answer.replica.map(|replica| ReplicaView {
         generation: replica.generation.into(),
-        chain: control::replica::chain_of(&replica),
+        chain: control::replica::layers_of(&replica),
     }))
 }
 

@@ -4,21 +4,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress,
+    Answer, EngineControl, EngineError, EngineLimits, EngineReplica, EngineStatus, Operation, PurgeProgress,
     SnapshotRequest,
 };
 use control::proto::ptypes::{self, ReplicaMode};
 use crossbeam_channel::{Receiver, Sender};
-use datapath::conductor::{Command, CommandError, FoldStatus, Mode, ReplicaStatus};
+use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
 use datapath::engine::{EngineHandle, ReplicaAddress};
 use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
 use super::show::Endpoint;
 use crate::daemon::clock;
+use crate::daemon::freeze::Frozen;
 
-/// A wish that the engine ends; the answer says whether it does.
-pub(super) type Shutdown = tokio::sync::oneshot::Sender<Result<(), EngineError>>;
+/// Where whoever sent an errand hears how it went.
+pub(super) type Reply = tokio::sync::oneshot::Sender<Result<(), EngineError>>;
+
+/// What only the engine's main thread can do.
+#[derive(Debug)]
+pub(super) enum Errand {
+    /// Ends the engine; the answer says whether it does.
+    End(Reply),
+    /// Shows the volume, which is not shown.
+    Show(Reply),
+    /// Takes the frontend away.
+    Hide(Reply),
+}
+
+/// How many copies a rebuild has in flight beyond Longhorn's count of files that it copies at once.
+const COPIES_BEYOND: u32 = 3;
 
 /// What the face knows besides the engine's own status.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +53,7 @@ pub(super) struct Face {
     pub(super) addresses: Mutex<Vec<(String, String)>>,
     pub(super) engine: EngineHandle,
     pub(super) shown: Arc<Mutex<Shown>>,
-    pub(super) shutdowns: Sender<Shutdown>,
+    pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
 }
 
@@ -65,16 +80,36 @@ impl EngineControl for Face {
             waiting_for,
             repaired_blocks: status.counters.repaired_blocks,
             replicas: status.replicas.into_iter().map(|r| self.replica(r)).collect(),
+            limits: limits(&status.limits),
         }
     }
 
     fn snapshot(&self, request: SnapshotRequest) -> Answer<()> {
-        let SnapshotRequest { name, labels } = request;
+        let SnapshotRequest { name, labels, freeze } = request;
         let command = Command::Snapshot { name, user_created: true, created: clock::now(), labels };
-        ended(self.engine.command(command))
+        if !freeze {
+            return ended(self.engine.command(command));
+        }
+        let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
+        let (volume, engine) = (self.volume.clone(), self.engine.clone());
+        // A thread of its own: whoever asked may go away, and the file system thaws all the same.
+        let taken = tokio::task::spawn_blocking(move || {
+            at_rest(&volume, device.as_deref(), || engine.command(command).recv())
+        });
+        Box::pin(async move { taken.await.unwrap_or_else(|_| Err(ending())) })
     }
 
     fn operate(&self, operation: Operation) -> Answer<()> {
+        match operation {
+            Operation::ShowFrontend { frontend } => {
+                return match self.check_frontend(&frontend) {
+                    Ok(()) => self.send(Errand::Show),
+                    Err(refused) => Box::pin(std::future::ready(Err(refused))),
+                };
+            }
+            Operation::HideFrontend => return self.send(Errand::Hide),
+            _ => {}
+        }
         let done = match self.begin(operation) {
             Ok(done) => done,
             Err(refused) => return Box::pin(std::future::ready(Err(refused))),
@@ -87,13 +122,7 @@ impl EngineControl for Face {
     }
 
     fn shutdown(&self) -> Answer<()> {
-        let (sender, answer) = tokio::sync::oneshot::channel();
-        let asked = self.shutdowns.send(sender);
-        Box::pin(async move {
-            let ending = || EngineError::NotNow("the engine is ending".to_owned());
-            asked.map_err(|_| ending())?;
-            answer.await.map_err(|_| ending())?
-        })
+        self.send(Errand::End)
     }
 
     fn activity(&self) -> ptypes::Activity {
@@ -109,9 +138,56 @@ fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
         let answer = tokio::task::spawn_blocking(move || done.recv()).await;
         match answer {
             Ok(Ok(result)) => result.map_err(refusal),
-            Ok(Err(_)) | Err(_) => Err(EngineError::NotNow("the engine is ending".to_owned())),
+            Ok(Err(_)) | Err(_) => Err(ending()),
         }
     })
+}
+
+fn ending() -> EngineError {
+    EngineError::NotNow("the engine is ending".to_owned())
+}
+
+/// Takes a snapshot while the file system on the device, if one is mounted, is frozen.
+fn at_rest<E>(
+    volume: &str,
+    device: Option<&std::path::Path>,
+    take: impl FnOnce() -> Result<Result<(), CommandError>, E>,
+) -> Result<(), EngineError> {
+    let not_frozen = |e: anyhow::Error| {
+        EngineError::NotNow(format!("no snapshot was taken, because the file system was not frozen: {e:#}"))
+    };
+    let frozen =
+        device.map(|device| Frozen::of_device(volume, device)).transpose().map_err(not_frozen)?.flatten();
+    let taken = take().unwrap_or(Err(CommandError::ShuttingDown)).map_err(refusal);
+    let Some(frozen) = frozen else { return taken };
+    match (frozen.thaw(), taken) {
+        (_, Err(e)) => Err(e),
+        (Ok(true), Ok(())) => Ok(()),
+        (Ok(false), Ok(())) => Err(EngineError::Failed(
+            "the snapshot was taken, but the file system thawed before it: remove it, or keep it as one after a \
+             power cut"
+                .to_owned(),
+        )),
+        (Err(e), Ok(())) => Err(EngineError::Failed(format!("the snapshot was taken; {e:#}"))),
+    }
+}
+
+fn limits(of: &Limits) -> EngineLimits {
+    EngineLimits {
+        snapshot_max_count: of.snapshots,
+        snapshot_max_size: of.snapshot_bytes,
+        rebuild_concurrency: of.copies.saturating_sub(COPIES_BEYOND).max(1),
+    }
+}
+
+fn new_limits(new: control::engine::NewLimits) -> NewLimits {
+    NewLimits {
+        snapshots: new.snapshot_max_count,
+        snapshot_bytes: new.snapshot_max_size,
+        rebuild_rate: new.rebuild_rate,
+        copies: new.rebuild_concurrency.map(|n| n.saturating_add(COPIES_BEYOND)),
+        ..NewLimits::default()
+    }
 }
 
 fn purge(of: FoldStatus) -> PurgeProgress {
@@ -119,6 +195,7 @@ fn purge(of: FoldStatus) -> PurgeProgress {
     let fold = of.fold.unwrap_or_default();
     PurgeProgress {
         replica: of.replica,
+        running: of.running,
         snapshot: fold.name,
         done: fold.done,
         total: fold.total,
@@ -132,6 +209,32 @@ fn why_kept(layers: usize) -> String {
 }
 
 impl Face {
+    fn send(&self, errand: impl FnOnce(Reply) -> Errand) -> Answer<()> {
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        let asked = self.errands.send(errand(sender));
+        Box::pin(async move {
+            asked.map_err(|_| ending())?;
+            answer.await.map_err(|_| ending())?
+        })
+    }
+
+    /// An engine has one frontend for life: that of its command line. Longhorn's names for a block device and for a
+    /// target stand for whatever gives one here.
+    fn check_frontend(&self, wanted: &str) -> Result<(), EngineError> {
+        let own = lock(&self.shown).frontend;
+        let is_meant = match wanted {
+            "tgt-blockdev" => matches!(own, "fuse" | "ublk" | "nbd" | "iscsi"),
+            "tgt-iscsi" => own == "iscsi-target",
+            wanted => wanted == own,
+        };
+        if is_meant {
+            return Ok(());
+        }
+        Err(EngineError::NotNow(format!(
+            "the engine was started with the frontend {own}, and shows the volume by no other: start it with {wanted:?}"
+        )))
+    }
+
     /// Refuses while somebody has the device open, who would not see that its bytes are others.
     fn check_unused(&self) -> Result<(), EngineError> {
         let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
@@ -169,6 +272,10 @@ impl Face {
                 Command::Revert { name, created: clock::now() }
             }
             Operation::Expand { size } => Command::Expand { size, created: clock::now() },
+            Operation::SetLimits(new) => Command::SetLimits(new_limits(new)),
+            Operation::ShowFrontend { .. } | Operation::HideFrontend => {
+                return Err(EngineError::NotNow("the frontend is not the conductor's".to_owned()));
+            }
         };
         Ok(self.engine.command(command))
     }

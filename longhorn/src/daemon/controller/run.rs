@@ -15,12 +15,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost};
-use super::face::{Face, Shown, Shutdown};
+use super::face::{Errand, Face, Reply, Shown};
 use super::queues::{DEPTH, Notice, Queues};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED};
 use crate::arguments::Quorum;
-use crate::daemon::{GivesUp, memory};
+use crate::daemon::{GivesUp, freeze, memory};
 
 /// How long the engine before this one may take to end after it was killed.
 const PREDECESSOR: Duration = Duration::from_secs(10);
@@ -48,13 +48,13 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         listen: args.frontend_listen,
         io_timeout: Duration::from_secs(args.io_timeout),
     })?;
-    let replicas = configured(args, &root)?;
-    let (handle, parts, events) = engine::start(options(args, &replicas, generation, authority)?)
+    let (replicas, limits) = configured(args, &root)?;
+    let (handle, parts, events) = engine::start(options(args, &replicas, limits, generation, authority)?)
         .context("the engine cannot be started")?;
     let queues = Queues::start(&handle, parts, show.memory())?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
-    let shutdowns = serve_face(args, &replicas, generation, &handle, &shown)?;
-    Life { handle, events, shutdowns, queues, show, shown }.live()
+    let errands = serve_face(args, &replicas, generation, &handle, &shown)?;
+    Life { volume: args.volume.clone(), handle, events, errands, queues, show, shown, open: None }.live()
 }
 
 fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
@@ -87,22 +87,21 @@ fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Autho
     Ok((generation, Box::new(OnHost(authority))))
 }
 
-/// The replicas of the volume's record, if the authority is the root's own: a restart has the command line of the first
-/// start, and replicas may have come and gone since. Otherwise those of the command line.
-fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, Address)>> {
+/// The replicas and limits of the volume's record, if the authority is the root's own: a restart has the command line of
+/// the first start, and they may have changed since. Otherwise those of the command line.
+fn configured(args: &ControllerArgs, root: &Root) -> Result<(Vec<(String, Address)>, Limits)> {
+    let limits = |snapshots, snapshot_bytes| Limits { snapshots, snapshot_bytes, ..Limits::default() };
+    let told = || (args.replicas.clone(), limits(args.snapshot_max_count, args.snapshot_max_size));
     if args.authority.as_deref() != Some(root.volume(&args.volume).as_path()) {
-        return Ok(args.replicas.clone());
+        return Ok(told());
     }
     match VolumeRecord::load(root, &args.volume) {
-        Ok(record) => Ok(record
-            .replicas
-            .into_iter()
-            .map(|r| {
-                let socket = root.data_socket(&r.name);
-                (r.name, socket.into())
-            })
-            .collect()),
-        Err(RecordError::Missing { .. }) => Ok(args.replicas.clone()),
+        Ok(record) => {
+            let at = |name: &String| (name.clone(), root.data_socket(name).into());
+            let replicas = record.replicas.iter().map(|r| at(&r.name)).collect();
+            Ok((replicas, limits(record.snapshot_max_count, record.snapshot_max_size)))
+        }
+        Err(RecordError::Missing { .. }) => Ok(told()),
         Err(e) => Err(e.into()),
     }
 }
@@ -110,6 +109,7 @@ fn configured(args: &ControllerArgs, root: &Root) -> Result<Vec<(String, Address
 fn options(
     args: &ControllerArgs,
     replicas: &[(String, Address)],
+    limits: Limits,
     generation: Generation,
     authority: Box<dyn engine::Authority>,
 ) -> Result<engine::Options> {
@@ -144,7 +144,7 @@ fn options(
         // ended. Over TCP another host may have one that has not heard of this one yet.
         known_dead: local,
         authority,
-        limits: Limits::default(),
+        limits,
     })
 }
 
@@ -161,8 +161,8 @@ fn serve_face(
     generation: Generation,
     handle: &EngineHandle,
     shown: &Arc<Mutex<Shown>>,
-) -> Result<Receiver<Shutdown>> {
-    let (sender, shutdowns) = unbounded();
+) -> Result<Receiver<Errand>> {
+    let (sender, errands) = unbounded();
     let address = |(name, address): &(String, Address)| (name.clone(), address.to_string());
     let face = Arc::new(Face {
         volume: args.volume.clone(),
@@ -171,7 +171,7 @@ fn serve_face(
         addresses: Mutex::new(replicas.iter().map(address).collect()),
         engine: handle.clone(),
         shown: shown.clone(),
-        shutdowns: sender.clone(),
+        errands: sender.clone(),
         looks: Mutex::new(Looks::new(Instant::now())),
     });
     let socket = args.listen.clone();
@@ -195,11 +195,11 @@ fn serve_face(
         });
     };
     std::thread::Builder::new().name("grpc".into()).spawn(work).context("a thread for the control socket")?;
-    Ok(shutdowns)
+    Ok(errands)
 }
 
 /// Asks for the end at each signal that asks for it.
-async fn hear_signals(shutdowns: &Sender<Shutdown>) -> std::io::Result<()> {
+async fn hear_signals(errands: &Sender<Errand>) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     loop {
@@ -208,7 +208,7 @@ async fn hear_signals(shutdowns: &Sender<Shutdown>) -> std::io::Result<()> {
             _ = interrupt.recv() => {}
         }
         let (sender, answer) = tokio::sync::oneshot::channel();
-        if shutdowns.send(sender).is_err() {
+        if errands.send(Errand::End(sender)).is_err() {
             return Ok(());
         }
         if let Ok(Err(refused)) = answer.await {
@@ -219,12 +219,15 @@ async fn hear_signals(shutdowns: &Sender<Shutdown>) -> std::io::Result<()> {
 
 /// What an engine's main thread has in its hands.
 struct Life {
+    volume: String,
     handle: EngineHandle,
     events: Receiver<Event>,
-    shutdowns: Receiver<Shutdown>,
+    errands: Receiver<Errand>,
     queues: Queues,
     show: Show,
     shown: Arc<Mutex<Shown>>,
+    /// Bytes, once the volume is open.
+    open: Option<u64>,
 }
 
 impl Life {
@@ -245,6 +248,7 @@ impl Life {
                     }
                     Event::Resized { size } => {
                         tracing::info!(size, "grown");
+                        self.open = Some(size);
                         if let Err(e) = self.show.resize(size) {
                             tracing::error!("the device has its old size until it is shown anew: {e:#}");
                         }
@@ -257,12 +261,15 @@ impl Life {
                     }
                     return Err(anyhow!("the device was taken away by somebody else"));
                 }
-                recv(self.shutdowns) -> wish => {
-                    let answer = wish.context("the control socket's thread has ended")?;
-                    match self.hide() {
-                        Ok(()) => return self.shut_down(answer),
-                        // Whoever asked may be gone.
-                        Err(refused) => drop(answer.send(Err(refused))),
+                recv(self.errands) -> errand => {
+                    match errand.context("the control socket's thread has ended")? {
+                        Errand::End(reply) => match self.hide() {
+                            Ok(()) => return self.shut_down(reply),
+                            // Whoever asked may be gone.
+                            Err(refused) => drop(reply.send(Err(refused))),
+                        },
+                        Errand::Hide(reply) => drop(reply.send(self.hide())),
+                        Errand::Show(reply) => drop(reply.send(self.show_again())),
                     }
                 }
                 recv(care) -> _ => self.show.look_after(&self.queues),
@@ -271,14 +278,36 @@ impl Life {
     }
 
     fn open(&mut self, size: u64) -> Result<()> {
+        self.open = Some(size);
         let endpoint = self.show.show(&self.queues, size)?;
         tracing::info!(?endpoint, "shown");
+        if endpoint.device.is_some() {
+            freeze::thaw_left_over(&self.volume);
+        }
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = Some(endpoint);
         Ok(())
     }
 
+    /// Shows the volume after it was hidden.
+    fn show_again(&mut self) -> Result<(), EngineError> {
+        let Some(size) = self.open else {
+            return Err(EngineError::NotNow("the volume is not open yet: it is shown when it is".to_owned()));
+        };
+        if self.is_shown() {
+            return Ok(());
+        }
+        self.open(size).map_err(|e| EngineError::Failed(format!("{e:#}")))
+    }
+
+    fn is_shown(&self) -> bool {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint.is_some()
+    }
+
     /// Takes the frontend away.
     fn hide(&mut self) -> Result<(), EngineError> {
+        if self.open.is_some() && !self.is_shown() {
+            return Ok(());
+        }
         self.show.hide(&self.queues).map_err(|e| match e {
             HideError::InUse(text) => EngineError::NotNow(text),
             HideError::Failed(e) => EngineError::Failed(format!("{e:#}")),
@@ -288,7 +317,7 @@ impl Life {
     }
 
     /// Flushes, closes the replicas, ends the queues.
-    fn shut_down(self, answer: Shutdown) -> Result<()> {
+    fn shut_down(self, answer: Reply) -> Result<()> {
         let done = self.close_replicas();
         self.queues.end();
         let _ = answer.send(done.clone());

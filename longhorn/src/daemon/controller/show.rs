@@ -59,7 +59,7 @@ pub(super) struct Endpoint {
 /// The frontend on its way from chosen to shown.
 pub(super) enum Show {
     Nothing,
-    NbdServer { volume: String, listener: Option<Listener>, uri: String },
+    NbdServer { volume: String, listen: Option<SocketAddr>, listener: Option<Listener>, uri: String },
     Nbd(Box<Nbd>),
     Initiator(Box<Initiator>),
     Fuse { options: Attach, block_size: u32, attached: Option<Box<Attached>> },
@@ -100,7 +100,12 @@ impl Show {
             Frontend::None => Ok(Self::Nothing),
             Frontend::NbdServer => {
                 let (listener, uri) = nbd_listener(volume, wish.listen)?;
-                Ok(Self::NbdServer { volume: volume.to_owned(), listener: Some(listener), uri })
+                Ok(Self::NbdServer {
+                    volume: volume.to_owned(),
+                    listen: wish.listen,
+                    listener: Some(listener),
+                    uri,
+                })
             }
             Frontend::IscsiTarget => {
                 Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen)?)))
@@ -164,7 +169,12 @@ impl Show {
             }
             Self::Nbd(nbd) => nbd.show(queues),
             Self::Initiator(initiator) => initiator.show(queues, size),
-            Self::NbdServer { volume, listener, uri } => {
+            Self::NbdServer { volume, listen, listener, uri } => {
+                if listener.is_none() {
+                    // It was hidden.
+                    let (again, at) = nbd_listener(volume, *listen)?;
+                    (*listener, *uri) = (Some(again), at);
+                }
                 let export = |name: &str| Export {
                     name: name.to_owned(),
                     description: "Longhorn volume".to_owned(),

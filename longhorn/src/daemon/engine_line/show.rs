@@ -105,12 +105,12 @@ pub(super) struct Purge {
 pub(super) fn purges(status: &volume::PurgeStatus) -> BTreeMap<String, Purge> {
     let purge = |r: &volume::ReplicaPurge| Purge {
         error: r.error.clone(),
-        is_purging: !r.snapshot.is_empty(),
+        is_purging: r.running,
         progress: r.done.saturating_mul(100).checked_div(r.total).unwrap_or(100).min(100),
-        state: match (r.error.is_empty(), r.snapshot.is_empty()) {
-            (false, _) => "error",
-            (true, true) => "complete",
-            (true, false) => "in_progress",
+        state: match (r.running, r.error.is_empty()) {
+            (true, _) => "in_progress",
+            (false, true) => "complete",
+            (false, false) => "error",
         },
     };
     status.replicas.iter().map(|r| (r.replica.clone(), purge(r))).collect()

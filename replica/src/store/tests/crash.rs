@@ -13,6 +13,8 @@ use lh_wire::{BlockState, ChainOp, Keep, LayerInfo};
 
 use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
+use super::super::release::Release;
+use super::super::survey::survey;
 use super::super::{create, error::OpenError};
 use super::names::Journal;
 use super::tape::Tape;
@@ -613,4 +615,36 @@ fn a_lower_epoch_does_not_replace_a_higher_one() {
     assert!(volume.directory.store_epoch(epoch(7)).unwrap());
     assert!(!volume.directory.store_epoch(epoch(6)).unwrap());
     assert!(volume.directory.store_epoch(epoch(7)).unwrap());
+}
+
+#[test]
+fn release() {
+    at_every_step(
+        |path| layered(path, "two"),
+        |path, tape| {
+            let fs = Fs { tape: Some(Arc::clone(tape)) };
+            Release::prepare_with(path, fs).and_then(Release::carry_out).is_ok()
+        },
+        |path, finished, what| {
+            let bytes = |name: &str| reads(path, Some(name).filter(|n| !n.is_empty()));
+            for (name, blocks) in LAYERED {
+                assert_eq!(bytes(name), blocks, "{what}: {name:?}");
+            }
+            let found = survey(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(found.imported || !finished, "{what}: it is still ours");
+            // Begun again, it comes to its end, and nothing of ours but the fence is left.
+            Release::prepare(path).and_then(Release::carry_out).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let found = survey(path).unwrap();
+            assert!(found.imported && !found.rebuilding && found.clean, "{what}");
+            let left: Vec<_> =
+                fs::read_dir(path.join("engine")).unwrap().map(|e| e.unwrap().file_name()).collect();
+            assert!(left.iter().all(|name| name == "fence"), "{what}: {left:?}");
+            for (name, blocks) in LAYERED {
+                assert_eq!(bytes(name), blocks, "{what}: {name:?} as Longhorn reads it");
+            }
+            // And it can be taken back.
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+        },
+    );
 }

@@ -14,3 +14,5 @@ mod scrub;
 pub(super) mod tape;
 mod volume;
 mod zero_map;
+
+pub(super) use volume::{Volume, temporary};

@@ -22,7 +22,7 @@ pub(super) const SIZE: u64 = 64 * BLOCK;
 pub(super) const OPTIONS: OpenOptions = OpenOptions { lock_wait: Duration::from_millis(900) };
 
 /// A temporary directory in RAM where there is one: the tests make thousands of files.
-pub(super) fn temporary() -> tempfile::TempDir {
+pub(in crate::store) fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -49,15 +49,15 @@ pub(super) fn revert_op(name: &str) -> ChainOp {
 
 /// Both halves of an open replica.
 #[derive(Debug)]
-pub(super) struct Volume {
-    pub(super) directory: Directory,
+pub(in crate::store) struct Volume {
+    pub(in crate::store) directory: Directory,
     pub(super) store: Store,
     /// What a fold has claimed of the head.
     pub(super) claim: Option<Extent>,
 }
 
 impl Volume {
-    pub(super) fn create(path: &Path) -> Self {
+    pub(in crate::store) fn create(path: &Path) -> Self {
         Self::create_sized(path, SIZE)
     }
 
@@ -161,7 +161,7 @@ impl Volume {
         bytes.chunks(step).map(|block| block[0]).collect()
     }
 
-    pub(super) fn snapshot(&mut self, id: u128, name: &str) -> Result<(), ChainError> {
+    pub(in crate::store) fn snapshot(&mut self, id: u128, name: &str) -> Result<(), ChainError> {
         self.directory.prepare(Instance(id), &snapshot_op(name))?;
         self.commit(id)
     }

@@ -1,0 +1,148 @@
+//! `release`: a volume's directories become Longhorn's.
+//!
+//! Which replicas hold everything is decided once and written into the record before the first directory changes. From
+//! then on the volume does not start any more, and the command, given again after whatever interrupted it, goes on. At the
+//! end the volume is forgotten; its directories stay.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::{LiveDirs, Root, VolumeLock, VolumeRecord, VolumeState};
+use lh_block::format_size;
+use replica::store::{Release, survey};
+use serde::Serialize;
+
+use super::Context;
+use super::args::Output;
+use super::observe::has_processes;
+use super::output::{print, print_json};
+
+/// How long another command may hold the volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What became of the directories, as `release -o json` prints it.
+#[derive(Debug, Default, Serialize)]
+struct ReleaseView {
+    volume: String,
+    /// Longhorn's now.
+    released: Vec<PathBuf>,
+    /// Left as they are.
+    left: Vec<LeftView>,
+}
+
+/// A directory that does not hold everything.
+#[derive(Debug, Serialize)]
+struct LeftView {
+    path: PathBuf,
+    /// One sentence.
+    reason: String,
+}
+
+pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
+    let root = &context.root;
+    VolumeRecord::load(root, volume)?;
+    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let mut record = VolumeRecord::load(root, volume)?;
+    if record.state == VolumeState::Removing {
+        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
+    }
+    if has_processes(root, &record)? {
+        bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
+    }
+    LiveDirs::default().check_free(volume, root)?;
+    if record.state == VolumeState::Ready {
+        record.releasing = members(root, &record)?;
+        let prepared = prepare(&record)?;
+        // From here on there is only the way forward.
+        record.state = VolumeState::Releasing;
+        record.store(root)?;
+        carry_out(prepared)?;
+    } else {
+        carry_out(prepare(&record)?)?;
+    }
+    let view = view(&record);
+    record.remove(root)?;
+    show(context, &view)
+}
+
+/// The replicas that hold everything: members of the epoch that counts, closed cleanly.
+fn members(root: &Root, record: &VolumeRecord) -> Result<Vec<String>> {
+    let volume = &record.name;
+    let Some(epoch) = record.authority(root).epoch()? else {
+        bail!("volume {volume} was never started: its directories are as they were");
+    };
+    let mut members = Vec::new();
+    for replica in record.replicas.iter().filter(|r| epoch.has(&r.name)) {
+        let held = survey(&replica.directory)?;
+        if held.rebuilding || held.imported || !held.clean || held.epoch.as_ref() != Some(&epoch) {
+            bail!(
+                "replica {} was not closed cleanly: start the volume and stop it, `longhornctl up {volume}` and \
+                 `longhornctl down {volume}`, then release it",
+                replica.name
+            );
+        }
+        members.push(replica.name.clone());
+    }
+    if members.is_empty() {
+        bail!("no replica of volume {volume} holds everything: see `longhornctl salvage {volume}`");
+    }
+    Ok(members)
+}
+
+/// Opens every directory that is released, and sees that there is space for all of them.
+fn prepare(record: &VolumeRecord) -> Result<Vec<Release>> {
+    let mut prepared = Vec::new();
+    let mut needs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for replica in record.replicas.iter().filter(|r| record.releasing.contains(&r.name)) {
+        let release = Release::prepare(&replica.directory)?;
+        let (device, free) = release.free().with_context(|| replica.directory.display().to_string())?;
+        let (need, available) = needs.entry(device).or_default();
+        (*need, *available) = (*need + release.need(), free);
+        if *need > *available {
+            bail!(
+                "the disk of {} has {} free and {} are needed: free some space, then release again",
+                replica.directory.display(),
+                format_size(*available),
+                format_size(*need)
+            );
+        }
+        prepared.push(release);
+    }
+    Ok(prepared)
+}
+
+fn carry_out(prepared: Vec<Release>) -> Result<()> {
+    for release in prepared {
+        release.carry_out()?;
+    }
+    Ok(())
+}
+
+fn view(record: &VolumeRecord) -> ReleaseView {
+    let is_released = |name: &String| record.releasing.contains(name);
+    let (released, left): (Vec<_>, Vec<_>) = record.replicas.iter().partition(|r| is_released(&r.name));
+    let reason = || "it was left out of the volume and lacks what was written since".to_owned();
+    ReleaseView {
+        volume: record.name.clone(),
+        released: released.into_iter().map(|r| r.directory.clone()).collect(),
+        left: left.into_iter().map(|r| LeftView { path: r.directory.clone(), reason: reason() }).collect(),
+    }
+}
+
+fn show(context: &Context, view: &ReleaseView) -> Result<()> {
+    if context.output == Output::Json {
+        return print_json(view);
+    }
+    let volume = &view.volume;
+    for path in &view.released {
+        print(&format!("{}\n", path.display()))?;
+    }
+    eprintln!("{volume} is released: what is named above is Longhorn's, and holds everything");
+    for left in &view.left {
+        eprintln!("left as it is: {} ({})", left.path.display(), left.reason);
+    }
+    eprintln!("`longhornctl import {volume} DIR...` would take it back");
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! What a directory says of itself, without opening it: for the decision whether a volume can be started from it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lh_block::{Epoch, Generation};
+
+use super::error::{Damage, OpenError};
+use super::open::{Owner, damaged, failed, lock_directory, owner};
+use super::record::{Creating, EpochRecord, Fence, Rebuild, Records};
+use super::tree;
+
+/// How long the lock of a process that is just ending is waited for.
+const PASSING: Duration = Duration::from_secs(5);
+
+/// What a directory says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// The volume's size in bytes.
+    pub size: u64,
+    /// The highest generation that ever fenced it.
+    pub generation: Generation,
+    /// The last epoch that it recorded.
+    pub epoch: Option<Epoch>,
+    /// A rebuild of it began and did not end, here or in the program that wrote it.
+    pub rebuilding: bool,
+    /// Another program has written it since its records were made, or it has none.
+    pub imported: bool,
+    /// Closed cleanly and not written since.
+    pub clean: bool,
+    /// When its head was last written, seconds since 1970.
+    pub written: u64,
+    /// Snapshots that are not marked as removed, parents before children.
+    pub snapshots: Vec<String>,
+}
+
+/// Looks at a directory that no process uses. Changes nothing.
+///
+/// # Errors
+/// [`OpenError`]: it is not there, in use, or damaged.
+pub fn survey(path: &Path) -> Result<Survey, OpenError> {
+    let _lock = lock_directory(path, false, Instant::now() + PASSING)?;
+    let records = Records { directory: path };
+    if records.load::<Creating>()?.is_some() {
+        return Err(damaged(path, Damage::Unfinished));
+    }
+    let owner = owner(&records)?;
+    let tree = tree::load(path)?;
+    let head = path.join(&tree.volume.head);
+    let head = head.symlink_metadata().map_err(failed("reading", &head))?;
+    let fence = records.load::<Fence>()?;
+    let (imported, epoch, rebuilding, clean) = match owner {
+        Owner::Other => (true, None, tree.volume.rebuilding, !tree.volume.dirty),
+        Owner::Ours { identity, clean } => {
+            let epoch = records.load::<EpochRecord>()?.filter(|e| e.volume == identity.volume);
+            let rebuild = records.load::<Rebuild>()?.filter(|r| r.volume == identity.volume);
+            (identity.imported, epoch.map(|e| e.epoch), rebuild.is_some(), clean)
+        }
+    };
+    let live = tree.layers.iter().filter(|l| !l.name.is_empty() && !l.meta.removed);
+    Ok(Survey {
+        size: tree.volume.size(),
+        generation: fence.map(|f| f.generation).unwrap_or_default(),
+        epoch,
+        rebuilding,
+        imported,
+        clean,
+        written: u64::try_from(head.mtime()).unwrap_or(0),
+        snapshots: live.map(|l| l.name.clone()).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::Instance;
+
+    use super::super::tests::{Volume, temporary};
+    use super::*;
+
+    #[test]
+    fn a_directory_is_looked_at_and_not_touched() {
+        let place = temporary();
+        let path = place.path().join("replica");
+        let mut volume = Volume::create(&path);
+        let epoch = Epoch { counter: 3, members: vec!["a".into()], id: Instance(1), ..Epoch::default() };
+        volume.directory.store_epoch(epoch.clone()).unwrap();
+        volume.snapshot(1, "one").unwrap();
+        assert!(matches!(survey(&path), Err(OpenError::InUse { .. })), "a process has it");
+        drop(volume);
+        let listing = || -> Vec<_> {
+            let mut names: Vec<_> =
+                std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let before = (listing(), std::fs::metadata(path.join("volume.meta")).unwrap().ctime_nsec());
+        let found = survey(&path).unwrap();
+        assert_eq!((found.epoch, found.imported, found.rebuilding), (Some(epoch), false, false));
+        assert_eq!(found.snapshots, ["one"]);
+        assert_eq!(before, (listing(), std::fs::metadata(path.join("volume.meta")).unwrap().ctime_nsec()));
+        // Without the attribute of volume.meta the records say nothing.
+        let meta = std::fs::read(path.join("volume.meta")).unwrap();
+        std::fs::remove_file(path.join("volume.meta")).unwrap();
+        std::fs::write(path.join("volume.meta"), meta).unwrap();
+        let found = survey(&path).unwrap();
+        assert_eq!((found.epoch, found.imported), (None, true));
+    }
+}

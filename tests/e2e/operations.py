@@ -1,0 +1,256 @@
+"""What is done to a volume beyond reading and writing: snapshots of a frozen file system, labels, limits; salvage when
+no replica is left that an engine would start from; release to Longhorn."""
+import fcntl, hashlib, importlib.util, json, os, shutil, signal, struct, subprocess, threading, time
+from harness import BIN, Host, JUDGE, expect, full, have, kill, rng, run, shown, skip, wait_for
+
+MIB = 1 << 20
+BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
+LONGHORN = os.path.join(BIN, "longhorn")
+
+
+def loaded_judge():
+    spec = importlib.util.spec_from_file_location("judge", JUDGE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def put(volume, at, data):
+    fd = os.open(f"/dev/longhorn/{volume}", os.O_RDWR)
+    try:
+        os.pwrite(fd, data, at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def get(volume, at, length):
+    fd = os.open(f"/dev/longhorn/{volume}", os.O_RDONLY)
+    try:
+        return os.pread(fd, length, at)
+    finally:
+        os.close(fd)
+
+
+def refused(host, *args):
+    done = host.ctl(*args, check=False)
+    expect(done.returncode == 1, f"{args} should be refused: {done.stdout}{done.stderr}")
+    return done.stderr + done.stdout
+
+
+# ---- snapshots -------------------------------------------------------------------------------------------------
+
+def writes_in_time(place, seconds):
+    """True if a file can be made and synced within so long."""
+    done = threading.Event()
+
+    def write():
+        fd = os.open(os.path.join(place, f"w{time.monotonic_ns()}"), os.O_CREAT | os.O_WRONLY)
+        os.write(fd, b"x" * 4096)
+        os.fsync(fd)
+        os.close(fd)
+        done.set()
+    threading.Thread(target=write, daemon=True).start()
+    return done.wait(seconds)
+
+
+def needs_recovery(host, volume, snapshot):
+    """Whether the journal of the snapshot's ext4 would have to be replayed."""
+    image = os.path.join(host.root, "frozen.img")
+    host.ctl("snapshot", "export", volume, snapshot, image)
+    return "needs_recovery" in run("dumpe2fs", "-h", image).stdout
+
+
+def frozen(host):
+    if not have("mkfs.ext4", "dumpe2fs"):
+        return skip("freeze", "no e2fsprogs")
+    volume, place = host.name("frozen"), os.path.join(host.root, "my data")
+    host.up(volume, "--size", "64MiB", "--replicas", "1", "--frontend", "fuse")
+    device = f"/dev/longhorn/{volume}"
+    run("mkfs.ext4", "-q", device)
+    os.mkdir(place)
+    run("mount", device, place)
+    try:
+        expect(writes_in_time(place, 30), "the file system does not write")
+        host.ctl("snapshot", "create", volume, "hot")
+        host.ctl("snapshot", "create", volume, "cold", "--freeze", "--label", "why=a & b", "--label", "k=")
+        expect(writes_in_time(place, 30), "the file system is still frozen after its snapshot")
+        labels = {s["name"]: s["labels"] for s in host.json("snapshot", "ls", volume)}
+        expect(labels == {"hot": {}, "cold": {"why": "a & b", "k": ""}}, f"labels {labels}")
+        expect("why=a & b" in host.ctl("snapshot", "tree", volume).stdout, "the tree shows no labels")
+        expect(needs_recovery(host, volume, "hot"), "a mounted ext4 looks clean: the check says nothing")
+        expect(not needs_recovery(host, volume, "cold"), "the frozen snapshot's journal is not empty")
+
+        def freezer(limit):
+            child = subprocess.Popen([LONGHORN, "fs-freeze", "--limit", str(limit), place], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, text=True)
+            expect(child.stdout.readline() == "frozen\n", "the freezer does not freeze")
+            return child
+        # The time limit, with nobody who asks for the thaw.
+        child = freezer(1500)
+        expect(not writes_in_time(place, 0.5), "writes go on although it is frozen")
+        expect(child.wait(20) == 3, "the freezer does not say that it was late")
+        expect(writes_in_time(place, 20), "the time limit does not thaw")
+        # The end of whoever froze.
+        child = freezer(60000)
+        child.stdin.close()
+        expect(child.wait(20) == 0 and writes_in_time(place, 20), "the end of the engine does not thaw")
+        # Somebody else has frozen it: no snapshot, and it stays as they have it.
+        run("fsfreeze", "--freeze", place)
+        text = refused(host, "snapshot", "create", volume, "never", "--freeze")
+        expect("frozen" in text or "freez" in text, text)
+        expect(not writes_in_time(place, 0.5), "somebody else's freeze was thawed")
+        # Engine and freezer killed at once: the next engine thaws.
+        with open(f"/run/longhorn/{volume}.frozen", "w") as note:
+            note.write(place)
+        kill(host.status(volume)["engine_pid"], signal.SIGKILL)
+        expect(writes_in_time(place, 60), "the next engine does not thaw what the one before has left frozen")
+        expect(len(host.json("snapshot", "ls", volume)) == 2, "a refused snapshot is there")
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", place], capture_output=True)
+        run("umount", place)
+    limits(host, volume)
+    host.ctl("down", volume)
+    shown("a snapshot of a frozen ext4 needs no journal; it thaws by limit, by the engine's end, and after both died")
+
+
+def limits(host, volume):
+    """Changed while the volume is up; they hold after a restart, and removed snapshots do not count."""
+    host.ctl("up", volume, "--snapshot-max-count", "2")
+    expect("limit" in refused(host, "snapshot", "create", volume, "third"), "no word of the limit")
+    kill(host.status(volume)["engine_pid"], signal.SIGKILL)
+    wait_for("the engine is back", lambda: host.status(volume)["state"] == "attached", 60)
+    expect("limit" in refused(host, "snapshot", "create", volume, "third"), "the limit is gone with the engine")
+    host.ctl("snapshot", "rm", volume, "hot")
+    host.ctl("snapshot", "create", volume, "third")
+    host.ctl("up", volume, "--snapshot-max-count", "250", "--snapshot-max-size", "1MiB")
+    expect("limit" in refused(host, "snapshot", "create", volume, "fourth"), "no word of the limit of size")
+    host.ctl("up", volume, "--snapshot-max-size", "0")
+    host.ctl("snapshot", "create", volume, "fourth")
+
+
+# ---- salvage ---------------------------------------------------------------------------------------------------
+
+def left_alone(host, volume):
+    """Three replicas of which one after the other is put out: epochs {1,2,3}, {1,2}, {1}. What each has seen last."""
+    names = sorted(r["name"] for r in host.healthy(volume)["replicas"])
+    put(volume, 0, b"A" * 4096)
+    for out, byte in [(names[2], b"B"), (names[1], b"C")]:
+        kill(host.replica_pids(volume)[out], signal.SIGSTOP)
+        put(volume, 0, byte * 4096)
+        mode = {r["name"]: r["mode"] for r in host.status(volume)["replicas"]}[out]
+        expect(mode == "ERR", f"{out} has not answered and is {mode}")
+    host.kill_everything()
+    return names
+
+
+def salvage(host):
+    volume = host.name("salvage")
+    host.up(volume, "--size", "16MiB", "--replicas", "3", "--frontend", "fuse")
+    one, two, three = left_alone(host, volume)
+    paths = {r["name"]: r["path"] for r in host.status(volume)["replicas"]}
+    host.ctl("down", volume)
+    # The authority is lost: the replicas alone say that one of them is sure.
+    authority = os.path.join(host.root, "volumes", volume, "authority.json")
+    with open(authority, "w") as f:
+        f.write("{")
+    found = salvaged(host, volume)
+    expect(found["sure"] and found["chosen"] == [one], f"{found}")
+    expect(get(volume, 0, 4096) == b"C" * 4096, "the sure replica's bytes are not there")
+    host.healthy(volume)
+    # Again, and the only one that is sure is lost with its disk.
+    expect(left_alone(host, volume) == [one, two, three], "other replicas")
+    host.ctl("down", volume)
+    shutil.move(paths[one], paths[one] + ".lost")
+    text = refused(host, "salvage", volume)
+    expect("left out" in text and two in text, text)
+    expect("left out" in refused(host, "salvage", volume, "--replica", two), "a guess without --force")
+    expect("not" in refused(host, "salvage", volume, "--replica", one, "--force"), "a lost directory")
+    found = salvaged(host, volume, "--force")
+    expect(not found["sure"] and found["chosen"] == [two], f"{found}")
+    expect(get(volume, 0, 4096) == b"B" * 4096, "the guess is not what the second replica held")
+    host.healthy(volume)
+    host.ctl("down", volume)
+    shown("of epochs {1,2,3}, {1,2}, {1} the last member is sure; without it nobody is, and --force takes the second")
+
+
+def salvaged(host, volume, *args):
+    """What `salvage` decided; it goes on to print the volume as `up` does."""
+    text = host.ctl("-o", "json", "salvage", volume, *args).stdout
+    return json.JSONDecoder().raw_decode(text)[0]
+
+
+# ---- release ---------------------------------------------------------------------------------------------------
+
+def exported(host, volume):
+    """Every snapshot's bytes, by name; the volume is up."""
+    sums, image = {}, os.path.join(host.root, "release.img")
+    for snapshot in host.json("snapshot", "ls", volume):
+        host.ctl("snapshot", "export", volume, snapshot["name"], image)
+        sums[snapshot["name"]] = hashlib.sha256(open(image, "rb").read()).hexdigest()
+    return sums
+
+
+def release(host, dice):
+    size, volume = 16 * MIB, host.name("release")
+    host.up(volume, "--size", str(size), "--replicas", "2", "--frontend", "fuse")
+    fd = os.open(f"/dev/longhorn/{volume}", os.O_RDWR)
+    for n in range(4):
+        for _ in range(60):
+            length = 4096 * dice.randrange(1, 32)
+            at = 4096 * dice.randrange((size - length) // 4096 + 1)
+            if dice.random() < 0.6:
+                os.pwrite(fd, dice.randbytes(4096) * (length // 4096), at)
+            else:
+                os.fsync(fd)
+                fcntl.ioctl(fd, dice.choice([BLKDISCARD, BLKZEROOUT]), struct.pack("QQ", at, length))
+        os.fsync(fd)
+        if n < 3:
+            host.ctl("snapshot", "create", volume, f"s{n}")
+    head = hashlib.sha256(os.pread(fd, size, 0)).hexdigest()
+    os.close(fd)
+    host.ctl("snapshot", "rm", volume, "s1")
+    sums = exported(host, volume)
+    paths = [r["path"] for r in host.status(volume)["replicas"]]
+    expect("is up" in refused(host, "release", volume), "released while it is up")
+    host.ctl("down", volume)
+    marked = [json.load(open(os.path.join(p, "volume.meta")))["Rebuilding"] for p in paths]
+    expect(all(marked), "no zero marks were made: the test shows nothing")
+    # Broken off at any moment, and begun again.
+    stops = full(6, 40)
+    for n in range(stops):
+        child = subprocess.Popen([os.path.join(BIN, "longhornctl"), "--root", host.root, "release", volume],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(dice.random() * 0.06)
+        child.kill()
+        child.wait()
+        if not os.path.exists(os.path.join(host.root, "volumes", volume, "volume.json")):
+            break
+        if json.load(open(os.path.join(host.root, "volumes", volume, "volume.json")))["state"] == "releasing":
+            expect("release" in refused(host, "up", volume), "a volume that is being released starts")
+    if os.path.exists(os.path.join(host.root, "volumes", volume, "volume.json")):
+        done = host.json("release", volume)
+        expect(sorted(done["released"]) == sorted(paths) and not done["left"], f"{done}")
+    judge = loaded_judge()
+    for path in paths:
+        replica = judge.Replica(path, clean=True)
+        expect(set(os.listdir(os.path.join(path, "engine"))) <= {"fence"}, f"ours is left in {path}")
+        found = {n: hashlib.sha256(replica.content(f)).hexdigest() for n, f in replica.snapshots().items()}
+        expect(found == sums, f"{path}: snapshots differ as Longhorn reads them")
+        found = hashlib.sha256(replica.content(replica.volume["Head"])).hexdigest()
+        expect(found == head, f"{path}: the head differs as Longhorn reads it")
+    host.ctl("import", volume, *paths)
+    host.up(volume, "--frontend", "fuse")
+    expect(hashlib.sha256(get(volume, 0, size)).hexdigest() == head, "taken back, the volume differs")
+    host.ctl("down", volume)
+    shown(f"released after {n + 1} interruptions: {len(sums)} snapshots and the head as Longhorn reads them, and back")
+
+
+def main():
+    host, dice = Host(), rng()
+    frozen(host)
+    salvage(host)
+    release(host, dice)
+
+
+main()
