@@ -122,6 +122,10 @@ def limits(host, volume):
     wait_for("the engine is back", lambda: host.status(volume)["state"] == "attached", 60)
     expect("limit" in refused(host, "snapshot", "create", volume, "third"), "the limit is gone with the engine")
     host.ctl("snapshot", "rm", volume, "hot")
+    with open(f"/dev/longhorn/{volume}", "r+b", buffering=0) as device:
+        device.seek(16 << 20)
+        device.write(os.urandom(4 << 20))
+        os.fsync(device)
     host.ctl("snapshot", "create", volume, "third")
     host.ctl("up", volume, "--snapshot-max-count", "250", "--snapshot-max-size", "1MiB")
     expect("limit" in refused(host, "snapshot", "create", volume, "fourth"), "no word of the limit of size")

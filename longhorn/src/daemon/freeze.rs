@@ -29,6 +29,9 @@ const FROZEN: &str = "frozen";
 /// Its exit status when the time was over before it was asked to thaw.
 const LATE: i32 = 3;
 
+/// The exit status of a freezer that froze nothing: what is frozen there is somebody else's.
+const NOT_FROZEN: i32 = 4;
+
 /// Arguments of a freezer.
 #[derive(Debug, clap::Args)]
 pub(super) struct FreezeArgs {
@@ -42,8 +45,15 @@ pub(super) struct FreezeArgs {
 /// Freezes, waits, thaws. Does not return if the time was over: the exit status says so.
 pub(super) fn run(args: &FreezeArgs) -> Result<()> {
     let deadline = Instant::now() + Duration::from_millis(args.limit);
-    let root = File::open(&args.mount_point).with_context(|| args.mount_point.display().to_string())?;
-    sys::freeze(&root).with_context(|| format!("freezing {}", args.mount_point.display()))?;
+    let place = args.mount_point.display();
+    let frozen = File::open(&args.mount_point).and_then(|root| sys::freeze(&root).map(|()| root));
+    let root = match frozen {
+        Ok(root) => root,
+        Err(e) => {
+            let _ = writeln!(io::stderr(), "error: freezing {place}: {e}");
+            std::process::exit(NOT_FROZEN);
+        }
+    };
     // From here on every way leads to the thaw.
     let said = writeln!(io::stdout(), "{FROZEN}").and_then(|()| io::stdout().flush());
     let in_time = said.is_ok() && wait_for_end(deadline);
@@ -156,7 +166,7 @@ impl Frozen {
             }
         };
         let in_time = status.success();
-        if !in_time && status.code() != Some(LATE) {
+        if !in_time && !matches!(status.code(), Some(LATE | NOT_FROZEN)) {
             self.thaw_in_its_place(status)?;
         }
         let _ = std::fs::remove_file(&self.note);
