@@ -15,7 +15,7 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 19] = [
+const STATES: [&str; 22] = [
     "authority did not answer",
     "block rebuilt",
     "blocks repaired",
@@ -24,7 +24,9 @@ const STATES: [&str; 19] = [
     "engine open",
     "epoch made",
     "epoch with one member",
+    "expansion done",
     "fence refused an engine",
+    "fold ended",
     "member lost: disk error",
     "member lost: disk full",
     "member lost: hung",
@@ -33,6 +35,7 @@ const STATES: [&str; 19] = [
     "no member kept what was not flushed",
     "no space on a replica's disk",
     "rebuild finished",
+    "revert done",
     "snapshot done",
     "two engines open",
 ];
@@ -90,11 +93,16 @@ fn no_seed_breaks_a_promise() {
 
 /// Runs seeds until one notices that the mechanism is missing.
 fn noticed(name: &str, sabotage: Sabotage) {
+    noticed_from(1, name, sabotage);
+}
+
+fn noticed_from(first: u64, name: &str, sabotage: Sabotage) {
     if let Some(seed) = number("LH_SEED") {
         println!("{name}: {:?}", run(seed, sabotage, true).err());
         return;
     }
-    let found = (1..=NOTICED_WITHIN).find_map(|seed| Some((seed, run(seed, sabotage, false).err()?)));
+    let found =
+        (first..first + NOTICED_WITHIN).find_map(|seed| Some((seed, run(seed, sabotage, false).err()?)));
     let (seed, what) = found.unwrap_or_else(|| panic!("{name}: not noticed within {NOTICED_WITHIN} seeds"));
     println!("{name}: noticed by seed {seed}: {what}");
 }
@@ -114,6 +122,14 @@ use datapath::conductor::Sabotage as InConductor;
 use datapath::queue::Sabotage as InQueue;
 use replica::serve::core::Sabotage as InReplica;
 
+/// Rare: an engine has to die after one replica has folded a snapshot and before another has, with a write in doubt beside what
+/// was folded.
+#[test]
+fn repaired_layer_by_layer() {
+    let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
+    noticed_from(4001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);
@@ -127,6 +143,8 @@ sabotage! {
     leaver_on_one_queue: conductor InConductor { leaver_on_one_queue: true, ..InConductor::default() };
     copied_before_all_queues_send: conductor InConductor { join_without_drain: true, ..InConductor::default() };
     snapshot_without_a_pause: conductor InConductor { commit_without_pause: true, ..InConductor::default() };
+    requests_go_on_before_all_have_switched: conductor InConductor { resume_early: true, ..InConductor::default() };
+    decided_operation_taken_back: conductor InConductor { undo_decided: true, ..InConductor::default() };
     fence_without_drain: replica InReplica { fence_without_drain: true, ..InReplica::default() };
     stale_let_in: replica InReplica { accept_stale: true, ..InReplica::default() };
     doubt_forgotten_by_the_replica: replica InReplica { forget_in_doubt: true, ..InReplica::default() };
@@ -136,5 +154,6 @@ sabotage! {
     missed_writes_not_saved: replica InReplica { missed_not_saved: true, ..InReplica::default() };
     own_doubt_of_who_returns_forgotten: conductor InConductor { forget_own_doubt: true, ..InConductor::default() };
     snapshot_taken_meanwhile_forgotten: conductor InConductor { snapshot_meanwhile: true, ..InConductor::default() };
+    map_believed_after_a_revert: replica InReplica { map_survives_revert: true, ..InReplica::default() };
     intent_not_durable: replica InReplica { intent_not_durable: true, ..InReplica::default() };
 }

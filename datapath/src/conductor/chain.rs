@@ -345,7 +345,8 @@ impl Conductor {
     fn commit(&mut self, task: &mut Task) -> bool {
         let id = task.id;
         let control = if task.changes_head() { Control::Switch { id } } else { Control::Commit { id } };
-        if !self.poll_task(task, &control) {
+        let all = self.poll_task(task, &control);
+        if !(all || task.changes_head() && sabotaged!(self, resume_early)) {
             return false;
         }
         if !task.changes_head() {

@@ -142,7 +142,7 @@ impl Conductor {
             return;
         };
         let targets = members.without(source);
-        let merged = self.may_have_folded(members);
+        let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         self.give(purpose, Job::Equalise { layer, range, source, targets, compare: false, merged });
     }
 

@@ -28,6 +28,16 @@ pub struct Sabotage {
     /// Snapshots are committed while writes are in flight.
     #[cfg(feature = "sabotage")]
     pub commit_without_pause: bool,
+    /// Requests go on before every member has changed its head.
+    #[cfg(feature = "sabotage")]
+    pub resume_early: bool,
+    /// A starting engine takes every prepared operation back, also those that a member has carried out, and goes on with
+    /// whatever layers its members have then.
+    #[cfg(feature = "sabotage")]
+    pub undo_decided: bool,
+    /// What is in doubt is copied layer by layer, whatever the members have folded.
+    #[cfg(feature = "sabotage")]
+    pub repair_by_layer: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

@@ -7,7 +7,7 @@ use lh_wire::ReplicaState;
 
 use super::chain::unfinished;
 use super::choose::{Candidate, Choice, Start, choose, same_shape};
-use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat};
+use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch, SwitchId};
 
 impl Conductor {
@@ -110,7 +110,8 @@ impl Conductor {
         let members = self.members();
         unfinished(state, |id| {
             let known = |m: MemberId| self.replica(m).state.as_ref().is_some_and(|s| s.committed == Some(id));
-            self.decided == Some(id) || members.iter().any(known)
+            let carried_out = members.iter().any(known) && !sabotaged!(self, undo_decided);
+            self.decided == Some(id) || carried_out
         })
     }
 
@@ -124,7 +125,7 @@ impl Conductor {
         };
         for member in members.iter() {
             let alike = self.replica(member).state.as_ref().is_some_and(|s| same_shape(s, &model));
-            if !alike {
+            if !alike && !sabotaged!(self, undo_decided) {
                 self.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
                 let replica = self.replica_mut(member);
                 replica.role = Role::Out;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{BlockState, ChainOp, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
+use lh_wire::{BlockState, ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
 use replica::serve::core::{Facts, Failure, Record, Trail};
 
 use super::dice::Dice;
@@ -72,8 +72,19 @@ struct Records {
     clean: bool,
 }
 
-/// Base first: every layer's name, and what is seen through it and all below. Blocks of zeroes are left out.
-pub type Image = Vec<(String, BTreeMap<u64, Stamp>)>;
+/// What a layer shows, through it and all that it stands on. Blocks of zeroes are left out.
+pub type Seen = BTreeMap<u64, Stamp>;
+
+/// Every layer that is not removed, by name, and what it shows; the head has no name.
+pub type Image = BTreeMap<String, Seen>;
+
+/// A fold that runs in the replica's process.
+#[derive(Clone, Debug)]
+struct Fold {
+    name: String,
+    /// Blocks of the removed snapshot that are still to be looked at.
+    left: Vec<u64>,
+}
 
 /// A directory.
 #[derive(Clone, Debug)]
@@ -87,6 +98,7 @@ pub struct Disk {
     pub full_until: u64,
     /// Lengths of every block's history at the start of the sync under way.
     syncing: Option<BTreeMap<(usize, u64), usize>>,
+    fold: Option<Fold>,
 }
 
 impl Disk {
@@ -94,7 +106,7 @@ impl Disk {
     pub fn new(size: u64, chunk: u64) -> Self {
         let head = Layer { info: LayerInfo { length: size, ..LayerInfo::default() }, slots: BTreeMap::new() };
         let records = Records { clean: true, ..Records::default() };
-        Self { size, chunk, layers: vec![head], records, full_until: 0, syncing: None }
+        Self { size, chunk, layers: vec![head], records, full_until: 0, syncing: None, fold: None }
     }
 
     /// What a process that opens the directory finds.
@@ -139,12 +151,17 @@ impl Disk {
 
     /// The block through the chain.
     pub fn read(&self, block: u64) -> Stamp {
-        let from = self.layers.len();
-        self.read_below(block, from)
+        self.read_through(block, self.layers.len() - 1)
     }
 
-    fn read_below(&self, block: u64, layers: usize) -> Stamp {
-        for layer in self.layers[..layers].iter().rev() {
+    /// The layer and what it stands on, down to the base.
+    fn path(&self, top: usize) -> impl Iterator<Item = &Layer> {
+        let below = |layer: &&Layer| self.layer_at(&layer.info.parent).map(|at| &self.layers[at]);
+        std::iter::successors(Some(&self.layers[top]), below)
+    }
+
+    fn read_through(&self, block: u64, top: usize) -> Stamp {
+        for layer in self.path(top) {
             match layer.slots.get(&block).map_or(Cell::Absent, Slot::current) {
                 Cell::Absent => {}
                 Cell::Zero => return Stamp(0),
@@ -161,14 +178,16 @@ impl Disk {
 
     /// One block of the head reads as zero from now on.
     pub fn zero(&mut self, block: u64) {
-        let cell = if self.layers.len() > 1 { Cell::Zero } else { Cell::Absent };
+        let cell = if self.head().info.parent.is_empty() { Cell::Absent } else { Cell::Zero };
         self.head().slots.entry(block).or_default().since.push(cell);
     }
 
     fn layer_named(&self, name: &str) -> Option<usize> {
-        if name.is_empty() {
-            return Some(self.layers.len() - 1);
-        }
+        if name.is_empty() { Some(self.layers.len() - 1) } else { self.layer_at(name) }
+    }
+
+    /// The snapshot of this name.
+    fn layer_at(&self, name: &str) -> Option<usize> {
         self.layers[..self.layers.len() - 1].iter().position(|l| l.info.name == name)
     }
 
@@ -238,6 +257,7 @@ impl Disk {
     /// The power goes: of every block one of its unsynced values is left, or none.
     pub fn power_cut(&mut self, dice: &mut Dice) {
         self.syncing = None;
+        self.fold = None;
         for slot in self.layers.iter_mut().flat_map(|l| l.slots.values_mut()) {
             if !slot.since.is_empty() {
                 let pick = dice.below(slot.since.len() as u64 + 1);
@@ -272,12 +292,8 @@ impl Disk {
                 r.intent.dedup();
             }
             Record::Prepare { id, op } => {
-                if let ChainOp::Snapshot { name, .. } = op
-                    && self.layers.iter().any(|l| l.info.name == *name)
-                {
-                    return Err(Failure::Refused("a snapshot of this name exists".into()));
-                }
-                r.prepared = Some((*id, op.clone()));
+                self.check(op)?;
+                self.records.prepared = Some((*id, op.clone()));
             }
             Record::Commit { id } => self.commit(*id)?,
             Record::Abort { .. } => r.prepared = None,
@@ -292,11 +308,22 @@ impl Disk {
                 r.intent.clear();
             }
             Record::Begin => r.clean = false,
-            Record::Fold { .. } | Record::FoldStop => {
-                return Err(Failure::Refused("the simulated disk folds nothing".into()));
-            }
+            Record::Fold { name, .. } => self.begin_fold(name)?,
+            Record::FoldStop => self.fold = None,
         }
         Ok(())
+    }
+
+    /// Whether the operation can be carried out here.
+    fn check(&self, op: &ChainOp) -> Result<(), Failure> {
+        let why = match op {
+            ChainOp::Snapshot { name, .. } => self.layer_at(name).map(|_| "a snapshot of this name exists"),
+            ChainOp::Expand { size, .. } => (*size <= self.size).then_some("it has that size"),
+            ChainOp::Revert { name, .. } | ChainOp::MarkRemoved { name } => {
+                self.layer_at(name).is_none().then_some("there is no such snapshot")
+            }
+        };
+        why.map_or(Ok(()), |why| Err(Failure::Refused(why.into())))
     }
 
     fn commit(&mut self, id: Instance) -> Result<(), Failure> {
@@ -313,28 +340,107 @@ impl Disk {
         self.records.committed = Some(id);
         match op {
             ChainOp::Snapshot { name, user_created, created, labels } => {
-                let size = self.size;
-                let head = self.head();
-                head.info = LayerInfo {
-                    name: name.clone(),
-                    user_created,
-                    created,
-                    labels,
-                    ..std::mem::take(&mut head.info)
-                };
-                let info = LayerInfo { parent: name, length: size, ..LayerInfo::default() };
-                self.layers.push(Layer { info, slots: BTreeMap::new() });
+                self.put_head_over(LayerInfo { name, user_created, created, labels, ..LayerInfo::default() });
+            }
+            ChainOp::Expand { size, created } => {
+                let name = lh_wire::expansion_snapshot(size);
+                let old = std::mem::replace(&mut self.size, size);
+                self.put_head_over(LayerInfo { name, created, length: old, ..LayerInfo::default() });
+            }
+            ChainOp::Revert { name, created } => {
+                self.syncing = None;
+                self.fold = None;
+                let info = LayerInfo { parent: name, created, length: self.size, ..LayerInfo::default() };
+                *self.head() = Layer { info, slots: BTreeMap::new() };
             }
             ChainOp::MarkRemoved { name } => {
                 if let Some(layer) = self.layers.iter_mut().find(|l| l.info.name == name) {
                     layer.info.removed = true;
                 }
             }
-            ChainOp::Revert { .. } | ChainOp::Expand { .. } => {
-                return Err(Failure::Refused("the simulated disk knows neither".into()));
-            }
         }
         Ok(())
+    }
+
+    /// The head becomes a snapshot, and an empty head is put over it.
+    fn put_head_over(&mut self, info: LayerInfo) {
+        let size = self.size;
+        let head = self.head();
+        let (name, length) = (info.name.clone(), head.info.length);
+        head.info = LayerInfo { parent: std::mem::take(&mut head.info.parent), length, ..info };
+        let info = LayerInfo { parent: name, length: size, ..LayerInfo::default() };
+        self.layers.push(Layer { info, slots: BTreeMap::new() });
+    }
+
+    fn begin_fold(&mut self, name: &str) -> Result<(), Failure> {
+        let refused = |why: &str| Err(Failure::Refused(why.into()));
+        let Some(at) = self.layer_at(name).filter(|at| self.layers[*at].info.removed) else {
+            return refused("no removed snapshot has this name");
+        };
+        if self.layers.iter().filter(|l| l.info.parent == name).count() > 1 {
+            return refused("several stand on it");
+        }
+        let left = self.layers[at].slots.keys().rev().copied().collect();
+        self.fold = Some(Fold { name: name.to_owned(), left });
+        Ok(())
+    }
+
+    /// Moves one block of the snapshot that is folded away, or ends the fold. `false`: none runs any more.
+    pub fn fold_on(&mut self) -> bool {
+        let Some(fold) = &mut self.fold else { return false };
+        let (name, block) = (fold.name.clone(), fold.left.pop());
+        let Some(at) = self.layer_at(&name) else {
+            self.fold = None;
+            return false;
+        };
+        let child = self.layers.iter().position(|l| l.info.parent == name);
+        match (block, child) {
+            (Some(block), Some(child)) => {
+                let base = self.layers[at].info.parent.is_empty();
+                let cell = self.layers[at].slots.get(&block).map_or(Cell::Absent, Slot::current);
+                let slot = self.layers[child].slots.entry(block).or_default();
+                let needed = cell != Cell::Absent && !(base && cell == Cell::Zero);
+                if needed && slot.current() == Cell::Absent {
+                    slot.since.push(cell);
+                }
+            }
+            (Some(_), None) => {}
+            // What is prepared names layers as they are.
+            (None, _) if self.records.prepared.is_some() => {}
+            (None, child) => self.end_fold(at, child),
+        }
+        self.fold.is_some()
+    }
+
+    /// Everything is on stable storage, and the names change.
+    fn end_fold(&mut self, at: usize, child: Option<usize>) {
+        self.fold = None;
+        for slot in self.layers.iter_mut().flat_map(|l| l.slots.values_mut()) {
+            if let Some(last) = slot.since.last().copied() {
+                slot.durable = last;
+                slot.since.clear();
+            }
+        }
+        if let Some(child) = child {
+            let info = &self.layers[at].info;
+            let (parent, length) = (info.parent.clone(), info.length);
+            let child = &mut self.layers[child].info;
+            (child.parent, child.length) = (parent, child.length.max(length));
+        }
+        let gone = self.layers.remove(at).info.name;
+        if self.records.settled.as_deref() == Some(&gone) {
+            self.records.settled = at.checked_sub(1).map(|below| self.layers[below].info.name.clone());
+        }
+        let moved = |((layer, block), count)| match layer {
+            layer if layer == at => None,
+            layer => Some(((layer - usize::from(layer > at), block), count)),
+        };
+        self.syncing = self.syncing.take().map(|s| s.into_iter().filter_map(moved).collect());
+    }
+
+    /// The process is gone, and with it the fold that it ran.
+    pub fn process_ended(&mut self) {
+        self.fold = None;
     }
 
     fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo], keep: Option<&Keep>) {
@@ -350,6 +456,7 @@ impl Disk {
         r.missed.clear();
         self.size = size;
         self.syncing = None;
+        self.fold = None;
         let mut old = std::mem::take(&mut self.layers);
         let mut head = old.pop();
         let layer = |info: &LayerInfo| {
@@ -401,22 +508,32 @@ impl Disk {
             kept: self.records.kept.clone(),
             unsettled: names[first_unsettled..].to_vec(),
             clean: self.records.clean,
+            fold: self.fold.as_ref().map(|f| FoldState { name: f.name.clone(), ..FoldState::default() }),
             ..ReplicaState::default()
         }
     }
 
-    /// Every layer's blocks that are not absent, for the comparison at the end.
+    /// What every layer that is not removed shows.
     pub fn image(&self) -> Image {
-        (1..=self.layers.len())
-            .map(|n| {
-                let touched: std::collections::BTreeSet<u64> =
-                    self.layers[..n].iter().flat_map(|l| l.slots.keys().copied()).collect();
-                let seen = touched.into_iter().map(|b| (b, self.read_below(b, n))).filter(|(_, s)| s.0 != 0);
-                let name =
-                    if n == self.layers.len() { String::new() } else { self.layers[n - 1].info.name.clone() };
-                (name, seen.collect())
-            })
-            .collect()
+        let live = (0..self.layers.len()).filter(|at| !self.layers[*at].info.removed);
+        live.map(|at| {
+            (
+                if at + 1 == self.layers.len() { String::new() } else { self.layers[at].info.name.clone() },
+                self.seen(at),
+            )
+        })
+        .collect()
+    }
+
+    /// What a snapshot shows, if it is there.
+    pub fn snapshot(&self, name: &str) -> Option<Seen> {
+        self.layer_at(name).map(|at| self.seen(at))
+    }
+
+    fn seen(&self, top: usize) -> Seen {
+        let touched: std::collections::BTreeSet<u64> =
+            self.path(top).flat_map(|l| l.slots.keys().copied()).collect();
+        touched.into_iter().map(|b| (b, self.read_through(b, top))).filter(|(_, s)| s.0 != 0).collect()
     }
 }
 

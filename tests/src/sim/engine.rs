@@ -213,7 +213,7 @@ impl Engine {
             O::NameLayer(layer, name) => {
                 self.layers.insert(layer.0, name);
             }
-            O::CommandDone(..) => {}
+            O::CommandDone(id, result) => out.command_done(id, result.is_ok()),
             O::Open { .. } => {
                 self.open = true;
                 out.opened(self.number);

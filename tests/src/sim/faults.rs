@@ -49,6 +49,14 @@ pub enum Fault {
     Away(usize, u64),
     /// A snapshot is taken.
     Snapshot,
+    /// A snapshot is marked as removed.
+    Remove,
+    /// What is removed is folded away.
+    Purge,
+    /// The volume is reverted to a snapshot.
+    Revert,
+    /// The volume grows.
+    Expand,
 }
 
 impl Fault {
@@ -74,11 +82,20 @@ impl Fault {
             Self::PowerCutOthers(_) => "power cut of all but one",
             Self::Away(..) => "replica away",
             Self::Snapshot => "snapshot asked for",
+            Self::Remove => "removal asked for",
+            Self::Purge => "purge asked for",
+            Self::Revert => "revert asked for",
+            Self::Expand => "expansion asked for",
         }
     }
 
+    /// It is an operation on the chain of layers, which goes wrong only through what else does.
+    pub const fn changes_the_chain(self) -> bool {
+        matches!(self, Self::Snapshot | Self::Remove | Self::Purge | Self::Revert | Self::Expand)
+    }
+
     /// One of each kind, for the check that every kind has fired.
-    pub const KINDS: [&'static str; 19] = [
+    pub const KINDS: [&'static str; 23] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -98,6 +115,10 @@ impl Fault {
         "power cut of all but one",
         "replica away",
         "snapshot asked for",
+        "removal asked for",
+        "purge asked for",
+        "revert asked for",
+        "expansion asked for",
     ];
 }
 
@@ -137,9 +158,11 @@ impl Mix {
     const fn has(self, fault: Fault) -> bool {
         use Fault::{
             Cut, Errors, FreezeEngine, Full, FullAll, HostLost, Isolate, KillEngine, KillReplica,
-            KillReplicas, PowerCut, PowerCutAll, PowerCutOthers, Slow, Snapshot, StopReplica,
-            StopReplicaKillEngine,
+            KillReplicas, PowerCut, PowerCutAll, PowerCutOthers, Slow, StopReplica, StopReplicaKillEngine,
         };
+        if fault.changes_the_chain() {
+            return true;
+        }
         match self {
             Self::All | Self::Absences => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
@@ -153,7 +176,6 @@ impl Mix {
                     | KillEngine
                     | KillReplica(_)
                     | KillReplicas
-                    | Snapshot
             ),
             Self::Engines => matches!(
                 fault,
@@ -164,12 +186,10 @@ impl Mix {
                     | Cut(..)
                     | StopReplica(..)
                     | HostLost(_)
-                    | Snapshot
             ),
-            Self::Disks => matches!(
-                fault,
-                Slow(..) | Errors(..) | Full(..) | FullAll(_) | StopReplica(..) | KillEngine | Snapshot
-            ),
+            Self::Disks => {
+                matches!(fault, Slow(..) | Errors(..) | Full(..) | FullAll(_) | StopReplica(..) | KillEngine)
+            }
         }
     }
 
@@ -256,6 +276,9 @@ fn absences(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
     for _ in 0..dice.below(3) {
         plan.push((left + dice.below(back - left), Fault::Snapshot));
     }
+    for _ in 0..dice.below(4) {
+        plan.push((dice.below(back + SECOND), chain_operation(dice)));
+    }
     if dice.chance(300) {
         // It does not get far.
         plan.push((back + dice.between(MS, 2 * SECOND), any(dice, nodes)));
@@ -269,7 +292,7 @@ fn any(dice: &mut Dice, nodes: usize) -> Fault {
     let short = dice.between(5 * MS, 900 * MS);
     let long = dice.between(SECOND, 8 * SECOND);
     let time = if dice.chance(500) { short } else { long };
-    match dice.below(100) {
+    match dice.below(112) {
         0..16 => Fault::KillEngine,
         16..21 => Fault::FreezeEngine(time),
         21..24 => Fault::Isolate(node, 4 * SECOND + long),
@@ -288,6 +311,16 @@ fn any(dice: &mut Dice, nodes: usize) -> Fault {
         81..86 => Fault::Cut(node, time),
         86..90 => Fault::Break(node),
         90..92 => Fault::Away(node, long / 2),
-        _ => Fault::Snapshot,
+        _ => chain_operation(dice),
+    }
+}
+
+fn chain_operation(dice: &mut Dice) -> Fault {
+    match dice.below(20) {
+        0..9 => Fault::Snapshot,
+        9..13 => Fault::Remove,
+        13..15 => Fault::Purge,
+        15..18 => Fault::Revert,
+        _ => Fault::Expand,
     }
 }

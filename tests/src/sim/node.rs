@@ -113,6 +113,7 @@ impl Node {
 
     /// SIGKILL. What was submitted to the disk goes on; of records on their way the first may have been made.
     pub fn kill(&mut self, dice: &mut Dice) {
+        self.disk.process_ended();
         if let Some(p) = self.process.take()
             && let Some((_, record)) = p.persists.front()
             && dice.chance(500)
@@ -222,8 +223,13 @@ impl Node {
                     return;
                 };
                 let result = self.disk.record(&record);
+                if matches!(record, Record::Fold { .. }) && result.is_ok() {
+                    let latency = self.latency(dice);
+                    out.later(now + latency, self.ended(number, Ended::Fold));
+                }
                 Input::Persisted { id, result }
             }
+            Ended::Fold if alive => return self.fold(now, number, dice, out),
             Ended::Describe(request) if alive => {
                 Input::Described { request, result: Ok(Box::new(self.disk.describe())) }
             }
@@ -244,6 +250,16 @@ impl Node {
             return;
         }
         self.apply(now, input, dice, out);
+    }
+
+    /// The fold that runs goes on, unless the process is stopped.
+    fn fold(&mut self, now: u64, number: u64, dice: &mut Dice, out: &mut Outbox) {
+        if self.is_stopped() || self.disk.fold_on() {
+            let latency = self.latency(dice).max(50_000);
+            out.later(now + latency, self.ended(number, Ended::Fold));
+        } else {
+            out.note("fold ended", 1);
+        }
     }
 
     /// An ended operation is looked at by the process it belongs to.
@@ -402,6 +418,8 @@ pub enum Ended {
     Describe(RequestId),
     /// A look at a layer, from a place on.
     Map(RequestId, String, u64),
+    /// A piece of a fold.
+    Fold,
     /// Time that the machine asked for.
     Time,
 }

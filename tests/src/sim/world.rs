@@ -1,6 +1,7 @@
 //! The world: the clock, the events, the network, the authority, the clients, and the end of a run.
 
 mod authority;
+mod chain;
 mod clients;
 mod disaster;
 mod ending;
@@ -20,7 +21,7 @@ use lh_wire::handshake::Verdict;
 use replica::serve::core::{ConnId, SessionHello};
 
 use super::dice::Dice;
-use super::disk::{Disk, Image, blocks};
+use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
 use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
@@ -34,6 +35,10 @@ const CHUNK: u64 = 128 << 10;
 /// Blocks that clients use: few, so that requests meet; most in two chunks, and some in chunks of their own, so that
 /// chunks are marked for the first time all through a run.
 const HOT: u64 = 24;
+
+/// Bytes that the volume may grow by, in all, and by each expansion.
+const GROWTH: u64 = 4 * GROWS_BY;
+const GROWS_BY: u64 = 32 << 10;
 
 /// Device queues.
 const QUEUES: u8 = 2;
@@ -136,6 +141,7 @@ enum Effect {
     Connect(u64, MemberId, u64),
     Answer(u64, Answer),
     Opened(u64),
+    CommandDone(u64, bool),
 }
 
 /// Collects what somebody wants done.
@@ -177,6 +183,9 @@ impl Outbox {
     }
     pub(super) fn opened(&mut self, engine: u64) {
         self.effects.push(Effect::Opened(engine));
+    }
+    pub(super) fn command_done(&mut self, command: CommandId, ok: bool) {
+        self.effects.push(Effect::CommandDone(command.0, ok));
     }
     /// Counts a state that was entered.
     pub(super) fn note(&mut self, what: &'static str, count: u64) {
@@ -280,7 +289,7 @@ pub struct World {
     budget: u64,
     /// Mean time between two looks of the clients, beyond their usual haste, ns.
     pace: u64,
-    snapshots: u64,
+    chain: chain::Chain,
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
     mix: Mix,
@@ -297,10 +306,9 @@ pub struct World {
 
 impl World {
     /// A world of three replicas from the seed.
-    /// A world of three replicas from the seed.
     pub fn new(seed: u64, sabotage: Sabotage, tracing: bool) -> Self {
         let dice = Dice::new(seed);
-        let blocks = usize::try_from(hot_block(HOT) + 16).unwrap_or(0);
+        let blocks = usize::try_from((SIZE + GROWTH) / BLOCK).unwrap_or(0);
         Self {
             now: 0,
             order: 0,
@@ -330,7 +338,7 @@ impl World {
             history: History::new(blocks),
             stamps: 0,
             budget: 0,
-            snapshots: 0,
+            chain: chain::Chain::default(),
             aftershocks: 0,
             mix: Mix::All,
             quorum: Quorum::Any,
@@ -679,6 +687,7 @@ impl World {
                 let delay = self.dice.between(MS / 100, MS / 3);
                 self.at(now + delay, Event::Answer(engine, answer));
             }
+            Effect::CommandDone(command, ok) => self.command_done(command, ok),
             Effect::Opened(engine) => {
                 self.say(|| format!("engine {engine} is open"));
                 self.note("engine open".into());

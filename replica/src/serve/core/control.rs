@@ -2,7 +2,9 @@
 
 use lh_wire::{ChainOp, Control, MapPage, ReplicaState, Status};
 
-use super::{Body, Completed, Core, Directory, Failure, Output, Purpose, Record, RequestId, Stage};
+use super::{
+    Body, Completed, Core, Directory, Failure, Output, Purpose, Record, RequestId, Stage, sabotaged,
+};
 
 /// What a control operation comes to.
 enum Step {
@@ -120,7 +122,10 @@ impl Core {
                     Step::Refuse("this chain operation was carried out already".into())
                 }
                 // What the head held is gone then: no trail tells of it.
-                None if matches!(op, ChainOp::Revert { .. }) && !self.missed.out().is_empty() => {
+                None if matches!(op, ChainOp::Revert { .. })
+                    && !self.missed.out().is_empty()
+                    && !sabotaged!(self, map_survives_revert) =>
+                {
                     let epoch = self.epoch.clone().unwrap_or_default();
                     Step::Forget(Record::Epoch { epoch, out: Vec::new() })
                 }

@@ -20,4 +20,6 @@ pub struct Sabotage {
     pub map_with_gap: bool,
     /// Marks are taken back before what they stand for is saved for those who are out (`docs/invariants.md`, 8).
     pub missed_not_saved: bool,
+    /// What is kept of others is believed after a revert (`docs/invariants.md`, 8).
+    pub map_survives_revert: bool,
 }

@@ -15,7 +15,7 @@ impl World {
                 .and_then(|e| e.slots[q].iter().position(|s| !s.taken).and_then(|s| u16::try_from(s).ok()));
             if let Some(slot) = free.filter(|s| *s < DEPTH) {
                 self.budget = self.budget.saturating_sub(1);
-                let (mut op, mut range) = self.choose();
+                let (mut op, mut range) = self.choose(number == self.current);
                 if self.is_isolated(number) && self.dice.chance(900) {
                     // What it cannot answer would soon take all its slots.
                     if self.dice.chance(800) {
@@ -67,9 +67,13 @@ impl World {
         }
     }
 
-    pub(super) fn choose(&mut self) -> (Op, Extent) {
-        let first = hot_block(self.dice.below(HOT));
-        let count = if self.dice.chance(700) { 1 } else { self.dice.between(1, 9) };
+    /// What a client asks for; only of the newest engine what the volume has grown by.
+    pub(super) fn choose(&mut self, newest: bool) -> (Op, Extent) {
+        let hot = hot_block(self.dice.below(HOT));
+        let (first, count) = match self.new_block().filter(|_| newest) {
+            Some(new) => (new, 1),
+            None => (hot, if self.dice.chance(700) { 1 } else { self.dice.between(1, 9) }),
+        };
         let range = Extent::new(first * BLOCK, count * BLOCK);
         let fua = self.dice.chance(100);
         let op = match self.dice.below(100) {

@@ -1,8 +1,6 @@
 //! What goes wrong, carried out.
 
-use super::{
-    BTreeMap, Command, CommandId, Conducted, Event, Fault, MS, Outbox, Packet, Report, SECOND, World,
-};
+use super::{Event, Fault, MS, Outbox, Packet, SECOND, World};
 
 impl World {
     pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
@@ -133,19 +131,8 @@ impl World {
                     out.later(now, Event::ToNode(conn, Packet::End));
                 }
             }
-            Fault::Snapshot => {
-                self.snapshots += 1;
-                let name = format!("s{}", self.snapshots);
-                if let Some(e) = self.engines.get_mut(&self.current).filter(|e| !e.frozen) {
-                    let command = Command::Snapshot {
-                        name,
-                        user_created: true,
-                        created: "2026-01-01T00:00:00Z".into(),
-                        labels: BTreeMap::new(),
-                    };
-                    let input = Conducted::Command(CommandId(self.snapshots), command);
-                    e.conduct(now, Report::Input(input), out);
-                }
+            Fault::Snapshot | Fault::Remove | Fault::Purge | Fault::Revert | Fault::Expand => {
+                self.change_chain(fault, out);
             }
         }
     }

@@ -87,6 +87,7 @@ impl World {
         if let Some(what) = images.windows(2).find_map(|w| differ(&w[0], &w[1])) {
             self.wrong(what);
         }
+        self.check_snapshots(&members);
     }
 
     /// Who is in the epoch that counts.
@@ -109,7 +110,7 @@ impl World {
 /// What two replicas, by number, hold in each layer; a sentence if it is not the same.
 fn differ(a: &(usize, Image), b: &(usize, Image)) -> Option<String> {
     let (m, n) = (a.0, b.0);
-    let names = |image: &Image| image.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    let names = |image: &Image| image.keys().cloned().collect::<Vec<_>>();
     if names(&a.1) != names(&b.1) {
         return Some(format!("replicas {m} and {n} have the layers {:?} and {:?}", names(&a.1), names(&b.1)));
     }

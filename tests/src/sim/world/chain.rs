@@ -1,0 +1,125 @@
+//! What is asked of the chain of layers, and what has to come of it: a snapshot shows the same for ever, a revert is a
+//! write of all blocks, and what an expansion adds can be written.
+
+use super::{
+    BLOCK, BTreeMap, Command, CommandId, Conducted, Event, Fault, GROWS_BY, GROWTH, Outbox, Quorum, Report,
+    SECOND, SIZE, Seen, Stamp, World,
+};
+use crate::register::WriteId;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct Chain {
+    commands: u64,
+    asked: BTreeMap<u64, Asked>,
+    /// What every snapshot showed when it was taken, until somebody asks for its removal.
+    taken: BTreeMap<String, Seen>,
+    /// Bytes of the volume that clients know of.
+    known: u64,
+    /// Bytes that were asked for last.
+    grown: u64,
+}
+
+/// What was asked for and is not answered.
+enum Asked {
+    Snapshot(String),
+    Revert(Vec<(u64, WriteId)>),
+    Expand(u64),
+    Other,
+}
+
+impl World {
+    pub(super) fn change_chain(&mut self, fault: Fault, out: &mut Outbox) {
+        let created = || "2026-01-01T00:00:00Z".to_owned();
+        let known: Vec<String> = self.chain.taken.keys().cloned().collect();
+        let number = self.dice.below(known.len().max(1) as u64);
+        let picked = usize::try_from(number).ok().and_then(|n| known.get(n)).cloned();
+        // Opening an engine ends what those before had been asked: a revert is a write, which only an open one takes.
+        let takes = |e: &super::Engine| !e.frozen && (e.open || fault != Fault::Revert);
+        if !self.engines.get(&self.current).is_some_and(takes) {
+            return;
+        }
+        self.chain.commands += 1;
+        let id = self.chain.commands;
+        let (asked, command) = match (fault, picked) {
+            (Fault::Snapshot, _) => {
+                let (name, labels) = (format!("s{id}"), BTreeMap::new());
+                let command =
+                    Command::Snapshot { name: name.clone(), user_created: true, created: created(), labels };
+                (Asked::Snapshot(name), command)
+            }
+            (Fault::Expand, _) if self.chain.grown < GROWTH => {
+                self.chain.grown += GROWS_BY;
+                let size = SIZE + self.chain.grown;
+                (Asked::Expand(size), Command::Expand { size, created: created() })
+            }
+            (Fault::Remove, Some(name)) => {
+                self.chain.taken.remove(&name);
+                // Removing it is half of the matter.
+                for _ in 0..2 {
+                    let soon = self.now + self.dice.below(SECOND);
+                    self.at(soon, Event::Fault(Fault::Purge));
+                }
+                (Asked::Other, Command::RemoveSnapshot { name })
+            }
+            (Fault::Revert, Some(name)) => {
+                (Asked::Revert(self.write_snapshot(&name)), Command::Revert { name, created: created() })
+            }
+            (Fault::Purge, _) => (Asked::Other, Command::Purge),
+            _ => return,
+        };
+        self.chain.asked.insert(id, asked);
+        let (now, input) = (self.now, Conducted::Command(CommandId(id), command));
+        if let Some(e) = self.engines.get_mut(&self.current) {
+            e.conduct(now, Report::Input(input), out);
+        }
+    }
+
+    /// To clients a revert is a write of what the snapshot shows to every block.
+    fn write_snapshot(&mut self, name: &str) -> Vec<(u64, WriteId)> {
+        let seen = self.chain.taken.get(name).cloned().unwrap_or_default();
+        let stamp = |block| seen.get(&block).copied().unwrap_or(Stamp(0));
+        (0..(SIZE + GROWTH) / BLOCK).map(|b| (b, self.history.write_begins(b, stamp(b)))).collect()
+    }
+
+    pub(super) fn command_done(&mut self, command: u64, ok: bool) {
+        match self.chain.asked.remove(&command) {
+            Some(Asked::Snapshot(name)) if ok => {
+                let whole = |n: &&super::Node| self.is_member(n.number) && !n.disk.is_rebuilding();
+                let seen = self.nodes.iter().filter(whole).find_map(|n| n.disk.snapshot(&name));
+                match seen {
+                    Some(seen) => drop(self.chain.taken.insert(name, seen)),
+                    None => self.fail(format!("snapshot {name} was taken, and no member has it")),
+                }
+            }
+            Some(Asked::Revert(writes)) if ok => {
+                self.note("revert done".into());
+                // A flush belongs to it.
+                writes.into_iter().for_each(|(block, write)| self.history.write_acked(block, write, true));
+            }
+            Some(Asked::Expand(size)) if ok => {
+                self.note("expansion done".into());
+                self.chain.known = self.chain.known.max(size);
+            }
+            _ => {}
+        }
+    }
+
+    /// A block of what the volume has grown by, if it has. Without epochs an older chain may come back.
+    pub(super) fn new_block(&mut self) -> Option<u64> {
+        let known = if self.quorum == Quorum::Unsafe { 0 } else { self.chain.known };
+        let grown = known.saturating_sub(SIZE) / BLOCK;
+        (grown > 0 && self.dice.chance(100)).then(|| SIZE / BLOCK + self.dice.below(grown))
+    }
+
+    /// Every snapshot shows what it showed, on every one of these replicas.
+    pub(super) fn check_snapshots(&mut self, members: &[usize]) {
+        let changed = |(name, seen): (&String, &Seen)| {
+            let other = members.iter().find(|n| self.nodes[**n].disk.snapshot(name).as_ref() != Some(seen));
+            other.map(|n| format!("snapshot {name} of replica {n} is not what it was"))
+        };
+        if let Some(what) = self.chain.taken.iter().find_map(changed) {
+            self.wrong(what);
+        }
+    }
+}
