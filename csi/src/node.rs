@@ -103,7 +103,15 @@ impl NodeService {
     async fn unstage(&self, request: NodeUnstageVolumeRequest) -> Result<(), Refused> {
         let id = required("the volume's id", &request.volume_id)?.to_owned();
         let staging = PathBuf::from(required("the staging target path", &request.staging_target_path)?);
-        self.work(&id, async move { target::unmount(&staging).await }).await
+        let device = self.device(&id).ok();
+        let work = async move {
+            target::unmount(&staging).await?;
+            match device {
+                Some(device) => target::write_protect(&device, false).await,
+                None => Ok(()),
+            }
+        };
+        self.work(&id, work).await
     }
 
     async fn publish(&self, request: NodePublishVolumeRequest) -> Result<(), Refused> {

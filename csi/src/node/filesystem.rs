@@ -160,7 +160,18 @@ pub(super) async fn mount(
 /// Grows a mounted file system to its device. One that is as large already stays as it is.
 pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<(), Refused> {
     match kind {
-        "ext4" => must("resize2fs", &[text(device)?]).await.map(drop),
+        "ext4" => {
+            let output = run("resize2fs", &[text(device)?]).await?;
+            match output.status.success() {
+                true => Ok(()),
+                false if said(&output).contains("Permission denied") => Err(Refused::Failed(format!(
+                    "{} grows while it is mounted only with CAP_SYS_RESOURCE: give it to the driver. {}",
+                    device.display(),
+                    said(&output)
+                ))),
+                false => Err(Refused::Failed(format!("resize2fs: {}: {}", output.status, said(&output)))),
+            }
+        }
         "xfs" => must("xfs_growfs", &[text(point)?]).await.map(drop),
         _ => Err(Refused::Precondition(format!("a file system {kind:?} is not grown by this driver"))),
     }

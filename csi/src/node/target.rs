@@ -37,9 +37,12 @@ pub(super) struct Staging {
 /// as such is only looked for.
 pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused> {
     let Access::Mount { fs_type, flags } = &wish.used.access else {
-        return if wish.read_only { write_protect(&wish.device).await } else { Ok(()) };
+        return write_protect(&wish.device, wish.read_only).await;
     };
     let device = &wish.device;
+    if !wish.read_only {
+        write_protect(device, false).await?;
+    }
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
             // One that is mounted may have been kept from growing.
@@ -129,7 +132,7 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
         return Err(Refused::Different(format!("{} holds something else", target.display())));
     }
     if read_only {
-        write_protect(device).await?;
+        write_protect(device, true).await?;
     }
     if let Some(parent) = target.parent() {
         make_directory(parent)?;
@@ -141,9 +144,11 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
     bind(device, target, read_only).await
 }
 
-/// A bind mount does not keep anybody from writing to a device: the device itself has to refuse.
-async fn write_protect(device: &Path) -> Result<(), Refused> {
-    must("blockdev", &["--setro", text(device)?]).await.map(drop)
+/// Lets the device itself refuse writes, or take them again: a bind mount keeps nobody from writing to a device. The
+/// kernel's number may serve another volume next, and would refuse for that one, too.
+pub(super) async fn write_protect(device: &Path, protect: bool) -> Result<(), Refused> {
+    let how = if protect { "--setro" } else { "--setrw" };
+    must("blockdev", &[how, text(device)?]).await.map(drop)
 }
 
 fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
