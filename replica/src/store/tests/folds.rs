@@ -248,3 +248,38 @@ fn a_changed_chain_reads_the_same_without_our_files() {
     let names: Vec<_> = volume.directory.state().chain.into_iter().map(|l| l.name).collect();
     assert_eq!(names, ["one", "three", &format!("expand-{}", 96 * BLOCK), ""]);
 }
+
+/// Replicas fold on their own. Whichever of two has folded, and whichever is made equal to the other: both read what was
+/// written last. Copied layer by layer, the one that has folded would lose what its head alone holds.
+#[test]
+fn replicas_that_have_folded_differently_are_made_equal_by_what_is_read() {
+    for (target_folds, source_folds) in [(true, false), (false, true), (true, true), (false, false)] {
+        let place = temporary();
+        let made = |name: &str, folds: bool| {
+            let mut volume = Volume::create(&place.path().join(name));
+            volume.write(extent(0, 8), 1);
+            volume.snapshot(1, "a").unwrap();
+            volume.write(extent(2, 2), 2);
+            volume.zero(extent(5, 1));
+            volume.remove(2, "a").unwrap();
+            if folds {
+                volume.fold("a").unwrap();
+            }
+            volume
+        };
+        let (mut target, mut source) = (made("target", target_folds), made("source", source_folds));
+        // What only one of them had when their engine died.
+        target.write(extent(6, 1), 9);
+        source.write(extent(3, 1), 3);
+        let image = source.merged("");
+        target.put("", 0, &image);
+        let expected = [1, 1, 2, 3, 1, 0, 1, 1];
+        let case = format!("target has folded: {target_folds}, source: {source_folds}");
+        assert_eq!(source.blocks()[..8], expected, "{case}");
+        assert_eq!(target.blocks()[..8], expected, "{case}");
+        if !target_folds {
+            target.fold("a").unwrap();
+            assert_eq!(target.blocks()[..8], expected, "{case}, folded afterwards");
+        }
+    }
+}

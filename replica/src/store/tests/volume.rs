@@ -261,6 +261,26 @@ impl Volume {
         (0..).zip(states).map(byte).collect()
     }
 
+    /// What is read through the layer and, for each block of data, its byte: what another replica is given to repair itself.
+    pub(super) fn merged(&self, name: &str) -> Vec<(BlockState, u8)> {
+        let layer = self.store.layer(name).unwrap();
+        let whole = Extent::new(0, self.store.size());
+        let mut image = vec![(BlockState::Absent, 0); usize::try_from(self.store.size() / BLOCK).unwrap()];
+        for (layer, states) in self.store.merged_states(layer, whole).unwrap() {
+            let file = disk::reopen(self.store.layer_file(layer)).unwrap();
+            for (n, state) in (0..).zip(states).filter(|(_, state)| *state != BlockState::Absent) {
+                let block = &mut image[usize::try_from(n).unwrap()];
+                assert_eq!(block.0, BlockState::Absent, "block {n} is told twice");
+                let mut byte = [0];
+                if state == BlockState::Data {
+                    file.read_exact_at(&mut byte, n * BLOCK).unwrap();
+                }
+                *block = (state, byte[0]);
+            }
+        }
+        image
+    }
+
     /// Makes a range of a layer so, as from another replica's image.
     pub(super) fn put(&mut self, name: &str, start: u64, image: &[(BlockState, u8)]) {
         self.directory.begin_use().unwrap();
