@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(spec.replica_auto_balance, AutoBalance::LeastEffort);
         for wrong in [
             ("fsType", "xfs"),
-            ("XXX_FakeKey", "x"),
+            ("fakeKey", "x"),
             ("snapshotMaxCount", "251"),
             ("dataLocality", "strict-local"),
         ] {
