@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use clock::rfc3339;
 pub use controller::ControllerArgs;
@@ -135,6 +136,21 @@ pub fn main() -> ExitCode {
             ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
         }
     }
+}
+
+/// Ends when the process is asked to end, by SIGTERM or SIGINT; both are caught from the call on, which needs a runtime.
+///
+/// # Errors
+/// The system's.
+fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use lh_cluster::api::NAMESPACE;
 use lh_cluster::run::{Options, authority_socket, run_here};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::DEFAULT_ROOT;
 
@@ -37,14 +36,7 @@ pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let options = Options { node, namespace, root, image, authority };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
+        let stop = super::asked_to_end()?;
         Ok(run_here(options, stop).await?)
     })
 }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyhow::Result;
 use csi::{Options, run_here};
 use lh_cluster::api::NAMESPACE;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::unix_address;
 
@@ -61,14 +60,7 @@ pub(super) fn run(args: CsiArgs) -> Result<()> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
+        let stop = super::asked_to_end()?;
         Ok(run_here(options, stop).await?)
     })
 }

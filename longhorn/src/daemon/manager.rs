@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use control::host::Root;
 use control::manager::Options;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::ManagerArgs;
 
@@ -16,14 +15,7 @@ pub(super) fn run(args: ManagerArgs) -> Result<()> {
     let options = Options { root, program, listen: args.listen, insecure: args.insecure };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
+        let stop = super::asked_to_end()?;
         Ok(control::manager::run(options, stop).await?)
     })
 }
