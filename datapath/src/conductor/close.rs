@@ -93,7 +93,7 @@ impl Conductor {
     /// Waits for what runs; or sees that a clean end is not to be had.
     fn close_begins(&mut self, closing: &mut Closing) -> bool {
         if matches!(self.opening, Opening::Shut) || !matches!(self.phase, Phase::Running) {
-            return self.end(closing, Why::Unclean("the volume was not open".into()));
+            return self.end(closing, Why::Unopened);
         }
         if self.outage.is_some() {
             return self.end(closing, Why::Unclean("too few replicas are left".into()));

@@ -368,6 +368,9 @@ pub enum Why {
     /// All is flushed, the replicas are closed.
     #[error("closed")]
     Clean,
+    /// Shut down before clients were served: nothing was written here, and the replicas are as this engine found them.
+    #[error("stopped before the volume was open")]
+    Unopened,
     /// Shut down, but the replicas could not be closed: the next start repairs.
     #[error("stopped without closing the replicas: {0}")]
     Unclean(String),

@@ -403,6 +403,22 @@ fn a_clean_end_leaves_nothing_to_repair() {
 }
 
 #[test]
+fn an_engine_that_is_told_to_end_before_it_is_open_says_so_and_the_next_one_repairs() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas[0].forget_unflushed();
+    world.crash_engine();
+    assert!(!world.is_open());
+    world.command(Command::Shutdown, "");
+    world.run_until("the engine has ended", |w| w.happened.contains_key("unopened"));
+    assert!(!world.happened.contains_key("ended"), "no failure");
+    world.run_until("the volume opens", World::is_open);
+    world.reads();
+    assert!(world.status().counters.repaired_blocks > 0);
+    world.settle();
+}
+
+#[test]
 fn marks_are_taken_back_after_a_while() {
     let mut world = opened(Quorum::Any);
     world.writes();

@@ -245,6 +245,7 @@ impl World {
         for (number, why) in ended {
             self.count(match why {
                 Why::Clean => "closed",
+                Why::Unopened => "unopened",
                 Why::Unclean(_) => "ended",
                 Why::Stale { .. } => "fenced",
             });

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lh_block::BLOCK;
 
@@ -39,7 +39,9 @@ pub(super) fn create(path: &Path, options: &CreateOptions, fs: Fs) -> Result<(Di
         let _ = fs.remove_directory(path);
     }
     created?;
-    open(path, &OpenOptions { lock_wait: Duration::ZERO }, fs)
+    // Not at once even here: a process that another thread started meanwhile has the lock's descriptor until it executes
+    // its program.
+    open(path, &OpenOptions { lock_wait: options.lock_wait }, fs)
 }
 
 /// Nothing may be there but what an interrupted creation left.

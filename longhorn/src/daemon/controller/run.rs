@@ -345,6 +345,10 @@ impl Life {
             match event {
                 Event::Open { .. } | Event::Resized { .. } => {}
                 Event::Stopped(Why::Clean) => return Ok(()),
+                Event::Stopped(why @ Why::Unopened) => {
+                    tracing::warn!("{why}: the next start repairs what the engine before it left in doubt");
+                    return Ok(());
+                }
                 Event::Stopped(why) => return failed(&why.to_string()),
             }
         }
