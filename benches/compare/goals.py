@@ -152,7 +152,7 @@ def rebuild(found):
     return [Goal(*one, f"{found['ratio']:.2f}x: {found['rate'] / 2**20:,.0f} MiB/s", found["ratio"] >= 0.8,
                  f"dd: {found['copy_rate'] / 2**20:,.0f} MiB/s", command),
             Goal(*two, f"{slower:.1f}x: {found['p99_during'] * 1e3:.2f} ms", slower <= 2,
-                 f"before: {found['p99_before'] * 1e3:.2f} ms", command)]
+                 f"before: {found['p99_before'] * 1e3:.2f} ms; {found['rate_beside_clients'] / 2**20:,.0f} MiB/s beside them", command)]
 
 
 def iscsi(found):
