@@ -5,6 +5,8 @@
 //! - A digest that does not match ends the connection: at error recovery level 0 there is nothing else to do
 //!   (RFC 7143, 7.3, 7.8). Of data it is told with a Reject first.
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
 use zerocopy::IntoBytes;
 
@@ -113,6 +115,12 @@ pub(crate) struct Connection {
     pub(crate) pinged_at: Option<u32>,
     /// It ends as soon as everything is sent.
     pub(crate) finishing: Option<Why>,
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Connection {

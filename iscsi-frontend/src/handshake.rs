@@ -3,7 +3,7 @@
 //! Logins use no memory of the pool: they wait by poll, read exactly one PDU at a time and send at once. A last response
 //! is kept back until the old commands of the same initiator port have ended (`docs/invariants.md`, 2 and 3).
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use lh_ring::Fd;
 use nix::errno::Errno;
@@ -27,6 +27,12 @@ pub(crate) struct Handshake {
     pub(crate) since: u32,
     /// Its last response, and what it says; not sent yet.
     pub(crate) finished: Option<(Box<Established>, Vec<u8>)>,
+}
+
+impl AsFd for Handshake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// What a login has come to.

@@ -11,7 +11,6 @@
 mod clock;
 mod commands;
 mod functions;
-mod places;
 mod ports;
 mod text;
 mod turn;
@@ -21,7 +20,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use lh_block::Device;
-use lh_ring::{Completion, Fd, Frontend, Payload, Pool, Ring, Token};
+use lh_ring::{Completion, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use tracing::{debug, info, warn};
 
@@ -38,7 +37,6 @@ use crate::task::Tasks;
 
 use clock::Clock;
 use functions::Function;
-use places::{Place, Places};
 use ports::{Port, Ports};
 
 /// Kinds of [`Token`].
@@ -87,7 +85,7 @@ pub struct Server {
     owner: u8,
     pool: Pool,
     listeners: Vec<Listening>,
-    places: Places,
+    places: Places<Box<Handshake>, Box<Connection>>,
     ports: Ports,
     /// Where the next round over the connections begins.
     cursor: usize,
@@ -165,7 +163,7 @@ impl Server {
             return;
         }
         let fd = Fd::from(connection);
-        let (slot, serial) = self.places.insert(Handshake::new(fd.clone(), self.clock.now(), seed));
+        let (slot, serial) = self.places.insert(Box::new(Handshake::new(fd.clone(), self.clock.now(), seed)));
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
     }
 
@@ -184,8 +182,8 @@ impl Server {
             // What has not reached the device is sent again elsewhere.
             Ending::Leave => self.leave_waiting(),
         }
-        for index in 0..self.places.sessions().len() {
-            let slot = self.places.sessions()[index];
+        for index in 0..self.places.served().len() {
+            let slot = self.places.served()[index];
             let Some(connection) = self.places.connection(slot) else { continue };
             match ending {
                 Ending::Refuse => connection.ask_for_logout(SECONDS),
@@ -197,7 +195,7 @@ impl Server {
     /// True when a stopped server has nothing more to do: every submitted request has been answered, every
     /// connection is closed.
     pub fn is_done(&self) -> bool {
-        self.ending.is_some() && self.places.len() == 0 && self.tasks.len() == 0
+        self.ending.is_some() && self.places.is_empty() && self.tasks.len() == 0
     }
 
     /// How much there is to do at the moment.
@@ -239,7 +237,7 @@ impl Server {
     fn closed(&self) -> u16 {
         if self.ending.is_some() {
             login_status::UNAVAILABLE
-        } else if self.places.sessions().len() >= self.limits.sessions {
+        } else if self.places.served().len() >= self.limits.sessions {
             login_status::OUT_OF_RESOURCES
         } else {
             login_status::SUCCESS
@@ -288,7 +286,7 @@ impl Server {
                 return;
             }
         }
-        if self.places.sessions().len() >= self.limits.sessions {
+        if self.places.served().len() >= self.limits.sessions {
             // Others were faster.
             self.places.remove(slot);
             return;
@@ -309,7 +307,7 @@ impl Server {
         }
         response.chunks(lh_ring::Tx::HEADER_MAX).for_each(|part| connection.tx.push_header(part));
         connection.received_at = self.clock.now();
-        self.places.promote(slot, connection);
+        self.places.promote(slot, Box::new(connection));
     }
 
     /// Logins that wait for old commands to end.

@@ -9,6 +9,7 @@
 //! - A submitted request runs to its end; without its client, its answer is dropped.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
@@ -146,6 +147,12 @@ pub(crate) struct Connection {
     /// The server's ticks of the last byte received and sent.
     pub(crate) received_at: u32,
     pub(crate) sent_at: u32,
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Connection {

@@ -3,10 +3,11 @@
 //! Handshakes use no memory of the pool: they wait by poll, read exactly what the machine wants and send at once. A
 //! client that lets its answers pile up breaks the protocol (one option at a time) and is disconnected.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
 use lh_ring::Fd;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
-use std::os::fd::AsRawFd;
 
 use crate::export::Agreed;
 use crate::negotiate::{Negotiation, Offer, Progress, Reason};
@@ -24,6 +25,12 @@ pub(crate) struct Handshake {
     negotiation: Negotiation,
     /// The server's tick at which it began.
     pub(crate) since: u32,
+}
+
+impl AsFd for Handshake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// What a handshake has come to.

@@ -8,14 +8,13 @@
 
 mod clock;
 mod look;
-mod places;
 mod turn;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use lh_block::Device;
-use lh_ring::{CHUNK, Completion, Fd, Frontend, Payload, Pool, Ring, Token};
+use lh_ring::{CHUNK, Completion, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use tracing::{debug, warn};
 
@@ -29,7 +28,6 @@ use crate::requests::Requests;
 use crate::transmit::Session;
 
 use clock::Clock;
-use places::{Place, Places};
 
 /// Kinds of [`Token`].
 mod kind {
@@ -114,7 +112,7 @@ pub struct Server {
     pool: Pool,
     listeners: Vec<Listening>,
     spread: Option<Spread>,
-    places: Places,
+    places: Places<Handshake, Box<Connection>>,
     /// Where the next round over the connections begins.
     cursor: usize,
     requests: Requests,
@@ -190,8 +188,8 @@ impl Server {
         self.listeners.clear();
         self.ending = Some(ending);
         self.clock.begin_ending();
-        for index in 0..self.places.transmissions().len() {
-            let slot = self.places.transmissions()[index];
+        for index in 0..self.places.served().len() {
+            let slot = self.places.served()[index];
             if let Some(connection) = self.places.connection(slot) {
                 connection.stop(ending == Ending::Refuse, &mut self.budget);
             }
@@ -201,14 +199,14 @@ impl Server {
     /// True when a stopped server has nothing more to do: every submitted request has been answered, every
     /// connection is closed.
     pub fn is_done(&self) -> bool {
-        self.ending.is_some() && self.places.len() == 0 && self.requests.len() == 0
+        self.ending.is_some() && self.places.is_empty() && self.requests.len() == 0
     }
 
     /// How much there is to do at the moment.
     pub fn load(&self) -> Load {
         Load {
             connections: self.places.len(),
-            transmissions: self.places.transmissions().len(),
+            transmissions: self.places.served().len(),
             requests: self.requests.len(),
             payload_bytes: self.budget.used(),
         }
@@ -246,7 +244,7 @@ impl Server {
     fn admission(&self) -> Admission {
         if self.ending.is_some() {
             Admission::Stopping
-        } else if self.places.transmissions().len() >= self.limits.transmissions {
+        } else if self.places.served().len() >= self.limits.transmissions {
             Admission::Full
         } else {
             Admission::Open
@@ -277,7 +275,7 @@ impl Server {
         let session = Session { agreed, read_only: self.export.read_only };
         let Some(fd) = self.places.handshake(slot).map(|handshake| handshake.fd.clone()) else { return };
         let connection = Connection::new(fd, session, (slot, serial), &self.pool);
-        self.places.promote(slot, connection);
+        self.places.promote(slot, Box::new(connection));
     }
 
     fn received(&mut self, slot: u16, result: &io::Result<u32>) {

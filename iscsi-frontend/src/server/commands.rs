@@ -482,6 +482,10 @@ impl Server {
 
     /// The connection of a command, if it is still there.
     pub(super) fn connection_of(&mut self, (slot, serial): Claimant) -> Option<&mut Connection> {
-        if self.places.is_current(slot, serial) { self.places.connection(slot) } else { None }
+        if self.places.is_current(slot, serial) {
+            self.places.connection(slot).map(Box::as_mut)
+        } else {
+            None
+        }
     }
 }

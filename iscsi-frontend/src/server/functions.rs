@@ -171,8 +171,8 @@ impl Server {
             Finish::Command { .. } => {}
         }
         if matches!(finish, Finish::ColdReset { .. }) {
-            for index in 0..self.places.sessions().len() {
-                let slot = self.places.sessions()[index];
+            for index in 0..self.places.served().len() {
+                let slot = self.places.served()[index];
                 if let Some(connection) = self.places.connection(slot) {
                     connection.finishing = Some(Why::Reset);
                 }

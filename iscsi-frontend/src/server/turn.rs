@@ -65,11 +65,11 @@ impl Server {
 
     /// Serves every connection once; true if somebody may go on at once.
     fn round(&mut self, device: &mut dyn Device<Payload>) -> bool {
-        let count = self.places.sessions().len();
+        let count = self.places.served().len();
         let mut more = false;
         for i in 0..count {
             // Serving one may end others.
-            let all = self.places.sessions();
+            let all = self.places.served();
             let Some(&slot) = all.get((self.cursor + i) % count.max(1)) else { continue };
             let wants = self.serve(device, slot);
             more |= wants == Served::More;
@@ -109,7 +109,7 @@ impl Server {
     /// Starts receives and sends, and closes what is over.
     pub(super) fn arm(&mut self, ring: &mut Ring) {
         let mut index = 0;
-        while let Some(&slot) = self.places.sessions().get(index) {
+        while let Some(&slot) = self.places.served().get(index) {
             match self.is_over(slot) {
                 Some(why) => self.close(slot, why),
                 None => {
@@ -121,7 +121,7 @@ impl Server {
         if self.places.handshakes() > 0 || self.listeners.iter().any(|listening| !listening.accepting) {
             self.clock.want(Want::Seconds);
         }
-        if self.ending.is_some() && self.places.len() > 0 {
+        if self.ending.is_some() && !self.places.is_empty() {
             self.clock.want(Want::Seconds);
         }
         if let Some((number, after)) = self.clock.arm() {

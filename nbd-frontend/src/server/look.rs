@@ -24,8 +24,8 @@ impl Server {
     pub(super) fn look(&mut self) {
         let mut batch: [Option<(u16, Fd)>; BATCH] = Default::default();
         let mut count = 0;
-        for index in 0..self.places.transmissions().len() {
-            let slot = self.places.transmissions()[index];
+        for index in 0..self.places.served().len() {
+            let slot = self.places.served()[index];
             let Some(connection) = self.places.connection(slot) else { continue };
             if connection.rx.available() == 0 {
                 // Nothing of it will be submitted in this turn.

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::clock::{STOP_PATIENCE, TICK};
 use super::{Server, kind};
-use crate::connection::{Connection, Served, Why, Work};
+use crate::connection::{Served, Why, Work};
 
 /// What is left after a round over all connections.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,9 +25,9 @@ struct Left {
 impl Server {
     /// Serves every connection in turn until nobody can go on.
     pub(super) fn serve_all(&mut self, device: &mut dyn Device<Payload>) {
-        for index in 0..self.places.transmissions().len() {
-            let slot = self.places.transmissions()[index];
-            self.places.connection(slot).into_iter().for_each(Connection::begin_turn);
+        for index in 0..self.places.served().len() {
+            let slot = self.places.served()[index];
+            self.places.connection(slot).into_iter().for_each(|connection| connection.begin_turn());
         }
         self.collect(device);
         loop {
@@ -64,10 +64,10 @@ impl Server {
 
     /// Serves every connection once.
     fn round(&mut self, device: &mut dyn Device<Payload>) -> Left {
-        let count = self.places.transmissions().len();
+        let count = self.places.served().len();
         let mut left = Left::default();
         for i in 0..count {
-            let slot = self.places.transmissions()[(self.cursor + i) % count];
+            let slot = self.places.served()[(self.cursor + i) % count];
             let Some(connection) = self.places.connection(slot) else { continue };
             let mut work = Work {
                 device: &mut *device,
@@ -88,7 +88,7 @@ impl Server {
     /// Starts receives and sends, and closes what is over.
     pub(super) fn arm(&mut self, ring: &mut Ring) {
         let mut index = 0;
-        while let Some(&slot) = self.places.transmissions().get(index) {
+        while let Some(&slot) = self.places.served().get(index) {
             match self.is_over(slot) {
                 Some(why) => self.close(slot, why),
                 None => {

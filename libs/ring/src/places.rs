@@ -1,0 +1,170 @@
+//! The connections of a server, by slot.
+//!
+//! A slot is used again; its serial number tells one user from the next, so that a completion that comes after its
+//! connection was closed concerns nobody.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::sys::socket::{Shutdown, shutdown};
+
+/// A connection in one of its two phases.
+#[derive(Debug)]
+pub enum Place<H, C> {
+    /// Greeted: what both sides can do is being agreed on.
+    Handshake(H),
+    /// Served.
+    Connection(C),
+}
+
+/// Connections by slot.
+#[derive(Debug)]
+pub struct Places<H, C> {
+    all: Vec<(u32, Option<Place<H, C>>)>,
+    free: Vec<u16>,
+    /// Slots of those that are served.
+    served: Vec<u16>,
+}
+
+impl<H, C> Default for Places<H, C> {
+    fn default() -> Self {
+        Self { all: Vec::new(), free: Vec::new(), served: Vec::new() }
+    }
+}
+
+impl<H: AsFd, C: AsFd> Places<H, C> {
+    /// Number of connections.
+    pub fn len(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
+
+    /// True if there is no connection.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of connections in their handshake.
+    pub fn handshakes(&self) -> usize {
+        self.len() - self.served.len()
+    }
+
+    /// Slots of the connections that are served, in no order that means anything.
+    pub fn served(&self) -> &[u16] {
+        &self.served
+    }
+
+    /// Every slot, used or not.
+    pub fn slots(&self) -> std::ops::Range<u16> {
+        0..u16::try_from(self.all.len()).unwrap_or(u16::MAX)
+    }
+
+    /// A place for a new connection: its slot and serial number.
+    ///
+    /// # Panics
+    /// Beyond 65,536 connections, which a server's limit of connections excludes.
+    pub fn insert(&mut self, handshake: H) -> (u16, u32) {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.all.push((0, None));
+            u16::try_from(self.all.len() - 1).expect("fewer connections than slots")
+        });
+        let place = &mut self.all[usize::from(slot)];
+        place.0 = place.0.wrapping_add(1);
+        place.1 = Some(Place::Handshake(handshake));
+        (slot, place.0)
+    }
+
+    /// The handshake is over: from now on the connection is served.
+    pub fn promote(&mut self, slot: u16, connection: C) {
+        self.all[usize::from(slot)].1 = Some(Place::Connection(connection));
+        self.served.push(slot);
+    }
+
+    /// Takes a connection out.
+    pub fn remove(&mut self, slot: u16) -> Option<Place<H, C>> {
+        let place = self.all.get_mut(usize::from(slot))?.1.take()?;
+        self.free.push(slot);
+        self.served.retain(|other| *other != slot);
+        Some(place)
+    }
+
+    /// The serial number of the slot's last user.
+    pub fn serial(&self, slot: u16) -> u32 {
+        self.all[usize::from(slot)].0
+    }
+
+    /// True if this user of the slot is still there.
+    pub fn is_current(&self, slot: u16, serial: u32) -> bool {
+        self.all.get(usize::from(slot)).is_some_and(|(now, place)| *now == serial && place.is_some())
+    }
+
+    /// The slot's user, if it is in its handshake.
+    pub fn handshake(&mut self, slot: u16) -> Option<&mut H> {
+        match self.all.get_mut(usize::from(slot))?.1.as_mut()? {
+            Place::Handshake(handshake) => Some(handshake),
+            Place::Connection(_) => None,
+        }
+    }
+
+    /// The slot's user, if it is served.
+    pub fn connection(&mut self, slot: u16) -> Option<&mut C> {
+        match self.all.get_mut(usize::from(slot))?.1.as_mut()? {
+            Place::Handshake(_) => None,
+            Place::Connection(connection) => Some(connection),
+        }
+    }
+
+    /// Ends every connection. Dropping alone would leave those open that a ring still waits for.
+    pub fn shut_all(&self) {
+        for place in self.all.iter().filter_map(|(_, place)| place.as_ref()) {
+            let fd = match place {
+                Place::Handshake(handshake) => handshake.as_fd(),
+                Place::Connection(connection) => connection.as_fd(),
+            };
+            // One that the peer has ended already is ended.
+            let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn peers() -> (UnixStream, UnixStream) {
+        UnixStream::pair().unwrap()
+    }
+
+    #[test]
+    fn a_completion_for_the_slots_last_user_is_nobodys() {
+        let mut places = Places::<UnixStream, UnixStream>::default();
+        let (slot, first) = places.insert(peers().0);
+        assert!(places.is_current(slot, first));
+        places.remove(slot);
+        assert!(!places.is_current(slot, first));
+        let (again, second) = places.insert(peers().0);
+        assert_eq!(again, slot);
+        assert!(places.is_current(slot, second) && !places.is_current(slot, first));
+        assert_eq!((places.len(), places.handshakes()), (1, 1));
+        assert!(places.remove(slot).is_some() && places.remove(slot).is_none());
+        assert!(places.is_empty());
+    }
+
+    #[test]
+    fn who_is_served_is_no_handshake_any_more_and_both_are_ended_at_the_end() {
+        let mut places = Places::default();
+        let ((early, mut one), (late, mut two)) = (peers(), peers());
+        let (slot, _) = places.insert(peers().0);
+        places.insert(early);
+        places.promote(slot, late);
+        assert_eq!((places.served(), places.handshakes(), places.len()), (&[slot][..], 1, 2));
+        assert!(places.handshake(slot).is_none() && places.connection(slot).is_some());
+        places.shut_all();
+        for peer in [&mut one, &mut two] {
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        }
+        places.remove(slot);
+        assert!(places.served().is_empty());
+    }
+}
