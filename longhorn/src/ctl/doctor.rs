@@ -1,5 +1,7 @@
 //! `doctor`: what this host has and lacks, each line with the next step.
 
+mod node;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -70,7 +72,7 @@ impl Finding {
 }
 
 pub(super) fn run(context: &Context) -> Result<()> {
-    let findings = [
+    let mut findings = vec![
         user(),
         io_uring(),
         frontend("ublk", Frontend::Ublk),
@@ -86,6 +88,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         file_system(&context.root),
         manager(&context.root),
     ];
+    findings.extend(node::findings());
     match context.output {
         Output::Json => print_json(&findings)?,
         Output::Table => {
