@@ -1,6 +1,7 @@
 //! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read.
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -8,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::Stream;
 use tonic::service::Interceptor;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -30,6 +31,19 @@ pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Binds a TCP port of every address, of IPv4 alone where the host has no IPv6.
+///
+/// # Errors
+/// The port is taken, or may not be had.
+pub async fn bind_everywhere(port: u16) -> io::Result<TcpListener> {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Err(e) if e.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+        }
+        bound => bound,
+    }
 }
 
 /// The connections of root, or of the user that this process runs as; everybody else's are closed.

@@ -8,6 +8,7 @@ mod capability;
 mod cluster;
 mod controller;
 mod guard;
+mod health;
 mod identity;
 pub mod names;
 mod node;

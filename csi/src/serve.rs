@@ -39,6 +39,8 @@ pub struct Options {
     pub registry: Option<PathBuf>,
     /// The endpoint as the kubelet sees it, if that is another path.
     pub kubelet_endpoint: Option<PathBuf>,
+    /// The TCP port on which the kubelet asks whether the driver is well; `None`: nobody asks.
+    pub health: Option<u16>,
     /// How long a request waits for the managers; `None` for the usual time.
     pub patience: Option<Duration>,
 }
@@ -57,6 +59,17 @@ pub enum RunError {
         /// What the system said.
         source: io::Error,
     },
+    /// The port for probes cannot be used.
+    #[error("port {port} for health probes: {source}")]
+    Health {
+        /// The port.
+        port: u16,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The driver's place is taken, or has no definitions.
+    #[error(transparent)]
+    Cluster(#[from] lh_cluster::run::RunError),
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] tonic::transport::Error),
@@ -71,11 +84,17 @@ pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Resul
     run(options, client, stop).await
 }
 
-/// Runs the driver until `stop` is ready. What is mounted stays so.
+/// Runs the driver until `stop` is ready. What is mounted stays so. Before anything, it makes sure that Longhorn's own
+/// driver is not there: both have the same name, and the kubelet would be told to ask this one for the other's volumes.
 ///
 /// # Errors
 /// [`RunError`].
 pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let mut stop = std::pin::pin!(stop);
+    tokio::select! {
+        alone = lh_cluster::run::alone(&client, &options.namespace) => alone?,
+        () = &mut stop => return Ok(()),
+    }
     let mut cluster = Cluster::new(client, &options.namespace);
     if let Some(patience) = options.patience {
         cluster = cluster.with_patience(patience);
@@ -100,8 +119,16 @@ pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()
     tokio::select! {
         ended = serve => Ok(ended?),
         ended = register => ended,
-        () = stop => Ok(()),
+        ended = answer_probes(&options) => ended,
+        () = &mut stop => Ok(()),
     }
+}
+
+/// Answers the kubelet's probes for as long as it is polled.
+async fn answer_probes(options: &Options) -> Result<(), RunError> {
+    let Some(port) = options.health else { return std::future::pending().await };
+    let served = crate::health::serve(port, options.endpoint.clone()).await;
+    served.map_err(|source| RunError::Health { port, source })
 }
 
 fn listen(socket: &Path) -> Result<TrustedPeers, RunError> {

@@ -56,6 +56,7 @@ impl Cluster {
             devices: scratch.path().join("dev"),
             registry: None,
             kubelet_endpoint: None,
+            health: None,
             patience: Some(Duration::from_secs(5)),
         };
         tokio::spawn(run(options, server.client(), std::future::pending()));
@@ -398,4 +399,61 @@ async fn the_driver_tells_who_it_is_and_what_is_not_on_its_node() {
     for (volume, code) in [("", Code::InvalidArgument), ("v", Code::NotFound), ("../null", Code::NotFound)] {
         assert_eq!(node.node_stage_volume(stage(volume)).await.unwrap_err().code(), code, "{volume:?}");
     }
+}
+
+/// A driver beside an API server, with a socket and a port of its own.
+fn options(scratch: &std::path::Path, health: u16) -> Options {
+    Options {
+        endpoint: scratch.join("csi.sock"),
+        node: "n1".to_owned(),
+        namespace: "longhorn-system".to_owned(),
+        most_volumes: 0,
+        devices: scratch.join("dev"),
+        registry: Some(scratch.to_owned()),
+        kubelet_endpoint: None,
+        health: Some(health),
+        patience: None,
+    }
+}
+
+#[tokio::test]
+async fn the_socket_of_longhorns_own_driver_is_left_alone() {
+    let (scratch, server) = (tempfile::tempdir().unwrap(), ApiServer::new(1));
+    let labels =
+        json!({ "metadata": { "labels": { "app": "longhorn-manager" } }, "status": { "phase": "Running" } });
+    server.apply("core/pods", "longhorn-manager-x", &labels);
+    let theirs = scratch.path().join("csi.sock");
+    std::fs::write(&theirs, "theirs").unwrap();
+    let refused = run(options(scratch.path(), 1), server.client(), std::future::pending()).await.unwrap_err();
+    assert!(refused.to_string().contains("longhorn-manager-x"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs");
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "no kubelet was told");
+}
+
+/// The status line and the body of `GET /healthz`.
+async fn health(port: u16) -> Option<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+#[tokio::test]
+async fn probes_hear_whether_the_socket_answers() {
+    let (scratch, server) = (tempfile::tempdir().unwrap(), ApiServer::new(1));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    tokio::spawn(run(options(scratch.path(), port), server.client(), std::future::pending()));
+    let first = loop {
+        match health(port).await {
+            Some(answer) => break answer,
+            None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    assert!(first.starts_with("HTTP/1.1 200 "), "{first}");
+    // Somebody removed it: no kubelet reaches the driver any more, however well it feels.
+    std::fs::remove_file(scratch.path().join("csi.sock")).unwrap();
+    let then = health(port).await.unwrap();
+    assert!(then.starts_with("HTTP/1.1 503 ") && then.contains("csi.sock"), "{then}");
 }

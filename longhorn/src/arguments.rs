@@ -131,6 +131,18 @@ pub fn process_name(text: &str) -> Result<String, NameError> {
     lh_block::check_process_name("process", text).map(|()| text.to_owned())
 }
 
+/// The name of a container image, or its beginning: what may stand in a manifest without quotes.
+///
+/// # Errors
+/// Anything else than letters, digits and `._-/:@`, beginning with a letter or digit.
+pub fn image_name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
+    match text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("{text:?} is not the name of an image, such as registry.example/longhorn:1.0")),
+    }
+}
+
 /// A logical block: 512 or 4096 bytes.
 ///
 /// # Errors
@@ -199,6 +211,16 @@ mod tests {
         assert_eq!(parsed("[::1]"), "[::1]:10809");
         assert!(listen_address("no such host").is_err());
         assert!(listen_address("127.0.0.1:99999").is_err());
+    }
+
+    #[test]
+    fn names_of_images_are_plain() {
+        for good in ["longhorn:0.1.0", "127.0.0.1:5000/a/b@sha256:0f", "a"] {
+            assert_eq!(image_name(good).unwrap(), good);
+        }
+        for bad in ["", "a b", "-a", "a\nb: c", "{a}", "a, b", "a\"", ":a"] {
+            assert!(image_name(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

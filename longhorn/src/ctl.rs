@@ -10,6 +10,7 @@ mod doctor;
 mod down;
 mod engine;
 mod import;
+mod install;
 mod manager;
 mod members;
 mod observe;
@@ -40,7 +41,7 @@ pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
 use crate::sentence::sentence;
-use args::{CheckCommand, Command, Output, ReplicaCommand, SnapshotCommand};
+use args::{CheckCommand, Command, InstallCommand, Output, ReplicaCommand, SnapshotCommand};
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -120,12 +121,16 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             }
         },
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
+        Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
         Command::Completion { .. } => Ok(()),
     }
 }
 
 const fn needs_root(command: &Command) -> bool {
-    !matches!(command, Command::Doctor | Command::Check { .. } | Command::Completion { .. })
+    !matches!(
+        command,
+        Command::Doctor | Command::Check { .. } | Command::Install { .. } | Command::Completion { .. }
+    )
 }
 
 fn is_closed_pipe(e: &anyhow::Error) -> bool {

@@ -90,6 +90,8 @@ fn help_is_as_promised() {
         &["replica", "rebuild"],
         &["replica", "export"],
         &["doctor"],
+        &["install"],
+        &["install", "manifests"],
         &["completion"],
     ];
     let commands: &[&[&str]] =
@@ -161,6 +163,7 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         (&["snapshot", "create", "demo", "../one"], "name"),
         (&["frobnicate"], "frobnicate"),
         (&["import", "x"], "DIR"),
+        (&["install", "manifests", "--image", "a b"], "image"),
         (&[], "Usage"),
     ] {
         let refused = ctl(&root, args);
@@ -256,9 +259,23 @@ fn doctor_judges_every_part() {
     let root = Root::at(dir.path()).unwrap();
     let done = ctl(&root, &["doctor", "-o", "json"]);
     let said = text(&done.stdout);
-    for check in
-        ["user", "io_uring", "fuse", "loop", "nbd", "ublk", "iscsi", "device", "memlock", "root", "disk"]
-    {
+    for check in [
+        "user",
+        "io_uring",
+        "fuse",
+        "loop",
+        "nbd",
+        "ublk",
+        "iscsi",
+        "device",
+        "memlock",
+        "root",
+        "disk",
+        "programs",
+        "multipath",
+        "longhorn",
+        "propagation",
+    ] {
         assert!(said.contains(&format!("\"check\": \"{check}\"")), "{check}: {said}");
     }
     assert_eq!(done.status.code() == Some(1), said.contains("\"FAIL\""));

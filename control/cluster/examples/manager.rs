@@ -23,6 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         authority: authority_socket(&root)?,
         root,
         image: "longhorn:dev".to_owned(),
+        webhook: None,
     };
     let mut terminate = signal(SignalKind::terminate())?;
     run_here(options, async move {

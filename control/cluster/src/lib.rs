@@ -3,6 +3,7 @@
 //! A controller is `plan(observed, desired) -> actions`, pure and tested without a cluster, and a thin `reconcile` that
 //! carries the actions out. No block I/O happens here.
 
+pub mod admission;
 pub mod agent;
 pub mod api;
 pub mod plan;

@@ -4,14 +4,17 @@
 //! (`crate::plan`) and carries out what was decided. Nothing is asked of the API server at rest but the watches and
 //! the leases. A write names the version that was read, so that a decision made on old news is refused and made again.
 
+mod alone;
 mod authority;
 mod cache;
+mod certificate;
 mod desk;
 mod here;
 mod leader;
 mod lease;
 mod patch;
 mod queue;
+mod webhook;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -30,15 +33,14 @@ use cache::{Cache, Key, News};
 use desk::{Desk, Done, ReconcileError};
 use queue::{Outcome, Queue};
 
+pub use alone::alone;
+
 /// Looks at once. Most wait for the API server or for a process of this node; more would only crowd it.
 const AT_ONCE: usize = 16;
 
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
 const ROUND: Duration = Duration::from_secs(5);
-
-/// Between two attempts to reach an API server that does not answer.
-const START_AGAIN: Duration = Duration::from_millis(500);
 
 /// How to run a manager.
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ pub struct Options {
     pub image: String,
     /// The socket on which engines ask for their volume's authority.
     pub authority: PathBuf,
+    /// The TCP port on which the API server asks what users may do; `None`: it does not ask here.
+    pub webhook: Option<u16>,
 }
 
 /// Why a manager does not run.
@@ -63,12 +67,17 @@ pub enum RunError {
     Api(#[from] Box<kube::Error>),
     /// Longhorn itself runs on these resources.
     #[error(
-        "Longhorn's own manager runs in namespace {0} (pods with the label app=longhorn-manager): both would act on the same volumes. Detach all volumes, scale Longhorn down, then start this one"
+        "Longhorn itself runs in namespace {namespace} (pod {pod}): both would act on the same volumes. Stop the pods that use its volumes, wait until every volume is detached, and remove Longhorn's workloads but not its resources (docs/install.md, Moving from Longhorn)"
     )]
-    Longhorn(String),
+    Longhorn {
+        /// Where.
+        namespace: String,
+        /// One of its pods.
+        pod: String,
+    },
     /// The definitions of the resources are not there.
     #[error(
-        "the API server does not know volumes.longhorn.io: kubectl apply --server-side -f deploy/crds.yaml"
+        "the API server does not know volumes.longhorn.io: longhornctl install manifests | kubectl apply --server-side -f -"
     )]
     Definitions,
     /// The root cannot be used.
@@ -87,6 +96,14 @@ pub enum RunError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The port for the API server's questions cannot be used.
+    #[error("port {port} for the webhook: {source}")]
+    Webhook {
+        /// The port.
+        port: u16,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
 
 /// What every look needs.
@@ -101,6 +118,7 @@ struct Context {
     leads: AtomicBool,
     /// What the leader last knew of nodes and disks that could change where a replica goes.
     pictured: Mutex<schedule::Cluster>,
+    certificate: webhook::Certificate,
 }
 
 impl Context {
@@ -147,7 +165,7 @@ pub async fn run(
     let desk = Desk::new(client, &options.namespace, &options.node);
     let mut stop = std::pin::pin!(stop);
     tokio::select! {
-        checked = check_alone(&desk) => checked?,
+        checked = alone(&desk.client, &desk.namespace) => checked?,
         () = &mut stop => return Ok(()),
     }
     let news = Arc::new(News::default());
@@ -158,7 +176,8 @@ pub async fn run(
     }
     let up = Mutex::new([options.node.clone()].into());
     let (leads, pictured) = (AtomicBool::new(false), Mutex::default());
-    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads, pictured });
+    let certificate = webhook::Certificate::default();
+    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads, pictured, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),
@@ -168,7 +187,7 @@ pub async fn run(
     tasks.spawn(listen(Arc::clone(&context)));
     tasks.spawn(rounds(Arc::clone(&context)));
     tasks.spawn(keep_leases(Arc::clone(&context)));
-    context.news.tell([Key::Here]);
+    context.news.tell([Key::Here, Key::Certificate]);
     tracing::info!(node = context.options.node, "manager is ready");
     tokio::select! {
         () = work(&context) => Ok(()),
@@ -177,29 +196,15 @@ pub async fn run(
             Err(source) => Err(RunError::Socket { socket: socket.clone(), source }),
             Ok(()) => Ok(()),
         },
+        ended = answer_questions(&context) => ended,
     }
 }
 
-/// Makes sure that nobody else acts on these resources. An API server that does not answer is waited for.
-async fn check_alone(desk: &Desk) -> Result<(), RunError> {
-    loop {
-        match here::check_alone(desk).await {
-            Err(RunError::Api(e)) if passes(&e) => {
-                tracing::warn!(error = %e, "the API server does not answer; it is asked again");
-                tokio::time::sleep(START_AGAIN).await;
-            }
-            other => return other,
-        }
-    }
-}
-
-/// True for what another attempt may not meet: everything but a clear refusal.
-fn passes(e: &kube::Error) -> bool {
-    match e {
-        kube::Error::Api(status) => status.code >= 500 || status.code == 429,
-        kube::Error::Service(_) | kube::Error::HyperError(_) => true,
-        _ => false,
-    }
+/// Answers the API server's questions for as long as it is polled.
+async fn answer_questions(context: &Arc<Context>) -> Result<(), RunError> {
+    let Some(port) = context.options.webhook else { return std::future::pending().await };
+    let served = webhook::serve(Arc::clone(context), port).await;
+    served.map_err(|source| RunError::Webhook { port, source })
 }
 
 /// Looks at what changed, for ever.
@@ -274,6 +279,8 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
             context.news.tell(of.into_iter().map(|s| Key::Snapshot(s.name_any())));
             Ok(Outcome::Done)
         }
+        Key::Certificate if context.options.webhook.is_none() => Ok(Outcome::Done),
+        Key::Certificate => certificate::look(context).await,
         _ if !context.leads() => Ok(Outcome::Done),
         Key::Volume(name) => leader::volume(context, name).await,
         Key::Attachment(name) => leader::attachment(context, name).await,
@@ -333,7 +340,7 @@ async fn keep_leases(context: Arc<Context>) {
         let changed = here::count_the_living(&context, &mut watchers);
         let led = context.leads.swap(leads, Ordering::AcqRel);
         if leads && (!led || changed) {
-            context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes]));
+            context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes, Key::Certificate]));
         }
         if leads != led {
             tracing::info!(leads, "leadership");

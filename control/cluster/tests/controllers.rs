@@ -238,6 +238,7 @@ impl Cluster {
             root: format!("/root-{node}").into(),
             image: "longhorn:test".to_owned(),
             authority: self.scratch.path().join(format!("{node}.sock")),
+            webhook: None,
         };
         let (stop, stopped) = oneshot::channel();
         let client = self.server.client();

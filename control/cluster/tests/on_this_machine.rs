@@ -65,6 +65,7 @@ impl Machine {
             root: root.path().to_owned(),
             image: "longhorn:test".to_owned(),
             authority,
+            webhook: None,
         };
         let (stop, stopped) = oneshot::channel();
         let (client, shared) = (server.client(), Arc::clone(&agent));

@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, label, listen_address, process_name, size_or_none,
-    snapshot_name, volume_name,
+    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address, process_name,
+    size_or_none, snapshot_name, volume_name,
 };
 
 /// Replicated block volumes on this host.
@@ -123,6 +123,11 @@ pub(super) enum Command {
     },
     /// Look what this host has and lacks for volumes
     Doctor,
+    /// Install into a Kubernetes cluster
+    Install {
+        #[command(subcommand)]
+        command: InstallCommand,
+    },
     /// As Longhorn's longhornctl has it
     #[command(hide = true)]
     Check {
@@ -379,6 +384,24 @@ pub(super) enum CheckCommand {
     Preflight,
 }
 
+#[derive(Debug, Subcommand)]
+pub(super) enum InstallCommand {
+    /// Print what kubectl applies: definitions, rights, managers, the CSI driver, a StorageClass
+    Manifests(ManifestArgs),
+}
+
+/// Arguments of `install manifests`.
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = MANIFESTS_HELP)]
+pub(super) struct ManifestArgs {
+    /// The image of the programs, which scripts/image makes [default: longhorn:VERSION]
+    #[arg(long, value_parser = image_name, value_name = "IMAGE")]
+    pub image: Option<String>,
+    /// Where the nodes pull the sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter from
+    #[arg(long, value_parser = image_name, value_name = "PREFIX")]
+    pub sidecar_registry: Option<String>,
+}
+
 const UP_HELP: &str = "\
 Examples:
   longhornctl up demo --size 10GiB    3 replicas below ROOT/replicas, and /dev/longhorn/demo
@@ -517,6 +540,14 @@ const REPLICA_EXPORT_HELP: &str = "\
 Examples:
   longhornctl replica export /mnt/disk1/replicas/old-0a1b2c3d old.img
   longhornctl replica export --snapshot before-upgrade /mnt/disk1/replicas/old-0a1b2c3d old.img";
+
+const MANIFESTS_HELP: &str = "\
+Examples:
+  longhornctl install manifests > longhorn.yaml
+  longhornctl install manifests --image HOST/longhorn:0.1.0 | kubectl apply --server-side -f -
+
+This command itself does nothing to a cluster. Where Longhorn runs already, managers and drivers
+do not begin, and say what to do.";
 
 const COMPLETION_HELP: &str = "\
 Examples:

@@ -24,6 +24,9 @@ pub(super) struct ClusterArgs {
     /// The image of these programs, as engines and replicas name it
     #[arg(long, default_value = concat!("longhorn:", env!("CARGO_PKG_VERSION")), value_name = "IMAGE")]
     image: String,
+    /// Answer the API server's questions about what users ask for on this TCP port (deploy/webhooks.yaml)
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "PORT")]
+    webhook_port: Option<u16>,
 }
 
 const HELP: &str = "\
@@ -32,8 +35,8 @@ the same root. Its end changes nothing for running volumes.";
 
 pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;
-    let ClusterArgs { root, node, namespace, image } = args;
-    let options = Options { node, namespace, root, image, authority };
+    let ClusterArgs { root, node, namespace, image, webhook_port: webhook } = args;
+    let options = Options { node, namespace, root, image, authority, webhook };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;

@@ -33,6 +33,9 @@ pub(super) struct CsiArgs {
     /// The socket as the kubelet sees it, if that is another path
     #[arg(long, value_name = "PATH", requires = "kubelet_registry")]
     kubelet_endpoint: Option<PathBuf>,
+    /// Answer health probes, GET /healthz, on this TCP port
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "PORT")]
+    health_port: Option<u16>,
 }
 
 const HELP: &str = "\
@@ -56,6 +59,7 @@ pub(super) fn run(args: CsiArgs) -> Result<()> {
         devices: args.devices,
         registry: args.kubelet_registry,
         kubelet_endpoint: args.kubelet_endpoint,
+        health: args.health_port,
         patience: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node as KubeNode;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
@@ -18,6 +18,7 @@ use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
+use super::certificate::SECRET;
 use super::desk::{Desk, Kind};
 use super::lease::NODE_LABEL;
 use crate::api::{
@@ -38,6 +39,8 @@ pub(super) enum Key {
     Nodes,
     /// Leader: everything, anew.
     All,
+    /// The webhook's certificate: the leader keeps it, every manager serves it.
+    Certificate,
     /// This node: itself and its disks.
     Here,
     /// This node: an engine.
@@ -88,6 +91,8 @@ pub(super) struct Cache {
     pub(super) orphans: Store<Orphan>,
     pub(super) kube_nodes: Store<KubeNode>,
     pub(super) leases: Store<Lease>,
+    /// The webhook's certificate alone.
+    pub(super) secrets: Store<Secret>,
     namespace: String,
 }
 
@@ -123,6 +128,13 @@ impl Cache {
             leases: watch(desk.api(), plain().labels(NODE_LABEL), news, &mut watches, |_: &Lease| {
                 vec![Key::Nodes]
             }),
+            secrets: watch(
+                desk.api(),
+                plain().fields(&format!("metadata.name={SECRET}")),
+                news,
+                &mut watches,
+                |_: &Secret| vec![Key::Certificate],
+            ),
             namespace: desk.namespace.clone(),
         };
         (cache, watches)
@@ -144,6 +156,7 @@ impl Cache {
             self.orphans.wait_until_ready(),
             self.kube_nodes.wait_until_ready(),
             self.leases.wait_until_ready(),
+            self.secrets.wait_until_ready(),
         );
     }
 

@@ -5,23 +5,22 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use kube::api::ListParams;
 use lh_block::Generation;
 
 use super::cache::Key;
-use super::desk::{Desk, Done, ReconcileError, is_missing};
+use super::desk::{Done, ReconcileError};
 use super::leader::key_secret;
 use super::lease::{NODE_LABEL, Watchers, mark};
 use super::queue::Outcome;
-use super::{Context, RunError, authority};
+use super::{Context, authority};
 use crate::agent::{AgentError, DiskView, EngineStart};
 use crate::api::{
     Conditions, DataEngine, DiskSpec, Engine, EngineImage, EngineImageSpec, EngineImageStatus,
     InstanceManager, InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node, NodeSpec, Orphan,
-    Replica, Setting, SettingSpec, Snapshot, Volume,
+    Replica, Setting, SettingSpec, Snapshot,
 };
 use crate::plan::{self, FINALIZER, engine, node, orphan, replica, snapshot, written};
 use crate::settings::DEFINITIONS;
@@ -31,26 +30,6 @@ const SOON: Duration = Duration::from_millis(500);
 
 /// The name of a default disk; Longhorn's begins so, too.
 const DEFAULT_DISK: &str = "default-disk";
-
-/// Refuses to run where Longhorn's own manager does, or without the definitions.
-pub(super) async fn check_alone(desk: &Desk) -> Result<(), RunError> {
-    let pods = desk.api::<Pod>().list(&ListParams::default().labels("app=longhorn-manager")).await;
-    let pods = pods.map_err(Box::new)?;
-    let foreign = |pod: &Pod| {
-        let containers = pod.spec.as_ref().map(|s| s.containers.as_slice()).unwrap_or_default();
-        containers
-            .iter()
-            .any(|c| c.image.as_deref().is_some_and(|i| i.contains("longhornio/longhorn-manager")))
-    };
-    if pods.iter().any(foreign) {
-        return Err(RunError::Longhorn(desk.namespace.clone()));
-    }
-    match desk.api::<Volume>().list(&ListParams::default().limit(1)).await {
-        Ok(_) => Ok(()),
-        Err(e) if is_missing(&e) => Err(RunError::Definitions),
-        Err(e) => Err(Box::new(e).into()),
-    }
-}
 
 /// The name of a node's instance manager.
 fn instance_manager(node: &str) -> String {

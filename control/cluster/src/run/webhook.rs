@@ -1,0 +1,125 @@
+//! The API server's questions about what users ask for, answered over TLS by every manager.
+//!
+//! What is answered is `crate::admission`, from the cache; here are the port, the certificate and the paths, which are
+//! Longhorn's. There is no answer before there is a certificate, and no readiness: a Service sends nobody here until then.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use kube::ResourceExt;
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use super::Context;
+use super::cache::Cache;
+use crate::admission::{Call, World, answer};
+use crate::api::{Engine, Replica, Volume};
+use crate::plan::volume::engine_name;
+use crate::settings::Settings;
+
+/// Connections at once. An API server keeps a few open; more come from nobody who means well.
+const CONNECTIONS: usize = 64;
+
+/// Largest question: an object and the one before, each at most 1.5 MiB (etcd's limit), and what is around them.
+const BODY: usize = 4 << 20;
+
+/// How long a peer may take for its handshake and for the beginning of a request; an idle connection ends after it, too.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The certificate in use; `None`: there is none yet.
+pub(super) type Certificate = watch::Sender<Option<Arc<ServerConfig>>>;
+
+/// Answers on this port of every address, for as long as it is polled.
+pub(super) async fn serve(context: Arc<Context>, port: u16) -> io::Result<()> {
+    let listener = control::transport::bind_everywhere(port).await?;
+    let service = TowerToHyperService::new(router(Arc::clone(&context)));
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Too many open files, for one, passes.
+                tracing::warn!(error = %e, "no connection of the API server was taken");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Some(config) = context.certificate.borrow().clone() else { continue };
+        let service = service.clone();
+        tokio::spawn(async move {
+            if let Err(e) = converse(stream, config, service).await {
+                tracing::debug!(error = %e, "a connection to the webhook ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn converse(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    service: TowerToHyperService<Router>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let stream = tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await??;
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    Ok(http.serve_connection(TokioIo::new(stream), service).await?)
+}
+
+fn router(context: Arc<Context>) -> Router {
+    Router::new()
+        .route("/v1/webhook/mutation", post(|context, body| review(Call::Mutate, context, body)))
+        .route("/v1/webhook/validation", post(|context, body| review(Call::Validate, context, body)))
+        .route("/v1/healthz", get(|| async { "ok\n" }))
+        .layer(DefaultBodyLimit::max(BODY))
+        .with_state(context)
+}
+
+async fn review(call: Call, State(context): State<Arc<Context>>, body: Bytes) -> Response {
+    match answer(call, &body, &context.cache) {
+        Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response(),
+        Err(e) => (StatusCode::BAD_REQUEST, format!("{e}\n")).into_response(),
+    }
+}
+
+impl World for Cache {
+    fn settings(&self) -> Settings {
+        Self::settings(self)
+    }
+
+    fn volume(&self, name: &str) -> Option<Arc<Volume>> {
+        self.get(&self.volumes, name)
+    }
+
+    fn engine(&self, volume: &str) -> Option<Arc<Engine>> {
+        self.get(&self.engines, &engine_name(volume))
+    }
+
+    fn replicas_of(&self, volume: &str) -> Vec<Arc<Replica>> {
+        self.replicas.state_filter(|r| r.spec.volume_name == volume)
+    }
+
+    fn replicas_on(&self, node: &str) -> Vec<Arc<Replica>> {
+        self.replicas.state_filter(|r| r.spec.node_id == node)
+    }
+
+    fn snapshots_of(&self, volume: &str) -> usize {
+        self.snapshots.state_filter(|s| s.spec.volume == volume).len()
+    }
+
+    fn kubernetes_has(&self, node: &str) -> bool {
+        self.kube_nodes.find(|n| n.name_any() == node).is_some()
+    }
+}

@@ -1,0 +1,182 @@
+//! What is installed into a cluster: `deploy/` is the source, `longhornctl install manifests` prints it, and the chart is
+//! made of it.
+//!
+//! With `UPDATE_GOLDEN=1` the chart's templates are written anew, to be looked at in the diff. That both are taken by an
+//! API server, and are the same to it, is shown by `tests/cluster/install`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files of `deploy/` in the order in which an API server takes them.
+const FILES: &[&str] =
+    &["namespace", "crds", "rbac", "manager", "csidriver", "csi", "storageclass", "webhooks"];
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn source(name: &str) -> String {
+    read(&deploy().join(format!("{name}.yaml")))
+}
+
+fn printed(args: &[&str]) -> String {
+    let done = Command::new(env!("CARGO_BIN_EXE_longhornctl"))
+        .args(["install", "manifests"])
+        .args(args)
+        .env_remove("KUBECONFIG")
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+#[test]
+fn what_is_printed_is_what_deploy_has() {
+    let expected: String = FILES.iter().map(|name| format!("---\n{}", source(name))).collect();
+    assert_eq!(printed(&[]), expected);
+    let mut there: Vec<String> = fs::read_dir(deploy())
+        .unwrap()
+        .filter_map(|entry| Some(entry.unwrap().file_name().to_str()?.strip_suffix(".yaml")?.to_owned()))
+        .collect();
+    let mut known: Vec<String> = FILES.iter().map(|name| (*name).to_owned()).collect();
+    there.sort();
+    known.sort();
+    assert_eq!(there, known, "every file of deploy/ is printed");
+}
+
+#[test]
+fn images_are_those_that_were_asked_for() {
+    let images = |text: &str| -> Vec<String> {
+        let named = text.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+        named.map(str::to_owned).collect()
+    };
+    let own = images(&printed(&[]));
+    assert_eq!(own.iter().filter(|i| i.starts_with("longhorn:")).count(), 4, "{own:?}");
+    let text = printed(&["--image", "registry.example/lh:7", "--sidecar-registry", "mirror.example/csi/"]);
+    let asked = images(&text);
+    assert_eq!(asked.len(), own.len());
+    for (before, after) in own.iter().zip(&asked) {
+        match before.starts_with("longhorn:") {
+            true => assert_eq!(after, "registry.example/lh:7"),
+            false => assert_eq!(after, &format!("mirror.example/csi/{before}")),
+        }
+    }
+    assert!(text.contains("--image, \"registry.example/lh:7\""), "engines and replicas name it, too");
+    assert!(!text.contains(concat!("longhorn:", env!("CARGO_PKG_VERSION"))));
+}
+
+/// A part of a file that the chart has a value for. It has to be there.
+type Hole<'a> = (&'a str, &'a str);
+
+const IMAGES: &[Hole<'_>] = &[
+    (concat!("\"longhorn:", env!("CARGO_PKG_VERSION"), "\""), "{{ .Values.image | quote }}"),
+    (concat!("longhorn:", env!("CARGO_PKG_VERSION")), "{{ .Values.image | quote }}"),
+];
+
+const MANAGER: &[Hole<'_>] = &[
+    ("/var/lib/longhorn", "{{ .Values.dataPath }}"),
+    (
+        r#"resources: {"requests": {"cpu": "250m", "memory": "256Mi"}}"#,
+        "resources: {{ toJson .Values.resources.instanceManager }}",
+    ),
+    (
+        r#"resources: {"requests": {"cpu": "50m", "memory": "64Mi"}}"#,
+        "resources: {{ toJson .Values.resources.manager }}",
+    ),
+    (
+        "        - {name: run, mountPath: /run/longhorn}\n",
+        "        - {name: run, mountPath: /run/longhorn}
+        {{- range $i, $path := .Values.extraDiskPaths }}
+        - {name: disk-{{ $i }}, mountPath: {{ $path | quote }}, mountPropagation: HostToContainer}
+        {{- end }}\n",
+    ),
+    (
+        "      - name: dev\n        hostPath",
+        "      {{- range $i, $path := .Values.extraDiskPaths }}
+      - name: disk-{{ $i }}
+        hostPath: {path: {{ $path | quote }}, type: Directory}
+      {{- end }}
+      - name: dev\n        hostPath",
+    ),
+];
+
+const CSI: &[Hole<'_>] = &[
+    ("replicas: 2", "replicas: {{ .Values.csiControllers }}"),
+    ("/var/lib/kubelet", "{{ .Values.kubeletPath }}"),
+    (
+        r#"resources: {"requests": {"cpu": "10m", "memory": "32Mi"}}"#,
+        "resources: {{ toJson .Values.resources.csi }}",
+    ),
+    (
+        "image: csi-provisioner:v6.3.0",
+        "image: {{ print .Values.sidecars.registry .Values.sidecars.provisioner }}",
+    ),
+    ("image: csi-attacher:v4.12.0", "image: {{ print .Values.sidecars.registry .Values.sidecars.attacher }}"),
+    ("image: csi-resizer:v2.3.0", "image: {{ print .Values.sidecars.registry .Values.sidecars.resizer }}"),
+    (
+        "image: csi-snapshotter:v8.6.0",
+        "image: {{ print .Values.sidecars.registry .Values.sidecars.snapshotter }}",
+    ),
+];
+
+const STORAGE_CLASS: &[Hole<'_>] = &[
+    ("  name: longhorn\n", "  name: {{ .Values.storageClass.name }}\n"),
+    ("is-default-class: \"true\"", "is-default-class: {{ .Values.storageClass.isDefault | quote }}"),
+    ("reclaimPolicy: Delete", "reclaimPolicy: {{ .Values.storageClass.reclaimPolicy }}"),
+    ("volumeBindingMode: Immediate", "volumeBindingMode: {{ .Values.storageClass.volumeBindingMode }}"),
+    ("numberOfReplicas: \"3\"", "numberOfReplicas: {{ .Values.defaultReplicaCount | quote }}"),
+    ("fsType: ext4", "fsType: {{ .Values.storageClass.fsType }}"),
+    ("dataLocality: disabled", "dataLocality: {{ .Values.storageClass.dataLocality }}"),
+];
+
+fn template(name: &str, holes: &[&[Hole<'_>]]) -> String {
+    let mut text = source(name);
+    assert!(!text.contains("{{"), "deploy/{name}.yaml looks like a template");
+    for (part, value) in holes.iter().copied().flatten() {
+        assert!(text.contains(part), "deploy/{name}.yaml has no {part:?} any more");
+        text = text.replace(part, value);
+    }
+    let text = format!(
+        "# Made of deploy/{name}.yaml by UPDATE_GOLDEN=1 cargo test -p longhorn --test install\n{text}"
+    );
+    match name {
+        "storageclass" => format!("{{{{- if .Values.storageClass.create }}}}\n{text}{{{{- end }}}}\n"),
+        _ => text,
+    }
+}
+
+#[test]
+fn the_chart_is_made_of_deploy() {
+    let chart = deploy().join("chart");
+    let templates = [
+        ("rbac", template("rbac", &[])),
+        ("manager", template("manager", &[IMAGES, MANAGER])),
+        ("csidriver", template("csidriver", &[])),
+        ("csi", template("csi", &[&IMAGES[1..], CSI])),
+        ("storageclass", template("storageclass", &[STORAGE_CLASS])),
+        ("webhooks", template("webhooks", &[])),
+    ];
+    for (name, fresh) in &templates {
+        let path = chart.join(format!("templates/{name}.yaml"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&path, fresh).unwrap();
+        }
+        assert!(read(&path) == *fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
+    }
+    // The namespace is Helm's; the definitions stay when the chart goes.
+    let made: Vec<&str> = templates.iter().map(|(name, _)| *name).chain(["namespace", "crds"]).collect();
+    assert!(FILES.iter().all(|name| made.contains(name)), "every file of deploy/ is in the chart");
+    assert_eq!(fs::read_link(chart.join("crds/crds.yaml")).unwrap(), Path::new("../../crds.yaml"));
+    let version = env!("CARGO_PKG_VERSION");
+    let about = read(&chart.join("Chart.yaml"));
+    assert!(
+        about.contains(&format!("\nversion: {version}\n"))
+            && about.contains(&format!("\nappVersion: {version}\n"))
+    );
+    assert!(read(&chart.join("values.yaml")).contains(&format!("\nimage: longhorn:{version}\n")));
+}
