@@ -1,6 +1,6 @@
 //! The seeded simulation of a whole volume: seeds without a violation, and every sabotaged mechanism noticed.
 //!
-//! `LH_SEED=n` runs one seed and prints what happens; `LH_SEEDS=n` runs so many.
+//! `LH_SEED=n` runs one seed and prints what happens, `LH_WATCH=block` with it what becomes of a block on every disk; `LH_SEEDS=n` runs so many.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +45,9 @@ const NOTICED_WITHIN: u64 = 4000;
 
 fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<BTreeMap<String, u64>, String> {
     // A machine that panics has met what it holds to be impossible: as good a find as a violation.
-    match catch_unwind(AssertUnwindSafe(|| World::new(seed, sabotage, tracing).run())) {
+    match catch_unwind(AssertUnwindSafe(|| {
+        World::new(seed, sabotage, tracing).watching(number("LH_WATCH")).run()
+    })) {
         Ok(Ok(seen)) => Ok(seen),
         Ok(Err(broken)) => Err(broken.what),
         Err(panic) => Err(panic

@@ -525,6 +525,16 @@ impl Disk {
         .collect()
     }
 
+    /// For people: what each layer says of a block, whether it is marked, and what may be lost with the power.
+    pub fn tell(&self, block: u64) -> String {
+        let layers = self.layers.iter().map(|l| match l.slots.get(&block) {
+            None => format!("{:?} -", l.info.name),
+            Some(slot) => format!("{:?} {:?}, unsynced {:?}", l.info.name, slot.durable, slot.since),
+        });
+        let marked = self.records.intent.contains(&(block * BLOCK / self.chunk));
+        layers.chain(marked.then(|| "marked".into())).collect::<Vec<_>>().join("; ")
+    }
+
     /// What a snapshot shows, if it is there.
     pub fn snapshot(&self, name: &str) -> Option<Seen> {
         self.layer_at(name).map(|at| self.seen(at))

@@ -301,6 +301,9 @@ pub struct World {
     errors_injected: bool,
     trace: Vec<String>,
     tracing: bool,
+    /// A block whose fate on every disk is told, and what was last told of each.
+    watched: Option<u64>,
+    watched_as: [String; 3],
     seen: BTreeMap<String, u64>,
 }
 
@@ -348,8 +351,17 @@ impl World {
             errors_injected: false,
             trace: Vec::new(),
             tracing,
+            watched: None,
+            watched_as: Default::default(),
             seen: BTreeMap::new(),
         }
+    }
+
+    /// Tells what becomes of a block on every disk, if anything is told.
+    #[must_use]
+    pub fn watching(mut self, block: Option<u64>) -> Self {
+        self.watched = block.filter(|_| self.tracing);
+        self
     }
 
     /// One run: load under faults, then peace, then the comparison.
@@ -458,8 +470,21 @@ impl World {
             let mut out = Outbox::default();
             self.happens(due.event, &mut out);
             self.carry(out);
+            self.watch();
         }
         false
+    }
+
+    /// Says what has become of the watched block on every disk.
+    fn watch(&mut self) {
+        let Some(block) = self.watched else { return };
+        for node in 0..self.nodes.len() {
+            let now = self.nodes[node].disk.tell(block);
+            if self.watched_as[node] != now {
+                self.say(|| format!("block {block} of r{node}: {now}"));
+                self.watched_as[node] = now;
+            }
+        }
     }
 
     fn quiet(&self) -> bool {

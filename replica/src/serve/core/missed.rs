@@ -145,11 +145,13 @@ impl Missed {
         out
     }
 
-    /// From now on trails are kept for these. Without any, those of chunks that are not marked go.
+    /// From now on trails are kept for these. Without any, those of chunks that are not marked go, and with them the record
+    /// of those that were saved: the ones that stay are for whoever leaves next, and have to be saved again for it.
     pub(super) fn set_out(&mut self, out: Vec<Outsider>, marked: impl Fn(u64) -> bool) {
         self.out = out;
         if self.out.is_empty() {
             self.chunks.retain(|n, _| marked(*n));
+            self.chunks.values_mut().for_each(|c| c.saved = false);
             self.told_apart = self.chunks.values().filter(|c| matches!(c.written, Written::Units(_))).count();
         }
     }
@@ -371,6 +373,28 @@ mod tests {
         let bytes: u64 = ranges.iter().map(|r| r.len).sum();
         assert_eq!(bytes, 40_001 * BLOCK);
         assert!(ranges.windows(2).all(|w| w[0].end() <= w[1].offset));
+    }
+
+    #[test]
+    fn what_was_saved_for_one_that_returned_is_saved_again_for_the_next_that_leaves() {
+        for on_its_way in [false, true] {
+            let mut m = degraded();
+            m.may_clear(0);
+            assert!(m.next_record().is_some());
+            if !on_its_way {
+                m.saved(true);
+            }
+            // A write keeps the mark; then all are in, and the record of saved trails goes.
+            m.note(block(5));
+            m.set_out(Vec::new(), |_| true);
+            if on_its_way {
+                m.saved(true);
+            }
+            m.set_out(vec![Outsider { replica: "2".into(), base: epoch(3, &["1", "2", "3"]) }], |_| true);
+            m.note(block(5));
+            assert!(!m.may_clear(0), "nothing on stable storage says that the block was written");
+            assert!(m.next_record().is_some());
+        }
     }
 
     #[test]
