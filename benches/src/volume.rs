@@ -42,6 +42,7 @@ impl VolumeRig {
             depth: 128,
             io_timeout: 0,
             min_members: 1,
+            verify: false,
             rank: [0; MEMBERS_MAX],
         };
         let queue =

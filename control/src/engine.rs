@@ -37,6 +37,9 @@ pub trait EngineControl: Send + Sync + 'static {
     /// How far folding is, for each replica that folds or failed to.
     fn purges(&self) -> Vec<PurgeProgress>;
 
+    /// The scrub that runs, or the last one since the engine started.
+    fn scrub(&self) -> Option<ScrubProgress>;
+
     /// Takes the frontend away, flushes, closes every replica cleanly and ends the engine's process soon afterwards.
     /// Refused, with nothing changed, while somebody uses the device.
     fn shutdown(&self) -> Answer<()>;
@@ -123,6 +126,57 @@ pub enum Operation {
     },
     /// Takes the frontend away; the engine goes on. Refused while somebody uses the device.
     HideFrontend,
+    /// Begins to compare the replicas with each other and with their checksums.
+    Scrub {
+        /// Repair what is rotten.
+        repair: bool,
+        /// Bytes of the volume in a second; 0: as fast as it goes.
+        bytes_per_second: u64,
+    },
+    /// Ends the scrub that runs.
+    CancelScrub,
+}
+
+/// How far a scrub is, and what it has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubProgress {
+    /// It has not ended.
+    pub running: bool,
+    /// What is found is repaired.
+    pub repair: bool,
+    /// What it looks at or waits for, for people.
+    pub doing: String,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// What it has found: the first 4096.
+    pub findings: Vec<ScrubFinding>,
+    /// Blocks found wrong in all.
+    pub bad_blocks: u64,
+    /// Blocks of these that are sound again.
+    pub repaired_blocks: u64,
+    /// One sentence for each snapshot of which a replica could not take checksums.
+    pub notes: Vec<String>,
+    /// Why it ended before it was through; empty if it did not.
+    pub error: String,
+}
+
+/// Some neighbouring blocks of one replica that are not as they should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubFinding {
+    /// Whose.
+    pub replica: String,
+    /// Name of the snapshot; empty: the head.
+    pub layer: String,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How long, in bytes.
+    pub length: u64,
+    /// "rotten" or "differs".
+    pub flaw: &'static str,
+    /// "reported", "repaired", "no_source", "unsure", "conflict" or "failed".
+    pub done: &'static str,
 }
 
 /// How far a replica is with folding a snapshot away.

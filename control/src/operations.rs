@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress};
+use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
 use crate::transport::Identity;
@@ -26,6 +26,31 @@ impl Service {
     async fn operate(&self, operation: Operation) -> Result<Response<()>, Status> {
         self.engine.operate(operation).await?;
         Ok(Response::new(()))
+    }
+}
+
+fn finding(of: ScrubFinding) -> volume::ScrubFinding {
+    let ScrubFinding { replica, layer, offset, length, flaw, done } = of;
+    volume::ScrubFinding { replica, layer, offset, length, flaw: flaw.to_owned(), done: done.to_owned() }
+}
+
+fn scrub(scrub: ScrubProgress) -> volume::ScrubState {
+    let ScrubProgress {
+        running, repair, doing, done, total, bad_blocks, repaired_blocks, notes, error, ..
+    } = scrub;
+    let findings = scrub.findings.into_iter().map(finding).collect();
+    volume::ScrubState {
+        known: true,
+        running,
+        repair,
+        doing,
+        done,
+        total,
+        findings,
+        bad_blocks,
+        repaired_blocks,
+        notes,
+        error,
     }
 }
 
@@ -66,5 +91,18 @@ impl VolumeOperations for Service {
     async fn rebuild_rate_set(&self, request: Request<volume::RebuildRate>) -> Result<Response<()>, Status> {
         let rebuild_rate = Some(request.into_inner().bytes_per_second);
         self.operate(Operation::SetLimits(NewLimits { rebuild_rate, ..NewLimits::default() })).await
+    }
+
+    async fn scrub(&self, request: Request<volume::ScrubRequest>) -> Result<Response<()>, Status> {
+        let volume::ScrubRequest { repair, bytes_per_second } = request.into_inner();
+        self.operate(Operation::Scrub { repair, bytes_per_second }).await
+    }
+
+    async fn scrub_status(&self, _: Request<()>) -> Result<Response<volume::ScrubState>, Status> {
+        Ok(Response::new(self.engine.scrub().map(scrub).unwrap_or_default()))
+    }
+
+    async fn scrub_cancel(&self, _: Request<()>) -> Result<Response<()>, Status> {
+        self.operate(Operation::CancelScrub).await
     }
 }

@@ -8,6 +8,8 @@
 mod engine;
 mod status;
 
+use std::collections::HashMap;
+
 use tonic::{Request, Response, Status};
 
 use crate::host::Root;
@@ -181,6 +183,46 @@ impl ProxyEngineService for Proxy {
         Ok(Response::new(imrpc::EngineSnapshotPurgeStatusProxyResponse { status }))
     }
 
+    /// Every replica that is in sync takes the checksums of its own copy.
+    async fn snapshot_hash(&self, request: Request<imrpc::EngineSnapshotHashRequest>) -> Answer<()> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        for member in status::members(list) {
+            let (snapshot_name, rehash) = (request.snapshot_name.clone(), request.rehash);
+            let hash = ptypes::SnapshotHashRequest { snapshot_name, rehash };
+            self.engines
+                .files(&engine, &member, hash, |mut c, r| async move { c.snapshot_hash(r).await })
+                .await?;
+        }
+        Ok(Response::new(()))
+    }
+
+    /// By the addresses of the replicas; one that cannot be asked says so in its error.
+    async fn snapshot_hash_status(
+        &self,
+        request: Request<imrpc::EngineSnapshotHashStatusRequest>,
+    ) -> Answer<imrpc::EngineSnapshotHashStatusProxyResponse> {
+        let request = request.into_inner();
+        let engine = self.engine(request.proxy_engine_request)?;
+        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
+        let mut status = HashMap::new();
+        for member in status::members(list) {
+            let ask = ptypes::SnapshotHashStatusRequest { snapshot_name: request.snapshot_name.clone() };
+            let answer = self
+                .engines
+                .files(&engine, &member, ask, |mut c, r| async move { c.snapshot_hash_status(r).await })
+                .await;
+            let answer = answer.unwrap_or_else(|e| ptypes::SnapshotHashStatusResponse {
+                state: crate::progress::ERROR.to_owned(),
+                error: e.message().to_owned(),
+                ..Default::default()
+            });
+            status.insert(member.address, answer);
+        }
+        Ok(Response::new(imrpc::EngineSnapshotHashStatusProxyResponse { status }))
+    }
+
     /// Each snapshot is one decision; the first that is refused ends the call.
     async fn snapshot_remove(&self, request: Request<imrpc::EngineSnapshotRemoveRequest>) -> Answer<()> {
         let request = request.into_inner();
@@ -322,9 +364,6 @@ impl ProxyEngineService for Proxy {
         snapshot_clone(imrpc::EngineSnapshotCloneRequest) -> (), "SnapshotClone is not built yet";
         snapshot_clone_status(imrpc::ProxyEngineRequest) -> imrpc::EngineSnapshotCloneStatusProxyResponse,
             "SnapshotCloneStatus is not built yet";
-        snapshot_hash(imrpc::EngineSnapshotHashRequest) -> (), "SnapshotHash is not built yet";
-        snapshot_hash_status(imrpc::EngineSnapshotHashStatusRequest)
-            -> imrpc::EngineSnapshotHashStatusProxyResponse, "SnapshotHashStatus is not built yet";
         snapshot_backup(imrpc::EngineSnapshotBackupRequest) -> imrpc::EngineSnapshotBackupProxyResponse,
             "SnapshotBackup is not built yet: there are no backups";
         snapshot_backup_status(imrpc::EngineSnapshotBackupStatusRequest)

@@ -26,6 +26,19 @@ pub trait ReplicaControl: Send + Sync + 'static {
     /// Bounds beyond which this replica refuses a snapshot, and with it the whole volume does. `None`: as it is. They
     /// hold until the process ends.
     fn set_snapshot_limits(&self, count: Option<u32>, bytes: Option<u64>);
+
+    /// Takes a snapshot's checksums, after those that were asked for before; `again`: though they are on record. False
+    /// while the directory is not open.
+    fn hash(&self, snapshot: &str, again: bool) -> bool;
+
+    /// What became of a snapshot that was to be hashed.
+    fn hash_status(&self, snapshot: &str) -> HashStatus;
+
+    /// Ends the hashing of a snapshot, if it is hashed.
+    fn cancel_hash(&self, snapshot: &str);
+
+    /// Some snapshot is being hashed.
+    fn is_hashing(&self) -> bool;
 }
 
 /// A fold that a replica is at, or has given up.
@@ -37,6 +50,25 @@ pub struct FoldProgress {
     pub total: u64,
     /// Why it does not go on; `None`: it runs.
     pub error: Option<String>,
+}
+
+/// What became of a snapshot that was to be hashed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum HashStatus {
+    /// Nobody asked since the process began.
+    #[default]
+    None,
+    /// It is under way.
+    Running,
+    /// Its crc64 is on record.
+    Complete {
+        /// The crc64.
+        checksum: u64,
+        /// The snapshot is not what it was when it was hashed before, though nobody changed it.
+        corrupted: bool,
+    },
+    /// It was not hashed; one sentence.
+    Failed(String),
 }
 
 /// A replica as it is now.

@@ -1,15 +1,17 @@
 //! Longhorn's `SyncAgentService` beside a replica. In Longhorn a client moves, folds and hashes a replica's files by it;
 //! here the engine does all of that over the data connection, for every replica as one decision, and clients ask the
-//! engine. So that a client of Longhorn's learns what to do, every call is declared and answered by a sentence.
+//! engine. So that a client of Longhorn's learns what to do, every call is declared and answered by a sentence. Hashing
+//! snapshots is each replica's own affair, and works as in Longhorn.
 
 use std::sync::Arc;
 
+use lh_block::check_name;
 use tonic::{Request, Response, Status};
 
 use crate::progress::{ERROR, IN_PROGRESS, percent};
 use crate::proto::ptypes;
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentService;
-use crate::replica::ReplicaControl;
+use crate::replica::{HashStatus, ReplicaControl};
 use crate::unbuilt::unbuilt;
 
 /// The service.
@@ -21,6 +23,10 @@ impl SyncAgent {
     pub(crate) fn of(replica: Arc<dyn ReplicaControl>) -> Self {
         Self { replica }
     }
+}
+
+fn checked(snapshot: &str) -> Result<(), Status> {
+    check_name("snapshot", snapshot).map_err(|e| Status::invalid_argument(e.to_string()))
 }
 
 #[tonic::async_trait]
@@ -42,6 +48,57 @@ impl SyncAgentService for SyncAgent {
             state: if is_purging { IN_PROGRESS } else { ERROR }.to_owned(),
             error: fold.error.unwrap_or_default(),
         }))
+    }
+
+    /// Answered when it is queued: one snapshot is hashed at a time.
+    async fn snapshot_hash(
+        &self,
+        request: Request<ptypes::SnapshotHashRequest>,
+    ) -> Result<Response<()>, Status> {
+        let ptypes::SnapshotHashRequest { snapshot_name, rehash } = request.into_inner();
+        checked(&snapshot_name)?;
+        if !self.replica.hash(&snapshot_name, rehash) {
+            return Err(Status::unavailable("the replica's directory is not open yet"));
+        }
+        Ok(Response::new(()))
+    }
+
+    async fn snapshot_hash_status(
+        &self,
+        request: Request<ptypes::SnapshotHashStatusRequest>,
+    ) -> Result<Response<ptypes::SnapshotHashStatusResponse>, Status> {
+        let name = request.into_inner().snapshot_name;
+        checked(&name)?;
+        let (state, checksum, error, silently_corrupted) = match self.replica.hash_status(&name) {
+            HashStatus::None => {
+                return Err(Status::not_found(format!("snapshot {name} was not to be hashed")));
+            }
+            HashStatus::Running => ("in_progress", String::new(), String::new(), false),
+            HashStatus::Complete { checksum, corrupted } => {
+                ("complete", format!("{checksum:016x}"), String::new(), corrupted)
+            }
+            HashStatus::Failed(why) => ("error", String::new(), why, false),
+        };
+        let state = state.to_owned();
+        Ok(Response::new(ptypes::SnapshotHashStatusResponse { state, checksum, error, silently_corrupted }))
+    }
+
+    async fn snapshot_hash_cancel(
+        &self,
+        request: Request<ptypes::SnapshotHashCancelRequest>,
+    ) -> Result<Response<()>, Status> {
+        let name = request.into_inner().snapshot_name;
+        checked(&name)?;
+        self.replica.cancel_hash(&name);
+        Ok(Response::new(()))
+    }
+
+    async fn snapshot_hash_lock_state(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<ptypes::SnapshotHashLockStateResponse>, Status> {
+        let is_locked = self.replica.is_hashing();
+        Ok(Response::new(ptypes::SnapshotHashLockStateResponse { is_locked }))
     }
 
     unbuilt! {
@@ -71,11 +128,5 @@ impl SyncAgentService for SyncAgent {
         replica_rebuild_status(()) -> ptypes::ReplicaRebuildStatusResponse,
             "ReplicaRebuildStatus is not built here: ask the engine, which rebuilds";
         snapshot_clone_status(()) -> ptypes::SnapshotCloneStatusResponse, "SnapshotCloneStatus is not built yet";
-        snapshot_hash(ptypes::SnapshotHashRequest) -> (), "SnapshotHash is not built yet";
-        snapshot_hash_status(ptypes::SnapshotHashStatusRequest) -> ptypes::SnapshotHashStatusResponse,
-            "SnapshotHashStatus is not built yet";
-        snapshot_hash_cancel(ptypes::SnapshotHashCancelRequest) -> (), "SnapshotHashCancel is not built yet";
-        snapshot_hash_lock_state(()) -> ptypes::SnapshotHashLockStateResponse,
-            "SnapshotHashLockState is not built yet";
     }
 }

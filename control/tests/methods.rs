@@ -62,10 +62,6 @@ const UNSERVED: &[(&str, &[&str])] = &[
             "SnapshotPurge",
             "ReplicaRebuildStatus",
             "SnapshotCloneStatus",
-            "SnapshotHash",
-            "SnapshotHashStatus",
-            "SnapshotHashCancel",
-            "SnapshotHashLockState",
         ],
     ),
     (
@@ -73,8 +69,6 @@ const UNSERVED: &[(&str, &[&str])] = &[
         &[
             "SnapshotClone",
             "SnapshotCloneStatus",
-            "SnapshotHash",
-            "SnapshotHashStatus",
             "SnapshotBackup",
             "SnapshotBackupStatus",
             "BackupRestore",
@@ -121,6 +115,10 @@ const UNSERVED: &[(&str, &[&str])] = &[
 struct Willing;
 
 impl EngineControl for Willing {
+    fn scrub(&self) -> Option<control::engine::ScrubProgress> {
+        None
+    }
+
     fn status(&self) -> EngineStatus {
         let replica = EngineReplica {
             name: "demo-r-1".into(),
@@ -154,6 +152,20 @@ impl EngineControl for Willing {
 }
 
 impl ReplicaControl for Willing {
+    fn hash(&self, _: &str, _: bool) -> bool {
+        true
+    }
+
+    fn hash_status(&self, _: &str) -> control::replica::HashStatus {
+        control::replica::HashStatus::Running
+    }
+
+    fn cancel_hash(&self, _: &str) {}
+
+    fn is_hashing(&self) -> bool {
+        false
+    }
+
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
         let chain = vec![Layer::default()];
         Box::pin(std::future::ready(Some(ReplicaStatus { chain, ..Default::default() })))

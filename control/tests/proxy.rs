@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
 };
 use control::host::Root;
@@ -16,7 +16,7 @@ use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
 use control::proto::{imrpc, ptypes};
-use control::replica::{Layer, ReplicaControl, ReplicaStatus};
+use control::replica::{HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use control::transport::connect;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -74,6 +74,10 @@ impl EngineControl for Engine {
         }]
     }
 
+    fn scrub(&self) -> Option<ScrubProgress> {
+        None
+    }
+
     fn shutdown(&self) -> Answer<()> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -87,6 +91,23 @@ impl EngineControl for Engine {
 struct Replica;
 
 impl ReplicaControl for Replica {
+    fn hash(&self, _: &str, _: bool) -> bool {
+        true
+    }
+
+    fn hash_status(&self, snapshot: &str) -> HashStatus {
+        match snapshot {
+            "one" => HashStatus::Complete { checksum: 0x1234, corrupted: false },
+            _ => HashStatus::None,
+        }
+    }
+
+    fn cancel_hash(&self, _: &str) {}
+
+    fn is_hashing(&self) -> bool {
+        false
+    }
+
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
         let layer = |name: &str, parent: &str| Layer {
             name: name.into(),

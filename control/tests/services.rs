@@ -5,14 +5,14 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use control::engine::{
-    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress,
+    Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
 };
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::{ptypes, volume};
-use control::replica::{Layer, ReplicaControl, ReplicaStatus, layers_of};
+use control::replica::{HashStatus, Layer, ReplicaControl, ReplicaStatus, layers_of};
 use control::transport::connect;
 use lh_block::Generation;
 use tonic::transport::Channel;
@@ -70,6 +70,10 @@ impl EngineControl for Engine {
         vec![PurgeProgress { replica: "demo-r-1".into(), done: 1, total: 2, ..PurgeProgress::default() }]
     }
 
+    fn scrub(&self) -> Option<ScrubProgress> {
+        None
+    }
+
     fn shutdown(&self) -> Answer<()> {
         Box::pin(std::future::ready(Err(EngineError::NotNow("/dev/longhorn/demo is in use by mount".into()))))
     }
@@ -84,6 +88,23 @@ impl EngineControl for Engine {
 struct Replica(Option<ReplicaStatus>);
 
 impl ReplicaControl for Replica {
+    fn hash(&self, _: &str, _: bool) -> bool {
+        true
+    }
+
+    fn hash_status(&self, snapshot: &str) -> HashStatus {
+        match snapshot {
+            "one" => HashStatus::Complete { checksum: 0x1234, corrupted: false },
+            _ => HashStatus::None,
+        }
+    }
+
+    fn cancel_hash(&self, _: &str) {}
+
+    fn is_hashing(&self) -> bool {
+        false
+    }
+
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
         Box::pin(std::future::ready(self.0.clone()))
     }

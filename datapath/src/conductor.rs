@@ -31,6 +31,7 @@ mod outage;
 mod rebuild;
 mod repair;
 mod sabotage;
+mod scrub;
 mod send;
 mod start;
 mod status;
@@ -47,6 +48,7 @@ pub use event::{
 };
 pub use fold::FoldStatus;
 pub use sabotage::Sabotage;
+pub use scrub::{Finding, Flaw, Mend, ScrubStatus};
 pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
 use ask::{Ballot, ControlFor, Controls, JobFor, Jobs, Switches};
@@ -60,6 +62,7 @@ use outage::Outage;
 use rebuild::{Pace, Rebuild};
 use repair::{Doubt, InDoubt};
 use sabotage::sabotaged;
+use scrub::Scrubs;
 
 use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QueueId, SwitchId};
 
@@ -206,6 +209,7 @@ pub struct Conductor {
     clearing: Clearing,
     pace: Pace,
     folds: Folds,
+    scrubs: Scrubs,
     closing: Option<Closing>,
     /// Commands that end when their replica has left.
     leaving: Vec<(CommandId, MemberId)>,
@@ -250,6 +254,7 @@ impl Conductor {
             clearing: Clearing::default(),
             pace: Pace::default(),
             folds: Folds::default(),
+            scrubs: Scrubs::default(),
             closing: None,
             leaving: Vec::new(),
             waiting_for: None,
@@ -287,6 +292,7 @@ impl Conductor {
             self.doubt_deadline(),
             self.chain_deadline(),
             self.fold_deadline(),
+            self.scrub_deadline(),
         ];
         times.into_iter().flatten().min().filter(|_| !matches!(self.phase, Phase::Stopped))
     }
@@ -328,6 +334,7 @@ impl Conductor {
                 self.stop(Why::Stale { by, seen: None });
             }
             FromQueue::ChunkWanted(chunk) => self.on_chunk_wanted(queue, chunk),
+            FromQueue::Rotten(member, range) => self.on_rotten_read(member, range),
         }
     }
 
@@ -338,6 +345,7 @@ impl Conductor {
             JobFor::Rebuild(member, attempt, piece) => self.on_piece_copied(member, attempt, piece, result),
             JobFor::RebuildFlush(member, attempt) => self.on_rebuild_flushed(member, attempt, result),
             JobFor::ChainFlush(task) => self.on_chain_flushed(task, result),
+            JobFor::Scrub(attempt, step) => self.on_scrubbed(attempt, step, result),
             JobFor::ClearIntent => {}
             JobFor::IntentFlush => self.clearing.flushed(),
             JobFor::CloseFlush => self.on_close_flushed(result),
@@ -356,7 +364,10 @@ impl Conductor {
             }
             Err(Refusal::Failed) => self.lose(member, "the replica failed"),
             Ok(Body::State(state)) if purpose == ControlFor::Fold => self.on_fold_state(member, &state),
-            Ok(Body::State(state)) => self.on_state(member, state),
+            Ok(Body::State(state)) => match purpose {
+                ControlFor::Hash(attempt) => self.on_hashing(member, attempt, Some(&state)),
+                _ => self.on_state(member, state),
+            },
             Ok(Body::Map(page)) => self.on_page(member, purpose, *page),
             Ok(Body::Done) => self.on_yes(member, purpose),
             Err(Refusal::NoSpace) => self.on_no(member, purpose, "no space left on its disk"),
@@ -374,7 +385,8 @@ impl Conductor {
             ControlFor::Rebuild(attempt) => self.on_rebuild_yes(member, attempt),
             ControlFor::Fold => self.on_fold_yes(member),
             // These are answered with pages.
-            ControlFor::Missed(..) | ControlFor::Map { .. } => {}
+            ControlFor::Missed(..) | ControlFor::Map { .. } | ControlFor::Scrub(..) => {}
+            ControlFor::Hash(attempt) => self.on_hashing(member, attempt, None),
             ControlFor::Close => self.on_closed(member),
         }
     }
@@ -386,6 +398,8 @@ impl Conductor {
             ControlFor::Missed(target, attempt) => self.on_missed(target, attempt, member, None),
             ControlFor::Map { target, attempt, .. } => self.on_no_map(target, attempt, text),
             ControlFor::Fold => self.on_fold_no(member, text),
+            ControlFor::Scrub(attempt, number) => self.on_no_scrub_map(attempt, number, text),
+            ControlFor::Hash(attempt) => self.on_no_hash(member, attempt, text),
             ControlFor::State
             | ControlFor::Epoch(_)
             | ControlFor::Finish
@@ -400,6 +414,7 @@ impl Conductor {
             ControlFor::Map { target, attempt, side, number } => {
                 self.on_map(target, attempt, side, number, page);
             }
+            ControlFor::Scrub(attempt, number) => self.on_scrub_map(attempt, number, member, page),
             _ => {}
         }
     }
@@ -416,6 +431,7 @@ impl Conductor {
             || self.advance_chain()
             || self.advance_rebuilds()
             || self.advance_folds()
+            || self.advance_scrub()
             || self.advance_clearing()
             || self.advance_closing()
     }

@@ -64,6 +64,8 @@ pub struct Options {
     pub depth: u16,
     /// How long requests wait for a replica; zero for ever.
     pub io_timeout: Duration,
+    /// Every read is compared with the checksums on record (`--checksum full`).
+    pub checksum_full: bool,
     /// When an epoch counts.
     pub quorum: Quorum,
     /// The manager of this node saw the engine before this one die.
@@ -235,6 +237,7 @@ fn make_queues(options: &Options, shared: &Arc<Shared>, news: &Sender<News>) -> 
             Quorum::Majority => u32::try_from(options.replicas.len() / 2 + 1).unwrap_or(1),
             Quorum::Any | Quorum::Unsafe => 1,
         },
+        verify: options.checksum_full,
         rank,
     };
     let geometry = Geometry {
@@ -345,7 +348,9 @@ impl ControlThread {
             WireStatus::Stale => Err(Refusal::Stale),
             WireStatus::NoSpace => Err(Refusal::NoSpace),
             WireStatus::Refused => Err(Refusal::Said(String::from_utf8_lossy(payload).into_owned())),
-            WireStatus::Io | WireStatus::Corrupt | WireStatus::Invalid => Err(Refusal::Failed),
+            WireStatus::Io | WireStatus::Rotten | WireStatus::Corrupt | WireStatus::Invalid => {
+                Err(Refusal::Failed)
+            }
         }
     }
 

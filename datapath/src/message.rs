@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lh_block::Extent;
 
+use crate::order::Kind;
+
 /// A replica's place in the engine's table. Fixed while the engine runs; at most [`MEMBERS_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub u8);
@@ -100,6 +102,30 @@ pub enum Job {
         compare: bool,
         /// What the source's layers below hold counts as the layer's own: the members may have folded different snapshots.
         merged: bool,
+        /// A repair: the range is claimed whatever the layer, and what the source gives has to fit its checksums.
+        repair: bool,
+    },
+    /// Compares a range of one layer on `targets` with what `source` holds, and on all of them with the checksums on
+    /// record, by checksum. At most [`lh_wire::MAX_DATA`] bytes, whole blocks; under a shared claim if the layer is the
+    /// head. Ends early as [`Job::Equalise`] does.
+    Compare {
+        /// As in [`Job::Equalise`].
+        layer: Option<LayerRef>,
+        /// Where.
+        range: Extent,
+        /// Whose checksums are sent.
+        source: MemberId,
+        /// Who compares; may be nobody.
+        targets: MemberSet,
+    },
+    /// Compares a range of one layer on one member with its checksums on record. At most [`lh_wire::VERIFY_MAX`] bytes.
+    Verify {
+        /// A snapshot's layer, or the head.
+        layer: Option<LayerRef>,
+        /// Where.
+        range: Extent,
+        /// Whose.
+        member: MemberId,
     },
     /// Sends `ClearIntent` for the range (whole chunks) to every member under an exclusive claim, if
     /// [`Shared::clearable`] still holds for each chunk then.
@@ -109,6 +135,44 @@ pub enum Job {
     },
     /// A flush on every member, like a client's.
     Flush,
+}
+
+impl Job {
+    /// What is copied or compared, and whether the range is claimed. `None`: nothing is.
+    pub(crate) fn claim(&self) -> Option<(Extent, Kind)> {
+        match self {
+            Self::Equalise { layer, range, repair, .. } if layer.is_none() || *repair => {
+                Some((*range, Kind::Exclusive))
+            }
+            Self::Compare { layer: None, range, .. } | Self::Verify { layer: None, range, .. } => {
+                Some((*range, Kind::Shared))
+            }
+            Self::ClearIntent { range } => Some((*range, Kind::Exclusive)),
+            Self::Equalise { .. } | Self::Compare { .. } | Self::Verify { .. } | Self::Flush => None,
+        }
+    }
+
+    /// Where.
+    pub(crate) fn range(&self) -> Extent {
+        match self {
+            Self::Equalise { range, .. }
+            | Self::Compare { range, .. }
+            | Self::Verify { range, .. }
+            | Self::ClearIntent { range } => *range,
+            Self::Flush => Extent::default(),
+        }
+    }
+
+    /// The members that it cannot do without, given all that are attached.
+    pub(crate) const fn members(&self, attached: MemberSet) -> MemberSet {
+        match self {
+            Self::Equalise { source, targets, .. } | Self::Compare { source, targets, .. } => {
+                targets.with(*source)
+            }
+            Self::Verify { member, .. } => MemberSet::EMPTY.with(*member),
+            Self::ClearIntent { .. } | Self::Flush => attached,
+        }
+    }
 }
 
 /// Number of a layer's name; the driver keeps the names, so that the machines copy no strings.
@@ -123,6 +187,13 @@ pub enum JobResult {
         /// Blocks that differed, summed over the targets.
         changed: u64,
     },
+    /// A [`Job::Compare`] was done.
+    Compared {
+        /// A bit for each part of the range ([`lh_wire::differing`]) that differs somewhere or does not fit its checksums.
+        parts: u32,
+    },
+    /// A [`Job::Verify`] was done.
+    Verified(lh_wire::Verified),
     /// A member that the job needs failed; its link is down or its answer was an error.
     Failed {
         /// Which.
@@ -178,6 +249,8 @@ pub enum FromQueue {
     Stale(MemberId),
     /// A request waits for this chunk to be made equal: do it first.
     ChunkWanted(u64),
+    /// A read of this range met a block on the member that does not fit its checksum. Another member was asked.
+    Rotten(MemberId, Extent),
 }
 
 /// A set of members.

@@ -75,6 +75,8 @@ pub struct Config {
     pub io_timeout: u64,
     /// Readable members that have to be left when one is reported as hung or slow. 1 and 0 are the same.
     pub min_members: u32,
+    /// Members compare what a read gives with their checksums on record.
+    pub verify: bool,
     /// How far each member is; reads go to the lowest rank there is.
     pub rank: [u8; MEMBERS_MAX],
 }
@@ -172,6 +174,8 @@ pub struct Transmit {
     pub range: Extent,
     /// For the header's flags.
     pub fua: bool,
+    /// For the header's flags: blocks are compared with their checksums on record.
+    pub verify: bool,
     /// For the header: the last flush complete on every member; in a flush its own number.
     pub flush: u64,
     /// For the header.

@@ -67,6 +67,25 @@ impl std::fmt::Display for Frontend {
     }
 }
 
+/// Which reads are compared with checksums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Checksum {
+    /// None: only scrubs compare
+    #[default]
+    Snapshots,
+    /// All of what snapshots hold: a rotten block is answered by another replica, and repaired
+    Full,
+}
+
+impl std::fmt::Display for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Snapshots => "snapshots",
+            Self::Full => "full",
+        })
+    }
+}
+
 /// Who must agree before a change of the membership counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Quorum {

@@ -15,13 +15,13 @@ mod manager;
 mod members;
 mod observe;
 mod output;
-mod progress;
 mod purge;
 mod release;
 mod remove;
 mod replica;
 mod resize;
 mod salvage;
+mod scrub;
 mod show;
 mod snapshot;
 mod snapshot_tree;
@@ -120,6 +120,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
                 replica::export(&directory, snapshot.as_deref(), format, &file)
             }
         },
+        Command::Scrub(args) => scrub::run(context, &args).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
         Command::Completion { .. } => Ok(()),

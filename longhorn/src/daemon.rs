@@ -14,6 +14,8 @@ mod logging;
 mod manager;
 mod memory;
 mod replica;
+mod sfold;
+mod ssync;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -75,6 +77,10 @@ enum Command {
     Controller(ControllerArgs),
     /// Serve a replica's directory
     Replica(ReplicaArgs),
+    /// Fold a layer's file into the one below it, by hand
+    Sfold(sfold::SfoldArgs),
+    /// Copy a sparse file to another place by what it holds, by hand
+    Ssync(ssync::SsyncArgs),
     /// Hold a volume's FUSE connection while its engine is away
     #[command(hide = true)]
     FuseKeeper(keeper::KeeperArgs),
@@ -123,6 +129,8 @@ pub fn main() -> ExitCode {
         Command::Csi(args) => csi::run(args),
         Command::Controller(args) => controller::run(&args),
         Command::Replica(args) => replica::run(args),
+        Command::Sfold(args) => sfold::run(&args),
+        Command::Ssync(args) => ssync::run(&args),
         Command::FuseKeeper(args) => keeper::run(args),
         Command::FsFreeze(args) => freeze::run(&args),
         Command::Engine(command) => engine_line::run(&program.target, command),

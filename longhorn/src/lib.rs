@@ -4,4 +4,5 @@ pub mod arguments;
 pub mod ctl;
 pub mod daemon;
 mod kernel;
+mod progress;
 mod sentence;

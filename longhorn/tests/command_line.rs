@@ -89,13 +89,25 @@ fn help_is_as_promised() {
         &["replica", "rm"],
         &["replica", "rebuild"],
         &["replica", "export"],
+        &["scrub"],
         &["doctor"],
         &["install"],
         &["install", "manifests"],
         &["completion"],
     ];
-    let commands: &[&[&str]] =
-        &[&[], &["instance-manager"], &["manager"], &["csi"], &["controller"], &["replica"], &["snapshot"]];
+    let commands: &[&[&str]] = &[
+        &[],
+        &["instance-manager"],
+        &["manager"],
+        &["csi"],
+        &["controller"],
+        &["replica"],
+        &["snapshot"],
+        &["sfold"],
+        &["ssync"],
+        &["ssync", "receive"],
+        &["ssync", "send"],
+    ];
     for (program, name, commands) in [(CTL, "longhornctl", ctl_commands), (PROGRAM, "longhorn", commands)] {
         for command in commands {
             let help = run(program, &[command, &["--help"][..]].concat());

@@ -42,7 +42,7 @@ fn missed(c: &mut Client<UnixStream>, base: Epoch) -> Option<Vec<Extent>> {
 }
 
 fn layer_map(c: &mut Client<UnixStream>, layer: &str) -> Vec<Extent> {
-    page(c, &Control::LayerMap { layer: layer.into(), from: 0 }).unwrap().ranges
+    page(c, &Control::LayerMap { layer: layer.into(), from: 0, recorded: false }).unwrap().ranges
 }
 
 /// Makes a range of a layer the same; how many bytes were sent.

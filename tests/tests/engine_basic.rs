@@ -123,6 +123,7 @@ impl Engine {
             queues: 1,
             depth: 64,
             io_timeout: Duration::from_secs(300),
+            checksum_full: false,
             quorum: Quorum::Any,
             known_dead: true,
             authority: Box::new(authority.clone()),

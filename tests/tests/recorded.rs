@@ -238,6 +238,7 @@ fn live(socket: &Path) {
         queues: 1,
         depth: 64,
         io_timeout: Duration::from_secs(300),
+        checksum_full: false,
         quorum: Quorum::Any,
         known_dead: true,
         authority: Box::new(Believing(None)),

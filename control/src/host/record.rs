@@ -111,6 +111,9 @@ pub struct VolumeRecord {
     /// Most bytes of all snapshots together; 0: any.
     #[serde(default)]
     pub snapshot_max_size: u64,
+    /// Every read is compared with checksums (`--checksum full`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub checksum_full: bool,
     /// Whether the volume may be used.
     #[serde(default)]
     pub state: VolumeState,
@@ -188,6 +191,7 @@ impl VolumeRecord {
             io_timeout_seconds: 300,
             snapshot_max_count: SNAPSHOT_COUNT,
             snapshot_max_size: 0,
+            checksum_full: false,
             state: VolumeState::Ready,
             releasing: Vec::new(),
             replicas: Vec::new(),

@@ -16,6 +16,7 @@ use crate::proto::imrpc::{BackendStoreDriver, DataEngine, ProxyEngineRequest};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_client::ControllerServiceClient;
 use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use crate::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use crate::proto::volume::volume_operations_client::VolumeOperationsClient;
 use crate::transport::connect_lazily;
 
@@ -76,6 +77,24 @@ impl Engines {
         let answer = ReplicaServiceClient::new(self.channel(&socket)).replica_get(request).await;
         let answer = answer.map_err(|e| reached(e, "replica", &socket))?.into_inner();
         answer.replica.ok_or_else(|| Status::internal(format!("replica {name} told nothing of itself")))
+    }
+
+    /// A call of the service for the files of a replica of this node.
+    pub(super) async fn files<T, R, F>(
+        &self,
+        engine: &Engine,
+        replica: &ptypes::ReplicaAddress,
+        message: T,
+        call: impl FnOnce(SyncAgentServiceClient<Channel>, Request<T>) -> F,
+    ) -> Result<R, Status>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let name = &replica.instance_name;
+        let socket = self.by_name("replica", name)?;
+        let request = request(message, &engine.volume, name, USUAL)?;
+        let answer = call(SyncAgentServiceClient::new(self.channel(&socket)), request).await;
+        answer.map(Response::into_inner).map_err(|e| reached(e, "replica", &socket))
     }
 
     fn by_name(&self, what: &'static str, name: &str) -> Result<PathBuf, Status> {

@@ -11,10 +11,13 @@ const HEAD: &str = "volume-head";
 
 /// A replica that has every snapshot.
 pub(super) fn a_member(list: ptypes::ReplicaListReply) -> Option<ptypes::ReplicaAddress> {
-    list.replicas
-        .into_iter()
-        .filter(|replica| replica.mode() == ptypes::ReplicaMode::Rw)
-        .find_map(|r| r.address)
+    members(list).next()
+}
+
+/// The replicas that are in sync.
+pub(super) fn members(list: ptypes::ReplicaListReply) -> impl Iterator<Item = ptypes::ReplicaAddress> {
+    let members = list.replicas.into_iter().filter(|replica| replica.mode() == ptypes::ReplicaMode::Rw);
+    members.filter_map(|replica| replica.address)
 }
 
 /// A replica's layers by the names of their snapshots; the head is one of them.

@@ -75,6 +75,10 @@ pub(super) enum ControlFor {
     },
     /// Something about a fold.
     Fold,
+    /// A page of a layer's map for the scrub with this number, and which page.
+    Scrub(u64, u64),
+    /// Checksums that the scrub with this number wants to be taken.
+    Hash(u64),
     /// The clean end.
     Close,
 }
@@ -141,6 +145,8 @@ pub(super) enum JobFor {
     RebuildFlush(MemberId, u64),
     /// The flush after the snapshot with this number.
     ChainFlush(u64),
+    /// A step of the scrub with this number.
+    Scrub(u64, super::scrub::Step),
     /// A mark of the intent bitmap.
     ClearIntent,
     /// A flush so that marks can be taken back.
@@ -173,9 +179,11 @@ impl Jobs {
         self.waiting.values().filter(|p| of(**p)).count()
     }
 
-    /// No copy between members is on its way.
+    /// No copy between members, and no comparison of them, is on its way.
     pub(super) fn no_copies(&self) -> bool {
-        self.count(|p| matches!(p, JobFor::InDoubt(_) | JobFor::Chunk(_) | JobFor::Rebuild(..))) == 0
+        let copies =
+            |p| matches!(p, JobFor::InDoubt(_) | JobFor::Chunk(_) | JobFor::Rebuild(..) | JobFor::Scrub(..));
+        self.count(copies) == 0
     }
 }
 

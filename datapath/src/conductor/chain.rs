@@ -339,6 +339,7 @@ impl Conductor {
         self.volume.unsettled.push(name.clone());
         if let Some(layer) = self.layer_ref(&name) {
             self.head_became(layer, &name);
+            self.scrub_head_became(layer, &name);
         }
     }
 

@@ -27,6 +27,7 @@ impl Conductor {
                 self.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
+            Command::Scrub { .. } | Command::ScrubStop => self.scrub_command(id, &command),
             Command::AddReplica(replica) => self.add_replica(id, &replica),
             Command::RemoveReplica { name } => self.remove_replica(id, &name),
             Command::Rebuild { name } => self.rebuild_replica(id, &name),

@@ -166,6 +166,16 @@ pub enum Command {
     /// Folds away every snapshot that is marked as removed, on each replica. Done as soon as that is begun: the status
     /// tells how far it is.
     Purge,
+    /// Compares the replicas with each other and with their checksums, one scrub at a time. Done as soon as that is begun:
+    /// the status tells how far it is and what it has found.
+    Scrub {
+        /// Repair what is rotten.
+        repair: bool,
+        /// How many bytes of the volume may be looked at in a second; 0: as much as it can.
+        bytes_per_second: u64,
+    },
+    /// Ends the scrub that runs, if one does.
+    ScrubStop,
     /// Changes some of the [`Limits`], at once.
     SetLimits(NewLimits),
     /// Adds a replica to the configuration. It is rebuilt and then a member.
@@ -254,6 +264,11 @@ pub enum CommandError {
         /// Its own sentence.
         reason: String,
     },
+    /// One at a time.
+    #[error(
+        "a scrub of this volume runs already: wait for it, or cancel it with `longhornctl scrub --cancel`"
+    )]
+    Scrubbing,
     /// The engine is ending.
     #[error("the volume is being stopped")]
     ShuttingDown,

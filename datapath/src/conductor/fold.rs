@@ -88,8 +88,11 @@ impl Conductor {
 
     fn fold_on(&mut self, member: MemberId) -> bool {
         let now = self.now;
-        let held =
-            self.closing.is_some() || !self.is_calm() || self.chain_is_wanted() || self.fills_somebody();
+        let held = self.closing.is_some()
+            || !self.is_calm()
+            || self.chain_is_wanted()
+            || self.scrub_is_flying()
+            || self.fills_somebody();
         let Some(folder) = self.folds.folders.get_mut(&member) else { return false };
         let wait = match folder.step {
             Step::Looking if !held => LOOK_FIRST,
@@ -180,6 +183,11 @@ impl Conductor {
             busy = true;
         }
         busy
+    }
+
+    /// Something is folded, or is to be.
+    pub(super) fn folds_want(&self) -> bool {
+        self.folds.folders.values().any(|folder| !matches!(folder.step, Step::Through))
     }
 
     pub(super) fn fold_status(&self) -> Vec<FoldStatus> {

@@ -176,6 +176,7 @@ impl Conductor {
     fn forget_answers_of(&mut self, member: MemberId) {
         self.abandon_change(member);
         self.forget_fold(member);
+        self.forget_scrub(member);
         self.doubt.lost(member);
         if let Some(task) = self.task.as_mut() {
             task.ballot.lost(member);

@@ -15,7 +15,7 @@
 //! - Whatever goes wrong, the target is forgotten and begins anew after a while. What it holds by then is compared.
 
 mod copy;
-mod pace;
+pub(super) mod pace;
 mod plan;
 
 use lh_block::{Epoch, Extent};
@@ -42,6 +42,8 @@ pub(super) struct Rebuild {
     copy: Copy,
     /// Nothing more is given before this time, so that clients have their turn.
     rests_until: u64,
+    /// The source has said that something it gives does not fit its checksums.
+    rotten: bool,
 }
 
 #[derive(Debug)]
@@ -135,7 +137,8 @@ impl Conductor {
         self.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
         let plan = Plan { keep: None, how: Vec::new(), own: Vec::new() };
         let copy = Copy::default();
-        let rebuild = Rebuild { attempt, source, stage, plan, base: None, copy, rests_until: 0 };
+        let rebuild =
+            Rebuild { attempt, source, stage, plan, base: None, copy, rests_until: 0, rotten: false };
         self.replica_mut(member).role = Role::Joining(Box::new(rebuild));
         true
     }
@@ -229,6 +232,10 @@ impl Conductor {
             }
             Stage::Ending => {
                 rebuild.stage = Stage::Ready;
+                if !rebuild.rotten {
+                    self.scrubs.filled(member);
+                }
+                let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
                 let (looked, _, copied) = rebuild.progress();
                 let name = self.name(member);
                 let line =
@@ -333,7 +340,7 @@ impl Conductor {
         for Wanted { side, layer, from, number } in wanted {
             let whom = if side == Side::Source { source } else { member };
             let purpose = ControlFor::Map { target: member, attempt, side, number };
-            self.ask(whom, purpose, Control::LayerMap { layer, from });
+            self.ask(whom, purpose, Control::LayerMap { layer, from, recorded: false });
         }
         asks
     }
@@ -374,7 +381,7 @@ impl Conductor {
         self.pace.spend(piece.range.len, self.config.limits.rebuild_rate);
         let targets = MemberSet::EMPTY.with(member);
         let (layer, range, compare) = (piece.layer, piece.range, piece.compare);
-        let job = Job::Equalise { layer, range, source, targets, compare, merged: false };
+        let job = Job::Equalise { layer, range, source, targets, compare, merged: false, repair: false };
         self.give(JobFor::Rebuild(member, attempt, number), job);
         true
     }
@@ -397,7 +404,9 @@ impl Conductor {
                 rebuild.copy.copied(piece, changed * lh_block::BLOCK);
                 self.counters.rebuilt_blocks += changed;
             }
-            JobResult::Skipped => rebuild.copy.not_copied(piece),
+            JobResult::Skipped | JobResult::Compared { .. } | JobResult::Verified(_) => {
+                rebuild.copy.not_copied(piece);
+            }
             // Whoever it failed on: the source may have folded the layer away. It begins anew.
             JobResult::Failed { .. } => self.lose(member, "a copy failed"),
         }
@@ -425,6 +434,16 @@ impl Conductor {
             // What it marked while it was filled is taken back after a flush, like all other marks.
             self.ask_state(member);
             self.tell_resolved_after(Vec::new());
+            self.hash_what_was_filled(member);
+        }
+    }
+
+    /// Blocks of this member do not fit their checksums: what is copied from it is not known to be sound.
+    pub(super) fn doubt_source(&mut self, source: MemberId) {
+        for member in self.ids() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| r.source == source) {
+                rebuild.rotten = true;
+            }
         }
     }
 

@@ -143,7 +143,10 @@ impl Conductor {
         };
         let targets = members.without(source);
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
-        self.give(purpose, Job::Equalise { layer, range, source, targets, compare: false, merged });
+        self.give(
+            purpose,
+            Job::Equalise { layer, range, source, targets, compare: false, merged, repair: false },
+        );
     }
 
     /// True if the members may not hold the same in the same layers: each folds removed snapshots on its own, also while no
@@ -173,7 +176,7 @@ impl Conductor {
         in_doubt.flying -= 1;
         match result {
             JobResult::Done { changed } => self.counters.repaired_blocks += changed,
-            JobResult::Skipped | JobResult::Failed { .. } => {
+            _ => {
                 in_doubt.left.push_back(piece);
                 in_doubt.failures += 1;
                 in_doubt.retry_at = Some(retry_at);
@@ -342,7 +345,7 @@ impl Conductor {
                 self.counters.repaired_blocks += changed;
                 self.doubt.failures = 0;
             }
-            JobResult::Skipped | JobResult::Failed { .. } => {
+            _ => {
                 chunk.spoilt = true;
                 self.doubt.failures += 1;
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry);

@@ -82,6 +82,8 @@ const fn describe(control: &Control) -> (&'static str, bool) {
         Control::Settled { .. } => ("the end of a snapshot", false),
         Control::Fold { .. } => ("the begin of a fold", false),
         Control::FoldStop => ("the end of a fold", false),
+        Control::Hash { .. } => ("a wish for checksums", false),
+        Control::HashStop => ("the end of a wish for checksums", false),
         Control::Missed { .. } => ("a question what another replica missed", false),
         Control::LayerMap { .. } => ("a question what a layer holds", false),
         Control::RebuildBegin { .. } => ("the begin of a rebuild", true),

@@ -75,6 +75,10 @@ pub struct Counters {
     pub rebuilt_blocks: u64,
     /// Snapshots taken.
     pub snapshots: u64,
+    /// Blocks that reads found rotten, and that were then found on some replica.
+    pub rotten_blocks: u64,
+    /// Blocks of these that are sound again.
+    pub mended_blocks: u64,
 }
 
 /// A volume.
@@ -98,6 +102,8 @@ pub struct Status {
     pub chunks_in_doubt: u64,
     /// What replicas fold, or have folded.
     pub folds: Vec<super::FoldStatus>,
+    /// The scrub that runs, or the last one.
+    pub scrub: Option<super::ScrubStatus>,
     /// What happened so far.
     pub counters: Counters,
     /// Its bounds as they are now.
@@ -126,6 +132,7 @@ impl Conductor {
             chain: self.volume.chain.clone(),
             chunks_in_doubt: self.doubt.len(),
             folds: self.fold_status(),
+            scrub: self.scrub_status(),
             counters: self.counters,
             limits: self.config.limits,
         }
@@ -169,6 +176,9 @@ impl Conductor {
             // Every copied piece is news, but not worth waking people for: whole percents are.
             rebuild.copied = 0;
             rebuild.done = rebuild.done.saturating_mul(100) / rebuild.total.max(1);
+        }
+        if let Some(scrub) = &mut status.scrub {
+            scrub.done = scrub.done.saturating_mul(100) / scrub.total.max(1);
         }
         if self.reported.as_ref() != Some(&status) {
             self.reported = Some(status);

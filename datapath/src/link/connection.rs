@@ -83,6 +83,9 @@ impl Connection {
         if transmit.fua {
             header.flags |= flags::FUA;
         }
+        if transmit.verify {
+            header.flags |= flags::VERIFY;
+        }
         let (len, crc) = match &body {
             Body::None => (0, None),
             Body::Payload(payload, crc) => (payload.len(), *crc),

@@ -11,7 +11,7 @@ use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, JOB_SLOTS, Output, Queue, Reply, Transmit};
 use crate::message::{FromQueue, Job, JobId, JobResult, MemberId, MemberSet};
-use crate::order::{Kind, Outcome};
+use crate::order::Outcome;
 
 impl Queue {
     /// A job comes in.
@@ -28,11 +28,7 @@ impl Queue {
     }
 
     fn start_job(&mut self, now: u64, s: u16, id: JobId, job: Job, out: &mut Vec<Output>) {
-        let (range, claims) = match &job {
-            Job::Equalise { layer, range, .. } => (*range, layer.is_none()),
-            Job::ClearIntent { range } => (*range, true),
-            Job::Flush => (lh_block::Extent::default(), false),
-        };
+        let (range, claim) = (job.range(), job.claim());
         let is_flush = job == Job::Flush;
         self.used.insert(s);
         self.slot_mut(s).begin(Work::Job(id, job), now, 0);
@@ -41,7 +37,7 @@ impl Queue {
             self.end_job(s, JobResult::Failed { member }, out);
         } else if is_flush {
             self.join_flush(now, s, out);
-        } else if !claims || self.claim(s, range, Kind::Exclusive) == Outcome::Granted {
+        } else if claim.is_none_or(|(range, kind)| self.claim(s, range, kind) == Outcome::Granted) {
             self.job_claimed(now, s, out);
         }
     }
@@ -55,6 +51,14 @@ impl Queue {
         match *job {
             Job::Equalise { compare, .. } => {
                 self.slot_mut(s).copy = if compare { Copy::Digest } else { Copy::Read };
+                self.read_source(now, s, out);
+            }
+            Job::Compare { .. } => {
+                self.slot_mut(s).copy = Copy::Digest;
+                self.read_source(now, s, out);
+            }
+            Job::Verify { .. } => {
+                self.slot_mut(s).copy = Copy::Verify;
                 self.read_source(now, s, out);
             }
             Job::ClearIntent { range } => {
@@ -71,19 +75,28 @@ impl Queue {
 
     /// Asks the source of a copy for its checksums, or for the present part.
     fn read_source(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
-        let Work::Job(_, Job::Equalise { layer, range, source, merged, .. }) = self.slot(s).work else {
-            return;
+        let Work::Job(_, job) = &self.slot(s).work else { return };
+        let (layer, source, verify, merged) = match *job {
+            // A head has no checksums, and what is read through several layers is of several.
+            Job::Equalise { layer, source, merged, .. } => {
+                (layer, source, layer.is_some() && !merged, merged)
+            }
+            Job::Compare { layer, source, .. } => (layer, source, true, false),
+            Job::Verify { layer, member, .. } => (layer, member, false, false),
+            Job::ClearIntent { .. } | Job::Flush => return,
         };
         let (op, range) = match self.slot(s).copy {
-            Copy::Digest | Copy::Compare => (OpCode::DigestLayer, range),
-            Copy::Read | Copy::Put => (OpCode::ReadLayer, self.slot(s).piece.part),
+            Copy::Verify => (OpCode::VerifyLayer, job.range()),
+            Copy::Digest | Copy::Compare => (OpCode::DigestLayer, job.range()),
+            Copy::Read | Copy::ReadAnyway | Copy::Put => (OpCode::ReadLayer, self.slot(s).piece.part),
         };
+        let verify = verify && self.slot(s).copy != Copy::ReadAnyway;
         self.begin_reading(now, s, source);
         let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
         let flush = self.shared.flush_everywhere();
         let data = Data::LayerName(layer);
-        let aux = if merged { MERGED } else { 0 };
-        out.push(Output::Send(Transmit { member: source, tag, op, range, fua: false, flush, aux, data }));
+        let (member, fua, aux) = (source, false, if merged { MERGED } else { 0 });
+        out.push(Output::Send(Transmit { member, tag, op, range, fua, verify, flush, aux, data }));
     }
 
     /// Goes on with the next part that differs; false if there is none.
@@ -103,9 +116,10 @@ impl Queue {
 
     /// The members that a job cannot do without.
     fn members_of_job(&self, s: u16) -> MemberSet {
-        match self.slot(s).work {
-            Work::Job(_, Job::Equalise { source, targets, .. }) => targets.with(source),
-            _ => self.members.attached(),
+        let attached = self.members.attached();
+        match &self.slot(s).work {
+            Work::Job(_, job) => job.members(attached),
+            Work::Client { .. } | Work::None => attached,
         }
     }
 
@@ -114,10 +128,7 @@ impl Queue {
     pub(super) fn jobs_lost(&mut self, m: MemberId, out: &mut Vec<Output>) {
         let attached = self.members.attached();
         self.jobs.retain(|(id, job)| {
-            let needs = match job {
-                Job::Equalise { source, targets, .. } => targets.with(*source),
-                Job::ClearIntent { .. } | Job::Flush => attached,
-            };
+            let needs = job.members(attached);
             if needs.has(m) {
                 out.push(Output::Report(FromQueue::JobDone(*id, JobResult::Failed { member: m })));
             }
@@ -149,24 +160,64 @@ impl Queue {
     /// The source of a copy answers.
     pub(super) fn job_read_reply(&mut self, now: u64, s: u16, reply: &Reply, out: &mut Vec<Output>) {
         let m = reply.member;
-        let digest = self.slot(s).copy == Copy::Digest;
-        if reply.op != if digest { OpCode::DigestLayer } else { OpCode::ReadLayer } {
+        let copy = self.slot(s).copy;
+        let expected = match copy {
+            Copy::Verify => OpCode::VerifyLayer,
+            Copy::Digest | Copy::Compare => OpCode::DigestLayer,
+            Copy::Read | Copy::ReadAnyway | Copy::Put => OpCode::ReadLayer,
+        };
+        if reply.op != expected {
             return self.break_link(now, m, out);
         }
         self.members[m].reading -= 1;
+        if reply.status == Status::Rotten && copy == Copy::Read && !self.repairs(s) {
+            return self.read_anyway(now, s, m, out);
+        }
         if reply.status != Status::Ok {
             return self.end_job(s, JobResult::Failed { member: m }, out);
         }
+        if copy == Copy::Verify {
+            let verified = lh_wire::Verified::from_bits(reply.aux);
+            return self.end_job(s, JobResult::Verified(verified), out);
+        }
         out.push(Output::Store { slot: s, append: false });
         self.slot_mut(s).aux = reply.aux;
-        self.slot_mut(s).copy = if digest { Copy::Compare } else { Copy::Put };
-        if digest {
-            self.slot_mut(s).differ = 0;
-            self.send_fan(now, s, out);
+        self.slot_mut(s).copy = if copy == Copy::Digest { Copy::Compare } else { Copy::Put };
+        if copy == Copy::Digest {
+            self.digested(now, s, reply.aux, out);
         } else if matches!(self.slot(s).work, Work::Job(_, Job::Equalise { layer: None, .. })) {
             self.enqueue_write(now, s, out);
         } else {
             self.send_fan(now, s, out);
+        }
+    }
+
+    /// The job is a repair: what it reads has to be sound.
+    fn repairs(&self, s: u16) -> bool {
+        matches!(self.slot(s).work, Work::Job(_, Job::Equalise { repair: true, .. }))
+    }
+
+    /// The source of a copy says that its blocks are rotten. Members are made equal all the same: which of them is right is
+    /// for a scrub to say, and this asks for one.
+    fn read_anyway(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
+        out.push(Output::Report(FromQueue::Rotten(m, self.slot(s).piece.part)));
+        self.slot_mut(s).copy = Copy::ReadAnyway;
+        self.read_source(now, s, out);
+    }
+
+    /// The source of a copy or comparison has told its checksums.
+    fn digested(&mut self, now: u64, s: u16, rotten: u32, out: &mut Vec<Output>) {
+        let compares = matches!(self.slot(s).work, Work::Job(_, Job::Compare { .. }));
+        self.slot_mut(s).differ = if compares { rotten } else { 0 };
+        if let Work::Job(_, Job::Equalise { source, range, .. }) = self.slot(s).work {
+            let parts = lh_wire::differing(range, rotten);
+            out.extend(parts.map(|part| Output::Report(FromQueue::Rotten(source, part))));
+        }
+        match self.slot(s).work {
+            Work::Job(_, Job::Compare { targets, .. }) if targets.is_empty() => {
+                self.end_job(s, JobResult::Compared { parts: rotten }, out);
+            }
+            _ => self.send_fan(now, s, out),
         }
     }
 
@@ -182,6 +233,9 @@ impl Queue {
         }
         let result = match fan.missing().iter().next() {
             Some(member) => JobResult::Failed { member },
+            None if matches!(self.slot(s).work, Work::Job(_, Job::Compare { .. })) => {
+                JobResult::Compared { parts: self.slot(s).differ }
+            }
             None => JobResult::Done { changed: self.slot(s).changed },
         };
         if let Work::Job(_, Job::ClearIntent { range }) = self.slot(s).work {

@@ -253,6 +253,7 @@ impl Queue {
             op,
             range: lh_block::Extent::default(),
             fua: false,
+            verify: false,
             flush: self.shared.flush_everywhere(),
             aux: 0,
             data,

@@ -10,7 +10,7 @@ use super::health::Class;
 use super::slot::{Stage, Why, Work};
 use super::tag::Tag;
 use super::{Data, LEASE, Output, Queue, Reply, Sabotage, Transmit};
-use crate::message::{Fault, MemberId, MemberSet};
+use crate::message::{Fault, FromQueue, MemberId, MemberSet};
 
 impl Queue {
     /// Sends the read of the present piece, whose range is claimed, to the best member.
@@ -29,6 +29,7 @@ impl Queue {
             op: OpCode::Read,
             range: whole,
             fua: false,
+            verify: self.config.verify,
             flush,
             aux: 0,
             data: Data::None,
@@ -110,6 +111,11 @@ impl Queue {
                 self.read_done(now, s, m, out);
             }
             Status::Corrupt | Status::Invalid => self.break_link(now, m, out),
+            Status::Rotten => {
+                self.slot_mut(s).tried = self.slot(s).tried.with(m);
+                out.push(Output::Report(FromQueue::Rotten(m, whole)));
+                self.read_lost(now, s, m, out);
+            }
             Status::Io | Status::NoSpace | Status::Refused | Status::Stale => {
                 self.slot_mut(s).tried = self.slot(s).tried.with(m);
                 self.read_lost(now, s, m, out);

@@ -223,6 +223,8 @@ impl Stage {
 /// How far a copy between members has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Copy {
+    /// A member compares what it holds with its checksums on record.
+    Verify,
     /// The source's checksums are asked for.
     Digest,
     /// The targets compare.
@@ -230,6 +232,8 @@ pub(super) enum Copy {
     /// A part is read from the source.
     #[default]
     Read,
+    /// It is asked for once more, though it does not fit the source's checksums.
+    ReadAnyway,
     /// And sent to the targets.
     Put,
 }

@@ -42,6 +42,7 @@ fn config() -> Config {
         depth: 128,
         io_timeout: 30_000 * MS,
         min_members: 1,
+        verify: false,
         rank: [0; MEMBERS_MAX],
     }
 }

@@ -35,7 +35,7 @@ impl Queue {
             return self.conclude(now, s, Err(IoError::ShuttingDown), out);
         }
         let need = match &self.slot(s).work {
-            Work::Job(_, Job::Equalise { targets, .. }) => *targets,
+            Work::Job(_, Job::Equalise { targets, .. } | Job::Compare { targets, .. }) => *targets,
             _ => self.members.attached(),
         };
         let len = self.slot(s).piece.whole.len;
@@ -97,7 +97,7 @@ impl Queue {
                     Op::Unmap | Op::Read | Op::Flush => (OpCode::Unmap, Data::None, false),
                 }
             }
-            Work::Job(_, Job::Equalise { .. }) => {
+            Work::Job(_, Job::Equalise { .. } | Job::Compare { .. }) => {
                 let compares = slot.copy == Copy::Compare;
                 let op = if compares { OpCode::CompareLayer } else { OpCode::PutLayer };
                 (op, Data::Stored { slot: s }, false)
@@ -110,6 +110,7 @@ impl Queue {
             op,
             range: if op == OpCode::PutLayer { slot.piece.part } else { slot.piece.whole },
             fua,
+            verify: matches!(slot.work, Work::Job(_, Job::Compare { .. })),
             flush: self.shared.flush_everywhere(),
             aux: slot.aux,
             data,
@@ -140,7 +141,7 @@ impl Queue {
                 }
                 fan.full = fan.full.with(m);
             }
-            Status::Io | Status::Refused | Status::Stale => {
+            Status::Io | Status::Refused | Status::Stale | Status::Rotten => {
                 fan.failed = fan.failed.with(m);
                 fault = Some(Fault::Io);
             }
@@ -151,7 +152,9 @@ impl Queue {
             let slot = self.slot_mut(s);
             match slot.copy {
                 Copy::Compare => slot.differ |= reply.aux,
-                Copy::Digest | Copy::Read | Copy::Put => slot.changed += u64::from(reply.aux),
+                Copy::Verify | Copy::Digest | Copy::Read | Copy::ReadAnyway | Copy::Put => {
+                    slot.changed += u64::from(reply.aux);
+                }
             }
         } else {
             self.note_space(now, m, reply.status, was_full);

@@ -19,6 +19,7 @@ pub(crate) struct Message {
     pub(crate) op: OpCode,
     pub(crate) tag: u64,
     pub(crate) range: Extent,
+    pub(crate) verify: bool,
     pub(crate) status: Status,
     pub(crate) aux: u32,
     pub(crate) payload: Payload,
@@ -105,6 +106,7 @@ impl Engine {
                     depth: DEPTH,
                     io_timeout: 0,
                     min_members: 1,
+                    verify: false,
                     rank: [0; datapath::message::MEMBERS_MAX],
                 };
                 DeviceQueue {
@@ -345,6 +347,7 @@ impl Engine {
                 op: transmit.op,
                 tag: transmit.tag,
                 range: transmit.range,
+                verify: transmit.verify,
                 status: Status::Ok,
                 aux: transmit.aux,
                 payload,

@@ -16,6 +16,7 @@ mod oracle;
 mod random;
 mod replica;
 mod rng;
+mod scrub;
 mod stories;
 mod world;
 

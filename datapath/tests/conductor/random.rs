@@ -29,6 +29,7 @@ const MIXES: &[&[Fault]] = &[
     &[Fault::KillAll, Fault::CutPower, Fault::CrashEngine, Fault::BreakLink],
     &[Fault::CutAllPower, Fault::Kill, Fault::Snapshot, Fault::CrashEngine],
     &[Fault::CloseEngine, Fault::Snapshot, Fault::Kill, Fault::Rebuild],
+    &[Fault::Scrub, Fault::Snapshot, Fault::Scrub, Fault::Kill, Fault::Scrub, Fault::Rebuild],
     &[
         Fault::BreakLink,
         Fault::Kill,
@@ -41,6 +42,7 @@ const MIXES: &[&[Fault]] = &[
         Fault::CloseEngine,
         Fault::Snapshot,
         Fault::Rebuild,
+        Fault::Scrub,
         Fault::AuthorityAway,
         Fault::DeafQueue,
     ],
@@ -109,9 +111,16 @@ fn whatever_fails_nothing_acknowledged_is_lost() {
         }
     }
     println!("{happened:#?}");
-    for what in
-        ["epochs", "rebuilds", "repaired blocks", "resolved chunks", "command done", "closed", "fenced"]
-    {
+    for what in [
+        "epochs",
+        "rebuilds",
+        "repaired blocks",
+        "resolved chunks",
+        "command done",
+        "closed",
+        "fenced",
+        "scrubbed",
+    ] {
         assert!(!many || happened.get(what).is_some_and(|n| *n > 0), "it never came to this: {what}");
     }
 }

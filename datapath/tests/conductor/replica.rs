@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, VecDeque};
 
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{ChainOp, Control, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, WRITE_WINDOW};
+use lh_wire::{
+    ChainOp, Control, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, Verified, WRITE_WINDOW,
+};
 
 use crate::rng::Rng;
 
@@ -17,11 +19,26 @@ pub(crate) struct Layer {
     pub(crate) removed: bool,
     pub(crate) blocks: Blocks,
     stable: Blocks,
+    /// What its checksums say.
+    pub(crate) recorded: Option<Blocks>,
 }
 
 impl Layer {
     fn empty(name: &str, blocks: usize) -> Self {
-        Self { name: name.into(), removed: false, blocks: vec![None; blocks], stable: vec![None; blocks] }
+        let (blocks, stable) = (vec![None; blocks], vec![None; blocks]);
+        Self { name: name.into(), removed: false, blocks, stable, recorded: None }
+    }
+}
+
+impl Layer {
+    fn is_rotten(&self, block: usize) -> bool {
+        self.recorded.as_ref().is_some_and(|recorded| recorded[block] != self.blocks[block])
+    }
+
+    fn verified(&self, blocks: std::ops::Range<usize>) -> Verified {
+        let all = if self.recorded.is_some() { u16::MAX } else { 0 };
+        let rotten = blocks.enumerate().filter(|(_, b)| self.is_rotten(*b));
+        Verified { known: all, rotten: rotten.fold(0, |bits, (n, _)| bits | 1 << n) }
     }
 }
 
@@ -196,7 +213,13 @@ impl Replica {
     }
 
     /// A request about data, and its answer.
-    pub(crate) fn data(&mut self, op: OpCode, range: Extent, payload: &Payload) -> (Status, u32, Payload) {
+    pub(crate) fn data(
+        &mut self,
+        op: OpCode,
+        range: Extent,
+        verify: bool,
+        payload: &Payload,
+    ) -> (Status, u32, Payload) {
         let blocks = span(range);
         match (op, payload) {
             (OpCode::Ping, _) => (Status::Ok, 0, Payload::None),
@@ -217,12 +240,20 @@ impl Replica {
                 (Status::Ok, 0, Payload::None)
             }
             (OpCode::ReadLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
+                Some(layer) if verify && span(range).any(|b| layer.is_rotten(b)) => {
+                    (Status::Rotten, 0, Payload::None)
+                }
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
             },
             (OpCode::DigestLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name)
             {
-                Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
+                Some(layer) => {
+                    let rotten = blocks.clone().enumerate().filter(|(_, b)| verify && layer.is_rotten(*b));
+                    let bit = |(n, _): (usize, usize)| lh_wire::part_bit(range.len, n as u64 * BLOCK);
+                    let bits = rotten.fold(0, |all, n| all | bit(n));
+                    (Status::Ok, bits, Payload::Image(name.clone(), layer.blocks[blocks].to_vec()))
+                }
                 None => (Status::Refused, 0, Payload::None),
             },
             (OpCode::CompareLayer, Payload::Image(name, theirs)) => {
@@ -231,8 +262,16 @@ impl Replica {
                         let own = &layer.blocks[blocks];
                         let differ = own.iter().zip(theirs).enumerate().filter(|(_, (a, b))| a != b);
                         let bit = |n: usize| lh_wire::part_bit(range.len, n as u64 * BLOCK);
-                        (Status::Ok, differ.fold(0, |all, (n, _)| all | bit(n)), Payload::None)
+                        let rotten = span(range).enumerate().filter(|(_, b)| verify && layer.is_rotten(*b));
+                        let bits = differ.map(|(n, _)| n).chain(rotten.map(|(n, _)| n));
+                        (Status::Ok, bits.fold(0, |all, n| all | bit(n)), Payload::None)
                     }
+                    None => (Status::Refused, 0, Payload::None),
+                }
+            }
+            (OpCode::VerifyLayer, Payload::Layer(name)) => {
+                match self.layers.iter().find(|l| l.name == *name) {
+                    Some(layer) => (Status::Ok, layer.verified(blocks).bits(), Payload::None),
                     None => (Status::Refused, 0, Payload::None),
                 }
             }
@@ -257,6 +296,10 @@ impl Replica {
         for (block, new) in span(range).zip(image) {
             changed += u32::from(layer.blocks[block] != *new);
             layer.blocks[block] = *new;
+        }
+        if span(range).any(|block| layer.is_rotten(block)) {
+            // Something else was meant to be there from now on.
+            layer.recorded = None;
         }
         (Status::Ok, changed, Payload::None)
     }
@@ -294,7 +337,7 @@ impl Replica {
             }
             // It remembers nothing of others: everything is compared.
             Control::Missed { .. } => return Err(Refusal::Said("not known".into())),
-            Control::LayerMap { layer, from } => {
+            Control::LayerMap { layer, from, .. } => {
                 let Some(layer) = self.layers.iter().find(|l| l.name == *layer) else {
                     return Err(Refusal::Said("no such layer".into()));
                 };
@@ -334,9 +377,15 @@ impl Replica {
                 for (block, below) in self.layers[at].blocks.iter_mut().zip(gone.blocks) {
                     *block = block.or(below);
                 }
+                self.layers[at].recorded = None;
                 self.unsettled.retain(|n| n != name);
             }
-            Control::FoldStop => {}
+            Control::Hash { snapshots, .. } => {
+                for layer in self.layers.iter_mut().filter(|l| snapshots.contains(&l.name)) {
+                    layer.recorded.get_or_insert_with(|| layer.blocks.clone());
+                }
+            }
+            Control::FoldStop | Control::HashStop => {}
             Control::RebuildEnd => {
                 self.sync();
                 self.rebuilding = false;
@@ -385,6 +434,7 @@ impl Replica {
                         for layer in &mut self.layers {
                             layer.blocks.resize(blocks, None);
                             layer.stable.resize(blocks, None);
+                            layer.recorded = None;
                         }
                         self.unsettled.push(name);
                     }
@@ -429,6 +479,7 @@ impl Replica {
             imported: false,
             kept: self.kept.clone(),
             fold: None,
+            hash: None,
         }
     }
 }

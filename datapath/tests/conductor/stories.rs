@@ -23,36 +23,36 @@ fn quiet(quorum: Quorum) -> World {
     )
 }
 
-fn opened(quorum: Quorum) -> World {
+pub(crate) fn opened(quorum: Quorum) -> World {
     let mut world = quiet(quorum);
     world.run_until("the volume opens", World::is_open);
     world
 }
 
 impl World {
-    fn is_open(&mut self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         self.status().open
     }
 
-    fn mode(&self, replica: usize) -> Mode {
+    pub(crate) fn mode(&self, replica: usize) -> Mode {
         self.status().replicas[replica - 1].mode
     }
 
     /// The process dies and stays away.
-    fn dies(&mut self, replica: usize) {
+    pub(crate) fn dies(&mut self, replica: usize) {
         self.kill(replica - 1, u64::MAX);
     }
 
-    fn returns(&mut self, replica: usize) {
+    pub(crate) fn returns(&mut self, replica: usize) {
         self.restart(replica - 1);
     }
 
     /// Until a write is answered.
-    fn writes(&mut self) {
+    pub(crate) fn writes(&mut self) {
         self.writes_to(0);
     }
 
-    fn writes_to(&mut self, hot: u64) {
+    pub(crate) fn writes_to(&mut self, hot: u64) {
         let last = self.engines.len() - 1;
         let before = self.oracle.acknowledged;
         let range = Extent::new(Self::hot(hot) * BLOCK, BLOCK);
@@ -60,7 +60,7 @@ impl World {
         self.run_until("the write is answered", |w| w.oracle.acknowledged > before);
     }
 
-    fn reads(&mut self) {
+    pub(crate) fn reads(&mut self) {
         self.reads_from(0);
     }
 
@@ -75,7 +75,7 @@ impl World {
         self.status().epoch.map(|e| e.members).unwrap_or_default()
     }
 
-    fn finish(&mut self, command: u64) -> Result<(), CommandError> {
+    pub(crate) fn finish(&mut self, command: u64) -> Result<(), CommandError> {
         self.run_until("the command ends", |w| w.answers.contains_key(&command));
         self.answers[&command].clone()
     }

@@ -50,6 +50,7 @@ pub(crate) enum Fault {
     Snapshot,
     RemoveSnapshot,
     Rebuild,
+    Scrub,
     AuthorityAway,
     /// A queue goes on, but does not look at what it is told.
     DeafQueue,
@@ -348,7 +349,7 @@ impl World {
                 }
                 (Status::Ok, 0, Payload::Answer(self.replicas[m].control(control)))
             }
-            (op, payload) => self.replicas[m].data(*op, message.range, payload),
+            (op, payload) => self.replicas[m].data(*op, message.range, message.verify, payload),
         };
         trace!("  {:?} {} -> {status:?} {payload:?}", message.op, message.range);
         wire.back.push_back(Message { status, aux, payload, ..message });
@@ -475,6 +476,11 @@ impl World {
             Fault::Rebuild => {
                 let name = self.replicas[m].name.clone();
                 self.command(Command::Rebuild { name }, "");
+            }
+            Fault::Scrub => {
+                self.check_scrub();
+                let repair = self.rng.one_in(2);
+                self.command(Command::Scrub { repair, bytes_per_second: 0 }, "");
             }
             Fault::AuthorityAway => self.authority.away_until = soon,
             Fault::DeafQueue => {
@@ -626,11 +632,22 @@ impl World {
             self.restart_at[m] = self.restart_at[m].map(|_| self.now);
         }
         self.run_until("all is well", |w| w.is_well());
+        self.run_until("the scrub ends", |w| w.status().scrub.is_none_or(|s| !s.running));
+        self.check_scrub();
         for n in 0..16 {
             self.request(0, 0, Op::Read, Extent::new(Self::hot(n) * BLOCK, BLOCK));
             self.run_until("the last reads are answered", |w| w.engines[0].in_flight() == 0);
         }
         self.compare();
+    }
+
+    /// Nothing rots in these runs: a scrub has nothing to find.
+    fn check_scrub(&mut self) {
+        let Some(scrub) = self.status().scrub else { return };
+        assert_eq!(scrub.findings, [], "a false alarm");
+        if !scrub.running && scrub.error.is_none() {
+            self.count("scrubbed");
+        }
     }
 
     fn is_well(&mut self) -> bool {

@@ -53,6 +53,7 @@ impl Bench {
             depth: 64,
             io_timeout: 0,
             min_members: 1,
+            verify: false,
             rank,
         };
         let geometry = Geometry {

@@ -146,6 +146,7 @@ impl Manager {
                 this.wanted.insert(chunk);
             }
             FromQueue::Stale(_) => this.outdated = true,
+            FromQueue::Rotten(..) => return Err("nothing is rotten here".into()),
             FromQueue::ControlLost(..) => return Err("nobody asked".into()),
         }
         Ok(())
@@ -317,6 +318,7 @@ impl Manager {
             targets: MemberSet::EMPTY.with(id(m)),
             compare: false,
             merged: false,
+            repair: false,
         };
         w.send(q, Input::Message(ToQueue::Job(job, equalise)));
     }

@@ -175,6 +175,7 @@ impl World {
             depth: DEPTH,
             io_timeout: 0,
             min_members: 1,
+            verify: false,
             rank,
         };
         let station = |q| Station {

@@ -145,7 +145,20 @@ pub enum Control {
         layer: String,
         /// Nothing before this byte.
         from: u64,
+        /// Also where it should hold data by its checksums.
+        #[serde(default)]
+        recorded: bool,
     },
+    /// Takes the checksums of these snapshots' layers, one after another, of those that have none; on this replica alone.
+    /// Answered at once: [`ReplicaState::hash`] says how far it is.
+    Hash {
+        /// Names of the snapshots.
+        snapshots: Vec<String>,
+        /// How many bytes may be read in a second; `None`: no limit.
+        bytes_per_second: Option<u64>,
+    },
+    /// Stops what [`Control::Hash`] began. Checksums that are complete stay.
+    HashStop,
     /// Durably marks the replica as unusable alone and gives its chain this form, base first, the head last.
     RebuildBegin {
         /// Volume size in bytes.
@@ -217,6 +230,23 @@ pub struct FoldState {
     pub error: Option<String>,
 }
 
+/// Checksums that are being taken, or were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HashState {
+    /// The snapshot whose layer is read now; empty: none is.
+    pub name: String,
+    /// Bytes read of it.
+    pub done: u64,
+    /// Bytes that its file takes.
+    pub total: u64,
+    /// How many snapshots come after it.
+    pub waiting: u64,
+    /// Snapshots that could not be hashed, and why.
+    pub failed: Vec<(String, String)>,
+    /// Snapshots that are not what they were when they were hashed before, though nobody changed them.
+    pub corrupted: Vec<String>,
+}
+
 /// What a replica knows of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaState {
@@ -256,4 +286,7 @@ pub struct ReplicaState {
     /// The fold that runs, or the last one if it failed or was stopped.
     #[serde(default)]
     pub fold: Option<FoldState>,
+    /// Checksums that are being taken, or were since the process began.
+    #[serde(default)]
+    pub hash: Option<HashState>,
 }

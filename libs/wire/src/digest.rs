@@ -14,6 +14,31 @@ const PARTS: u64 = 32;
 /// Longest range of which a comparison still tells single blocks apart.
 pub const COMPARE_MAX: u64 = PARTS * BLOCK;
 
+/// Longest range of a `VerifyLayer` request: a word tells two things of each block.
+pub const VERIFY_MAX: u64 = 16 * BLOCK;
+
+/// What a replica knows of the blocks of a range of at most [`VERIFY_MAX`] bytes, a bit each from the low end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// The block is not what its layer's checksums say.
+    pub rotten: u16,
+    /// The layer has checksums, and they count for this block.
+    pub known: u16,
+}
+
+impl Verified {
+    /// As one word of a header.
+    pub const fn bits(self) -> u32 {
+        (self.known as u32) << 16 | self.rotten as u32
+    }
+
+    /// From one word of a header.
+    pub const fn from_bits(bits: u32) -> Self {
+        let [a, b, c, d] = bits.to_le_bytes();
+        Self { rotten: u16::from_le_bytes([a, b]), known: u16::from_le_bytes([c, d]) }
+    }
+}
+
 /// Bytes in a part of a range of `len` bytes: whole blocks.
 pub const fn part_len(len: u64) -> u64 {
     let part = len.div_ceil(PARTS);

@@ -34,8 +34,11 @@ pub mod flags {
     pub const RESPONSE: u8 = 2;
     /// `payload_crc` is set and must match.
     pub const CRC: u8 = 4;
+    /// What snapshot layers hold is compared with their checksums on record (read, read layer, digest layer, compare
+    /// layer): a block that does not fit is not answered as if it were sound.
+    pub const VERIFY: u8 = 8;
     /// All bits that this version knows.
-    pub const ALL: u8 = FUA | RESPONSE | CRC;
+    pub const ALL: u8 = FUA | RESPONSE | CRC | VERIFY;
 }
 
 /// What a message asks for. A response repeats its request's code.
@@ -64,11 +67,16 @@ pub enum OpCode {
     /// A [`crate::Control`] message as JSON.
     Control = 10,
     /// Checksums of what one layer holds of the range; payload: the layer's name. The answer's payload is a
-    /// [`crate::LayerDigest`].
+    /// [`crate::LayerDigest`]; with `VERIFY` its `aux` has a bit for each part of the range that does not fit its
+    /// checksums.
     DigestLayer = 11,
     /// Compares what one layer holds of the range; payload: the [`crate::LayerDigest`] of another replica. The answer's
-    /// `aux` has a bit for each part of the range that differs.
+    /// `aux` has a bit for each part of the range that differs; with `VERIFY` also for each that does not fit the
+    /// checksums of this replica.
     CompareLayer = 12,
+    /// Reads what one layer holds of the range, at most [`crate::VERIFY_MAX`] bytes, and compares it with the layer's
+    /// checksums on record; payload: the layer's name. The answer's `aux` is [`crate::Verified::bits`].
+    VerifyLayer = 13,
 }
 
 /// In `aux` of a [`OpCode::ReadLayer`]: together with the layers under it.
@@ -76,7 +84,7 @@ pub const MERGED: u32 = 1;
 
 impl OpCode {
     /// All codes, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Read,
         Self::Write,
         Self::WriteZeroes,
@@ -89,6 +97,7 @@ impl OpCode {
         Self::Control,
         Self::DigestLayer,
         Self::CompareLayer,
+        Self::VerifyLayer,
     ];
 
     fn from_u8(n: u8) -> Option<Self> {
@@ -114,11 +123,21 @@ pub enum Status {
     Invalid = 5,
     /// Refused for a reason that the payload tells in words.
     Refused = 6,
+    /// A block does not fit its checksum on record: another member has to answer, and this one's block is to be repaired.
+    Rotten = 7,
 }
 
 impl Status {
-    const ALL: [Self; 7] =
-        [Self::Ok, Self::Stale, Self::NoSpace, Self::Io, Self::Corrupt, Self::Invalid, Self::Refused];
+    const ALL: [Self; 8] = [
+        Self::Ok,
+        Self::Stale,
+        Self::NoSpace,
+        Self::Io,
+        Self::Corrupt,
+        Self::Invalid,
+        Self::Refused,
+        Self::Rotten,
+    ];
 
     fn from_u8(n: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|s| *s as u8 == n)

@@ -13,9 +13,12 @@ mod header;
 mod layer;
 
 pub use control::{
-    ChainOp, Control, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState, expansion_snapshot,
+    ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState,
+    expansion_snapshot,
 };
-pub use digest::{BlockDigest, COMPARE_MAX, LayerDigest, differing, part_bit, part_len};
+pub use digest::{
+    BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, differing, part_bit, part_len,
+};
 pub use header::{
     DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN, Status,
     VERSION, flags, padding,

@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address, process_name,
-    size_or_none, snapshot_name, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address,
+    process_name, size_or_none, snapshot_name, volume_name,
 };
 
 /// Replicated block volumes on this host.
@@ -121,6 +121,9 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: ReplicaCommand,
     },
+    /// Compare a volume's replicas with each other and with their checksums
+    #[command(after_help = SCRUB_HELP)]
+    Scrub(ScrubArgs),
     /// Look what this host has and lacks for volumes
     Doctor,
     /// Install into a Kubernetes cluster
@@ -189,6 +192,9 @@ pub(super) struct UpArgs {
     /// No snapshot once head and snapshots take more; 0 for any; may change while it is up [default: 0]
     #[arg(long, value_parser = size_or_none, value_name = "SIZE")]
     pub snapshot_max_size: Option<u64>,
+    /// Which reads are compared with checksums [default: snapshots]
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub checksum: Option<Checksum>,
     /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
     #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<Listen>,
@@ -204,6 +210,29 @@ pub(super) struct UpgradeArgs {
     /// The new program, which is copied below ROOT/engine-binaries [default: the instance manager's own]
     #[arg(long, value_name = "FILE")]
     pub binary: Option<PathBuf>,
+}
+
+/// Arguments of `scrub`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ScrubArgs {
+    /// Name of the volume, which is up
+    #[arg(value_parser = volume_name)]
+    pub volume: String,
+    /// Copy a sound replica's block over one that is rotten
+    #[arg(long)]
+    pub repair: bool,
+    /// Wait until it is through, and tell what it found
+    #[arg(long)]
+    pub wait: bool,
+    /// Look at no more bytes in a second than this, for example 50MiB [default: no limit]
+    #[arg(long, value_parser = lh_block::parse_size, value_name = "SIZE")]
+    pub limit: Option<u64>,
+    /// Do not begin one: tell how the last one fares
+    #[arg(long, conflicts_with_all = ["repair", "limit", "cancel"])]
+    pub status: bool,
+    /// End the one that runs
+    #[arg(long, conflicts_with_all = ["repair", "limit", "wait"])]
+    pub cancel: bool,
 }
 
 /// Arguments of `down`.
@@ -410,7 +439,7 @@ Examples:
                                       no device: an NBD export for QEMU
 
 On a volume that is up this changes nothing but the limits for snapshots, and succeeds. Of a stopped one,
---frontend, --listen and --io-timeout may change, too.";
+--frontend, --listen, --io-timeout and --checksum may change, too.";
 
 const DOWN_HELP: &str = "\
 Example:
@@ -509,6 +538,16 @@ Examples:
   longhornctl -o json snapshot diff demo monday
 
 Ranges are found by what the layers hold; a block that was written with the bytes it had is among them.";
+
+const SCRUB_HELP: &str = "\
+Examples:
+  longhornctl scrub demo --wait               what is rotten, and on which replica
+  longhornctl scrub demo --repair --wait      and copy sound blocks over it
+  longhornctl scrub demo --limit 50MiB        in the background; --status tells how it fares
+
+I/O goes on meanwhile. Without --repair nothing is changed, except that replicas take the
+checksums of snapshots that have none. Exit status 1 with --wait or --status: something is wrong
+and stays so.";
 
 const CLONE_HELP: &str = "\
 Examples:

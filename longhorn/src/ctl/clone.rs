@@ -15,9 +15,9 @@ use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
 use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::progress::Progress;
 use super::snapshot::directory_in_sync;
 use super::{Context, remove};
+use crate::progress::Progress;
 
 /// How long another command may hold either volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);

@@ -11,8 +11,8 @@ use super::args::{DownArgs, Output};
 use super::manager::Manager;
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::progress::Progress;
 use super::{Context, device};
+use crate::progress::Progress;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);

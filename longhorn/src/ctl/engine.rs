@@ -7,9 +7,9 @@ use control::host::{LiveDirs, VolumeLock, VolumeRecord};
 
 use super::manager::Manager;
 use super::observe::has_processes;
-use super::progress::Progress;
 use super::{Context, down, up};
 use crate::arguments::Frontend;
+use crate::progress::Progress;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);

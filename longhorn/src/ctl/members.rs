@@ -18,8 +18,8 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{print, print_json};
-use super::progress::Progress;
 use super::{remove, up};
+use crate::progress::Progress;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);

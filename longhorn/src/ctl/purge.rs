@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::args::Output;
 use super::engine::with_engine;
 use super::output::print_json;
-use super::progress::Progress;
 use super::{Context, members};
+use crate::progress::Progress;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);

@@ -13,8 +13,8 @@ use super::Context;
 use super::args::{ImageFormat, Output};
 use super::observe::observe;
 use super::output::print_json;
-use super::progress::Progress;
 use super::show::print_replicas;
+use crate::progress::Progress;
 
 pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;

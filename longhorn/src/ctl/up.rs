@@ -21,11 +21,11 @@ use super::args::{Output, UpArgs};
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
-use super::progress::Progress;
 use super::remove;
-use crate::arguments::{Frontend, Quorum};
+use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ReplicaArgs};
 use crate::kernel;
+use crate::progress::Progress;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
@@ -116,6 +116,7 @@ fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
     record.io_timeout_seconds = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     record.snapshot_max_count = args.snapshot_max_count.unwrap_or(record.snapshot_max_count);
     record.snapshot_max_size = args.snapshot_max_size.unwrap_or(record.snapshot_max_size);
+    record.checksum_full = args.checksum == Some(Checksum::Full);
     for _ in 0..args.replicas.unwrap_or(3) {
         record.add_replica(root)?;
     }
@@ -168,19 +169,23 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     let wanted = frontend_of(&frontend)?;
     let listen = listen(args, wanted)?.or(record.listen.filter(|_| wanted.port().is_some()));
     let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
-    if (&frontend, listen, io_timeout) == (&record.frontend, record.listen, record.io_timeout_seconds) {
+    let checksum_full = args.checksum.map_or(record.checksum_full, |c| c == Checksum::Full);
+    let as_before = (&record.frontend, record.listen, record.io_timeout_seconds, record.checksum_full);
+    if (&frontend, listen, io_timeout, checksum_full) == as_before {
         kernel::check(wanted)?;
         return Ok(record);
     }
     if super::observe::has_processes(root, &record)? {
         bail!(
-            "volume {volume} is up with --frontend {} and --io-timeout {}: stop it with `longhornctl down {volume}`, then start it with other options",
+            "volume {volume} is up with --frontend {}, --io-timeout {} and --checksum {}: stop it with `longhornctl down {volume}`, then start it with other options",
             record.frontend,
-            record.io_timeout_seconds
+            record.io_timeout_seconds,
+            if record.checksum_full { Checksum::Full } else { Checksum::Snapshots }
         );
     }
     kernel::check(wanted)?;
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
+    record.checksum_full = checksum_full;
     record.store(root)?;
     Ok(record)
 }
@@ -289,6 +294,7 @@ pub(super) fn engine_args(
         io_timeout: record.io_timeout_seconds,
         snapshot_max_count: record.snapshot_max_count,
         snapshot_max_size: record.snapshot_max_size,
+        checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
         key_file: root.key(&record.name),

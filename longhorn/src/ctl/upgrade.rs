@@ -18,9 +18,9 @@ use super::args::{Output, UpgradeArgs};
 use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
-use super::progress::Progress;
 use super::up::failure_since;
 use super::{Context, members};
+use crate::progress::Progress;
 
 /// How long another command may hold the volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);

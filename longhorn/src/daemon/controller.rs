@@ -5,6 +5,7 @@ mod authority;
 mod face;
 mod queues;
 mod run;
+mod scrub;
 mod show;
 
 use std::net::SocketAddr;
@@ -16,7 +17,8 @@ pub(super) use run::run;
 pub(crate) use show::{device_of, nbd_identifier, target_name, ublk_owner};
 
 use crate::arguments::{
-    DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, size_or_none, unix_address, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, size_or_none, unix_address,
+    volume_name,
 };
 
 /// Arguments of an engine.
@@ -59,6 +61,9 @@ pub struct ControllerArgs {
     /// Most bytes of all snapshots together; 0: any
     #[arg(long, default_value_t = 0, value_parser = size_or_none, value_name = "SIZE")]
     pub snapshot_max_size: u64,
+    /// Which checksums reads are compared with
+    #[arg(long, value_enum, default_value_t = Checksum::Snapshots)]
+    pub checksum: Checksum,
     /// Attachment number x 2^32 + restart number; without it, the highest that the replicas know, plus one
     #[arg(long, value_name = "NUMBER")]
     pub generation: Option<u64>,
@@ -99,6 +104,9 @@ impl ControllerArgs {
         option("io-timeout", self.io_timeout.to_string());
         option("snapshot-max-count", self.snapshot_max_count.to_string());
         option("snapshot-max-size", self.snapshot_max_size.to_string());
+        if self.checksum == Checksum::Full {
+            option("checksum", self.checksum.to_string());
+        }
         if let Some(generation) = self.generation {
             option("generation", generation.to_string());
         }
@@ -159,6 +167,7 @@ mod tests {
             io_timeout: 0,
             snapshot_max_count: 7,
             snapshot_max_size: 1 << 31,
+            checksum: Checksum::Full,
             generation: Some(3 << 32),
             authority: Some("/r/volumes/demo".into()),
             key_file: "/r/volumes/demo/key".into(),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::replica::{FoldProgress, Layer, ReplicaControl, ReplicaStatus};
+use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use lh_block::Address;
 use lh_wire::LayerInfo;
-use replica::serve::{Mode, Options, ServeError, Status, run as serve};
+use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serve};
 use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -177,6 +177,27 @@ fn serve_control(args: &ReplicaArgs, status: &Status) -> Result<()> {
 struct Handle(Status);
 
 impl ReplicaControl for Handle {
+    fn hash(&self, snapshot: &str, again: bool) -> bool {
+        self.0.hash(snapshot, again)
+    }
+
+    fn hash_status(&self, snapshot: &str) -> HashStatus {
+        match self.0.hash_outcome(snapshot) {
+            HashOutcome::None => HashStatus::None,
+            HashOutcome::Running => HashStatus::Running,
+            HashOutcome::Complete { checksum, corrupted } => HashStatus::Complete { checksum, corrupted },
+            HashOutcome::Failed(why) => HashStatus::Failed(why),
+        }
+    }
+
+    fn cancel_hash(&self, snapshot: &str) {
+        self.0.cancel_hash(snapshot);
+    }
+
+    fn is_hashing(&self) -> bool {
+        self.0.is_hashing()
+    }
+
     fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
         let status = self.0.clone();
         Box::pin(async move {

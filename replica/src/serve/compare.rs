@@ -1,11 +1,13 @@
-//! Comparing layers without sending them: checksums of what a layer holds, and where another replica's differ.
+//! Comparing layers without sending them: checksums of what a layer holds, and where another replica's differ, or those on
+//! record.
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::{BlockDigest, BlockState, LayerDigest};
+use lh_ring::Payload;
+use lh_wire::{BlockDigest, BlockState, LayerDigest, flags};
 
 use super::core::{Completed, Failure, Input, RequestId};
 use super::read::runs_of;
-use super::request::{Part, Work};
+use super::request::{Digesting, Part, Work};
 use super::server::{READS_MAX, Server};
 use super::worker::note;
 use crate::store::{LayerNo, Source};
@@ -13,12 +15,12 @@ use crate::store::{LayerNo, Source};
 impl Server {
     /// Reads what one layer holds of the range, to tell its checksums or, with `compare`, to compare them with those in
     /// the request.
-    pub(super) fn start_digest(&mut self, id: RequestId, range: Extent, compare: bool) {
+    pub(super) fn start_digest(&mut self, id: RequestId, range: Extent, to: Digesting) {
         let body = self.requests.get(id).payload.to_vec();
         let len = u32::try_from(range.len).unwrap_or(u32::MAX);
-        let name = match compare {
-            true => LayerDigest::decode(&body, len).map(|digest| digest.layer),
-            false => std::str::from_utf8(&body).ok(),
+        let name = match to {
+            Digesting::Compare => LayerDigest::decode(&body, len).map(|digest| digest.layer),
+            Digesting::Tell | Digesting::Verify => std::str::from_utf8(&body).ok(),
         };
         let Some(name) = name else { return self.end(id, Err(Failure::Invalid)) };
         let Some(layer) = self.store.layer(name) else {
@@ -33,7 +35,7 @@ impl Server {
         };
         let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
         if self.gather(id, parts, READS_MAX) {
-            self.requests.get(id).work = Work::Digest { states, body, compare };
+            self.requests.get(id).work = Work::Digest { layer, states, body, to };
             self.read_parts(id);
         } else {
             self.starve(id);
@@ -41,13 +43,29 @@ impl Server {
     }
 
     /// The data is read.
-    pub(super) fn end_digest(&mut self, id: RequestId, states: &[BlockState], body: &[u8], compare: bool) {
+    pub(super) fn end_digest(
+        &mut self,
+        id: RequestId,
+        layer: LayerNo,
+        states: &[BlockState],
+        body: &[u8],
+        to: Digesting,
+    ) {
         let slot = self.requests.get(id);
-        let own = digests(states, &slot.parts);
+        let own = digests(states, slot.parts.iter().filter_map(Part::data));
         slot.parts.clear();
-        let len = slot.header.length;
-        if compare {
-            let aux = LayerDigest::decode(body, len).map_or(u32::MAX, |theirs| theirs.compare(len, &own));
+        let (len, verify) = (slot.header.length, slot.header.has(flags::VERIFY));
+        let range = Extent::new(slot.header.offset, len.into());
+        let rotten = if verify { self.rotten_parts(layer, range, &own) } else { 0 };
+        let aux = match to {
+            Digesting::Tell => rotten,
+            Digesting::Compare => {
+                let differ = LayerDigest::decode(body, len).map(|theirs| theirs.compare(len, &own));
+                differ.unwrap_or(u32::MAX) | rotten
+            }
+            Digesting::Verify => self.verified(layer, range, &own).bits(),
+        };
+        if to != Digesting::Tell {
             return self.end(id, Ok(Completed { aux, ..Completed::default() }));
         }
         let bytes = LayerDigest::encode(&own, std::str::from_utf8(body).unwrap_or_default());
@@ -59,14 +77,15 @@ impl Server {
         payload.write_at(0, &bytes);
         let part = Part::Bytes { offset: 0, len, layer: LayerNo(0), payload, again: false };
         self.requests.get(id).parts.push(part);
-        self.end(id, Ok(Completed { payload: len, ..Completed::default() }));
+        self.end(id, Ok(Completed { payload: len, aux, ..Completed::default() }));
     }
 
     /// Where a layer holds something, for a rebuild.
-    pub(super) fn map_layer(&mut self, request: RequestId, layer: &str, from: u64) {
+    pub(super) fn map_layer(&mut self, request: RequestId, layer: &str, from: u64, recorded: bool) {
         let result = match self.store.layer(layer) {
             None => Err(Failure::Refused("this replica has no layer of that name".into())),
             Some(layer) => match self.store.layer_map(layer, from) {
+                Ok(page) if recorded => Ok(Box::new(self.add_recorded(layer, from, page))),
                 Ok(page) => Ok(Box::new(page)),
                 Err(e) => Err(note(&self.status, &e)),
             },
@@ -75,17 +94,14 @@ impl Server {
     }
 }
 
-/// The digest of each block, given the data of those that hold some.
-fn digests(states: &[BlockState], parts: &[Part]) -> Vec<BlockDigest> {
+/// The digest of each block, given the data of those that hold some, in one piece or several.
+pub(super) fn digests<'a>(
+    states: &[BlockState],
+    data: impl IntoIterator<Item = &'a Payload>,
+) -> Vec<BlockDigest> {
     let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
-    let mut sums = parts.iter().flat_map(|part| {
-        let payload = match part {
-            Part::Bytes { payload, .. } | Part::Ready(payload) => Some(payload),
-            Part::Zero(_) => None,
-        };
-        let blocks = payload.map_or(0, |p| p.len() / block);
-        (0..blocks).filter_map(move |n| payload.map(|p| p.slice(n * block, block).crc32c()))
-    });
+    let mut sums =
+        data.into_iter().flat_map(|p| (0..p.len() / block).map(move |n| p.slice(n * block, block).crc32c()));
     let sum = |state: &BlockState| if *state == BlockState::Data { sums.next() } else { None };
     let sums: Vec<Option<u32>> = states.iter().map(sum).collect();
     states.iter().copied().zip(sums).collect()

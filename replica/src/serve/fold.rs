@@ -16,7 +16,9 @@ use super::fold_thread::FoldThread;
 use super::request::Work as RequestWork;
 use super::server::Server;
 use super::worker::{Task, note};
-use crate::store::{Direction, Fold, FoldPlan, FoldStep, FoldWork, Folded, LayerNo, NewZeroMap};
+use crate::store::{
+    Direction, Fold, FoldPlan, FoldStep, FoldWork, Folded, FoldedChecksums, LayerNo, NewZeroMap,
+};
 
 /// What the fold that runs waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ struct Run {
     reckoned: u64,
     waits: Waits,
     claim: Option<Extent>,
+    /// Of both layers, as they were before.
+    checksums: Option<Box<FoldedChecksums>>,
 }
 
 /// A layer that was folded away and may still be read by requests that had begun.
@@ -169,12 +173,28 @@ impl Server {
             }
             tracing::info!("folding snapshot {}", fold.plan().name);
             self.status.set_fold(Some(fold.state()));
+            let checksums = self.checksums_of_both(fold.plan());
             let waits = Waits::Nothing;
-            self.folder.run =
-                Some(Run { fold, bytes_per_second, not_before: 0, reckoned: 0, waits, claim: None });
+            self.folder.run = Some(Run {
+                fold,
+                bytes_per_second,
+                not_before: 0,
+                reckoned: 0,
+                waits,
+                claim: None,
+                checksums,
+            });
             Ok(())
         });
         self.inputs.push_back(Input::Persisted { id, result });
+    }
+
+    /// The checksums of a snapshot that goes and of the one above it, if both have some: only what is folded by them gets
+    /// some. Of what nobody knows to be sound a checksum would make the truth.
+    fn checksums_of_both(&self, plan: &FoldPlan) -> Option<Box<FoldedChecksums>> {
+        let above = plan.child.as_deref().filter(|child| !child.is_empty())?;
+        let (upper, lower) = (self.store.layer(above)?, self.store.layer(&plan.name)?);
+        self.checksums.of_both(&self.store, upper, lower).map(Box::new)
     }
 
     /// Goes on with the fold as far as nothing has to be waited for.
@@ -275,7 +295,12 @@ impl Server {
         let Some(run) = self.folder.run.take() else { return };
         let state = run.fold.state();
         match &state.error {
-            None => tracing::info!("snapshot {} is folded away", state.name),
+            None => {
+                tracing::info!("snapshot {} is folded away", state.name);
+                if let (Some(name), Some(before)) = (run.fold.plan().child.clone(), run.checksums) {
+                    self.hasher.add_folded(name, before);
+                }
+            }
             Some(why) => tracing::warn!("snapshot {} is not folded away: {why}", state.name),
         }
         self.status.set_fold(Some(state).filter(|state| state.error.is_some()));
@@ -362,6 +387,7 @@ impl Server {
             return;
         }
         let layer = self.folder.gone.remove(0).layer;
+        self.checksums.forget(layer);
         let Some(file) = self.store.release(layer) else { return };
         let head = self.files[usize::from(self.store.head().0)].clone();
         // The ring's own descriptor goes first, so that the thread's is the last.

@@ -11,6 +11,7 @@ mod door;
 mod flush;
 mod fold;
 mod fold_thread;
+mod hash;
 mod marks;
 mod message;
 mod open;
@@ -20,6 +21,7 @@ mod read;
 mod request;
 mod server;
 mod status;
+mod verify;
 mod worker;
 mod write;
 
@@ -32,6 +34,7 @@ use thiserror::Error;
 
 use crate::store::OpenError;
 
+pub use hash::HashOutcome;
 pub use lh_block::Address;
 pub use open::run;
 pub use status::{Counters, Mode, Snapshot, Status};

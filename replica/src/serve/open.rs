@@ -12,10 +12,12 @@ use super::core::{Core, Facts, Trail};
 use super::door::Door;
 use super::flush::Flusher;
 use super::fold::Folder;
+use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::Peers;
 use super::request::Requests;
 use super::server::{OWNER, Server, kind};
+use super::verify::Checksums;
 use super::worker::Worker;
 use super::{Mode, Options, ServeError};
 use crate::store::{CreateOptions, Directory, OpenOptions, Store};
@@ -90,9 +92,11 @@ impl Server {
         ring.wake_on(Token::new(OWNER, kind::BELL, 0, 0), &bell);
         let pool = Pool::new(POOL_SOFT, POOL_HARD).map_err(system("memory for buffers"))?;
         let status = options.status.clone();
+        let hasher = Hasher::new(options.directory.clone());
+        let checksums = Checksums::new(options.directory.clone());
         let worker = Worker::start(directory, bell.clone(), status.clone()).map_err(system("a thread"))?;
         let door = Door::open(options)?;
-        status.begin(door.address().clone(), bell, worker.tasks());
+        status.begin(door.address().clone(), bell, worker.tasks(), hasher.clone());
         let mut server = Self {
             ring,
             pool,
@@ -111,6 +115,8 @@ impl Server {
             flusher: Flusher::default(),
             marks: Marks::default(),
             folder: Folder::default(),
+            checksums,
+            hasher,
             reverting,
             hungry: VecDeque::new(),
             parked: Vec::new(),

@@ -56,7 +56,8 @@ impl Server {
         };
         let changed = plan.changed;
         let name = trailer.layer.to_owned();
-        let put = Put { name, plan, data, runs: Vec::new(), changed };
+        let fits = self.fits_checksums(layer, range, &states, &data);
+        let put = Put { name, plan, data, runs: Vec::new(), changed, fits };
         self.requests.get(id).work = Work::Put(Box::new(put));
         Ok(())
     }
@@ -65,6 +66,10 @@ impl Server {
     pub(super) fn put_compared(&mut self, id: RequestId) {
         let slot = self.requests.get(id);
         let Work::Put(put) = &mut slot.work else { return };
+        if slot.parts.is_empty() {
+            let unread: u64 = put.plan.held.iter().map(|extent| extent.len / BLOCK).sum();
+            put.changed += u32::try_from(unread).unwrap_or(u32::MAX);
+        }
         put.changed += put.find_runs(&slot.parts);
         slot.parts.clear();
         slot.left = u32::try_from(put.plan.punch.len() + put.runs.len()).unwrap_or(u32::MAX);
@@ -163,7 +168,11 @@ impl Server {
     pub(super) fn put_report(&mut self, id: RequestId) {
         let slot = self.requests.get(id);
         let Work::Put(put) = std::mem::take(&mut slot.work) else { return };
-        let result = match slot.failure.take() {
+        let failure = slot.failure.take();
+        if put.fits {
+            self.keep_checksums(put.plan.layer, failure.is_none());
+        }
+        let result = match failure {
             Some(failure) => {
                 self.refresh(put.plan.layer, put.plan.extent);
                 Err(failure)

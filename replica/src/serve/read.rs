@@ -4,8 +4,9 @@ use std::io;
 
 use lh_block::{BLOCK, Extent};
 use lh_ring::{Completion, Payload, Token};
-use lh_wire::BlockState;
+use lh_wire::{BlockState, flags};
 
+use super::compare::digests;
 use super::core::{Completed, Failure, Input, RequestId};
 use super::request::{Part, Work, trailer};
 use super::server::{AT_ONCE_MAX, OWNER, READS_MAX, Server, kind};
@@ -53,7 +54,7 @@ impl Server {
         let (states, parts) = together(&layers, range.offset);
         let parts = parts.into_iter();
         if self.gather(id, parts, READS_MAX) {
-            self.requests.get(id).work = Work::ReadLayer { trailer: trailer(&states, &name) };
+            self.requests.get(id).work = Work::ReadLayer { layer, states, name };
             self.read_parts(id);
         } else {
             self.starve(id);
@@ -175,17 +176,36 @@ impl Server {
         let slot = self.requests.get(id);
         if let Some(failure) = slot.failure.take() {
             slot.parts.clear();
+            if matches!(slot.work, Work::Put(_)) {
+                // What cannot be read is not compared but written: a disk gives a bad sector another place then.
+                return self.put_compared(id);
+            }
             return self.end(id, Err(failure));
         }
+        let (range, verify) =
+            (Extent::new(slot.header.offset, slot.header.length.into()), slot.header.has(flags::VERIFY));
         match std::mem::take(&mut slot.work) {
+            Work::Read if verify && !self.read_is_sound(id) => {
+                self.requests.get(id).parts.clear();
+                self.end(id, Err(Failure::Rotten));
+            }
             Work::Read => {
-                let payload = slot.header.length;
+                let payload = self.requests.get(id).header.length;
                 self.end(id, Ok(Completed { payload, ..Completed::default() }));
             }
-            Work::ReadLayer { trailer } => self.end_read_layer(id, &trailer),
-            Work::Digest { states, body, compare } => self.end_digest(id, &states, &body, compare),
+            Work::ReadLayer { layer, states, name } => {
+                if verify && self.has_checksums(layer) {
+                    let own = digests(&states, self.requests.get(id).parts.iter().filter_map(Part::data));
+                    if self.rotten_parts(layer, range, &own) != 0 {
+                        self.requests.get(id).parts.clear();
+                        return self.end(id, Err(Failure::Rotten));
+                    }
+                }
+                self.end_read_layer(id, &trailer(&states, &name));
+            }
+            Work::Digest { layer, states, body, to } => self.end_digest(id, layer, &states, &body, to),
             work @ Work::Put(_) => {
-                slot.work = work;
+                self.requests.get(id).work = work;
                 self.put_compared(id);
             }
             Work::None | Work::Write { .. } | Work::Zero(_) => {}

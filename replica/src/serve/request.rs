@@ -34,6 +34,14 @@ impl Part {
             Self::Ready(payload) => payload.len(),
         }
     }
+
+    /// What was read; `None`: zeroes that nobody read.
+    pub(super) const fn data(&self) -> Option<&Payload> {
+        match self {
+            Self::Bytes { payload, .. } | Self::Ready(payload) => Some(payload),
+            Self::Zero(_) => None,
+        }
+    }
 }
 
 /// What the store is doing for a request.
@@ -47,17 +55,31 @@ pub(super) enum Work {
         done: usize,
     },
     Zero(Box<ZeroPlan>),
-    /// Data runs are read; the trailer is ready.
+    /// Data runs are read; what the trailer is made of is here.
     ReadLayer {
-        trailer: Vec<u8>,
+        layer: LayerNo,
+        states: Vec<BlockState>,
+        name: Vec<u8>,
     },
     /// Data runs are read, to be summed up; `body` is what came with the request.
     Digest {
+        layer: LayerNo,
         states: Vec<BlockState>,
         body: Vec<u8>,
-        compare: bool,
+        to: Digesting,
     },
     Put(Box<Put>),
+}
+
+/// What the checksums of a range are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Digesting {
+    /// To be told.
+    Tell,
+    /// To be compared with those that came.
+    Compare,
+    /// To be compared with those on record.
+    Verify,
 }
 
 /// A layer image on its way into a layer.
@@ -72,6 +94,8 @@ pub(super) struct Put {
     pub(super) runs: Vec<(u64, usize, usize)>,
     /// Blocks that turned out different.
     pub(super) changed: u32,
+    /// The layer has checksums, and the image is what they say: they are to count afterwards.
+    pub(super) fits: bool,
 }
 
 /// A request in flight.

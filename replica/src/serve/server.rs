@@ -12,9 +12,11 @@ use super::core::{Core, Failure, Input, Job, Output, PersistId, Record, RequestI
 use super::door::Door;
 use super::flush::Flusher;
 use super::fold::Folder;
+use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
-use super::request::Requests;
+use super::request::{Digesting, Requests};
+use super::verify::Checksums;
 use super::worker::{Change, Report, Saved, Task, Worker};
 use super::{Mode, ServeError, Status};
 use crate::store::{Committed, Piece, Store};
@@ -83,6 +85,8 @@ pub(super) struct Server {
     pub(super) flusher: Flusher,
     pub(super) marks: Marks,
     pub(super) folder: Folder,
+    pub(super) checksums: Checksums,
+    pub(super) hasher: Hasher,
     /// A prepared revert.
     pub(super) reverting: Option<Instance>,
     /// Requests that wait for memory, in order of arrival.
@@ -128,6 +132,7 @@ impl Server {
                 self.completed(completion);
             }
         }
+        self.hasher.stop();
         self.worker.stop();
         Ok(())
     }
@@ -184,6 +189,7 @@ impl Server {
             }
             Report::Described(request, mut state) => {
                 state.fold = self.fold_state();
+                state.hash = self.hasher.report();
                 self.inputs.push_back(Input::Described { request, result: Ok(state) });
             }
             Report::ZeroesMarked(result) => self.zeroes_marked(result),
@@ -244,7 +250,9 @@ impl Server {
             Output::Store { request, job } => self.start_job(request, job),
             Output::Sync => self.flusher.core_waits(),
             Output::Describe { request } => self.ask_worker(Task::Describe(request)),
-            Output::Map { request, layer, from } => self.map_layer(request, &layer, from),
+            Output::Map { request, layer, from, recorded } => {
+                self.map_layer(request, &layer, from, recorded);
+            }
             Output::Persist { id, record } => self.persist(id, record),
             Output::Close { conn, reason } => {
                 tracing::info!("connection {} closed: {reason:?}", conn.0);
@@ -279,12 +287,21 @@ impl Server {
             Record::Close => return self.hold(id, Held::Close),
             Record::Fold { name, bytes_per_second } => return self.begin_fold(id, name, bytes_per_second),
             Record::FoldStop => return self.stop_fold(id),
+            Record::Hash { snapshots, bytes_per_second } => {
+                self.hasher.add(snapshots, false, bytes_per_second.unwrap_or(0));
+                return self.inputs.push_back(Input::Persisted { id, result: Ok(()) });
+            }
+            Record::HashStop => {
+                self.hasher.cancel(None);
+                return self.inputs.push_back(Input::Persisted { id, result: Ok(()) });
+            }
         };
         self.ask_worker(Task::Record(id, saved));
     }
 
     fn hold(&mut self, id: PersistId, held: Held) {
         self.folder.stop("the chain is changed");
+        self.hasher.cancel(None);
         self.held = Some((id, held));
     }
 
@@ -318,8 +335,9 @@ impl Server {
             Job::Zero(range) | Job::Unmap(range) => self.start_zero(id, range),
             Job::ReadLayer { range, merged } => self.start_read_layer(id, range, merged),
             Job::PutLayer { range, trailer } => self.start_put(id, range, trailer),
-            Job::DigestLayer(range) => self.start_digest(id, range, false),
-            Job::CompareLayer(range) => self.start_digest(id, range, true),
+            Job::DigestLayer(range) => self.start_digest(id, range, Digesting::Tell),
+            Job::CompareLayer(range) => self.start_digest(id, range, Digesting::Compare),
+            Job::VerifyLayer(range) => self.start_digest(id, range, Digesting::Verify),
         }
     }
 

@@ -9,6 +9,7 @@ use lh_ring::Bell;
 use lh_wire::{FoldState, ReplicaState};
 
 use super::Address;
+use super::hash::{HashOutcome, Hasher};
 use super::worker::Task;
 
 /// What a replica is up to.
@@ -103,6 +104,7 @@ struct Live {
     address: Option<Address>,
     bell: Option<Bell>,
     worker: Option<Sender<Task>>,
+    hasher: Option<Hasher>,
 }
 
 impl Status {
@@ -135,6 +137,36 @@ impl Status {
         let (reply, answer) = bounded(1);
         worker.send(Task::Look(reply)).ok()?;
         answer.recv().ok()
+    }
+
+    /// Takes a snapshot's checksums, after those that were asked for before; `again`: though they are on record. False
+    /// while the server is not up.
+    pub fn hash(&self, snapshot: &str, again: bool) -> bool {
+        let hasher = self.live().hasher.clone();
+        if let Some(hasher) = &hasher {
+            hasher.add([snapshot.to_owned()], again, 0);
+        }
+        hasher.is_some()
+    }
+
+    /// What became of a snapshot that was to be hashed.
+    pub fn hash_outcome(&self, snapshot: &str) -> HashOutcome {
+        let hasher = self.live().hasher.clone();
+        hasher.map(|hasher| hasher.outcome(snapshot)).unwrap_or_default()
+    }
+
+    /// Some snapshot is being hashed.
+    pub fn is_hashing(&self) -> bool {
+        let hasher = self.live().hasher.clone();
+        hasher.and_then(|hasher| hasher.report()).is_some_and(|report| !report.name.is_empty())
+    }
+
+    /// Ends the hashing of a snapshot.
+    pub fn cancel_hash(&self, snapshot: &str) {
+        let hasher = self.live().hasher.clone();
+        if let Some(hasher) = hasher {
+            hasher.cancel(Some(snapshot));
+        }
     }
 
     /// Where the server listens, once it does.
@@ -175,12 +207,13 @@ impl Status {
         &self.0.counts
     }
 
-    pub(super) fn begin(&self, address: Address, bell: Bell, worker: Sender<Task>) {
+    pub(super) fn begin(&self, address: Address, bell: Bell, worker: Sender<Task>, hasher: Hasher) {
         let mut live = self.live();
         live.mode = Mode::Idle;
         live.address = Some(address);
         live.bell = Some(bell);
         live.worker = Some(worker);
+        live.hasher = Some(hasher);
     }
 
     pub(super) fn end(&self) {
@@ -188,6 +221,7 @@ impl Status {
         live.mode = Mode::Down;
         live.bell = None;
         live.worker = None;
+        live.hasher = None;
     }
 
     pub(super) fn set_mode(&self, mode: Mode, generation: Generation) {

@@ -486,6 +486,11 @@ impl Store {
         self.intent.ranges()
     }
 
+    /// The chunk of the intent bitmap that this byte lies in is marked.
+    pub fn is_marked(&self, at: u64) -> bool {
+        self.intent.is_marked(at / self.intent.chunk())
+    }
+
     /// The chunks that the range touches are marked with the next [`Store::intent_begin`].
     pub fn intent_mark(&mut self, extent: Extent) {
         self.touched = true;

@@ -229,7 +229,7 @@ impl Intent {
         (1..=self.bits.len() / BITS).map(|n| ((n * PAGE) as u64, self.page(n).to_vec())).collect()
     }
 
-    fn is_marked(&self, chunk: u64) -> bool {
+    pub(super) fn is_marked(&self, chunk: u64) -> bool {
         let byte = usize::try_from(chunk / 8).ok().and_then(|place| self.bits.get(place));
         byte.is_some_and(|byte| byte & 1 << (chunk % 8) != 0)
     }

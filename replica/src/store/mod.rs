@@ -40,6 +40,7 @@ mod rebuild;
 mod record;
 mod release;
 mod scrub;
+mod ssync;
 mod survey;
 mod switch;
 #[cfg(test)]
@@ -51,6 +52,7 @@ mod zero;
 use tests::tape;
 
 pub use chain::Committed;
+pub use checksum::{FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
 pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
 pub use diff::{Change, ChangeKind};
@@ -68,7 +70,6 @@ pub use pace::Pace;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
 pub use release::{Release, ReleaseError};
-pub use scrub::{
-    DigestFrom, Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored,
-};
+pub use scrub::{Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
+pub use ssync::{SsyncError, Ssynced, receive_file, send_file};
 pub use survey::{Survey, survey};

@@ -310,6 +310,9 @@ impl Disk {
             Record::Begin => r.clean = false,
             Record::Fold { name, .. } => self.begin_fold(name)?,
             Record::FoldStop => self.fold = None,
+            Record::Hash { .. } | Record::HashStop => {
+                return Err(Failure::Refused("the simulated disk hashes nothing".into()));
+            }
         }
         Ok(())
     }

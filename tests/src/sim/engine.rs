@@ -130,6 +130,7 @@ impl Engine {
             depth: DEPTH,
             io_timeout: 0,
             min_members: 1,
+            verify: false,
             rank: [0; MEMBERS_MAX],
         };
         let made = (0..queues).map(|q| {

@@ -313,6 +313,8 @@ impl Node {
                 let bits = differ.map(|(n, _)| lh_wire::part_bit(range.len, n as u64 * lh_block::BLOCK));
                 Ok((Body::None, bits.fold(0, |all, bit| all | bit)))
             }
+            // It has no checksums.
+            (Job::VerifyLayer(_), _) => Ok((Body::None, 0)),
             _ => Err(Failure::Invalid),
         }
     }
@@ -380,7 +382,7 @@ impl Node {
                 self.disk.sync_begins();
                 out.later(now + latency * 4, self.ended(number, Ended::Sync));
             }
-            Output::Map { request, layer, from } => {
+            Output::Map { request, layer, from, .. } => {
                 out.later(now + latency, self.ended(number, Ended::Map(request, layer, from)));
             }
             Output::Describe { request } => {

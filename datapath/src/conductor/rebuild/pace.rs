@@ -1,14 +1,14 @@
-//! How fast rebuilds go: a token bucket for the limit that people set, and restraint while clients are active.
+//! How fast rebuilds and scrubs go: a token bucket for the limit that people set, and restraint while clients are active.
 
 /// Clients count as active for so long after they were seen last, ns.
 const ACTIVE_FOR: u64 = 200_000_000;
 
 /// While clients are active one copy at a time is made, of at most so many bytes: a disk that writes 500 MB/s is done with
 /// it in half a millisecond.
-pub(super) const BUSY_PIECE: u64 = 256 << 10;
+pub(in crate::conductor) const BUSY_PIECE: u64 = 256 << 10;
 
 /// And after it as long a rest as it took, at most this, ns: a disk that hangs must not stop a rebuild for good.
-pub(super) const REST_MAX: u64 = 100_000_000;
+pub(in crate::conductor) const REST_MAX: u64 = 100_000_000;
 
 /// What may be copied in one go after a rest, as a part of a second's worth.
 const BURST: u64 = 10;
@@ -29,7 +29,7 @@ pub(in crate::conductor) struct Pace {
 
 impl Pace {
     /// True if clients were active lately. `activity` changes when they are.
-    pub(super) fn is_busy(&mut self, now: u64, activity: u64) -> bool {
+    pub(in crate::conductor) fn is_busy(&mut self, now: u64, activity: u64) -> bool {
         if activity != self.activity {
             self.activity = activity;
             self.active_until = now.saturating_add(ACTIVE_FOR);
@@ -38,14 +38,14 @@ impl Pace {
     }
 
     /// True if another copy may begin at `rate` bytes a second; 0: any rate.
-    pub(super) fn is_free(&mut self, now: u64, rate: u64) -> bool {
+    pub(in crate::conductor) fn is_free(&mut self, now: u64, rate: u64) -> bool {
         self.paid_until = self.paid_until.max(now.saturating_sub(SECOND / BURST));
         self.free_at = if rate == 0 { 0 } else { self.paid_until };
         self.free_at <= now
     }
 
     /// So many bytes are copied.
-    pub(super) fn spend(&mut self, bytes: u64, rate: u64) {
+    pub(in crate::conductor) fn spend(&mut self, bytes: u64, rate: u64) {
         if rate > 0 {
             let time = u128::from(bytes) * u128::from(SECOND) / u128::from(rate);
             self.paid_until = self.paid_until.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
@@ -53,7 +53,7 @@ impl Pace {
     }
 
     /// When the bucket lets the next copy through, as far as was asked.
-    pub(super) const fn free_at(&self) -> u64 {
+    pub(in crate::conductor) const fn free_at(&self) -> u64 {
         self.free_at
     }
 }

@@ -9,6 +9,7 @@ fn equalise(layer: Option<LayerRef>) -> Job {
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: false,
         merged: false,
+        repair: false,
     }
 }
 
@@ -119,6 +120,7 @@ fn jobs_beyond_the_slots_wait_their_turn() {
                 targets: MemberSet::EMPTY.with(B),
                 compare: false,
                 merged: false,
+                repair: false,
             },
         );
     }
@@ -221,6 +223,7 @@ fn compared() -> Job {
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: true,
         merged: false,
+        repair: false,
     }
 }
 
@@ -280,5 +283,75 @@ fn a_comparison_ends_when_a_target_is_lost() {
     b.reply_with(b.one(C), Status::Ok, u32::MAX);
     let done = FromQueue::JobDone(JobId(1), JobResult::Failed { member: B });
     assert!(b.reports().contains(&done));
+    b.assert_idle();
+}
+
+#[test]
+fn a_comparison_alone_tells_and_changes_nothing() {
+    let mut b = Bench::new(3);
+    let (range, targets) = (blocks(0, 32), MemberSet::EMPTY.with(B).with(C));
+    job(&mut b, 1, Job::Compare { layer: None, range, source: A, targets });
+    let digest = b.one(A);
+    assert_eq!((digest.op, digest.verify), (OpCode::DigestLayer, true));
+    b.reply_with(digest, Status::Ok, 0b1000);
+    for (m, bits) in [(B, 0b1), (C, 0)] {
+        let compare = b.one(m);
+        assert_eq!((compare.op, compare.verify), (OpCode::CompareLayer, true));
+        b.reply_with(compare, Status::Ok, bits);
+    }
+    assert_eq!(b.reports(), [done(1, JobResult::Compared { parts: 0b1001 })]);
+}
+
+#[test]
+fn a_block_is_verified_on_one_member() {
+    let mut b = Bench::new(3);
+    job(&mut b, 1, Job::Verify { layer: Some(LayerRef(4)), range: blocks(0, 16), member: C });
+    let verify = b.one(C);
+    assert_eq!((verify.op, verify.data), (OpCode::VerifyLayer, Data::LayerName(Some(LayerRef(4)))));
+    b.reply_with(verify, Status::Ok, 0xffff_0010);
+    let verified = lh_wire::Verified { rotten: 0x10, known: 0xffff };
+    assert_eq!(b.reports(), [done(1, JobResult::Verified(verified))]);
+}
+
+#[test]
+fn a_repair_reads_what_is_sound_or_nothing() {
+    let mut b = Bench::new(3);
+    let layer = Some(LayerRef(4));
+    let (range, targets) = (blocks(0, 4), MemberSet::EMPTY.with(B));
+    let repair =
+        Job::Equalise { layer, range, source: A, targets, compare: false, merged: false, repair: true };
+    job(&mut b, 1, repair);
+    assert!(b.one(A).verify);
+    let write = b.request(WRITE, blocks(1, 1));
+    assert!(b.to(C).is_empty(), "a repair holds its range, in whatever layer");
+    b.answer(A, Status::Rotten);
+    assert_eq!(b.reports(), [done(1, JobResult::Failed { member: A })]);
+    for m in [A, B, C] {
+        b.answer(m, Status::Ok);
+    }
+    b.answered(write);
+    b.assert_idle();
+}
+
+/// Members become equal whatever the source's checksums say: which of them is right is for a scrub.
+#[test]
+fn a_copy_of_rot_is_made_and_told() {
+    let mut b = Bench::new(2);
+    let (layer, range, targets) = (Some(LayerRef(4)), blocks(0, 32), MemberSet::EMPTY.with(B));
+    let copy =
+        Job::Equalise { layer, range, source: A, targets, compare: true, merged: false, repair: false };
+    job(&mut b, 1, copy);
+    b.reply_with(b.one(A), Status::Ok, 0b1000);
+    assert_eq!(b.reports(), [FromQueue::Rotten(A, blocks(3, 1))]);
+    b.reply_with(b.one(B), Status::Ok, 0b1000);
+    let read = b.one(A);
+    assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, true, blocks(3, 1)));
+    b.reply(read, Status::Rotten);
+    assert_eq!(b.reports(), [FromQueue::Rotten(A, blocks(3, 1))]);
+    let read = b.one(A);
+    assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, false, blocks(3, 1)));
+    b.reply_with(read, Status::Ok, 32);
+    b.reply_with(b.one(B), Status::Ok, 1);
+    assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 1 })]);
     b.assert_idle();
 }

@@ -239,3 +239,25 @@ fn one_member_proves_itself_by_answering() {
     b.answer(A, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
 }
+
+#[test]
+fn a_rotten_block_is_read_from_another_member_and_nobody_is_put_out() {
+    let mut b = Bench::with(Config { verify: true, ..config() }, 3);
+    let slot = b.request(Op::Read, blocks(7, 2));
+    assert!(b.one(A).verify);
+    b.answer(A, Status::Rotten);
+    assert_eq!(b.reports(), [FromQueue::Rotten(A, blocks(7, 2))]);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn a_block_that_is_rotten_everywhere_is_an_error() {
+    let mut b = Bench::with(Config { verify: true, ..config() }, 2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Rotten);
+    b.answer(B, Status::Rotten);
+    assert_eq!(b.answers(), [(slot, Err(IoError::Io))]);
+    b.assert_idle();
+}

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use control::engine::{
     Answer, EngineControl, EngineError, EngineLimits, EngineReplica, EngineStatus, Operation, PurgeProgress,
-    SnapshotRequest,
+    ScrubProgress, SnapshotRequest,
 };
 use control::proto::ptypes::{self, ReplicaMode};
 use crossbeam_channel::{Receiver, Sender};
@@ -119,6 +119,10 @@ impl EngineControl for Face {
 
     fn purges(&self) -> Vec<PurgeProgress> {
         self.engine.status().folds.into_iter().map(purge).collect()
+    }
+
+    fn scrub(&self) -> Option<ScrubProgress> {
+        self.engine.status().scrub.map(super::scrub::progress)
     }
 
     fn shutdown(&self) -> Answer<()> {
@@ -267,6 +271,8 @@ impl Face {
                 return Ok(self.engine.add_replica(ReplicaAddress { name, address: reached }));
             }
             Operation::Purge => Command::Purge,
+            Operation::Scrub { repair, bytes_per_second } => Command::Scrub { repair, bytes_per_second },
+            Operation::CancelScrub => Command::ScrubStop,
             Operation::Revert { name } => {
                 self.check_unused()?;
                 Command::Revert { name, created: clock::now() }
@@ -315,6 +321,7 @@ fn refusal(e: CommandError) -> EngineError {
         | CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
         | CommandError::Needed(_)
+        | CommandError::Scrubbing
         | CommandError::ShuttingDown => EngineError::NotNow(text),
     }
 }

@@ -19,6 +19,7 @@ use super::face::{Errand, Face, Reply, Shown};
 use super::queues::{DEPTH, Notice, Queues};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED};
+use crate::arguments::Checksum;
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, freeze, memory};
 
@@ -135,6 +136,7 @@ fn options(
         queues: if args.queues == 0 { queues_by_processors() } else { args.queues },
         depth: DEPTH,
         io_timeout: Duration::from_secs(args.io_timeout),
+        checksum_full: args.checksum == Checksum::Full,
         quorum: match args.quorum {
             Quorum::Any => conductor::Quorum::Any,
             Quorum::Majority => conductor::Quorum::Majority,

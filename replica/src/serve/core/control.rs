@@ -19,7 +19,7 @@ enum Step {
     /// Answered at once, with a page of a map.
     Tell(Box<MapPage>),
     /// Asks the store where a layer holds something, from a place on.
-    Map(String, u64),
+    Map(String, u64, bool),
     /// What is kept of others goes first; then it is its turn again.
     Forget(Record),
     /// A record, then the answer.
@@ -78,9 +78,9 @@ impl Core {
             Step::Tell(page) => {
                 self.finish(id, Status::Ok, Completed::default(), Body::Map(page), out);
             }
-            Step::Map(layer, from) => {
+            Step::Map(layer, from, recorded) => {
                 self.set_stage(id, Stage::Running);
-                out.push(Output::Map { request: id, layer, from });
+                out.push(Output::Map { request: id, layer, from, recorded });
             }
             Step::Forget(record) => {
                 self.set_stage(id, Stage::Running);
@@ -139,7 +139,7 @@ impl Core {
                     }
                 }
             }
-            Control::LayerMap { layer, from } => Step::Map(layer.clone(), *from),
+            Control::LayerMap { layer, from, recorded } => Step::Map(layer.clone(), *from, *recorded),
             Control::Commit { id } => self.step_commit(*id),
             Control::Switch { id } if self.committed == Some(*id) => Step::Answer,
             Control::Switch { id } => self.step_commit(*id),
@@ -160,6 +160,13 @@ impl Core {
                 Step::Save(Record::Fold { name: name.clone(), bytes_per_second: *bytes_per_second })
             }
             Control::FoldStop => Step::Save(Record::FoldStop),
+            Control::Hash { .. } if self.filling => {
+                Step::Refuse("this replica is being rebuilt: take checksums when that is done".into())
+            }
+            Control::Hash { snapshots, bytes_per_second } => {
+                Step::Save(Record::Hash { snapshots: snapshots.clone(), bytes_per_second: *bytes_per_second })
+            }
+            Control::HashStop => Step::Save(Record::HashStop),
             Control::RebuildBegin { keep: Some(_), .. } if !synced => Step::Sync,
             Control::RebuildBegin { size, chain, keep } => match self.quiet("a rebuild can begin") {
                 Ok(()) => Step::Switch(Record::RebuildBegin {

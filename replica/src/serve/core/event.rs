@@ -162,6 +162,8 @@ pub enum Failure {
     Io,
     /// The request makes no sense.
     Invalid,
+    /// A block does not fit its checksum on record.
+    Rotten,
     /// Refused; one sentence for people.
     Refused(Box<str>),
 }
@@ -195,6 +197,8 @@ pub enum Job {
     DigestLayer(Extent),
     /// Where what a layer holds of the range differs from the digest in the payload.
     CompareLayer(Extent),
+    /// Say of each block of a layer whether it fits its checksum on record.
+    VerifyLayer(Extent),
 }
 
 impl Job {
@@ -213,6 +217,7 @@ impl Job {
             | Self::ReadLayer { range, .. }
             | Self::DigestLayer(range)
             | Self::CompareLayer(range)
+            | Self::VerifyLayer(range)
             | Self::PutLayer { range, .. } => range,
         }
     }
@@ -292,6 +297,15 @@ pub enum Record {
     },
     /// The fold that runs is told to stop.
     FoldStop,
+    /// Checksums of these snapshots are to be taken; durable at once, since nothing is to be kept.
+    Hash {
+        /// Their names.
+        snapshots: Vec<String>,
+        /// How many bytes may be read in a second; `None`: no limit.
+        bytes_per_second: Option<u64>,
+    },
+    /// No more of that.
+    HashStop,
     /// Closed cleanly: nothing is marked in the intent bitmap any more. Nothing is in flight, all was synced before.
     Close,
 }
@@ -383,6 +397,8 @@ pub enum Output {
         layer: String,
         /// Nothing before this byte.
         from: u64,
+        /// Also where it should hold data by its checksums.
+        recorded: bool,
     },
     /// A record is to be made durable.
     Persist {

@@ -394,6 +394,7 @@ impl Core {
             Failure::NoSpace => (Status::NoSpace, Body::None),
             Failure::Io => (Status::Io, Body::None),
             Failure::Invalid => (Status::Invalid, Body::None),
+            Failure::Rotten => (Status::Rotten, Body::None),
             Failure::Refused(text) => (Status::Refused, Body::Text(text)),
         };
         self.finish(id, status, Completed::default(), body, out);

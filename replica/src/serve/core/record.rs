@@ -126,7 +126,9 @@ impl Core {
             | Control::LayerMap { .. }
             | Control::Settled { .. }
             | Control::Fold { .. }
-            | Control::FoldStop => {}
+            | Control::FoldStop
+            | Control::Hash { .. }
+            | Control::HashStop => {}
         }
     }
 

@@ -3,12 +3,12 @@
 //! Both hold only as long as the file's ctime is the one that they name: whoever changes a layer's file on purpose
 //! changes its ctime, and rot does not.
 
+mod attached;
 mod crc64;
 mod longhorn;
 mod sums;
 
+pub use attached::{FoldedChecksums, LayerChecksums, Verdict};
 pub(super) use crc64::Crc64;
 pub(super) use longhorn::{Recorded, file_name};
-#[cfg(test)]
-pub(super) use sums::rebind;
 pub(super) use sums::{NEW_CHECKSUM, Sums, SumsWriter, Version, sweep};

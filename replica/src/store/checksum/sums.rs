@@ -155,7 +155,7 @@ pub(in super::super) struct Sums {
 impl Sums {
     /// `Ok(None)`: there is no file. `InvalidData`: it is damaged.
     pub(in super::super) fn open(engine: &Path, id: Id) -> io::Result<Option<Self>> {
-        let file = match disk::open_layer(&path(engine, id), false, false) {
+        let file = match disk::open_layer(&path(engine, id), true, false) {
             Ok(file) => file,
             Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(err) => return Err(err),
@@ -199,6 +199,14 @@ impl Sums {
         Ok(())
     }
 
+    /// They are of another state of the file from now on. A write that is broken off half-way leaves a damaged header:
+    /// then there are none.
+    pub(in super::super) fn rebind(&mut self, version: Version) -> io::Result<()> {
+        self.file.write_all_at(&header(self.id, version, self.pages), 0)?;
+        self.version = version;
+        Ok(())
+    }
+
     /// The first block of the range that has a checksum, and the checksum.
     pub(in super::super) fn next(&mut self, range: Range<u64>) -> io::Result<Option<(u64, u32)>> {
         let mut block = range.start;
@@ -217,14 +225,6 @@ impl Sums {
         }
         Ok(None)
     }
-}
-
-/// Makes checksums those of another state of the file, as if nobody had changed it: rot, for tests.
-#[cfg(test)]
-pub(in super::super) fn rebind(engine: &Path, id: Id, version: Version) {
-    let file = disk::open_layer(&path(engine, id), true, false).unwrap();
-    let pages = file.metadata().unwrap().len() / PAGE as u64;
-    file.write_all_at(&header(id, version, pages), 0).unwrap();
 }
 
 #[cfg(test)]

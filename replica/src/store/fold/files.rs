@@ -47,14 +47,16 @@ pub enum FoldFilesError {
     },
 }
 
-struct Layer {
-    file: File,
-    length: u64,
+/// A layer's file that belongs to no open directory.
+pub(in super::super) struct Layer {
+    pub(in super::super) file: File,
+    pub(in super::super) length: u64,
     /// Made by this program: extents that were never written are holes.
-    ours: bool,
+    pub(in super::super) ours: bool,
 }
 
-fn open(path: &Path, write: bool) -> Result<Layer, FoldFilesError> {
+/// Opens a file that nobody uses, and keeps others from using it.
+pub(in super::super) fn open(path: &Path, write: bool) -> Result<Layer, FoldFilesError> {
     let failed = |source| FoldFilesError::Io { what: format!("opening {}", path.display()), source };
     // Through the page cache: it is of no use to be faster than that by hand, and any file system will do.
     let file = disk::open_layer(path, write, false).map_err(failed)?;

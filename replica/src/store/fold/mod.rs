@@ -21,6 +21,7 @@ mod steps;
 mod work;
 
 pub use files::{FoldFilesError, fold_files};
+pub(super) use files::{Layer, open as open_by_hand};
 pub(super) use names::recover;
 pub use names::{FoldPlan, Folded};
 pub use steps::{Fold, Step};

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::super::checksum::{Crc64, NEW_CHECKSUM, Recorded, Sums, SumsWriter, file_name, sweep};
+use super::super::checksum::{
+    Crc64, FoldedChecksums, NEW_CHECKSUM, Recorded, Sums, SumsWriter, file_name, sweep,
+};
 use super::super::disk::read_small;
 use super::super::fs::Fs;
 use super::super::meta::{META_MAX, now};
@@ -56,6 +58,34 @@ impl SnapshotLayer {
     /// # Errors
     /// [`ScrubError`]; then both files are what they were before.
     pub fn hash(&self, pace: &Pace, progress: &mut dyn FnMut(u64)) -> Result<Hashed, ScrubError> {
+        let mut stored = self.sums();
+        self.hash_beside(pace, progress, &mut |block| {
+            let (_, sum) = stored.as_mut()?.next(block..block + 1).ok()??;
+            Some(sum)
+        })
+    }
+
+    /// As [`SnapshotLayer::hash`], of a layer that another was folded into: what does not fit the checksums of `before` is rot
+    /// that the fold has carried along.
+    ///
+    /// # Errors
+    /// [`ScrubError`].
+    pub fn hash_folded(
+        &self,
+        before: &mut FoldedChecksums,
+        pace: &Pace,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Hashed, ScrubError> {
+        self.hash_beside(pace, progress, &mut |block| before.sum_of(block))
+    }
+
+    /// `before`: a block's checksum on record.
+    fn hash_beside(
+        &self,
+        pace: &Pace,
+        progress: &mut dyn FnMut(u64),
+        before: &mut dyn FnMut(u64) -> Option<u32>,
+    ) -> Result<Hashed, ScrubError> {
         let fs = Fs::default();
         let here = |source| failed("hashing in", &self.directory)(source);
         if self.id.is_some() {
@@ -63,7 +93,6 @@ impl SnapshotLayer {
         }
         let recorded = self.recorded().map_err(here)?;
         let known = recorded.as_ref().and_then(|recorded| recorded.of(self.version.ctime));
-        let mut stored = self.sums();
         let (mut crc, mut at, mut blocks, mut rotten) = (Crc64::new(), 0, 0, false);
         let writer = self.id.map(|id| SumsWriter::begin(&fs, &self.engine(), id));
         let mut writer = writer.transpose().map_err(here)?;
@@ -83,8 +112,7 @@ impl SnapshotLayer {
                 if let Some(writer) = &mut writer {
                     writer.push(block, sum).map_err(here)?;
                 }
-                let before = stored.as_mut().map(|stored| stored.next(block..block + 1));
-                rotten |= matches!(before, Some(Ok(Some((_, before)))) if before != sum);
+                rotten |= before(block).is_some_and(|before| before != sum);
             }
             Ok(())
         })?;
@@ -102,6 +130,11 @@ impl SnapshotLayer {
         }
         self.write_record(&fs, &record).map_err(here)?;
         Ok(Hashed { checksum, silently_corrupted, blocks: self.id.map(|_| blocks) })
+    }
+
+    /// Each block's checksum is on record, of the file as it is now; or the layer has no id to bind one to.
+    pub fn has_block_checksums(&self) -> bool {
+        self.id.is_none() || self.sums().is_some()
     }
 
     /// Our checksums, if they are of this very file and readable.

@@ -1,14 +1,12 @@
-//! Checksums of a snapshot's layer: taken, checked, compared. Three tasks over one walk, each beside the process that
+//! Checksums of a snapshot's layer: taken and checked. Two tasks over one walk, each beside the process that
 //! serves the directory, each with a [`Pace`](super::Pace) that limits and stops it, each within a few MiB of memory.
 //!
 //! - [`SnapshotLayer::hash`] writes Longhorn's checksum file and ours.
 //! - [`SnapshotLayer::scrub`] reads everything and names the blocks that are not what they were when they were hashed.
-//! - [`SnapshotLayer::digest`] gives a number for each of many ranges: equal numbers, equal layers.
 //!
 //! Rot is what changes bytes without a trace. Whoever changes a file on purpose changes its ctime, and checksums that
 //! name another ctime say nothing. So blocks are called rotten only if file and checksums name the same.
 
-mod digest;
 mod hash;
 mod layer;
 mod verify;
@@ -21,7 +19,6 @@ use thiserror::Error;
 use super::error::OpenError;
 use super::pace::Stopped;
 
-pub use digest::DigestFrom;
 pub use hash::{Hashed, RecordedChecksum};
 pub use layer::SnapshotLayer;
 pub use verify::{Rot, RotKind, ScrubReport, Stored};

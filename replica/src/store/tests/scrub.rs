@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use lh_block::{BLOCK, Extent};
+use lh_block::BLOCK;
 
-use super::super::checksum::{Crc64, Recorded, Version, file_name, rebind};
+use super::super::checksum::{Crc64, Recorded, Sums, Version, file_name};
 use super::super::disk;
 use super::super::pace::Pace;
 use super::super::scrub::walk::tests_fault::BAD;
-use super::super::scrub::{DigestFrom, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
+use super::super::scrub::{Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
 use super::volume::{SIZE, Volume, extent};
 
 /// Blocks 2 to 9 and 20 of snapshot one hold data; of two, block 3 holds data, and 5 and 7 are zero by its map: over a
@@ -51,7 +51,8 @@ fn rot(path: &Path, snapshot: &str, change: impl Fn(&fs::File)) {
     file.sync_all().unwrap();
     let now = Version::of(&file).unwrap();
     assert_ne!(now, before.version_for_tests(), "nothing was changed");
-    rebind(&path.join("engine"), before.id_for_tests().unwrap(), now);
+    let sums = Sums::open(&path.join("engine"), before.id_for_tests().unwrap()).unwrap();
+    sums.unwrap().rebind(now).unwrap();
     let record = path.join(file_name(snapshot));
     let recorded = Recorded::parse(&fs::read(&record).unwrap()).unwrap();
     let sum = recorded.of(before.version_for_tests().ctime).unwrap();
@@ -158,14 +159,10 @@ fn a_bad_sector_costs_one_block() {
     BAD.set(Some(6 * BLOCK + 512));
     let report = scrub(&path, "one");
     let hashed = layer(&path, "one").hash(&Pace::new(0), &mut |_| {});
-    let digest = layer(&path, "one").digest(&[extent(0, 64)], DigestFrom::Disk, &Pace::new(0));
-    let recorded = layer(&path, "one").digest(&[extent(0, 64)], DigestFrom::Record, &Pace::new(0));
     BAD.set(None);
     assert_eq!(report.rotten, [rotten(6, 1, RotKind::Unreadable)]);
     assert_eq!((report.blocks, report.checksum_fits), (8, None));
     assert!(matches!(hashed, Err(ScrubError::Unreadable { offset, .. }) if offset == 6 * BLOCK));
-    assert!(matches!(digest, Err(ScrubError::Unreadable { .. })));
-    assert!(recorded.is_ok(), "what is on record needs no reading");
     assert!(scrub(&path, "one").is_clean());
 }
 
@@ -190,21 +187,17 @@ fn a_change_on_purpose_is_no_rot() {
     assert!(matches!(open.hash(&Pace::new(0), &mut |_| {}), Err(ScrubError::Changed(_))));
 }
 
-/// What the zero map covers is punched out later: that is no loss, and changes no digest.
+/// What the zero map covers is punched out later: that is no loss.
 #[test]
 fn zeroed_data_does_not_count() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("replica");
     let mut volume = sample(&path);
-    let digest = |from| layer(&path, "two").digest(&[extent(0, 64)], from, &Pace::new(0)).unwrap();
     hash(&path, "two");
-    let before = digest(DigestFrom::Disk);
-    assert_eq!(digest(DigestFrom::Record), before);
     assert!(volume.punch(), "something waits to be punched");
     while volume.punch() {}
     volume.flush();
     assert_eq!(scrub(&path, "two").stored, Stored::Missing, "the file is another one now");
-    assert_eq!(digest(DigestFrom::Disk), before);
     assert_eq!(hash(&path, "two").blocks, Some(1));
     assert!(scrub(&path, "two").is_clean());
 }
@@ -243,9 +236,6 @@ fn damaged_checksums_are_not_believed() {
     fs::write(&sums, bytes).unwrap();
     let report = scrub(&path, "one");
     assert_eq!((report.stored, report.rotten.len(), report.checksum_fits), (Stored::Damaged, 0, Some(true)));
-    let disk = layer(&path, "one").digest(&[extent(0, 64)], DigestFrom::Disk, &Pace::new(0)).unwrap();
-    let record = layer(&path, "one").digest(&[extent(0, 64)], DigestFrom::Record, &Pace::new(0)).unwrap();
-    assert_eq!(disk, record, "the disk is asked instead");
 }
 
 #[test]
@@ -268,54 +258,6 @@ fn a_stopped_task_leaves_everything_as_it_was() {
     assert!(matches!(layer.scrub(&pace, &mut |_| {}), Err(ScrubError::Stopped)));
     assert_eq!(fs::read(path.join(file_name("one"))).unwrap(), before);
     assert!(scrub(&path, "one").is_clean());
-}
-
-#[test]
-fn equal_layers_have_equal_digests() {
-    let place = tempfile::tempdir().unwrap();
-    let paths = [place.path().join("a"), place.path().join("b")];
-    for path in &paths {
-        drop(sample(path));
-    }
-    let ranges: Vec<Extent> =
-        (0..8).map(|n| extent(n * 8, 8)).chain([extent(0, 64), extent(60, 100)]).collect();
-    let digest =
-        |path: &Path, name: &str, from| layer(path, name).digest(&ranges, from, &Pace::new(0)).unwrap();
-    let of = |path: &Path, name: &str| digest(path, name, DigestFrom::Disk);
-    for name in ["one", "two"] {
-        assert_eq!(of(&paths[0], name), of(&paths[1], name), "{name}");
-        hash(&paths[0], name);
-        assert_eq!(
-            digest(&paths[0], name, DigestFrom::Record),
-            of(&paths[1], name),
-            "{name}, from the record"
-        );
-    }
-    // Ranges of the same form are equal, of another form are not.
-    let one = of(&paths[0], "one");
-    assert_eq!(one[3], one[4], "two ranges of nothing");
-    assert_ne!(one[0], one[1]);
-    // A hole, a zero by the map and a block of zeroes are three things.
-    let two = of(&paths[0], "two");
-    let other = place.path().join("c");
-    let mut volume = Volume::create(&other);
-    volume.write(extent(2, 8), 1);
-    volume.snapshot(1, "one").unwrap();
-    volume.write(extent(3, 1), 3);
-    volume.snapshot(2, "two").unwrap();
-    volume.write(extent(3, 1), 3);
-    volume.write(extent(5, 1), 0);
-    volume.snapshot(3, "three").unwrap();
-    drop(volume);
-    let (hole, zeroes) = (of(&other, "two")[0], of(&other, "three")[0]);
-    assert!(two[0] != hole && hole != zeroes && zeroes != two[0]);
-    assert_eq!(two[1..8], of(&other, "two")[1..8]);
-    // One bit.
-    let file = fs::OpenOptions::new().write(true).open(paths[1].join("volume-snap-one.img")).unwrap();
-    file.write_all_at(&[3], 9 * BLOCK + 4095).unwrap();
-    let now = of(&paths[1], "one");
-    let differ: Vec<usize> = (0..8).filter(|n| now[*n] != one[*n]).collect();
-    assert_eq!(differ, [1]);
 }
 
 #[test]

@@ -6,14 +6,14 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Tells what is being done until it is dropped.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     last: String,
 }
 
 impl Progress {
     /// Nothing is said yet.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             bar.enable_steady_tick(Duration::from_millis(100));
@@ -23,7 +23,7 @@ impl Progress {
     }
 
     /// A bar for work of a known size in bytes.
-    pub(super) fn of_bytes(what: &str) -> Self {
+    pub(crate) fn of_bytes(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}");
             ProgressBar::new(0)
@@ -34,7 +34,7 @@ impl Progress {
     }
 
     /// Says what is being done now.
-    pub(super) fn say(&mut self, what: &str) {
+    pub(crate) fn say(&mut self, what: &str) {
         if self.last == what {
             return;
         }
@@ -46,7 +46,7 @@ impl Progress {
     }
 
     /// Says how far it is.
-    pub(super) fn at(&self, done: u64, of: u64) {
+    pub(crate) fn at(&self, done: u64, of: u64) {
         if let Some(bar) = &self.bar {
             bar.set_length(of);
             bar.set_position(done);

@@ -1,0 +1,165 @@
+//! `scrub`: are the replicas equal, and what they were?
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use control::host::VolumeRecord;
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::volume::{ScrubFinding, ScrubRequest, ScrubState};
+use lh_block::format_size;
+use serde::Serialize;
+use tonic::transport::Channel;
+
+use super::args::{Output, ScrubArgs};
+use super::output::{print_json, print_table, table};
+use super::{Context, members};
+use crate::progress::Progress;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A scrub, as `scrub -o json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ScrubView {
+    /// It has not ended.
+    running: bool,
+    /// What it finds is repaired.
+    repair: bool,
+    /// Bytes.
+    done: u64,
+    total: u64,
+    /// Blocks of 4096 bytes, each replica's counted.
+    bad_blocks: u64,
+    repaired_blocks: u64,
+    findings: Vec<FindingView>,
+    notes: Vec<String>,
+    /// Why it ended early; empty if it did not.
+    error: String,
+}
+
+/// Some neighbouring blocks of one replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct FindingView {
+    replica: String,
+    /// The snapshot, or null: the head.
+    snapshot: Option<String>,
+    /// Bytes.
+    offset: u64,
+    length: u64,
+    /// "rotten" or "differs".
+    flaw: String,
+    /// "reported", "repaired", "no_source", "unsure", "conflict" or "failed".
+    done: String,
+}
+
+impl From<ScrubFinding> for FindingView {
+    fn from(f: ScrubFinding) -> Self {
+        let snapshot = Some(f.layer).filter(|layer| !layer.is_empty());
+        Self { replica: f.replica, snapshot, offset: f.offset, length: f.length, flaw: f.flaw, done: f.done }
+    }
+}
+
+impl From<ScrubState> for ScrubView {
+    fn from(s: ScrubState) -> Self {
+        Self {
+            running: s.running,
+            repair: s.repair,
+            done: s.done,
+            total: s.total,
+            bad_blocks: s.bad_blocks,
+            repaired_blocks: s.repaired_blocks,
+            findings: s.findings.into_iter().map(FindingView::from).collect(),
+            notes: s.notes,
+            error: s.error,
+        }
+    }
+}
+
+pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
+    let volume = &args.volume;
+    VolumeRecord::load(&context.root, volume)?;
+    let mut engine = members::connect(&context.root, volume).await?;
+    if args.cancel {
+        engine.scrub_cancel(()).await.with_context(|| format!("the scrub of {volume} goes on"))?;
+        return Ok(());
+    }
+    if !args.status {
+        let request = ScrubRequest { repair: args.repair, bytes_per_second: args.limit.unwrap_or(0) };
+        engine.scrub(request).await.with_context(|| format!("volume {volume} is not scrubbed"))?;
+    }
+    let state =
+        if args.wait { wait(&mut engine).await? } else { engine.scrub_status(()).await?.into_inner() };
+    if !state.known {
+        bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`");
+    }
+    tell(context, volume, state.into(), args.wait || args.status)
+}
+
+async fn wait(engine: &mut VolumeOperationsClient<Channel>) -> Result<ScrubState> {
+    let mut progress = Progress::of_bytes("scrubbing");
+    loop {
+        let state = engine.scrub_status(()).await?.into_inner();
+        if !state.running {
+            return Ok(state);
+        }
+        if !state.doing.is_empty() {
+            progress.say(&format!("scrubbing: {}", state.doing));
+        }
+        progress.at(state.done, state.total);
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result<()> {
+    if context.output == Output::Json {
+        print_json(&view)?;
+    } else if !view.findings.is_empty() {
+        let mut rows = table(&["REPLICA", "LAYER", "OFFSET", "LENGTH", "WHAT", "DONE"]);
+        for f in &view.findings {
+            let layer = f.snapshot.clone().unwrap_or_else(|| "the head".to_owned());
+            let (offset, length) = (f.offset.to_string(), f.length.to_string());
+            let done = in_words(&f.done).to_owned();
+            rows.add_row([f.replica.clone(), layer, offset, length, f.flaw.clone(), done]);
+        }
+        print_table(&rows)?;
+    }
+    for note in &view.notes {
+        eprintln!("{note}");
+    }
+    if view.running {
+        eprintln!(
+            "{} of {} looked at; `longhornctl scrub {volume} --status` tells more",
+            format_size(view.done),
+            format_size(view.total)
+        );
+        return Ok(());
+    }
+    if !view.error.is_empty() {
+        bail!("the scrub of volume {volume} is not through: {}", view.error);
+    }
+    let left = view.bad_blocks.saturating_sub(view.repaired_blocks);
+    if judge && left > 0 {
+        let next = match view.repair {
+            false => format!("`longhornctl scrub {volume} --repair --wait` repairs what has a sound copy"),
+            true => {
+                format!("`longhornctl replica rebuild {volume} REPLICA` makes a replica anew from the others")
+            }
+        };
+        bail!("{left} blocks of volume {volume} are wrong: {next}");
+    }
+    if context.output == Output::Table {
+        eprintln!("{volume}: {} looked at, {} blocks repaired", format_size(view.done), view.repaired_blocks);
+    }
+    Ok(())
+}
+
+fn in_words(done: &str) -> &str {
+    match done {
+        "no_source" => "nothing: no replica has a sound copy",
+        "unsure" => "nothing: nobody knows which replica is right",
+        "conflict" => "nothing: each replica fits its own checksums",
+        "failed" => "the repair failed",
+        "reported" => "nothing: no --repair",
+        other => other,
+    }
+}

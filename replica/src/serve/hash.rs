@@ -1,0 +1,217 @@
+//! Takes checksums of snapshots beside everything else: one snapshot at a time, in the order in which they were asked for,
+//! on a thread of its own that ends when nothing is left to do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use lh_wire::HashState;
+
+use crate::store::{FoldedChecksums, Pace, ScrubError, SnapshotLayer};
+
+/// Bytes per second at which checksums are taken that nobody asked for: of what a fold has written.
+const UNASKED_RATE: u64 = 64 << 20;
+
+/// Snapshots whose outcome is kept: as many as a volume has.
+const KEPT_MAX: usize = 256;
+
+/// What became of one snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum HashOutcome {
+    /// Nobody asked since the process began.
+    #[default]
+    None,
+    /// It waits for its turn, or is being read.
+    Running,
+    /// Longhorn's crc64 of the whole layer.
+    Complete {
+        /// As 16 hex digits stand in the `.checksum` file.
+        checksum: u64,
+        /// The layer is not what it was when it was hashed before, though nobody changed it.
+        corrupted: bool,
+    },
+    /// It was not hashed; one sentence.
+    Failed(String),
+}
+
+#[derive(Debug)]
+struct Task {
+    name: String,
+    /// Read it though its checksums are on record.
+    again: bool,
+    rate: u64,
+    /// The checksums of what was folded into it.
+    folded: Option<Box<FoldedChecksums>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Task>,
+    /// What is read now, and how far.
+    running: Option<(String, Arc<Pace>, u64, u64)>,
+    outcomes: BTreeMap<String, HashOutcome>,
+    has_thread: bool,
+}
+
+/// The hasher of one replica directory. All clones are one.
+#[derive(Clone, Debug)]
+pub(super) struct Hasher(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    directory: PathBuf,
+    state: Mutex<State>,
+    idle: Condvar,
+}
+
+impl Hasher {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self(Arc::new(Shared { directory, state: Mutex::default(), idle: Condvar::new() }))
+    }
+
+    /// Snapshots to be hashed, after those before. One that waits already is not taken twice. `rate`: bytes per second,
+    /// 0: as fast as it goes.
+    pub(super) fn add(&self, names: impl IntoIterator<Item = String>, again: bool, rate: u64) {
+        let mut state = self.lock();
+        for name in names {
+            let waits = state.queue.iter().any(|task| task.name == name && task.again >= again);
+            if !waits {
+                state.outcomes.insert(name.clone(), HashOutcome::Running);
+                state.queue.push_back(Task { name, again, rate, folded: None });
+            }
+        }
+        self.begin(state);
+    }
+
+    /// The layer of a snapshot that another was folded into, with the checksums of both from before.
+    pub(super) fn add_folded(&self, name: String, before: Box<FoldedChecksums>) {
+        let mut state = self.lock();
+        state.outcomes.insert(name.clone(), HashOutcome::Running);
+        state.queue.push_back(Task { name, again: false, rate: UNASKED_RATE, folded: Some(before) });
+        self.begin(state);
+    }
+
+    fn begin(&self, mut state: MutexGuard<'_, State>) {
+        while state.outcomes.len() > KEPT_MAX {
+            state.outcomes.pop_first();
+        }
+        if state.queue.is_empty() || std::mem::replace(&mut state.has_thread, true) {
+            return;
+        }
+        let worker = self.clone();
+        let started = std::thread::Builder::new().name("replica-hash".into()).spawn(move || worker.work());
+        if let Err(e) = started {
+            state.has_thread = false;
+            let tasks = std::mem::take(&mut state.queue);
+            for task in tasks {
+                state.outcomes.insert(task.name, HashOutcome::Failed(format!("no thread for it: {e}")));
+            }
+        }
+    }
+
+    /// Ends the hashing of one snapshot, or of all.
+    pub(super) fn cancel(&self, name: Option<&str>) {
+        let mut state = self.lock();
+        let wanted = |n: &str| name.is_none_or(|name| name == n);
+        let (gone, left): (Vec<Task>, Vec<Task>) = state.queue.drain(..).partition(|task| wanted(&task.name));
+        state.queue.extend(left);
+        for task in gone {
+            state.outcomes.insert(task.name, HashOutcome::Failed(ScrubError::Stopped.to_string()));
+        }
+        if let Some((running, pace, ..)) = &state.running
+            && wanted(running)
+        {
+            pace.stop();
+        }
+    }
+
+    /// Cancels everything and waits until the directory is left alone.
+    pub(super) fn stop(&self) {
+        self.cancel(None);
+        let mut state = self.lock();
+        while state.has_thread {
+            state = self.0.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn outcome(&self, name: &str) -> HashOutcome {
+        self.lock().outcomes.get(name).cloned().unwrap_or_default()
+    }
+
+    /// For [`lh_wire::ReplicaState::hash`]; `None`: nobody asked since the process began.
+    pub(super) fn report(&self) -> Option<HashState> {
+        let state = self.lock();
+        if state.outcomes.is_empty() {
+            return None;
+        }
+        let mut report = HashState { waiting: state.queue.len() as u64, ..HashState::default() };
+        if let Some((name, _, done, total)) = &state.running {
+            (report.name, report.done, report.total) = (name.clone(), *done, *total);
+        } else if let Some(next) = state.queue.front() {
+            report.name.clone_from(&next.name);
+            report.waiting -= 1;
+        }
+        for (name, outcome) in &state.outcomes {
+            match outcome {
+                HashOutcome::Failed(why) => report.failed.push((name.clone(), why.clone())),
+                HashOutcome::Complete { corrupted: true, .. } => report.corrupted.push(name.clone()),
+                _ => {}
+            }
+        }
+        Some(report)
+    }
+
+    fn work(&self) {
+        loop {
+            let (mut task, pace) = {
+                let mut state = self.lock();
+                let Some(task) = state.queue.pop_front() else {
+                    state.has_thread = false;
+                    return self.0.idle.notify_all();
+                };
+                let pace = Arc::new(Pace::new(task.rate));
+                state.running = Some((task.name.clone(), Arc::clone(&pace), 0, 0));
+                (task, pace)
+            };
+            let outcome = self.hash(&mut task, &pace).unwrap_or_else(|e| {
+                tracing::warn!("snapshot {} is not hashed: {e}", task.name);
+                HashOutcome::Failed(e.to_string())
+            });
+            let mut state = self.lock();
+            state.running = None;
+            state.outcomes.insert(task.name, outcome);
+        }
+    }
+
+    fn hash(&self, task: &mut Task, pace: &Pace) -> Result<HashOutcome, ScrubError> {
+        let layer = SnapshotLayer::open(&self.0.directory, &task.name)?;
+        if !task.again
+            && let Some(recorded) = layer.recorded_checksum()?.filter(|_| layer.has_block_checksums())
+        {
+            let (checksum, corrupted) = (recorded.checksum, recorded.silently_corrupted);
+            return Ok(HashOutcome::Complete { checksum, corrupted });
+        }
+        let total = layer.allocated().unwrap_or(0);
+        let mut progress = |bytes: u64| {
+            if let Some((.., done, of)) = &mut self.lock().running {
+                (*done, *of) = (bytes, total.max(bytes));
+            }
+        };
+        let hashed = match &mut task.folded {
+            Some(before) => layer.hash_folded(before, pace, &mut progress)?,
+            None => layer.hash(pace, &mut progress)?,
+        };
+        if hashed.silently_corrupted {
+            tracing::error!(
+                "snapshot {} is not what it was when it was hashed: `longhornctl scrub` names the blocks",
+                task.name
+            );
+        }
+        Ok(HashOutcome::Complete { checksum: hashed.checksum, corrupted: hashed.silently_corrupted })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds it can leave it half written.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

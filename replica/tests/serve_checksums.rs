@@ -1,0 +1,218 @@
+//! Checksums on record over real sockets and files: taken, compared with what is read, kept over a repair.
+
+mod serve_client;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lh_block::Instance;
+use lh_wire::{ChainOp, Control, Header, OpCode, Status, Verified, flags};
+use replica::store::LayerChecksums;
+use serve_client::{Client, MIB, SIZE, Server, pattern, places, session};
+
+const BLOCK: u64 = 4096;
+
+fn ok(c: &mut Client<UnixStream>, control: &Control) {
+    let answer = c.control(control);
+    assert_eq!(answer.status(), Status::Ok, "{control:?}: {}", String::from_utf8_lossy(&answer.payload));
+}
+
+/// Everything is flushed and no chunk is marked, on the disk, too: checksums count.
+fn settle(c: &mut Client<UnixStream>, directory: &Path) {
+    assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+    assert_eq!(c.op(OpCode::ClearIntent, 0, u32::try_from(SIZE).unwrap()).status(), Status::Ok);
+    let began = Instant::now();
+    // Marks are taken back a while later. Each page of the file ends with four bytes that are no marks.
+    let is_marked = |file: &[u8]| file[512..].chunks(512).any(|page| page[..508].iter().any(|b| *b != 0));
+    while is_marked(&std::fs::read(directory.join("engine/intent")).unwrap()) {
+        assert!(began.elapsed() < Duration::from_secs(20), "the marks stay");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn verify(c: &mut Client<UnixStream>, block: u64) -> Verified {
+    let header = c.header(OpCode::VerifyLayer, block * BLOCK, 4096);
+    let answer = c.ask(header, b"s");
+    assert_eq!(answer.status(), Status::Ok);
+    Verified::from_bits(answer.header.aux)
+}
+
+fn checked(c: &mut Client<UnixStream>, op: OpCode, layer: &[u8]) -> (Status, Vec<u8>, u32) {
+    let header = c.header(op, 0, MIB);
+    let answer = c.ask(Header { flags: flags::VERIFY, ..header }, layer);
+    (answer.status(), answer.payload, answer.header.aux)
+}
+
+/// Changes a block of the layer's file as a disk would: the checksums still count for it.
+fn rot(directory: &Path, block: u64) {
+    let file = directory.join("volume-snap-s.img");
+    let file = Arc::new(File::options().read(true).write(true).open(file).unwrap());
+    let mut sums = LayerChecksums::open(directory, &file).expect("checksums");
+    file.write_all_at(&[0xee; 100], block * BLOCK + 9).unwrap();
+    file.sync_all().unwrap();
+    assert!(!sums.are_of(&file));
+    sums.rebind().unwrap();
+}
+
+const SOUND: Verified = Verified { rotten: 0, known: 1 };
+const ROTTEN: Verified = Verified { rotten: 1, known: 1 };
+const UNKNOWN: Verified = Verified { rotten: 0, known: 0 };
+
+fn snapshot(c: &mut Client<UnixStream>, directory: &Path, name: &str) {
+    let (id, labels) = (Instance(name.as_bytes()[0].into()), Default::default());
+    let op = ChainOp::Snapshot { name: name.into(), user_created: true, created: String::new(), labels };
+    ok(c, &Control::Prepare { id, op });
+    ok(c, &Control::Commit { id });
+    ok(c, &Control::Settled { snapshot: name.into() });
+    settle(c, directory);
+}
+
+fn hash(c: &mut Client<UnixStream>, names: &[&str]) {
+    let snapshots = names.iter().map(|name| (*name).to_owned()).collect();
+    ok(c, &Control::Hash { snapshots, bytes_per_second: None });
+    hashed(c);
+}
+
+/// Until everything is hashed that is to be.
+fn hashed(c: &mut Client<UnixStream>) {
+    let began = Instant::now();
+    while c.state().hash.is_none_or(|hash| !hash.name.is_empty()) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it is hashed for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The header and payload of an image of a block of the layer `s`.
+fn image(c: &mut Client<UnixStream>, block: u64, data: &[u8]) -> (Header, Vec<u8>) {
+    let header = c.header(OpCode::PutLayer, block * BLOCK, 4096);
+    let mut image = data.to_vec();
+    image.extend_from_slice(&[1, b's']);
+    (Header { aux: 2, ..header }, image)
+}
+
+/// A server with a snapshot `s` of a MiB of data, and its checksums. `None`: a tmpfs of Linux before 6.6 keeps no
+/// attributes, and there is no id to bind checksums of blocks to.
+fn sample(place: &Path) -> Option<(Server, Client<UnixStream>, Vec<u8>)> {
+    let directory = place.join("replica");
+    let server = Server::start(place);
+    let mut c = session(&server.socket, 1, 1);
+    let data = pattern(1, MIB as usize);
+    assert_eq!(c.write(0, &data), Status::Ok);
+    snapshot(&mut c, &directory, "s");
+    assert_eq!(verify(&mut c, 3), UNKNOWN);
+    hash(&mut c, &["s"]);
+    let has_sums = |e: std::io::Result<std::fs::DirEntry>| {
+        e.unwrap().file_name().as_encoded_bytes().starts_with(b"sums-")
+    };
+    if !std::fs::read_dir(directory.join("engine")).unwrap().any(has_sums) {
+        assert!(place.starts_with("/dev/shm"), "{}: no block checksums", place.display());
+        return None;
+    }
+    assert_eq!(verify(&mut c, 3), SOUND);
+    Some((server, c, data))
+}
+
+#[test]
+fn a_rotten_block_is_not_answered_and_its_repair_is_believed() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 300)), (SOUND, SOUND));
+        rot(&directory, 3);
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 4)), (ROTTEN, SOUND));
+        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Rotten);
+        assert_eq!(checked(&mut c, OpCode::ReadLayer, b"s").0, Status::Rotten);
+        let (status, _, bits) = checked(&mut c, OpCode::DigestLayer, b"s");
+        assert_eq!((status, bits), (Status::Ok, 1), "the first of 32 parts");
+        // Who does not ask gets what is there, as always.
+        assert_ne!(c.read(3 * BLOCK, 4096), &data[3 * 4096..4 * 4096]);
+        // In a chunk that is marked a checksum says nothing.
+        assert_eq!(c.write(SIZE / 2, &data[..4096]), Status::Ok);
+        assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
+        assert_eq!(verify(&mut c, 3), UNKNOWN);
+        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Ok);
+        settle(&mut c, &directory);
+        assert_eq!(verify(&mut c, 3), ROTTEN);
+        // The repair: what was there, put back. Two at once, and reads beside them.
+        let images = [3, 4].map(|n: u64| {
+            let from = usize::try_from(n * BLOCK).unwrap();
+            image(&mut c, n, &data[from..from + 4096])
+        });
+        for (header, payload) in &images {
+            c.send(*header, payload);
+            let read = c.header(OpCode::Read, 0, MIB);
+            c.send(Header { flags: flags::VERIFY, ..read }, b"");
+        }
+        for _ in 0..4 {
+            c.receive();
+        }
+        settle(&mut c, &directory);
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 4)), (SOUND, SOUND), "checksums outlive a repair");
+        let (status, bytes, _) = checked(&mut c, OpCode::Read, b"");
+        assert!(status == Status::Ok && bytes[3 * 4096..4 * 4096] == data[3 * 4096..4 * 4096]);
+        drop(c);
+        server.stop();
+    }
+}
+
+/// A rebuild may bring something else than was hashed: another replica has folded into the layer. That is no rot.
+#[test]
+fn what_is_put_on_purpose_makes_checksums_void() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        let (header, payload) = image(&mut c, 3, &[7; 4096]);
+        assert_eq!(c.ask(header, &payload).status(), Status::Ok);
+        // An image that fits does not make the others' checksums count again.
+        let (header, payload) = image(&mut c, 4, &data[4 * 4096..5 * 4096]);
+        assert_eq!(c.ask(header, &payload).status(), Status::Ok);
+        settle(&mut c, &directory);
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 4)), (UNKNOWN, UNKNOWN));
+        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Ok);
+        hash(&mut c, &["s"]);
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 4)), (SOUND, SOUND));
+        drop(c);
+        server.stop();
+    }
+}
+
+/// What is folded keeps checksums, unless rot was carried along: a checksum of that would make it the truth.
+#[test]
+fn a_fold_of_sound_layers_leaves_checksums_and_a_fold_of_rot_none() {
+    for rotten in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
+        snapshot(&mut c, &directory, "t");
+        hash(&mut c, &["t"]);
+        if rotten {
+            rot(&directory, 3);
+        }
+        let id = Instance(77);
+        ok(&mut c, &Control::Prepare { id, op: ChainOp::MarkRemoved { name: "s".into() } });
+        ok(&mut c, &Control::Commit { id });
+        ok(&mut c, &Control::Fold { name: "s".into(), bytes_per_second: None });
+        let began = Instant::now();
+        while c.state().chain.len() > 2 {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is folded for ever");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        hashed(&mut c);
+        settle(&mut c, &directory);
+        let ask = |c: &mut Client<UnixStream>, block: u64| {
+            let header = c.header(OpCode::VerifyLayer, block * BLOCK, 4096);
+            Verified::from_bits(c.ask(header, b"t").header.aux)
+        };
+        let expected = if rotten { UNKNOWN } else { SOUND };
+        assert_eq!([ask(&mut c, 3), ask(&mut c, 4), ask(&mut c, 8)], [expected; 3]);
+        let corrupted = c.state().hash.unwrap().corrupted;
+        assert_eq!(corrupted.contains(&"t".to_owned()), rotten);
+        drop(c);
+        server.stop();
+    }
+}
