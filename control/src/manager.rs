@@ -110,7 +110,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     root.create().map_err(|e| io_error(root.path().display(), e))?;
     let _lock = lock(&root)?;
     let programs = Programs::new(options.program, root.engine_binaries());
-    let ports = Ports::new(options.listen.is_some().then_some(ports::RANGE));
+    let ports = Ports::new(ports::RANGE);
     let registry = Arc::new(Registry::new(root.clone(), programs, ports));
     registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
     let socket = root.manager_socket();

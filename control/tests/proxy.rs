@@ -377,9 +377,9 @@ async fn a_replacement_keeps_name_and_ports_and_is_refused_with_other_signals() 
         args: args.iter().map(|arg| (*arg).to_owned()).collect(),
         ..Default::default()
     };
-    let ports = imrpc::ProcessSpec { port_count: 1, ..spec(&[]) };
+    let ports = imrpc::ProcessSpec { port_count: 30_000, ..spec(&[]) };
     let refused = processes.process_create(imrpc::ProcessCreateRequest { spec: Some(ports) }).await;
-    assert_eq!(refused.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
     let replace = |spec: imrpc::ProcessSpec, signal: &str| imrpc::ProcessReplaceRequest {
         spec: Some(spec),
         terminate_signal: signal.into(),

@@ -60,6 +60,14 @@ impl Connection {
         Ok(Self { stream, size })
     }
 
+    /// What ends the connection from another thread: its `shutdown`.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub fn handle(&self) -> io::Result<UnixStream> {
+        self.stream.try_clone()
+    }
+
     /// Sends a request; `data` goes with a write.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use lh_cluster::agent::Reach;
 use lh_cluster::run::{Options, authority_socket, run_here};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         webhook: None,
     };
     let mut terminate = signal(SignalKind::terminate())?;
-    run_here(options, async move {
+    run_here(options, Reach::ThisMachine, async move {
         terminate.recv().await;
     })
     .await?;

@@ -6,6 +6,7 @@
 mod command;
 mod disk;
 mod local;
+mod reach;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec};
 pub use command::{engine_command, replica_command};
 pub use disk::{DISK_CONFIG, inspect};
 pub use local::LocalAgent;
+pub use reach::Reach;
 
 /// A process of the instance manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct ProcessView {
     pub error: String,
     /// Another one for every process that was ever created.
     pub uuid: String,
+    /// The TCP port that it was given; `None`: none.
+    pub port: Option<u16>,
 }
 
 /// A replica as its engine sees it.
@@ -146,8 +150,8 @@ pub trait Agent: Send + Sync + 'static {
     /// Asks a replica how it is; `None`: it does not answer.
     async fn replica(&self, name: &str) -> Option<ReplicaView>;
 
-    /// Where an engine reaches the data of the replica of that name.
-    fn replica_address(&self, name: &str) -> String;
+    /// Where an engine reaches the data of the replica of that name, whose process this is.
+    fn replica_address(&self, name: &str, process: &ProcessView) -> String;
 
     /// Lets a running engine have one more replica.
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError>;

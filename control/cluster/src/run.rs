@@ -27,7 +27,7 @@ use kube::{Client, ResourceExt};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::{Agent, LocalAgent};
+use crate::agent::{Agent, LocalAgent, Reach};
 use crate::schedule;
 use cache::{Cache, Key, News};
 use desk::{Desk, Done, ReconcileError};
@@ -41,6 +41,9 @@ const AT_ONCE: usize = 16;
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
 const ROUND: Duration = Duration::from_secs(5);
+
+/// Least time between two renewals.
+const SOONEST: Duration = Duration::from_millis(500);
 
 /// How to run a manager.
 #[derive(Clone, Debug)]
@@ -113,8 +116,10 @@ struct Context {
     cache: Cache,
     agent: Arc<dyn Agent>,
     news: Arc<News>,
-    /// Nodes whose manager lives, as far as is known here.
+    /// Nodes whose manager lives, as far as is known here; only who leads asks.
     up: Mutex<BTreeSet<String>>,
+    /// Processes of this node, as of the last change that was heard of.
+    processes: Mutex<BTreeSet<String>>,
     leads: AtomicBool,
     /// What the leader last knew of nodes and disks that could change where a replica goes.
     pictured: Mutex<schedule::Cluster>,
@@ -129,18 +134,30 @@ impl Context {
     fn leads(&self) -> bool {
         self.leads.load(Ordering::Acquire)
     }
+
+    fn runs(&self, process: &str) -> bool {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).contains(process)
+    }
+
+    fn note_processes(&self, names: BTreeSet<String>) {
+        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
 }
 
 /// Runs the manager of this machine until `stop` is ready: with the API server that `KUBECONFIG` or the pod's service
-/// account names, and the instance manager of the root.
+/// account names, and the instance manager of the root. `reach`: how engines of other nodes reach replicas of this one.
 ///
 /// # Errors
 /// [`RunError`].
-pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run_here(
+    options: Options,
+    reach: Reach,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
     let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
     let root = root.map_err(|source| RunError::Root { root: options.root.clone(), source })?;
     let client = Client::try_default().await.map_err(Box::new)?;
-    let agent = Arc::new(LocalAgent::new(root, options.authority.clone()));
+    let agent = Arc::new(LocalAgent::new(root, options.authority.clone(), reach));
     run(options, client, agent, stop).await
 }
 
@@ -169,15 +186,16 @@ pub async fn run(
         () = &mut stop => return Ok(()),
     }
     let news = Arc::new(News::default());
-    let (cache, watches) = Cache::new(&desk, &news);
+    let (cache, watches) = Cache::new(&desk, &news, &options.node);
     let mut tasks = JoinSet::new();
     for watch in watches {
         tasks.spawn(watch);
     }
     let up = Mutex::new([options.node.clone()].into());
-    let (leads, pictured) = (AtomicBool::new(false), Mutex::default());
+    let (leads, pictured, processes) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
-    let context = Arc::new(Context { options, desk, cache, agent, news, up, leads, pictured, certificate });
+    let context =
+        Arc::new(Context { options, desk, cache, agent, news, up, processes, leads, pictured, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),
@@ -318,8 +336,9 @@ async fn rounds(context: Arc<Context>) {
 
 /// Renews this node's lease, tries to lead, and notices who died.
 async fn keep_leases(context: Arc<Context>) {
-    let mut watchers = lease::Watchers::default();
+    let (mut watchers, mut nodes) = (lease::Watchers::default(), lease::Watchers::default());
     let mut led_at: Option<Instant> = None;
+    let mut counted_at: Option<Instant> = None;
     loop {
         let options = &context.options;
         let name = lease::node_lease(&options.node);
@@ -335,9 +354,21 @@ async fn keep_leases(context: Arc<Context>) {
             Ok(false) => led_at = None,
             Err(e) => tracing::warn!(error = %e, "the leader's lease was not renewed"),
         }
-        let leads = led_at.is_some_and(|at| at.elapsed() < lease::YIELD);
-        // Counted before anything is decided by it: to a leader that knows only itself all other nodes would be dead.
-        let changed = here::count_the_living(&context, &mut watchers);
+        let mut leads = led_at.is_some_and(|at| at.elapsed() < lease::YIELD);
+        // An API server that was away kept everybody from renewing: nobody is dead for that.
+        if counted_at.is_some_and(|at| at.elapsed() > lease::YIELD) {
+            (nodes, counted_at) = (lease::Watchers::default(), None);
+        }
+        let mut changed = false;
+        // Whoever may lead soon counts already: a node that dies with the leader is noticed in one term, not in two.
+        if leads || watchers.still_for(lease::LEADER, Instant::now()) >= lease::SUSPECT {
+            match here::count_the_living(&context, &mut nodes).await {
+                Ok(news) => (changed, counted_at) = (news, Some(Instant::now())),
+                Err(e) => tracing::warn!(error = %e, "the managers were not counted"),
+            }
+        }
+        // To a leader that never counted all other nodes would be dead.
+        leads &= counted_at.is_some();
         let led = context.leads.swap(leads, Ordering::AcqRel);
         if leads && (!led || changed) {
             context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes, Key::Certificate]));
@@ -345,6 +376,9 @@ async fn keep_leases(context: Arc<Context>) {
         if leads != led {
             tracing::info!(leads, "leadership");
         }
-        tokio::time::sleep(lease::RENEW).await;
+        // A death is noticed when it is due, not up to a renewal later.
+        let now = Instant::now();
+        let deaths = watchers.next_death(now).into_iter().chain(nodes.next_death(now));
+        tokio::time::sleep(deaths.fold(lease::RENEW, Duration::min).max(SOONEST)).await;
     }
 }

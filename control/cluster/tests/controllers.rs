@@ -146,7 +146,7 @@ impl Agent for FakeAgent {
         Some(ReplicaView { generation: seen, ..ReplicaView::default() })
     }
 
-    fn replica_address(&self, name: &str) -> String {
+    fn replica_address(&self, name: &str, _: &ProcessView) -> String {
         format!("unix:/{}/{name}.sock", self.node)
     }
 

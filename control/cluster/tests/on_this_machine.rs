@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use control::host::Root;
-use lh_cluster::agent::{Agent, LocalAgent};
+use lh_cluster::agent::{Agent, LocalAgent, Reach};
 use lh_cluster::run::{Options, authority_socket, run};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -47,7 +47,7 @@ impl Machine {
             .expect("the instance manager starts");
         let manager = InstanceManager(child);
         let authority = authority_socket(root.path()).unwrap();
-        let agent = Arc::new(LocalAgent::new(root.clone(), authority.clone()));
+        let agent = Arc::new(LocalAgent::new(root.clone(), authority.clone(), Reach::ThisMachine));
         let server = ApiServer::new(1);
         server.apply("core/nodes", "n1", &json!({}));
         // Both replicas are on the one node that there is, on a disk that may be nearly full.

@@ -1,4 +1,4 @@
-//! TCP ports for processes, handed out in ranges. Only a manager that listens on TCP itself has any to give.
+//! TCP ports for processes, handed out in ranges. Whether a process listens there, and on which address, its arguments say.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
@@ -23,8 +23,6 @@ pub struct PortRange {
 /// Why a process gets no ports.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(super) enum PortError {
-    #[error("this manager hands out no ports, its processes listen where their arguments say")]
-    None,
     #[error("a process cannot have {0} ports")]
     Count(i32),
     #[error("{arguments} port arguments for {count} ports: give at most one for each")]
@@ -36,20 +34,19 @@ pub(super) enum PortError {
 /// What is given out.
 #[derive(Debug)]
 pub(super) struct Ports {
-    range: Option<RangeInclusive<u16>>,
+    range: RangeInclusive<u16>,
     /// First and last port of each range that is given out.
     taken: Mutex<BTreeMap<u16, u16>>,
 }
 
 impl Ports {
-    /// `None`: there are no ports.
-    pub(super) fn new(range: Option<RangeInclusive<u16>>) -> Self {
+    pub(super) fn new(range: RangeInclusive<u16>) -> Self {
         Self { range, taken: Mutex::default() }
     }
 
     /// Takes the lowest free ports in a row that nobody listens on.
     pub(super) fn take(&self, count: i32, arguments: usize) -> Result<PortRange, PortError> {
-        let range = self.range.clone().ok_or(PortError::None)?;
+        let range = &self.range;
         let wanted = u16::try_from(count).ok().filter(|n| *n > 0).ok_or(PortError::Count(count))?;
         if arguments > usize::from(wanted) {
             return Err(PortError::Arguments { arguments, count });
@@ -111,7 +108,7 @@ mod tests {
 
     /// A part of the range that nothing on this machine is likely to use.
     fn ports(first: u16) -> Ports {
-        Ports::new(Some(first..=first + 9))
+        Ports::new(first..=first + 9)
     }
 
     #[test]
@@ -141,7 +138,6 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        assert_eq!(Ports::new(None).take(1, 0), Err(PortError::None));
         let ports = ports(29_940);
         assert_eq!(ports.take(0, 0), Err(PortError::Count(0)));
         assert_eq!(ports.take(-1, 0), Err(PortError::Count(-1)));

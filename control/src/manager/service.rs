@@ -51,7 +51,6 @@ impl From<RegistryError> for Status {
             }
             RegistryError::Exists(_) => Self::already_exists(text),
             RegistryError::Missing(_) => Self::not_found(text),
-            RegistryError::Ports { source: PortError::None, .. } => Self::unimplemented(text),
             RegistryError::Ports { source: PortError::Exhausted(_), .. } => Self::resource_exhausted(text),
             RegistryError::Ports { source: PortError::Count(_) | PortError::Arguments { .. }, .. }
             | RegistryError::OtherPorts { .. } => Self::invalid_argument(text),

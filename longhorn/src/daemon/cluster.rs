@@ -1,8 +1,10 @@
 //! `longhorn manager`: the control plane of a Kubernetes node.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use lh_cluster::agent::Reach;
 use lh_cluster::api::NAMESPACE;
 use lh_cluster::run::{Options, authority_socket, run_here};
 
@@ -27,6 +29,12 @@ pub(super) struct ClusterArgs {
     /// Answer the API server's questions about what users ask for on this TCP port (deploy/webhooks.yaml)
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "PORT")]
     webhook_port: Option<u16>,
+    /// This node's address, on which its replicas listen for engines of other nodes; without it all nodes are one machine
+    #[arg(long, env = "DATA_ADDRESS", value_name = "ADDRESS")]
+    data_address: Option<IpAddr>,
+    /// Let volumes' bytes travel between nodes without encryption
+    #[arg(long)]
+    insecure: bool,
 }
 
 const HELP: &str = "\
@@ -35,11 +43,19 @@ the same root. Its end changes nothing for running volumes.";
 
 pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;
-    let ClusterArgs { root, node, namespace, image, webhook_port: webhook } = args;
+    let ClusterArgs { root, node, namespace, image, data_address, insecure, webhook_port: webhook } = args;
+    let reach = match data_address {
+        None => Reach::ThisMachine,
+        Some(address) if insecure => Reach::Network(address),
+        Some(address) => bail!(
+            "replicas on {address} are not encrypted: whoever is on the network between sees and may change the volumes' \
+             bytes; give --insecure if that network is your own"
+        ),
+    };
     let options = Options { node, namespace, root, image, authority, webhook };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;
-        Ok(run_here(options, stop).await?)
+        Ok(run_here(options, reach, stop).await?)
     })
 }

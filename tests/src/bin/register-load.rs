@@ -1,9 +1,12 @@
 //! Loads an NBD export with overlapping writes and reads over several connections, and checks every block as a register
 //! (`tests::register`). When the server dies it connects again, first reads every block that was being written 20 times,
-//! which must give one possible answer, and goes on.
+//! which must give one possible answer, and goes on. Where the socket is a symbolic link that comes to point elsewhere, as when
+//! a volume goes to another node, the connections to the old server are given up, whether it answers or not.
 //!
-//! Prints a line of JSON at every recovery and at the end; exit status 1 after a violation.
+//! Prints a line of JSON at every recovery, every `--progress` seconds, and at the end; exit status 1 after a violation.
 
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +20,8 @@ use tests::register::{History, ReadBegan, Stamp, Violation, WriteId, read_stamp,
 const BLOCK: u32 = 4096;
 /// How often each block is read after a recovery: replicas are chosen anew for each.
 const READS_PER_BLOCK: u32 = 20;
+/// How often it is looked where the socket is.
+const FOLLOW: Duration = Duration::from_millis(50);
 
 struct Options {
     socket: PathBuf,
@@ -28,6 +33,7 @@ struct Options {
     writes: u64,
     max_blocks: u64,
     read_percent: u64,
+    progress: f64,
     seed: u64,
 }
 
@@ -41,6 +47,8 @@ struct Run {
     reads: AtomicU64,
     errors: AtomicU64,
     longest_us: AtomicU64,
+    /// Connections, and where their server's socket was.
+    open: Mutex<Vec<(PathBuf, UnixStream)>>,
 }
 
 enum Pending {
@@ -77,9 +85,41 @@ impl Run {
             || (self.options.writes > 0 && self.writes.load(Ordering::Relaxed) >= self.options.writes)
     }
 
+    fn connect(&self) -> io::Result<Connection> {
+        let place = self.options.socket.canonicalize()?;
+        let connection = Connection::open(&place, &self.options.export)?;
+        lock(&self.open).push((place, connection.handle()?));
+        Ok(connection)
+    }
+
+    /// Gives up connections to a server that is not the volume's any more, for ever.
+    fn follow(&self) {
+        loop {
+            thread::sleep(FOLLOW);
+            let Ok(place) = self.options.socket.canonicalize() else { continue };
+            lock(&self.open).retain(|(server, stream)| {
+                let stays = *server == place;
+                if !stays {
+                    // One that has ended by itself cannot be shut down.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                stays
+            });
+        }
+    }
+
+    /// Tells how far it is, for ever.
+    fn tell_progress(&self) {
+        loop {
+            thread::sleep(Duration::from_secs_f64(self.options.progress));
+            let (writes, reads) = (self.writes.load(Ordering::Relaxed), self.reads.load(Ordering::Relaxed));
+            println!("{{\"event\":\"progress\",\"writes\":{writes},\"reads\":{reads}}}");
+        }
+    }
+
     /// One connection: keeps `depth` requests in flight until the run ends or the connection breaks.
     fn worker(&self, number: u32, round: u64, until: Instant) -> io::Result<()> {
-        let mut c = Connection::open(&self.options.socket, &self.options.export)?;
+        let mut c = self.connect()?;
         let mut dice = Dice(self.options.seed ^ u64::from(number) << 32 ^ round << 8);
         let mut pending: Vec<Option<Pending>> = (0..self.options.depth).map(|_| None).collect();
         let mut in_flight = 0;
@@ -178,7 +218,7 @@ impl Run {
 
     /// Reads every block again and again while nothing is in flight: one answer each, and a possible one.
     fn settle(&self, first_answer: &mut Option<Instant>) -> io::Result<()> {
-        let mut c = Connection::open(&self.options.socket, &self.options.export)?;
+        let mut c = self.connect()?;
         let mut bytes = vec![0; BLOCK as usize];
         for _ in 0..READS_PER_BLOCK {
             for block in 0..self.options.blocks {
@@ -216,10 +256,19 @@ fn run(options: Options) -> io::Result<bool> {
         reads: AtomicU64::new(0),
         errors: AtomicU64::new(0),
         longest_us: AtomicU64::new(0),
+        open: Mutex::default(),
         options,
     });
+    // Both end with the program.
+    let follower = run.clone();
+    thread::spawn(move || follower.follow());
+    if run.options.progress > 0.0 {
+        let teller = run.clone();
+        thread::spawn(move || teller.tell_progress());
+    }
     let mut recoveries = 0;
     for round in 0.. {
+        lock(&run.open).clear();
         let workers: Vec<_> = (0..run.options.connections)
             .map(|n| {
                 let run = run.clone();
@@ -269,6 +318,7 @@ fn options() -> Result<Options, String> {
         writes: 0,
         max_blocks: 8,
         read_percent: 30,
+        progress: 0.0,
         seed: 1,
     };
     let mut args = std::env::args().skip(1);
@@ -286,6 +336,7 @@ fn options() -> Result<Options, String> {
             "--writes" => o.writes = number()?,
             "--max-blocks" => o.max_blocks = number()?.clamp(1, o.blocks),
             "--read-percent" => o.read_percent = number()?,
+            "--progress" => o.progress = value.parse().map_err(|e| format!("{name}: {e}"))?,
             "--seed" => o.seed = number()?,
             _ => return Err(format!("unknown option {name}")),
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use control::host::Root;
 
-use super::EngineStart;
+use super::{EngineStart, Reach};
 use crate::api::{Frontend, ReplicaSpec};
 
 /// The option's value for a frontend.
@@ -22,7 +22,7 @@ const fn frontend_option(frontend: Frontend) -> &'static str {
 }
 
 /// The arguments of an engine's process.
-pub fn engine_command(root: &Root, authority: &Path, start: &EngineStart<'_>) -> Vec<String> {
+pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &EngineStart<'_>) -> Vec<String> {
     let spec = start.spec;
     let frontend = if spec.disable_frontend { Frontend::None } else { spec.frontend };
     let mut line = vec!["controller".to_owned()];
@@ -40,12 +40,16 @@ pub fn engine_command(root: &Root, authority: &Path, start: &EngineStart<'_>) ->
     for (name, address) in &spec.replica_address_map {
         option("replica", format!("{name}={address}"));
     }
+    if matches!(reach, Reach::Network(_)) {
+        line.push("--insecure".to_owned());
+    }
     line.push(spec.volume_name.clone());
     line
 }
 
-/// The arguments of a replica's process.
-pub fn replica_command(root: &Root, name: &str, spec: &ReplicaSpec) -> Vec<String> {
+/// The arguments of a replica's process. On a network it is told where to listen for data by the instance manager, which
+/// gives it the port.
+pub fn replica_command(root: &Root, reach: Reach, name: &str, spec: &ReplicaSpec) -> Vec<String> {
     let directory = Path::new(&spec.disk_path).join("replicas").join(&spec.data_directory_name);
     let mut line = vec!["replica".to_owned()];
     let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
@@ -58,8 +62,13 @@ pub fn replica_command(root: &Root, name: &str, spec: &ReplicaSpec) -> Vec<Strin
         option("clone-snapshot", spec.clone_from.snapshot.clone());
     }
     option("listen", format!("unix:{}", root.control_socket(name).display()));
-    option("data-listen", format!("unix:{}", root.data_socket(name).display()));
+    if reach == Reach::ThisMachine {
+        option("data-listen", format!("unix:{}", root.data_socket(name).display()));
+    }
     option("key-file", root.key(&spec.volume_name).display().to_string());
+    if matches!(reach, Reach::Network(_)) {
+        line.push("--insecure".to_owned());
+    }
     line.push(directory.display().to_string());
     line
 }
@@ -84,7 +93,8 @@ mod tests {
             spec: &spec,
             generation: Generation { attachment: 2, restart: 0 },
         };
-        let line = engine_command(&root, Path::new("/run/a.sock"), &start).join(" ");
+        let here = Reach::ThisMachine;
+        let line = engine_command(&root, Path::new("/run/a.sock"), here, &start).join(" ");
         let expected = format!(
             "controller --engine-instance-name demo-e-0 --size 4096 --frontend auto --quorum any --io-timeout 300 \
              --generation 8589934592 --authority unix:/run/a.sock --key-file {path}/volumes/demo/key \
@@ -93,7 +103,7 @@ mod tests {
         assert_eq!(line, expected);
         let maintenance = EngineSpec { disable_frontend: true, ..spec.clone() };
         let start = EngineStart { spec: &maintenance, ..start };
-        assert!(engine_command(&root, Path::new("/a"), &start).join(" ").contains("--frontend none"));
+        assert!(engine_command(&root, Path::new("/a"), here, &start).join(" ").contains("--frontend none"));
         let replica = ReplicaSpec {
             volume_name: "demo".into(),
             volume_size: Int64Text(4096),
@@ -101,10 +111,14 @@ mod tests {
             data_directory_name: "demo-1".into(),
             ..ReplicaSpec::default()
         };
-        let line = replica_command(&root, "demo-r-1", &replica).join(" ");
-        assert!(
-            line.ends_with(&format!("--key-file {path}/volumes/demo/key /disk/replicas/demo-1")),
-            "{line}"
+        let line = replica_command(&root, here, "demo-r-1", &replica).join(" ");
+        let expected = format!(
+            "--data-listen unix:{path}/run/demo-r-1.sock --key-file {path}/volumes/demo/key /disk/replicas/demo-1"
         );
+        assert!(line.ends_with(&expected), "{line}");
+        let network = Reach::Network([10, 0, 0, 7].into());
+        let line = replica_command(&root, network, "demo-r-1", &replica).join(" ");
+        assert!(!line.contains("--data-listen") && line.contains("--insecure"), "{line}");
+        assert!(engine_command(&root, Path::new("/a"), network, &start).contains(&"--insecure".to_owned()));
     }
 }

@@ -15,12 +15,13 @@ use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
+use lh_block::Address;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
 
 use super::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, Reach, ReplicaView,
     engine_command, inspect, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
@@ -37,14 +38,15 @@ pub struct LocalAgent {
     root: Root,
     /// Where engines ask for their volume's authority.
     authority: PathBuf,
+    reach: Reach,
     /// Woken at every change of a process.
     news: Notify,
 }
 
 impl LocalAgent {
     /// The node with this root. `authority` is the socket that engines get for `--authority`.
-    pub fn new(root: Root, authority: PathBuf) -> Self {
-        Self { root, authority, news: Notify::new() }
+    pub fn new(root: Root, authority: PathBuf, reach: Reach) -> Self {
+        Self { root, authority, reach, news: Notify::new() }
     }
 
     async fn manager(&self) -> Result<ProcessManagerServiceClient<Channel>, AgentError> {
@@ -54,8 +56,17 @@ impl LocalAgent {
         Ok(ProcessManagerServiceClient::new(channel))
     }
 
-    async fn create(&self, name: &str, args: Vec<String>) -> Result<(), AgentError> {
-        let spec = ProcessSpec { name: name.to_owned(), args, ..Default::default() };
+    /// Starts a process. `port_argument`: it gets a TCP port at the end of that.
+    async fn create(
+        &self,
+        name: &str,
+        args: Vec<String>,
+        port_argument: Option<String>,
+    ) -> Result<(), AgentError> {
+        let port_args: Vec<String> = port_argument.into_iter().collect();
+        let port_count = i32::from(!port_args.is_empty());
+        let spec =
+            ProcessSpec { name: name.to_owned(), args, port_count, port_args, ..ProcessSpec::default() };
         let request = ProcessCreateRequest { spec: Some(spec) };
         match self.manager().await?.process_create(request).await {
             Ok(_) => Ok(()),
@@ -103,7 +114,8 @@ fn refusal(status: &Status) -> AgentError {
 
 fn process_view(status: ProcessStatus) -> ProcessView {
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
-    ProcessView { state, error: status.error_msg, uuid: status.uuid }
+    let port = u16::try_from(status.port_start).ok().filter(|port| *port > 0);
+    ProcessView { state, error: status.error_msg, uuid: status.uuid, port }
 }
 
 const fn mode(number: i32) -> ReplicaMode {
@@ -179,11 +191,13 @@ impl Agent for LocalAgent {
     }
 
     async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
-        self.create(name, replica_command(&self.root, name, spec)).await
+        let line = replica_command(&self.root, self.reach, name, spec);
+        self.create(name, line, self.reach.port_argument()).await
     }
 
     async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
-        self.create(start.name, engine_command(&self.root, &self.authority, &start)).await
+        let line = engine_command(&self.root, &self.authority, self.reach, &start);
+        self.create(start.name, line, None).await
     }
 
     async fn stop(&self, name: &str) -> Result<(), AgentError> {
@@ -213,8 +227,13 @@ impl Agent for LocalAgent {
         soon(ask_replica(channel)).await?
     }
 
-    fn replica_address(&self, name: &str) -> String {
-        format!("unix:{}", self.root.data_socket(name).display())
+    fn replica_address(&self, name: &str, process: &ProcessView) -> String {
+        let address = match (self.reach, process.port) {
+            (Reach::Network(ip), Some(port)) => Address::Tcp((ip, port).into()),
+            // One that was started before its node had an address listens where it did.
+            (Reach::Network(_), None) | (Reach::ThisMachine, _) => Address::Unix(self.root.data_socket(name)),
+        };
+        address.to_string()
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
@@ -341,7 +360,7 @@ mod tests {
     async fn without_an_instance_manager_the_node_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path()).unwrap();
-        let agent = LocalAgent::new(root.clone(), dir.path().join("authority.sock"));
+        let agent = LocalAgent::new(root.clone(), dir.path().join("authority.sock"), Reach::ThisMachine);
         assert!(matches!(agent.processes().await, Err(AgentError::Away(_))));
         assert_eq!(agent.engine("demo-e-0").await, None);
         agent.store_key("demo", &[7; 32]).await.unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Event, age, written};
-use crate::agent::{EngineView, ProcessView};
+use crate::agent::{EngineReplica, EngineView, ProcessView};
 use crate::api::{
     Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
     ReplicaMode, SnapshotInfo,
@@ -156,7 +156,12 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     for (name, address) in spec.replica_address_map.iter().filter(|(name, _)| !has(name)) {
         actions.push(Action::AddReplica { name: name.clone(), address: address.clone() });
     }
-    for replica in view.replicas.iter().filter(|r| !spec.replica_address_map.contains_key(&r.name)) {
+    // One whose process came back elsewhere is let go and taken anew; while it is in sync it is where the engine knows it.
+    let stays = |r: &EngineReplica| match spec.replica_address_map.get(&r.name) {
+        Some(address) => *address == r.address || r.mode != ReplicaMode::Error,
+        None => false,
+    };
+    for replica in view.replicas.iter().filter(|r| !stays(r)) {
         let (name, address) = (replica.name.clone(), replica.address.clone());
         actions.push(Action::RemoveReplica { name, address });
     }
@@ -242,7 +247,6 @@ fn stopped(status: &mut EngineStatus) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::EngineReplica;
     use crate::api::EngineSpec;
 
     fn now() -> Timestamp {
@@ -337,6 +341,22 @@ mod tests {
         assert!(actions.contains(&Action::Expand(200)));
         let growing = EngineView { expanding: true, ..old };
         assert!(!decide(&engine, Some(&running), Some(&growing)).contains(&Action::Expand(200)));
+    }
+
+    #[test]
+    fn a_replica_that_came_back_elsewhere_is_let_go_and_taken_anew() {
+        let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
+        engine.spec.replica_address_map.insert("b".into(), "tcp:10.0.0.2:10007".into());
+        let running = process(InstanceState::Running);
+        let seen = |mode| {
+            decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite), ("b", mode)])))
+        };
+        let remove = Action::RemoveReplica { name: "b".into(), address: "unix:/b".into() };
+        assert!(!seen(ReplicaMode::ReadWrite).contains(&remove), "it serves where the engine knows it");
+        assert!(seen(ReplicaMode::Error).contains(&remove));
+        let without = decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite)])));
+        let add = Action::AddReplica { name: "b".into(), address: "tcp:10.0.0.2:10007".into() };
+        assert!(without.contains(&add), "{without:?}");
     }
 
     #[test]

@@ -179,7 +179,8 @@ pub fn picture<'a>(
     let mut paths = BTreeMap::new();
     for node in nodes {
         let name = node.metadata.name.clone().unwrap_or_default();
-        let status = node.status.clone().unwrap_or_default();
+        let unknown = NodeStatus::default();
+        let status = node.status.as_ref().unwrap_or(&unknown);
         let is_up = nodes_up.contains(&name) && status.conditions.holds(READY);
         let mut disks = BTreeMap::new();
         for (disk_name, spec) in &node.spec.disks {

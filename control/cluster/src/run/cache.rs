@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
@@ -20,7 +19,6 @@ use tokio::sync::Notify;
 
 use super::certificate::SECRET;
 use super::desk::{Desk, Kind};
-use super::lease::NODE_LABEL;
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
@@ -90,47 +88,51 @@ pub(super) struct Cache {
     pub(super) engine_images: Store<EngineImage>,
     pub(super) orphans: Store<Orphan>,
     pub(super) kube_nodes: Store<KubeNode>,
-    pub(super) leases: Store<Lease>,
     /// The webhook's certificate alone.
     pub(super) secrets: Store<Secret>,
     namespace: String,
 }
 
 impl Cache {
-    /// The cache, and what keeps it up to date for as long as it is polled.
-    pub(super) fn new(desk: &Desk, news: &Arc<News>) -> (Self, Vec<BoxFuture<'static, ()>>) {
+    /// The cache, and what keeps it up to date for as long as it is polled. `here`: this node, which looks at itself when
+    /// something of its own changes, and not for each of a thousand replicas elsewhere.
+    pub(super) fn new(desk: &Desk, news: &Arc<News>, here: &str) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let mut watches = Vec::new();
-        let plain = watcher::Config::default;
+        let own = |node: &str, here: &str| (node == here).then_some(Key::Here);
+        let (of_replica, of_node) = (here.to_owned(), here.to_owned());
+        let (of_manager, of_orphan, of_kube) = (here.to_owned(), here.to_owned(), here.to_owned());
         let cache = Self {
-            volumes: watch(desk.api(), plain(), news, &mut watches, volume_keys),
-            engines: watch(desk.api(), plain(), news, &mut watches, engine_keys),
-            replicas: watch(desk.api(), plain(), news, &mut watches, |r: &Replica| {
-                vec![Key::Replica(r.name_any()), Key::Volume(r.spec.volume_name.clone()), Key::Here]
+            volumes: watch(desk.api(), news, &mut watches, volume_keys),
+            engines: watch(desk.api(), news, &mut watches, engine_keys),
+            replicas: watch(desk.api(), news, &mut watches, move |r: &Replica| {
+                let of_both = [Key::Replica(r.name_any()), Key::Volume(r.spec.volume_name.clone())];
+                of_both.into_iter().chain(own(&r.spec.node_id, &of_replica)).collect()
             }),
-            attachments: watch(desk.api(), plain(), news, &mut watches, |a: &VolumeAttachment| {
+            attachments: watch(desk.api(), news, &mut watches, |a: &VolumeAttachment| {
                 vec![Key::Attachment(a.name_any()), Key::Volume(a.spec.volume.clone())]
             }),
-            snapshots: watch(desk.api(), plain(), news, &mut watches, |s: &Snapshot| {
+            snapshots: watch(desk.api(), news, &mut watches, |s: &Snapshot| {
                 vec![Key::Snapshot(s.name_any()), Key::Volume(s.spec.volume.clone())]
             }),
-            nodes: watch(desk.api(), plain(), news, &mut watches, |_: &Node| vec![Key::Here, Key::Nodes]),
-            settings: watch(desk.api(), plain(), news, &mut watches, |s: &Setting| {
+            nodes: watch(desk.api(), news, &mut watches, move |n: &Node| {
+                own(&n.name_any(), &of_node).into_iter().chain([Key::Nodes]).collect()
+            }),
+            settings: watch(desk.api(), news, &mut watches, |s: &Setting| {
                 vec![Key::Setting(s.name_any()), Key::Here, Key::All]
             }),
-            instance_managers: watch(desk.api(), plain(), news, &mut watches, |_: &InstanceManager| {
-                vec![Key::Here]
+            instance_managers: watch(desk.api(), news, &mut watches, move |m: &InstanceManager| {
+                own(&m.spec.node_id, &of_manager).into_iter().collect()
             }),
-            engine_images: watch(desk.api(), plain(), news, &mut watches, |_: &EngineImage| vec![Key::Nodes]),
-            orphans: watch(desk.api(), plain(), news, &mut watches, |_: &Orphan| vec![Key::Here]),
-            kube_nodes: watch(Api::all(desk.client.clone()), plain(), news, &mut watches, |_: &KubeNode| {
-                vec![Key::Here]
+            engine_images: watch(desk.api(), news, &mut watches, |_: &EngineImage| vec![Key::Nodes]),
+            orphans: watch(desk.api(), news, &mut watches, move |o: &Orphan| {
+                own(&o.spec.node_id, &of_orphan).into_iter().collect()
             }),
-            leases: watch(desk.api(), plain().labels(NODE_LABEL), news, &mut watches, |_: &Lease| {
-                vec![Key::Nodes]
+            kube_nodes: watch(Api::all(desk.client.clone()), news, &mut watches, move |n: &KubeNode| {
+                own(&n.name_any(), &of_kube).into_iter().collect()
             }),
-            secrets: watch(
+            secrets: watch_some(
                 desk.api(),
-                plain().fields(&format!("metadata.name={SECRET}")),
+                watcher::Config::default().fields(&format!("metadata.name={SECRET}")),
                 news,
                 &mut watches,
                 |_: &Secret| vec![Key::Certificate],
@@ -155,7 +157,6 @@ impl Cache {
             self.engine_images.wait_until_ready(),
             self.orphans.wait_until_ready(),
             self.kube_nodes.wait_until_ready(),
-            self.leases.wait_until_ready(),
             self.secrets.wait_until_ready(),
         );
     }
@@ -190,10 +191,24 @@ fn engine_keys(engine: &Engine) -> Vec<Key> {
 /// Starts to watch one kind.
 fn watch<K>(
     api: Api<K>,
+    news: &Arc<News>,
+    watches: &mut Vec<BoxFuture<'static, ()>>,
+    keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    watch_some(api, watcher::Config::default(), news, watches, keys)
+}
+
+/// Starts to watch those of one kind that the configuration selects.
+fn watch_some<K>(
+    api: Api<K>,
     config: watcher::Config,
     news: &Arc<News>,
     watches: &mut Vec<BoxFuture<'static, ()>>,
-    keys: fn(&K) -> Vec<Key>,
+    keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
 ) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
@@ -209,12 +224,15 @@ async fn follow<K>(
     config: watcher::Config,
     news: Arc<News>,
     writer: Writer<K>,
-    keys: fn(&K) -> Vec<Key>,
+    keys: impl Fn(&K) -> Vec<Key> + Send,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    let mut events = std::pin::pin!(watcher(api, config).default_backoff().reflect(writer));
+    // Who wrote which field is as large as the object itself, and nobody asks for it.
+    let lean = |object: &mut K| object.meta_mut().managed_fields = None;
+    let events = watcher(api, config).default_backoff().modify(lean).reflect(writer);
+    let mut events = std::pin::pin!(events);
     // What was told of: after a watch was lost, things that are gone meanwhile are in no event.
     let mut known: BTreeSet<Key> = BTreeSet::new();
     let mut listed: BTreeSet<Key> = BTreeSet::new();

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use kube::api::ListParams;
 use lh_block::Generation;
 
 use super::cache::Key;
@@ -39,6 +41,7 @@ fn instance_manager(node: &str) -> String {
 /// Every process of this node may have changed.
 pub(super) async fn tell_processes(context: &Context) {
     let Ok(processes) = context.agent.processes().await else { return };
+    context.note_processes(processes.keys().cloned().collect());
     let keys = processes.into_keys().filter_map(|name| {
         if name.contains("-e-") {
             Some(Key::Engine(name))
@@ -58,10 +61,11 @@ pub(super) async fn tell_processes(context: &Context) {
 }
 
 /// Which nodes' managers live. True if that changed.
-pub(super) fn count_the_living(context: &Context, watchers: &mut Watchers) -> bool {
+pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers) -> Done<bool> {
+    let leases = context.desk.api::<Lease>().list(&ListParams::default().labels(NODE_LABEL)).await?;
     let now = Instant::now();
     let mut alive: BTreeSet<String> = [context.options.node.clone()].into();
-    for lease in context.cache.leases.state() {
+    for lease in leases {
         let Some(node) = lease.labels().get(NODE_LABEL) else { continue };
         if watchers.is_alive(&lease.name_any(), &mark(&lease), now) {
             alive.insert(node.clone());
@@ -73,7 +77,7 @@ pub(super) fn count_the_living(context: &Context, watchers: &mut Watchers) -> bo
         tracing::info!(?alive, "managers");
     }
     *up = alive;
-    changed
+    Ok(changed)
 }
 
 /// The leader says of nodes whose manager died that they are not ready, and keeps what stands for all nodes.
@@ -292,6 +296,10 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
     // Without its resource a process is left alone: what was deleted was stopped first.
     let Some(resource) = cache.get(&cache.engines, name) else { return Ok(Outcome::Done) };
+    // Of the engines of all other nodes most changes mean nothing here.
+    if resource.spec.node_id != here && !context.runs(name) {
+        return Ok(Outcome::Done);
+    }
     let processes = context.agent.processes().await?;
     let process = processes.get(name);
     if resource.spec.node_id != here && process.is_none() {
@@ -422,12 +430,13 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
         None => None,
     };
     let trouble = disk_trouble(context, &resource);
+    let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
     let actions = replica::plan(&replica::Observed {
         replica: &resource,
         node: here,
         instance_manager: &instance_manager(here),
         disk_trouble: trouble.as_deref(),
-        address: &context.agent.replica_address(name),
+        address: &address,
         process,
         view: view.as_ref(),
         now: Timestamp::now(),

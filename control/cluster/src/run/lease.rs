@@ -21,6 +21,9 @@ pub(super) const RENEW: Duration = Duration::from_secs(5);
 /// death are noticed within half of the minute in which a fault is to be healed.
 pub(super) const TERM: Duration = Duration::from_secs(20);
 
+/// A leader whose lease does not change for so long has missed a renewal, and may be dead.
+pub(super) const SUSPECT: Duration = RENEW;
+
 /// A leader that could not renew for so long stops acting, well before anybody else may begin.
 pub(super) const YIELD: Duration = Duration::from_secs(12);
 
@@ -42,6 +45,17 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
+    /// How long a lease was not seen to change; zero for one that never was read.
+    pub(super) fn still_for(&self, name: &str, now: Instant) -> Duration {
+        self.seen.get(name).map_or(Duration::ZERO, |(_, since)| now.duration_since(*since))
+    }
+
+    /// When a lease that does not change any more is dead; `None`: none is on its way to that.
+    pub(super) fn next_death(&self, now: Instant) -> Option<Duration> {
+        let left = |(_, since): &(String, Instant)| TERM.checked_sub(now.duration_since(*since));
+        self.seen.values().filter_map(left).filter(|left| *left > Duration::ZERO).min()
+    }
+
     /// A lease was read: `mark` changes with every renewal. True if it is alive.
     pub(super) fn is_alive(&mut self, name: &str, mark: &str, now: Instant) -> bool {
         match self.seen.get_mut(name) {
@@ -156,9 +170,12 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(0)), Claim::Leave);
         assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(19)), Claim::Leave);
+        assert_eq!(watchers.still_for("l", at(19)), Duration::from_secs(19));
+        assert_eq!(watchers.next_death(at(19)), Some(Duration::from_secs(1)));
         assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(20)), Claim::Leave, "it was renewed");
         assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(39)), Claim::Leave);
         assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(40)), Claim::Take);
+        assert_eq!(watchers.next_death(at(40)), None, "it is dead already");
         assert_eq!(claim(&lease("b", 3), "b", &mut watchers, at(40)), Claim::Renew);
         assert_eq!(claim(&lease("", 3), "b", &mut watchers, at(41)), Claim::Take, "its holder gave it up");
     }

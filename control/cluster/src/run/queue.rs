@@ -30,6 +30,8 @@ const NEWS: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Queue<K> {
     due: BTreeMap<K, Instant>,
+    /// The same, the first one first: thousands are due when a manager starts.
+    order: BTreeSet<(Instant, K)>,
     busy: BTreeSet<K>,
     /// Changed while it was looked at.
     again: BTreeSet<K>,
@@ -40,6 +42,7 @@ impl<K> Default for Queue<K> {
     fn default() -> Self {
         Self {
             due: BTreeMap::new(),
+            order: BTreeSet::new(),
             busy: BTreeSet::new(),
             again: BTreeSet::new(),
             failures: BTreeMap::new(),
@@ -52,15 +55,25 @@ impl<K: Clone + Ord> Queue<K> {
     pub(super) fn changed(&mut self, key: K, now: Instant) {
         if self.busy.contains(&key) {
             self.again.insert(key);
-        } else {
-            self.due.insert(key, now);
+        } else if self.due.get(&key).is_none_or(|due| *due > now) {
+            // One that is due already keeps its place, or what changes all the time would never have its turn.
+            self.schedule(key, now);
         }
+    }
+
+    fn schedule(&mut self, key: K, at: Instant) {
+        if let Some(before) = self.due.insert(key.clone(), at) {
+            self.order.remove(&(before, key.clone()));
+        }
+        self.order.insert((at, key));
     }
 
     /// The next thing to look at, which is being looked at from now on.
     pub(super) fn take(&mut self, now: Instant) -> Option<K> {
-        let ready = self.due.iter().filter(|(_, due)| **due <= now);
-        let key = ready.min_by_key(|(_, due)| **due).map(|(key, _)| key.clone())?;
+        if self.order.first()?.0 > now {
+            return None;
+        }
+        let (_, key) = self.order.pop_first()?;
         self.due.remove(&key);
         self.busy.insert(key.clone());
         Some(key)
@@ -96,13 +109,13 @@ impl<K: Clone + Ord> Queue<K> {
             (_, None) => None,
         };
         if let Some(due) = due {
-            self.due.insert(key, due);
+            self.schedule(key, due);
         }
     }
 
     /// When something is due next; `None`: nothing is, until something changes.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.due.values().min().copied()
+        self.order.first().map(|(due, _)| *due)
     }
 
     /// How many are being looked at.
@@ -127,6 +140,17 @@ mod tests {
         assert_eq!(queue.take(now), Some("a"));
         queue.ended("a", Outcome::Done, now);
         assert_eq!((queue.take(now), queue.next_due(), queue.busy()), (None, None, 0));
+    }
+
+    #[test]
+    fn what_changes_again_and_again_keeps_its_turn() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.changed("busy", now);
+        queue.changed("quiet", now + Duration::from_millis(1));
+        queue.changed("busy", now + Duration::from_millis(2));
+        assert_eq!(queue.take(now + Duration::from_millis(3)), Some("busy"));
+        assert_eq!(queue.take(now + Duration::from_millis(3)), Some("quiet"));
+        assert_eq!((queue.take(now + Duration::from_secs(1)), queue.next_due()), (None, None));
     }
 
     #[test]

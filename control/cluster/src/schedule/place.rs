@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::fit::{Obstacle, obstacle};
-use super::{Cluster, Locality, Resident, Want};
+use super::{Cluster, Disk, Locality, Resident, Want};
 
 /// A disk of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +52,7 @@ pub fn place(cluster: &Cluster, want: &Want, residents: &[Resident]) -> Result<P
             }
             let rank = rank(cluster, want, residents, node_name, disk_id);
             // Names decide last, so that equal clusters give equal answers.
-            let candidate = (rank, Reverse(room(cluster, node_name, disk_id)), node_name, disk_id);
+            let candidate = (rank, Reverse(slack(disk)), node_name, disk_id);
             if best.as_ref().is_none_or(|b| candidate < *b) {
                 best = Some(candidate);
             }
@@ -98,6 +98,12 @@ fn rank(cluster: &Cluster, want: &Want, residents: &[Resident], node: &str, disk
     let on_node = staying().filter(|r| r.node == node).count();
     let on_disk = staying().filter(|r| r.node == node && r.disk == disk).count();
     (misses_its_node, in_zone, on_node, on_disk)
+}
+
+/// Bytes that would be free if every replica were still to be written; below zero where more is promised than is there. What
+/// is promised counts in full: free bytes alone do not change when volumes are made, and all of them would go to one disk.
+fn slack(disk: &Disk) -> i128 {
+    i128::from(disk.available) - i128::from(disk.scheduled)
 }
 
 /// Bytes that a disk can still promise or still has, whichever is less.

@@ -207,6 +207,23 @@ fn the_emptiest_of_equal_disks_is_taken() {
 }
 
 #[test]
+fn many_volumes_spread_over_equal_disks_however_much_may_be_promised() {
+    let lines: Vec<String> = (0..10).map(|n| format!("n{n}/z{}: a", n % 5)).collect();
+    let mut c = cluster(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    c.limits.over_provisioning = 1000;
+    for _ in 0..100 {
+        let (places, refusal) = place_all(&c, &want(1), &[], 3);
+        assert_eq!((places.len(), refusal), (3, None));
+        for at in &places {
+            c.reserve(at, GIB, 0);
+        }
+    }
+    let loads: Vec<u64> =
+        c.nodes.values().flat_map(|n| n.disks.values().map(|d| d.scheduled / GIB)).collect();
+    assert!(loads.iter().all(|load| (28..=32).contains(load)), "{loads:?}");
+}
+
+#[test]
 fn one_replica_is_where_the_locality_asks() {
     let c = cluster(&["n1/z1: a", "n2/z2: a", "n3/z3: a"]);
     let prefer = |node: &str| Want { locality: Locality::Prefer(node.into()), ..want(1) };
