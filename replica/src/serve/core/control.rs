@@ -305,9 +305,13 @@ impl Core {
     }
 
     /// What was kept of others is durably forgotten: the operation that asked for it has its turn again.
-    pub(super) fn forgotten(&mut self, id: RequestId) {
+    pub(super) fn forgotten(&mut self, id: RequestId, out: &mut Vec<Output>) {
         let intent = &self.intent;
         self.missed.set_out(Vec::new(), |n| intent.is_marked(n));
+        if self.is_orphan(id) {
+            // Nobody waits for it any more, and it has not begun.
+            return self.finish(id, Status::Ok, Completed::default(), Body::None, out);
+        }
         self.set_stage(id, Stage::Queued);
         if let Some(session) = self.session.as_mut().filter(|s| s.control == Some(id)) {
             session.control = None;

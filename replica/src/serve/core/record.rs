@@ -60,10 +60,11 @@ impl Core {
                     self.clear_chunk(now_ns, chunk);
                 }
             }
-            Purpose::Forget(request) if self.failed || result.is_err() || self.is_orphan(request) => {
-                self.control_persisted(request, result, out);
-            }
-            Purpose::Forget(request) => self.forgotten(request),
+            Purpose::Forget(request) => match result {
+                Ok(()) if !self.failed => self.forgotten(request, out),
+                // The operation itself has not begun, so it has not been done either.
+                result => self.control_persisted(request, Err(result.err().unwrap_or(Failure::Io)), out),
+            },
             Purpose::Control(request) => self.control_persisted(request, result, out),
         }
     }
@@ -165,7 +166,7 @@ impl Core {
         self.lived = true;
     }
 
-    fn is_orphan(&mut self, id: RequestId) -> bool {
+    pub(super) fn is_orphan(&mut self, id: RequestId) -> bool {
         self.request(id).is_some_and(|r| r.orphan)
     }
 }

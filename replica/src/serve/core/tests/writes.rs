@@ -328,3 +328,21 @@ fn a_revert_is_prepared_only_when_nobody_believes_the_trails_any_more() {
     r.persist_all();
     assert_eq!(missed(&mut r, conn, 1), None);
 }
+
+#[test]
+fn a_revert_whose_engine_dies_while_the_trails_are_forgotten_is_not_prepared() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    set_epoch(&mut r, conn, 2, &["c"]);
+    let op = lh_wire::ChainOp::Revert { name: "s".into(), created: String::new() };
+    let prepare = Control::Prepare { id: Instance(9), op };
+    r.control(conn, 1, prepare.clone());
+    let Some((forget, Record::Epoch { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    r.apply(Input::Closed { conn });
+    r.apply(Input::Persisted { id: forget, result: Ok(()) });
+    let conn = r.open(2, 2);
+    r.control(conn, 2, prepare);
+    let Some((id, Record::Prepare { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    r.apply(Input::Persisted { id, result: Ok(()) });
+}
