@@ -90,6 +90,10 @@ impl Queue {
             Copy::Digest | Copy::Compare => (OpCode::DigestLayer, job.range()),
             Copy::Read | Copy::ReadAnyway | Copy::Put => (OpCode::ReadLayer, self.slot(s).piece.part),
         };
+        if self.members[source].link == Link::Down {
+            // It went down while others were asked: nobody would tell this read any more.
+            return self.end_job(s, JobResult::Failed { member: source }, out);
+        }
         let verify = verify && self.slot(s).copy != Copy::ReadAnyway;
         self.begin_reading(now, s, source);
         let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();

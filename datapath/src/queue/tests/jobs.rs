@@ -333,6 +333,20 @@ fn a_repair_reads_what_is_sound_or_nothing() {
     b.assert_idle();
 }
 
+#[test]
+fn a_source_that_is_lost_while_others_compare_ends_the_copy() {
+    let mut b = Bench::new(3);
+    b.apply(Input::Message(ToQueue::Job(JobId(1), compared())));
+    b.reply(b.one(A), Status::Ok);
+    let asked = [b.one(B), b.one(C)];
+    b.link_down(A);
+    assert!(!b.reports().contains(&done(1, JobResult::Failed { member: A })), "others are still asked");
+    for compare in asked {
+        b.reply_with(compare, Status::Ok, 1);
+    }
+    assert!(b.reports().contains(&done(1, JobResult::Failed { member: A })));
+}
+
 /// Members become equal whatever the source's checksums say: which of them is right is for a scrub.
 #[test]
 fn a_copy_of_rot_is_made_and_told() {
