@@ -73,7 +73,7 @@ def main():
                            lambda: "out" if volume.modes().count("RW") == 2 else load.poll() is not None, 15)
             time.sleep(1)
             hosts.cut(n, False)
-            wait_for(f"host {n} in sync again", volume.healthy, 90)
+            wait_for(f"host {n} in sync again", volume.healthy, 240)
             rounds += out == "out"
         said = load.communicate()[0]
         expect(load.returncode == 0, f"fio: status {load.returncode}\n{said[-3000:]}")
