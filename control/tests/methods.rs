@@ -1,9 +1,10 @@
 //! Every method that is declared, called over a real socket: it is served, or it answers `UNIMPLEMENTED` with a sentence,
 //! as [`UNSERVED`] and `docs/grpc.md` say, and nothing in between.
 
+mod stand_in;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,14 @@ use control::host::Root;
 use control::manager::{self, Options};
 use control::proto::imrpc::ProxyEngineRequest;
 use control::proto::ptypes;
-use control::replica::{Layer, ReplicaControl, ReplicaStatus};
-use control::transport::connect;
+use control::replica::{Layer, ReplicaStatus};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
+
+use stand_in::{Replica, reach};
 
 /// What answers `UNIMPLEMENTED`, by service. All else is served.
 const UNSERVED: &[(&str, &[&str])] = &[
@@ -151,29 +153,6 @@ impl EngineControl for Willing {
     }
 }
 
-impl ReplicaControl for Willing {
-    fn hash(&self, _: &str, _: bool) -> bool {
-        true
-    }
-
-    fn hash_status(&self, _: &str) -> control::replica::HashStatus {
-        control::replica::HashStatus::Running
-    }
-
-    fn cancel_hash(&self, _: &str) {}
-
-    fn is_hashing(&self) -> bool {
-        false
-    }
-
-    fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
-        let chain = vec![Layer::default()];
-        Box::pin(std::future::ready(Some(ReplicaStatus { chain, ..Default::default() })))
-    }
-
-    fn set_snapshot_limits(&self, _: Option<u32>, _: Option<u64>) {}
-}
-
 /// Messages as bytes, whatever they are.
 #[derive(Clone, Copy, Default)]
 struct Bytes;
@@ -282,16 +261,6 @@ async fn refusal(channel: &Channel, method: &Method) -> Option<Status> {
     client.unary::<Vec<u8>, Vec<u8>, Bytes>(request, path, Bytes).await.err()
 }
 
-async fn reach(socket: &Path) -> Channel {
-    for _ in 0..2000 {
-        if let Ok(channel) = connect(socket).await {
-            return channel;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("nobody listens on {}", socket.display())
-}
-
 #[tokio::test]
 async fn every_method_is_served_or_says_why_not() {
     let dir = tempfile::tempdir().unwrap();
@@ -304,7 +273,10 @@ async fn every_method_is_served_or_says_why_not() {
     let path = engine_at.clone();
     tokio::spawn(async move { control::engine::serve(&path, "demo-e-0", Arc::new(Willing)).await });
     let path = replica_at.clone();
-    tokio::spawn(async move { control::replica::serve(&path, "demo", "demo-r-1", Arc::new(Willing)).await });
+    let status = ReplicaStatus { chain: vec![Layer::default()], ..Default::default() };
+    tokio::spawn(async move {
+        control::replica::serve(&path, "demo", "demo-r-1", Arc::new(Replica(Some(status)))).await
+    });
     let (engine, replica) = (reach(&engine_at).await, reach(&replica_at).await);
     let methods = methods();
     let mut unserved: BTreeSet<(&str, &str)> =

@@ -1,8 +1,9 @@
 //! The instance manager's services over real sockets: the proxy in front of a stand-in for an engine and its replica,
 //! and instances that are processes.
 
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+mod stand_in;
+
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
 use control::proto::{imrpc, ptypes};
-use control::replica::{HashStatus, Layer, ReplicaControl, ReplicaStatus};
-use control::transport::connect;
+use control::replica::{Layer, ReplicaStatus};
 use tonic::Code;
 use tonic::transport::Channel;
+
+use stand_in::{Replica, reach};
 
 /// Remembers what it was asked.
 #[derive(Default)]
@@ -88,49 +90,15 @@ impl EngineControl for Engine {
     }
 }
 
-struct Replica;
-
-impl ReplicaControl for Replica {
-    fn hash(&self, _: &str, _: bool) -> bool {
-        true
-    }
-
-    fn hash_status(&self, snapshot: &str) -> HashStatus {
-        match snapshot {
-            "one" => HashStatus::Complete { checksum: 0x1234, corrupted: false },
-            _ => HashStatus::None,
-        }
-    }
-
-    fn cancel_hash(&self, _: &str) {}
-
-    fn is_hashing(&self) -> bool {
-        false
-    }
-
-    fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
-        let layer = |name: &str, parent: &str| Layer {
-            name: name.into(),
-            parent: parent.into(),
-            allocated: 4096,
-            ..Default::default()
-        };
-        let chain = vec![layer("one", ""), layer("", "one")];
-        Box::pin(std::future::ready(Some(ReplicaStatus { chain, ..Default::default() })))
-    }
-
-    fn set_snapshot_limits(&self, _: Option<u32>, _: Option<u64>) {}
-}
-
-/// Waits for a server that was just started.
-async fn reach(socket: &Path) -> Channel {
-    for _ in 0..2000 {
-        if let Ok(channel) = connect(socket).await {
-            return channel;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("nobody listens on {}", socket.display())
+/// A snapshot below the head.
+fn one_snapshot() -> ReplicaStatus {
+    let layer = |name: &str, parent: &str| Layer {
+        name: name.into(),
+        parent: parent.into(),
+        allocated: 4096,
+        ..Default::default()
+    };
+    ReplicaStatus { chain: vec![layer("one", ""), layer("", "one")], ..Default::default() }
 }
 
 /// An instance manager over an empty root.
@@ -167,9 +135,9 @@ impl Manager {
     async fn replica(&self) {
         let socket = self.root.control_socket("demo-r-1");
         let path = socket.clone();
-        tokio::spawn(
-            async move { control::replica::serve(&path, "demo", "demo-r-1", Arc::new(Replica)).await },
-        );
+        tokio::spawn(async move {
+            control::replica::serve(&path, "demo", "demo-r-1", Arc::new(Replica(Some(one_snapshot())))).await
+        });
         reach(&socket).await;
     }
 }

@@ -1,7 +1,8 @@
 //! The services of engine and replica over real sockets, with stand-ins behind them.
 
+mod stand_in;
+
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use control::engine::{
@@ -12,11 +13,12 @@ use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::{ptypes, volume};
-use control::replica::{HashStatus, Layer, ReplicaControl, ReplicaStatus, layers_of};
-use control::transport::connect;
+use control::replica::{Layer, ReplicaStatus, layers_of};
 use lh_block::Generation;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
+
+use stand_in::{Replica, reach};
 
 #[derive(Default)]
 struct Engine {
@@ -83,44 +85,6 @@ impl EngineControl for Engine {
             ptypes::Requests { rate: 7, throughput: 28672, mean: 90, p99: 200, ..Default::default() };
         ptypes::Activity { window: 1_000_000_000, writes: Some(writes), ..Default::default() }
     }
-}
-
-struct Replica(Option<ReplicaStatus>);
-
-impl ReplicaControl for Replica {
-    fn hash(&self, _: &str, _: bool) -> bool {
-        true
-    }
-
-    fn hash_status(&self, snapshot: &str) -> HashStatus {
-        match snapshot {
-            "one" => HashStatus::Complete { checksum: 0x1234, corrupted: false },
-            _ => HashStatus::None,
-        }
-    }
-
-    fn cancel_hash(&self, _: &str) {}
-
-    fn is_hashing(&self) -> bool {
-        false
-    }
-
-    fn status(&self) -> Pin<Box<dyn Future<Output = Option<ReplicaStatus>> + Send>> {
-        Box::pin(std::future::ready(self.0.clone()))
-    }
-
-    fn set_snapshot_limits(&self, _: Option<u32>, _: Option<u64>) {}
-}
-
-/// Waits for a server that was just started.
-async fn reach(socket: &std::path::Path) -> Channel {
-    for _ in 0..1000 {
-        if let Ok(channel) = connect(socket).await {
-            return channel;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
-    panic!("nobody listens on {}", socket.display())
 }
 
 async fn engine(dir: &tempfile::TempDir) -> ControllerServiceClient<Channel> {

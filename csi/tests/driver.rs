@@ -424,7 +424,9 @@ async fn the_socket_of_longhorns_own_driver_is_left_alone() {
     server.apply("core/pods", "longhorn-manager-x", &labels);
     let theirs = scratch.path().join("csi.sock");
     std::fs::write(&theirs, "theirs").unwrap();
-    let refused = run(options(scratch.path(), 1), server.client(), std::future::pending()).await.unwrap_err();
+    let running = run(options(scratch.path(), 1), server.client(), std::future::pending());
+    let ended = tokio::time::timeout(Duration::from_secs(20), running).await;
+    let refused = ended.expect("it serves beside Longhorn's own driver").unwrap_err();
     assert!(refused.to_string().contains("longhorn-manager-x"), "{refused}");
     assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs");
     assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "no kubelet was told");
@@ -445,12 +447,15 @@ async fn probes_hear_whether_the_socket_answers() {
     let (scratch, server) = (tempfile::tempdir().unwrap(), ApiServer::new(1));
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     tokio::spawn(run(options(scratch.path(), port), server.client(), std::future::pending()));
-    let first = loop {
-        match health(port).await {
-            Some(answer) => break answer,
-            None => tokio::time::sleep(Duration::from_millis(10)).await,
+    let mut first = None;
+    for _ in 0..2000 {
+        first = health(port).await;
+        if first.is_some() {
+            break;
         }
-    };
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let first = first.expect("nobody answers probes");
     assert!(first.starts_with("HTTP/1.1 200 "), "{first}");
     // Somebody removed it: no kubelet reaches the driver any more, however well it feels.
     std::fs::remove_file(scratch.path().join("csi.sock")).unwrap();

@@ -176,7 +176,10 @@ impl Conductor {
         in_doubt.flying -= 1;
         match result {
             JobResult::Done { changed } => self.counters.repaired_blocks += changed,
-            _ => {
+            JobResult::Skipped
+            | JobResult::Failed { .. }
+            | JobResult::Compared { .. }
+            | JobResult::Verified(_) => {
                 in_doubt.left.push_back(piece);
                 in_doubt.failures += 1;
                 in_doubt.retry_at = Some(retry_at);
@@ -345,7 +348,10 @@ impl Conductor {
                 self.counters.repaired_blocks += changed;
                 self.doubt.failures = 0;
             }
-            _ => {
+            JobResult::Skipped
+            | JobResult::Failed { .. }
+            | JobResult::Compared { .. }
+            | JobResult::Verified(_) => {
                 chunk.spoilt = true;
                 self.doubt.failures += 1;
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry);

@@ -173,7 +173,7 @@ impl Scrub {
             "{what}: {len} bytes at {offset} could not be compared: they change, or replicas come and go"
         );
         self.unsure.insert(layer.name.clone());
-        self.status.notes.push(note);
+        self.status.note(note);
     }
 
     /// Folds are about to move blocks: what is not through is looked for anew afterwards.
@@ -353,7 +353,7 @@ impl Conductor {
             scrub.unsure.insert(passed.clone());
             if scrub.through.insert(passed.clone()) && scrub.spot.is_none() {
                 let what = if passed.is_empty() { "the head" } else { passed };
-                scrub.status.notes.push(format!(
+                scrub.status.note(format!(
                     "{what} was not compared: a removed snapshot may be folded on one replica and not on another; \
                      `longhornctl snapshot purge` folds it everywhere"
                 ));
@@ -547,8 +547,9 @@ impl Conductor {
             hash.failed.into_iter().chain(hash.corrupted.into_iter().map(|s| (s, corrupted.to_owned())));
         // It also tells of what was hashed before.
         let asked: Vec<_> = failed.filter(|(snapshot, _)| scrub.is_sound(snapshot)).collect();
-        let note = |(snapshot, why)| format!("replica {name}, snapshot {snapshot}: {why}");
-        scrub.status.notes.extend(asked.into_iter().map(note));
+        for (snapshot, why) in asked {
+            scrub.status.note(format!("replica {name}, snapshot {snapshot}: {why}"));
+        }
     }
 
     pub(super) fn on_no_hash(&mut self, member: MemberId, attempt: u64, text: &str) {
@@ -556,7 +557,7 @@ impl Conductor {
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Stage::Hashing { done, .. } = &mut scrub.stage else { return };
         *done = done.with(member);
-        scrub.status.notes.push(format!("replica {name} takes no checksums: {text}"));
+        scrub.status.note(format!("replica {name} takes no checksums: {text}"));
     }
 
     pub(super) fn forget_scrub(&mut self, member: MemberId) {

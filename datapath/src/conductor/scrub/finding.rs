@@ -5,6 +5,9 @@ use lh_block::{BLOCK, Extent};
 /// Findings that a scrub lists. A replica with more of them is to be replaced whole.
 const FINDINGS_MAX: usize = 4096;
 
+/// Notes that a scrub keeps: replicas that come and go would otherwise fill memory with them.
+const NOTES_MAX: usize = 1024;
+
 /// What is wrong with some neighbouring blocks of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -65,7 +68,7 @@ pub struct ScrubStatus {
     pub bad_blocks: u64,
     /// Blocks of these that are sound again.
     pub repaired_blocks: u64,
-    /// Snapshots of which a replica could not take checksums, and why.
+    /// What was not compared or not hashed, and why: the first 1024.
     pub notes: Vec<String>,
     /// Why it ended before it was through.
     pub error: Option<String>,
@@ -88,11 +91,42 @@ impl ScrubStatus {
         }
     }
 
+    /// Keeps a note, if there is room for it.
+    pub(super) fn note(&mut self, text: String) {
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push(text);
+        }
+    }
+
     /// This layer holds blocks that are still wrong on some replica. One replica's rot may be all that is left of what
     /// another, filled from it, holds without a word.
     pub(super) fn is_bad(&self, layer: &str) -> bool {
         // What is not listed may be anywhere.
         self.findings.len() >= FINDINGS_MAX
             || self.findings.iter().any(|f| f.layer == layer && !matches!(f.mend, Mend::Repaired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_and_notes_are_bounded_and_every_bad_block_is_counted() {
+        let mut status = ScrubStatus::default();
+        for n in 0..2 * FINDINGS_MAX as u64 {
+            status.note(format!("note {n}"));
+            status.add(Finding {
+                replica: "r".into(),
+                layer: "s".into(),
+                // Every other block, so that none joins the one before.
+                range: Extent::new(2 * n * BLOCK, BLOCK),
+                flaw: Flaw::Rotten,
+                mend: Mend::Repaired,
+            });
+        }
+        assert_eq!((status.notes.len(), status.findings.len()), (NOTES_MAX, FINDINGS_MAX));
+        assert_eq!((status.bad_blocks, status.repaired_blocks), (8192, 8192));
+        assert!(status.is_bad("t"), "what is not listed may be anywhere");
     }
 }
