@@ -46,6 +46,20 @@ pub enum Switch {
         /// The member that joins, still without reads (WO).
         member: MemberId,
     },
+    /// The same for a replica that is not a member yet: from now on every write goes to it, too, and keeps its range until
+    /// it has answered, but the client is answered without it.
+    /// Done when every write admitted before has completed on the members that it was sent to.
+    Fill {
+        /// The replica that is brought in sync (WO).
+        member: MemberId,
+    },
+    /// From now on no write is answered without this one.
+    /// Done when every write admitted before has its last answer, so that none which the client believes done is still on
+    /// its way to it.
+    Await {
+        /// Who is filled, and about to become a member.
+        member: MemberId,
+    },
     /// The member may be read from (RW). Done at once.
     Promote {
         /// The member that holds everything now.

@@ -138,6 +138,7 @@ sabotage! {
     reads_beside_writes_in_flight: queue Some(InQueue::UnclaimedReads);
     range_released_early: queue Some(InQueue::ReleaseEarly);
     flush_answered_early_by_the_engine: queue Some(InQueue::FlushEarly);
+    who_becomes_a_member_not_awaited: queue Some(InQueue::NotAwaited);
     reads_without_a_lease: queue Some(InQueue::NoLease);
     epoch_not_durable: conductor InConductor { epoch_not_durable: true, ..InConductor::default() };
     in_doubt_ranges_forgotten: conductor InConductor { forget_in_doubt: true, ..InConductor::default() };

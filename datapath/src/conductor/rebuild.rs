@@ -54,6 +54,7 @@ enum Stage {
     Attaching(SwitchId),
     Remembering(Memory),
     Copying,
+    Awaiting(SwitchId),
     Flushing { flying: bool, not_before: u64 },
     Ending,
     Ready,
@@ -165,8 +166,14 @@ impl Conductor {
                 drained && self.begin_remembering(member)
             }
             Stage::Remembering(_) => self.remember(member),
+            // Before the flush, which has to cover all that clients believe done.
             Stage::Copying if rebuild.copy.is_complete() => {
-                self.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
+                let switch = self.switch(Switch::Await { member });
+                self.rebuild_goes_to(member, Stage::Awaiting(switch))
+            }
+            Stage::Awaiting(switch) => {
+                self.switches.done(switch)
+                    && self.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
             }
             Stage::Copying => !held && (self.ask_for_pages(member) || self.copy_next(member)),
             Stage::Flushing { flying: false, not_before } if not_before <= now => {
@@ -226,7 +233,7 @@ impl Conductor {
                 self.ask_state(source);
             }
             Stage::Beginning => {
-                let switch = self.switch(Switch::Attach { member });
+                let switch = self.switch(Switch::Fill { member });
                 self.replica_mut(member).attached = true;
                 self.rebuild_goes_to(member, Stage::Attaching(switch));
             }

@@ -30,7 +30,9 @@ pub(super) enum Link {
 pub(super) enum Role {
     /// Nothing waits for it.
     Out,
-    /// Written (WO).
+    /// Brought in sync: written, and no client waits for it.
+    Filling,
+    /// Written (WO), and waited for.
     WriteOnly,
     /// Written and read (RW).
     ReadWrite,
@@ -94,6 +96,7 @@ impl Member {
 pub(super) struct Members {
     all: Vec<Member>,
     attached: MemberSet,
+    filling: MemberSet,
     readable: MemberSet,
 }
 
@@ -102,6 +105,7 @@ impl Members {
         Self {
             all: (0..MEMBERS_MAX).map(|_| Member::new()).collect(),
             attached: MemberSet::EMPTY,
+            filling: MemberSet::EMPTY,
             readable: MemberSet::EMPTY,
         }
     }
@@ -110,9 +114,14 @@ impl Members {
         (0_u8..).take(MEMBERS_MAX).map(MemberId)
     }
 
-    /// Members that every write waits for.
+    /// Members that every write goes to.
     pub(super) const fn attached(&self) -> MemberSet {
         self.attached
+    }
+
+    /// Those of them that no client waits for: they are not members of the epoch.
+    pub(super) const fn filling(&self) -> MemberSet {
+        self.filling
     }
 
     /// Members that reads may be sent to.
@@ -133,6 +142,7 @@ impl Members {
     fn refresh(&mut self, m: MemberId) {
         let put = |set: MemberSet, inside| if inside { set.with(m) } else { set.without(m) };
         self.attached = put(self.attached, self[m].role != Role::Out);
+        self.filling = put(self.filling, self[m].role == Role::Filling);
         self.readable = put(self.readable, self[m].role == Role::ReadWrite && self[m].link == Link::Live);
     }
 }

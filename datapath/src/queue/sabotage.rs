@@ -18,6 +18,8 @@ pub enum Sabotage {
     StaleIsFailure,
     /// Writes run any distance beyond the oldest incomplete one.
     NoWindow,
+    /// Clients are answered without a replica that is filled, even when it is about to become a member.
+    NotAwaited,
     /// Reads are answered whether or not every member was heard.
     NoLease,
 }

@@ -5,7 +5,7 @@
 
 use super::members::{Link, Role};
 use super::slot::{SlotSet, Stage};
-use super::{Output, Queue};
+use super::{Output, Queue, Sabotage};
 use crate::message::{Fault, FromQueue, MemberId, Switch, SwitchId};
 
 /// Whether requests are let in.
@@ -32,19 +32,28 @@ impl Queue {
         let mut waiting = SlotSet::default();
         match switch {
             Switch::Attach { member } => {
-                for s in self.in_flight.iter().filter(|s| self.slot(*s).work.is_client_write()) {
-                    waiting.insert(s);
+                self.push_barrier(id, self.writes_in_flight());
+                self.attach(now, member, Role::WriteOnly, out);
+            }
+            Switch::Fill { member } => {
+                self.push_barrier(id, self.writes_in_flight());
+                self.attach(now, member, Role::Filling, out);
+            }
+            Switch::Await { member } => {
+                self.push_barrier(id, self.writes_in_flight());
+                if self.members[member].role == Role::Filling && !self.lacks(Sabotage::NotAwaited) {
+                    self.members.set_role(member, Role::WriteOnly);
                 }
-                self.push_barrier(id, waiting);
-                self.attach(now, member, out);
             }
             Switch::Promote { member } => {
                 self.push_barrier(id, waiting);
-                assert!(
-                    self.members[member].role != Role::Out,
-                    "a member is attached before it is read from"
-                );
-                self.members.set_role(member, Role::ReadWrite);
+                let role = self.members[member].role;
+                assert!(role != Role::Out, "a member is attached before it is read from");
+                if role != Role::Filling {
+                    self.members.set_role(member, Role::ReadWrite);
+                } else {
+                    assert!(self.lacks(Sabotage::NotAwaited), "a member is awaited before it is read from");
+                }
                 self.note_serving(now);
                 self.retry_parked(now, out);
             }
@@ -90,6 +99,15 @@ impl Queue {
         self.report_barriers(out);
     }
 
+    /// The clients' writes whose last answer is still to come.
+    fn writes_in_flight(&self) -> SlotSet {
+        let mut writes = SlotSet::default();
+        for s in self.in_flight.iter().filter(|s| self.slot(*s).work.is_client_write()) {
+            writes.insert(s);
+        }
+        writes
+    }
+
     fn push_barrier(&mut self, id: SwitchId, waiting: SlotSet) {
         self.barriers.push(Barrier { id, waiting });
     }
@@ -118,17 +136,17 @@ impl Queue {
     }
 
     /// The member is written from now on. What waits for it since its last link broke is sent again.
-    fn attach(&mut self, now: u64, m: MemberId, out: &mut Vec<Output>) {
+    fn attach(&mut self, now: u64, m: MemberId, role: Role, out: &mut Vec<Output>) {
         match self.members[m].link {
             Link::Live => {
                 self.members[m].fault = None;
                 if self.members[m].role == Role::Out {
-                    self.members.set_role(m, Role::WriteOnly);
+                    self.members.set_role(m, role);
                 }
             }
             Link::Up => {
                 self.members[m].fault = None;
-                self.members.set_role(m, Role::WriteOnly);
+                self.members.set_role(m, role);
                 self.members.set_link(m, Link::Live);
                 for s in self.used.iter() {
                     self.fan_attach(now, s, m, out);
@@ -138,7 +156,7 @@ impl Queue {
             Link::Down => {
                 // It broke while the switch was on its way, which was reported then. Everything waits for the member
                 // until the next attempt.
-                self.members.set_role(m, Role::WriteOnly);
+                self.members.set_role(m, role);
                 self.report(now, m, Fault::Link, out);
             }
         }

@@ -1,7 +1,8 @@
 //! Writes: the window, the fan-out, and when one is done.
 //!
 //! What changes data goes to every attached member and is done when all of them have answered `Ok`. A member that
-//! cannot answer is waited for until it is forgotten or attached again.
+//! cannot answer is waited for until it is forgotten or attached again. The client is not kept waiting for a replica that
+//! is brought in sync: its answer is given when every member has answered, while the range is held until the last.
 
 use lh_block::{IoError, Op};
 use lh_wire::{OpCode, Status};
@@ -231,6 +232,10 @@ impl Queue {
             return self.job_settle(now, s, &fan, out);
         }
         let missing = fan.missing();
+        if self.may_be_given(s, missing, &fan) {
+            self.complete(now, s, Ok(()), None, true, out);
+            self.slot_mut(s).given = true;
+        }
         if fan.need.is_empty() {
             self.leave_window(s, &fan);
             self.put_aside(s, Why::NoMember, out);
@@ -247,6 +252,18 @@ impl Queue {
             self.leave_window(s, &fan);
             self.put_aside(s, Why::Full(now + super::full::RETRY), out);
         }
+    }
+
+    /// True if the client is to be answered now although the piece goes on: every member has done it, and only those have
+    /// not that are brought in sync. They are members once nothing answered is on its way to them any more
+    /// ([`crate::message::Switch::Await`]).
+    fn may_be_given(&self, s: u16, missing: MemberSet, fan: &Fan) -> bool {
+        let (slot, filling) = (self.slot(s), self.members.filling());
+        let last =
+            matches!(&slot.work, Work::Client { range, .. } if slot.done + slot.piece.part.len == range.len);
+        let only_fillers = missing.iter().all(|m| filling.has(m));
+        let done = fan.ok.iter().any(|m| !filling.has(m));
+        !slot.given && !missing.is_empty() && only_fillers && done && last
     }
 
     /// True if every missing member failed and the mechanism that waits for the epoch is left out.

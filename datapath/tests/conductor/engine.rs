@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Output as Order};
-use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, ToQueue};
+use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Switch, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{self, Data, Input, Output, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Op};
@@ -80,7 +80,7 @@ pub(crate) struct Engine {
     pub(crate) done: Vec<(u64, Result<(), conductor::CommandError>)>,
     pub(crate) stopped: Option<conductor::Why>,
     /// Every switch to the first queue, for those who check them.
-    pub(crate) switches: Vec<datapath::message::Switch>,
+    pub(crate) switches: Vec<Switch>,
     pub(crate) log: Vec<String>,
 }
 
@@ -88,6 +88,12 @@ impl DeviceQueue {
     /// No slot is free for a client.
     pub(crate) fn is_full(&self) -> bool {
         self.asked.len() >= usize::from(DEPTH)
+    }
+
+    /// Who is filled is to be waited for, which it has not read yet.
+    pub(crate) fn is_told_to_await(&self) -> bool {
+        let awaits = |m: &ForQueue| matches!(m, ForQueue::Message(ToQueue::Switch(_, Switch::Await { .. })));
+        self.inbox.iter().any(awaits)
     }
 }
 

@@ -7,20 +7,21 @@ use crate::world::{Plan, World};
 
 const SECOND: u64 = 1_000_000_000;
 
+fn plan(quorum: Quorum) -> Plan {
+    Plan {
+        quorum,
+        replicas: 3,
+        queues: 2,
+        requests: 0,
+        fault_every: 1,
+        faults: &[],
+        faults_max: 0,
+        sabotage: Sabotage::default(),
+    }
+}
+
 fn quiet(quorum: Quorum) -> World {
-    World::new(
-        7,
-        Plan {
-            quorum,
-            replicas: 3,
-            queues: 2,
-            requests: 0,
-            fault_every: 1,
-            faults: &[],
-            faults_max: 0,
-            sabotage: Sabotage::default(),
-        },
-    )
+    World::new(7, plan(quorum))
 }
 
 pub(crate) fn opened(quorum: Quorum) -> World {
@@ -194,6 +195,27 @@ fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
     assert_eq!(world.members(), ["r1", "r2", "r3"]);
     assert_eq!(world.status().counters.rebuilds, 1);
     world.settle();
+}
+
+#[test]
+fn nobody_becomes_a_member_before_every_queue_waits_for_it() {
+    // The flush that follows is asked of one of them: it does not hold up both runs.
+    for deaf in [1, 2] {
+        let mut world = World::new(7, Plan { queues: 3, ..plan(Quorum::Any) });
+        world.run_until("the volume opens", World::is_open);
+        world.writes();
+        world.dies(2);
+        world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
+        world.writes();
+        world.returns(2);
+        world.run_until("2 is to be awaited", |w| w.engines[0].queues[deaf].is_told_to_await());
+        // Clients of this queue may believe done what has not reached 2.
+        let until = world.now + 2 * SECOND;
+        world.engines[0].queues[deaf].deaf_until = until;
+        world.run_until("2 is a member", |w| w.members() == ["r1", "r2", "r3"]);
+        assert!(world.now >= until, "queue {deaf} was not asked");
+        world.settle();
+    }
 }
 
 #[test]

@@ -97,6 +97,11 @@ mod sabotage {
     }
 
     #[test]
+    fn who_becomes_a_member_is_awaited() {
+        noticed(Sabotage::NotAwaited, Scenario::Faults);
+    }
+
+    #[test]
     fn writes_stay_within_the_window() {
         noticed(Sabotage::NoWindow, Scenario::Stuck);
     }

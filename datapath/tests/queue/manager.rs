@@ -24,15 +24,17 @@ enum Step {
     Forgetting,
     /// Comes back not before this time.
     Out(u64),
-    /// `Attach` on all queues; then copying.
-    Attaching,
+    /// `Fill` on all queues; then copying.
+    Filling,
     /// Jobs run; the next range begins here.
     Copying(u64),
+    /// `Await` on all queues; then the epoch.
+    Awaiting,
     /// `Promote` on all queues of a member that was out.
     Promoting,
     /// Like `Out` of the last member, which was never forgotten.
     Waiting(u64),
-    /// Like `Attaching` of it.
+    /// `Attach` on all queues.
     Returning,
     /// Like `Promoting` of it.
     Resuming,
@@ -177,7 +179,7 @@ impl Manager {
     fn step_member(w: &mut World, m: usize, seen: &mut Seen) -> Result<(), String> {
         let seat = &w.manager.seats[m];
         // What waits for a member that failed while it joined waits until it is forgotten, an `Attach` included.
-        let joins = matches!(seat.step, Step::Attaching | Step::Copying(_));
+        let joins = matches!(seat.step, Step::Filling | Step::Copying(_) | Step::Awaiting);
         if joins && seat.failed.is_some() {
             w.manager.seats[m].waits.clear();
             Self::all(w, m, Step::Forgetting);
@@ -215,8 +217,11 @@ impl Manager {
             }
             Step::Out(at) | Step::Waiting(at) if w.now >= at => Self::connect(w, m),
             Step::Out(_) | Step::Waiting(_) => {}
-            Step::Attaching => w.manager.seats[m].step = Step::Copying(0),
+            Step::Filling => w.manager.seats[m].step = Step::Copying(0),
             Step::Copying(at) => Self::copy(w, m, at),
+            // Somebody went out meanwhile, and the epoch is not what it should be yet.
+            Step::Awaiting if w.manager.outdated => {}
+            Step::Awaiting => Self::include(w, m),
             Step::Promoting => {
                 seen.rejoined += 1;
                 w.manager.seats[m].step = Step::In;
@@ -255,7 +260,7 @@ impl Manager {
             c.back.clear();
             w.send(q, Input::LinkUp { member: id(m) });
         }
-        let step = if w.manager.epoch.contains(&m) { Step::Returning } else { Step::Attaching };
+        let step = if w.manager.epoch.contains(&m) { Step::Returning } else { Step::Filling };
         Self::all(w, m, step);
     }
 
@@ -265,7 +270,9 @@ impl Manager {
         let switch = match step {
             Step::Stopping => Switch::StopReads { member },
             Step::Forgetting => Switch::Forget { member },
-            Step::Attaching | Step::Returning => Switch::Attach { member },
+            Step::Filling => Switch::Fill { member },
+            Step::Awaiting => Switch::Await { member },
+            Step::Returning => Switch::Attach { member },
             _ => Switch::Promote { member },
         };
         w.manager.seats[m].step = step;
@@ -286,14 +293,8 @@ impl Manager {
         let size = w.shared.chunks() * CHUNK;
         let size = size.min(640 * 4096);
         if at >= size {
-            if w.manager.seats[m].jobs.is_empty() && !w.manager.outdated {
-                // It has the writes that it was not sent by its copy.
-                for other in w.manager.epoch() {
-                    let theirs = w.replicas[other].done.clone();
-                    w.replicas[m].done.extend(theirs);
-                }
-                w.manager.epoch.insert(m);
-                Self::all(w, m, Step::Promoting);
+            if w.manager.seats[m].jobs.is_empty() {
+                Self::all(w, m, Step::Awaiting);
             }
             return;
         }
@@ -321,6 +322,17 @@ impl Manager {
             repair: false,
         };
         w.send(q, Input::Message(ToQueue::Job(job, equalise)));
+    }
+
+    /// The epoch includes it.
+    fn include(w: &mut World, m: usize) {
+        // It has the writes that it was not sent by its copy.
+        for other in w.manager.epoch() {
+            let theirs = w.replicas[other].done.clone();
+            w.replicas[m].done.extend(theirs);
+        }
+        w.manager.epoch.insert(m);
+        Self::all(w, m, Step::Promoting);
     }
 
     fn step_pause(w: &mut World, seen: &mut Seen) {

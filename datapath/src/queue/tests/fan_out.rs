@@ -42,6 +42,73 @@ fn a_write_is_answered_when_every_member_has_it() {
     b.assert_idle();
 }
 
+/// A bench with two members and one that is brought in sync.
+fn filling() -> Bench {
+    let mut b = Bench::new(2);
+    b.apply(Input::LinkUp { member: C });
+    b.switch(Switch::Fill { member: C });
+    b.out.clear();
+    b
+}
+
+#[test]
+fn nobody_waits_for_who_is_filled_but_its_range_does() {
+    let mut b = filling();
+    let first = b.request(WRITE, blocks(0, 1));
+    let second = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(first, Ok(()))]);
+    b.answered(first);
+    assert_eq!(b.wire.len(), 1, "the second waits for what C has not done");
+    b.answer(C, Status::Ok);
+    assert_eq!(b.one(C).data, Data::Client { slot: second, from: 0 });
+}
+
+#[test]
+fn who_is_filled_alone_answers_for_nobody() {
+    let mut b = filling();
+    b.request(WRITE, blocks(0, 1));
+    b.answer(C, Status::Ok);
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+}
+
+#[test]
+fn a_failure_of_who_is_filled_concerns_no_client() {
+    let mut b = filling();
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.link_down(C);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    b.switch(Switch::Forget { member: C });
+    assert!(b.out.contains(&Output::Free { slot }));
+    b.assert_idle();
+}
+
+#[test]
+fn who_becomes_a_member_has_all_that_was_answered() {
+    let mut b = filling();
+    let given = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(given, Ok(()))]);
+    b.answered(given);
+    let switch = b.switch(Switch::Await { member: C });
+    let waited_for = b.request(WRITE, blocks(1, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert!(b.answers().is_empty(), "from now on it counts");
+    assert!(!b.reports().contains(&FromQueue::Switched(switch)));
+    b.answer(C, Status::Ok);
+    assert!(b.reports().contains(&FromQueue::Switched(switch)));
+    b.answer(C, Status::Ok);
+    assert_eq!(b.answers(), [(waited_for, Ok(()))]);
+}
+
 #[test]
 fn the_range_is_held_until_the_answer_has_left() {
     let mut b = Bench::new(2);
