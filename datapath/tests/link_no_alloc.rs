@@ -7,35 +7,11 @@ mod bench;
 #[expect(dead_code, reason = "shared with the tests of the link")]
 mod replica;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use bench::Bench;
 use lh_block::{Device, Extent, Op, Request};
-
-/// Counts what a thread asks of the system's allocator.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending has no counter any more.
-        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promise is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use lh_rig::allocations::{self, Counting};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -57,7 +33,7 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
     let mut half = None;
     while answered < count {
         if answered >= count / 2 && half.is_none() {
-            half = Some((ALLOCATIONS.get(), b.ring.turns(), Instant::now(), answered));
+            half = Some((allocations::so_far(), b.ring.turns(), Instant::now(), answered));
         }
         let pool = b.pool.clone();
         b.turn_with(Duration::from_secs(5), |engine| {
@@ -80,7 +56,7 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
     let (allocations, turns, began, from) = half.expect("there is a second half");
     let requests = answered - from;
     Cost {
-        allocations: ALLOCATIONS.get() - allocations,
+        allocations: allocations::so_far() - allocations,
         turns: (b.ring.turns() - turns) * 1000 / requests,
         time: began.elapsed() / u32::try_from(requests).expect("few"),
     }
@@ -90,6 +66,7 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
 fn a_steady_load_allocates_nothing() {
     const WRITE: Op = Op::Write { fua: false };
     let mut b = Bench::new(3, false);
+    allocations::count_this_thread(true);
     for (what, depth, count, op) in [
         ("writes", 32, 40_000, (|_| WRITE) as fn(u64) -> Op),
         ("reads", 32, 40_000, |_| Op::Read),

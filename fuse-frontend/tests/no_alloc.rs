@@ -1,38 +1,12 @@
 //! A steady load allocates nothing, and many requests share one system call. A socket stands for /dev/fuse.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use fuse_frontend::{Server, init::Agreement};
 use lh_block::Geometry;
+use lh_rig::allocations::{self, Counting};
 use lh_ring::{Fd, Frontend, MemoryDisk, Pool, Ring};
-
-/// Counts what one thread asks of the system's allocator.
-struct Counting;
-
-thread_local! {
-    static COUNTED: Cell<bool> = const { Cell::new(false) };
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTED.get() {
-            ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        }
-        // SAFETY: the caller's promise is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -83,21 +57,21 @@ fn a_steady_load_allocates_nothing_and_shares_system_calls() {
         }
         let mut answers = 0;
         while answers < BATCH {
-            COUNTED.set(round >= 500);
+            allocations::count_this_thread(round >= 500);
             ring.turn(Some(Duration::from_millis(100))).unwrap();
             while let Some(completion) = ring.next() {
                 server.completion(&mut ring, &mut disk, completion);
             }
             server.turn(&mut ring, &mut disk);
-            COUNTED.set(false);
+            allocations::count_this_thread(false);
             while kernel.recv(&mut buffer).is_ok() {
                 answers += 1;
             }
         }
     }
     let (turns, requests) = (ring.turns() - turns, 1500 * BATCH);
-    println!("{requests} requests in {turns} turns, {} allocations", ALLOCATIONS.get());
-    assert_eq!(ALLOCATIONS.get(), 0);
+    println!("{requests} requests in {turns} turns, {} allocations", allocations::so_far());
+    assert_eq!(allocations::so_far(), 0);
     // Ten at a time is the worst case of batching: a poll, eight, two, and the answers with the next poll.
     assert!(turns <= requests / 2, "{turns} turns for {requests} requests");
 }

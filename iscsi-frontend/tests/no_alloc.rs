@@ -2,39 +2,13 @@
 
 mod support;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io::Write;
 
 use iscsi_frontend::pdu::{FINAL, flag};
+use lh_rig::allocations::{self, Counting};
 use support::Running;
 use support::client::{Client, PLAIN, rw10};
 use zerocopy::IntoBytes;
-
-/// Counts what one thread asks of the system's allocator.
-struct Counting;
-
-thread_local! {
-    static COUNTED: Cell<bool> = const { Cell::new(false) };
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTED.get() {
-            ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        }
-        // SAFETY: the caller's promise is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -91,17 +65,16 @@ fn a_steady_load_allocates_nothing_and_shares_system_calls() {
         for round in 0..64 {
             batch(&mut client, round);
         }
-        let turns = server.inside(|inside| {
-            ALLOCATIONS.set(0);
-            COUNTED.set(true);
-            inside.ring.turns()
+        let (before, turns) = server.inside(|inside| {
+            allocations::count_this_thread(true);
+            (allocations::so_far(), inside.ring.turns())
         });
         for round in 0..256 {
             batch(&mut client, round);
         }
         let (allocations, turns) = server.inside(move |inside| {
-            COUNTED.set(false);
-            (ALLOCATIONS.get(), inside.ring.turns() - turns)
+            allocations::count_this_thread(false);
+            (allocations::so_far() - before, inside.ring.turns() - turns)
         });
         let commands = 256 * u64::from(DEPTH);
         println!("{keys:?}: {commands} commands in {turns} turns, {allocations} allocations");

@@ -2,32 +2,11 @@
 
 mod drive;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use drive::{pair, token};
+use lh_rig::allocations::{self, Counting};
 use lh_ring::{Bell, Completion, Fd, Pool, Ring, Rx, Tx};
-
-/// Counts what is asked of the system's allocator.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-#[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -104,7 +83,8 @@ fn ten_thousand_round_trips_do_not_allocate() {
     let mut before = None;
     while answers < 12_000 {
         if answers >= 2000 && before.is_none() {
-            before = Some(ALLOCATIONS.load(Ordering::Relaxed));
+            allocations::count_this_thread(true);
+            before = Some(allocations::so_far());
         }
         client.start(&mut ring);
         server.side.start(&mut ring);
@@ -134,7 +114,7 @@ fn ten_thousand_round_trips_do_not_allocate() {
             }
         }
     }
-    let after = ALLOCATIONS.load(Ordering::Relaxed);
+    let after = allocations::so_far();
     assert_eq!(after - before.expect("warmed up"), 0, "allocations in {} round trips", answers - 2000);
     assert!(rings > 100 && timers > 3);
 }

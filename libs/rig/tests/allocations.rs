@@ -1,0 +1,20 @@
+//! The allocator counts what a counted thread asks for, and nothing else.
+
+use std::hint::black_box;
+
+use lh_rig::allocations::{Counting, count_this_thread, so_far};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn only_counted_threads_count() {
+    drop(black_box(vec![1; 10]));
+    assert_eq!(so_far(), 0);
+    count_this_thread(true);
+    drop(black_box(vec![1; 10]));
+    drop(black_box(vec![1; 10]));
+    count_this_thread(false);
+    drop(black_box(vec![1; 10]));
+    assert_eq!(so_far(), 2);
+}
