@@ -21,5 +21,4 @@ mod serve;
 pub use refused::Refused;
 pub use serve::{Options, RunError, run, run_here};
 
-/// The driver's name.
-pub const DRIVER: &str = "driver.longhorn.io";
+pub use lh_cluster::api::DRIVER;

@@ -1,4 +1,4 @@
-//! A manager by itself, for a development cluster: `manager --root DIR`, with `NODE_NAME` and `POD_NAMESPACE` in the
+//! A manager by itself, for a development cluster: `manager --root DIR [--webhook-port PORT]`, with `NODE_NAME` and `POD_NAMESPACE` in the
 //! environment, and `KUBECONFIG` for the API server.
 
 use std::path::PathBuf;
@@ -16,7 +16,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let root = match (args.next().as_deref(), args.next()) {
         (Some("--root"), Some(root)) => PathBuf::from(root),
-        _ => return Err("usage: NODE_NAME=... manager --root DIR".into()),
+        _ => return Err("usage: NODE_NAME=... manager --root DIR [--webhook-port PORT]".into()),
+    };
+    let webhook = match (args.next().as_deref(), args.next()) {
+        (Some("--webhook-port"), Some(port)) => Some(port.parse()?),
+        _ => None,
     };
     let options = Options {
         node: std::env::var("NODE_NAME")?,
@@ -24,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         authority: authority_socket(&root)?,
         root,
         image: "longhorn:dev".to_owned(),
-        webhook: None,
+        webhook,
     };
     let mut terminate = signal(SignalKind::terminate())?;
     run_here(options, Reach::ThisMachine, async move {

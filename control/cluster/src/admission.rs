@@ -1,7 +1,7 @@
 //! What may be asked of the resources: what a wish leaves out is filled in, and one that cannot be met is refused, in one
 //! sentence, before it is stored.
 //!
-//! Every rule is a function of what is asked and what is known, without I/O. What the definitions themselves refuse (their
+//! Every rule is a function of what is asked and what is known ([`Facts`]), without I/O. What the definitions themselves refuse (their
 //! schemas and CEL rules, `crate::api`) is not repeated here. Nothing that protects data relies on this module alone but
 //! what no controller could undo: a user's deletion of the last replica that holds everything, and of a disk's or node's
 //! entry that replicas stand on. Managers are not asked (`deploy/webhooks.yaml`): a decision of theirs never waits for it.
@@ -13,9 +13,7 @@ mod setting;
 mod snapshot;
 mod volume;
 
-use std::sync::Arc;
-
-pub use review::{Call, Unreadable, answer};
+pub use review::{About, Call, Review, Unreadable};
 
 use crate::api::{Engine, Replica, Volume};
 use crate::settings::Settings;
@@ -23,22 +21,21 @@ use crate::settings::Settings;
 /// What becomes of a wish: `Ok`, with what its author should know, or `Err`, why not, in one sentence.
 pub type Verdict = Result<Vec<String>, String>;
 
-/// What is known of everything else.
-pub trait World {
+/// What has to be known of other objects to judge a wish.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
     /// The settings in force.
-    fn settings(&self) -> Settings;
-    /// A volume.
-    fn volume(&self, name: &str) -> Option<Arc<Volume>>;
-    /// A volume's engine.
-    fn engine(&self, volume: &str) -> Option<Arc<Engine>>;
-    /// A volume's replicas.
-    fn replicas_of(&self, volume: &str) -> Vec<Arc<Replica>>;
-    /// Replicas on a node.
-    fn replicas_on(&self, node: &str) -> Vec<Arc<Replica>>;
-    /// How many snapshots of a volume there are.
-    fn snapshots_of(&self, volume: &str) -> usize;
-    /// True if Kubernetes has a node of that name.
-    fn kubernetes_has(&self, node: &str) -> bool;
+    pub settings: Settings,
+    /// The volume in question; `None`: there is none.
+    pub volume: Option<Volume>,
+    /// Its engine.
+    pub engine: Option<Engine>,
+    /// The replicas of the volume, or on the node, in question.
+    pub replicas: Vec<Replica>,
+    /// How many snapshots the volume has.
+    pub snapshots: usize,
+    /// Kubernetes has a node of that name.
+    pub kubernetes_has_it: bool,
 }
 
 /// What is done to an object.

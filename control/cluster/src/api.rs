@@ -47,6 +47,9 @@ use kube::CustomResourceExt;
 /// The namespace that everything lives in unless an option says otherwise.
 pub const NAMESPACE: &str = "longhorn-system";
 
+/// The name of the CSI driver; Longhorn's.
+pub const DRIVER: &str = "driver.longhorn.io";
+
 /// The definitions of all kinds, sorted by name.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut all = vec![

@@ -1,13 +1,14 @@
 //! What to do, decided from what is observed, without I/O and without a clock.
 //!
 //! Each module holds one controller's decision: it takes resources as they are read and gives back what to change. The
-//! controllers (`crate::controllers`) carry that out and come back when anything changes, so that a decision never
+//! controllers (`crate::run`) carry that out and come back when anything changes, so that a decision never
 //! waits, and one that was carried out half is simply made again.
 
 pub mod attachment;
 pub mod engine;
 pub mod node;
 pub mod orphan;
+pub mod pods;
 pub mod replica;
 pub mod snapshot;
 pub mod volume;

@@ -1,6 +1,6 @@
 //! `longhorn manager`: the control plane of one node, and, on one of them, of the whole cluster.
 //!
-//! One watch per kind keeps a cache; what changed is put on a queue; a look at one thing reads the cache, decides
+//! Watches keep a cache, of this node or, where it leads, of everything; what changed is put on a queue; a look at one thing reads the cache, decides
 //! (`crate::plan`) and carries out what was decided. Nothing is asked of the API server at rest but the watches and
 //! the leases. A write names the version that was read, so that a decision made on old news is refused and made again.
 
@@ -9,16 +9,21 @@ mod authority;
 mod cache;
 mod certificate;
 mod desk;
+mod facts;
 mod here;
+mod lead;
 mod leader;
 mod lease;
+mod nodes;
+mod orphans;
 mod patch;
+mod pods;
 mod queue;
+mod shelf;
 mod webhook;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,10 +32,10 @@ use kube::{Client, ResourceExt};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::{Agent, LocalAgent, Reach};
-use crate::schedule;
-use cache::{Cache, Key, News};
+use crate::agent::{Agent, LocalAgent, ProcessView, Reach};
+use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
+use lead::Lead;
 use queue::{Outcome, Queue};
 
 pub use alone::alone;
@@ -113,34 +118,43 @@ pub enum RunError {
 struct Context {
     options: Options,
     desk: Desk,
-    cache: Cache,
+    /// What is of this node.
+    cache: Local,
     agent: Arc<dyn Agent>,
     news: Arc<News>,
     /// Nodes whose manager lives, as far as is known here; only who leads asks.
-    up: Mutex<BTreeSet<String>>,
+    up: Mutex<Arc<BTreeSet<String>>>,
     /// Processes of this node, as of the last change that was heard of.
-    processes: Mutex<BTreeSet<String>>,
-    leads: AtomicBool,
-    /// What the leader last knew of nodes and disks that could change where a replica goes.
-    pictured: Mutex<schedule::Cluster>,
+    processes: Mutex<BTreeMap<String, ProcessView>>,
+    /// What is there while this manager leads.
+    lead: Mutex<Option<Arc<Lead>>>,
     certificate: webhook::Certificate,
 }
 
 impl Context {
-    fn nodes_up(&self) -> BTreeSet<String> {
-        self.up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn nodes_up(&self) -> Arc<BTreeSet<String>> {
+        Arc::clone(&self.up.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn leads(&self) -> bool {
-        self.leads.load(Ordering::Acquire)
+    /// What the leader has; `None`: this manager does not lead, or has not read everything yet.
+    fn lead(&self) -> Option<Arc<Lead>> {
+        let lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        lead.filter(|lead| lead.is_ready())
+    }
+
+    /// Begins or ends to lead. True if it did not before.
+    fn set_lead(&self, leads: bool) -> bool {
+        let mut lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
+        if leads == lead.is_some() {
+            return false;
+        }
+        *lead = leads.then(|| Lead::begin(&self.desk, &self.news));
+        tracing::info!(leads, "leadership");
+        leads
     }
 
     fn runs(&self, process: &str) -> bool {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner).contains(process)
-    }
-
-    fn note_processes(&self, names: BTreeSet<String>) {
-        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(process)
     }
 }
 
@@ -186,16 +200,15 @@ pub async fn run(
         () = &mut stop => return Ok(()),
     }
     let news = Arc::new(News::default());
-    let (cache, watches) = Cache::new(&desk, &news, &options.node);
+    let (cache, watches) = Local::new(&desk, &news, &options.node);
     let mut tasks = JoinSet::new();
     for watch in watches {
         tasks.spawn(watch);
     }
-    let up = Mutex::new([options.node.clone()].into());
-    let (leads, pictured, processes) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+    let up = Mutex::new(Arc::new([options.node.clone()].into()));
+    let (lead, processes) = (Mutex::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
-    let context =
-        Arc::new(Context { options, desk, cache, agent, news, up, processes, leads, pictured, certificate });
+    let context = Arc::new(Context { options, desk, cache, agent, news, up, processes, lead, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),
@@ -257,7 +270,7 @@ async fn work(context: &Arc<Context>) {
                 Err(e) => {
                     tracing::error!(error = %e, "a look ended badly");
                     queue = Queue::default();
-                    context.news.tell(leader::everything(context).into_iter().chain([Key::Here]));
+                    context.news.tell(here::everything(context).into_iter().chain([Key::All]));
                 }
             },
             () = sleep => {}
@@ -277,46 +290,47 @@ async fn look(context: &Context, key: &Key) -> Outcome {
 }
 
 async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
-    match key {
-        Key::Here => here::node(context).await,
-        Key::Engine(name) => here::engine(context, name).await,
-        Key::Replica(name) => here::replica(context, name).await,
-        Key::Snapshot(name) => {
+    let lead = context.lead();
+    match (key, &lead) {
+        (Key::Here, _) => here::node(context).await,
+        (Key::Engine(name), _) => here::engine(context, name).await,
+        (Key::Replica(name), _) => here::replica(context, name).await,
+        (Key::Snapshot(name), None) => here::snapshot(context, name).await,
+        (Key::Snapshot(name), Some(lead)) => {
             let done = here::snapshot(context, name).await?;
-            if !context.leads() {
-                return Ok(done);
-            }
             // Either may have to look again.
-            match leader::snapshot(context, name).await? {
+            match leader::snapshot(context, lead, name).await? {
                 Outcome::Done => Ok(done),
                 other => Ok(other),
             }
         }
-        Key::Snapshots(volume) => {
-            let of = context.cache.snapshots.state_filter(|s| s.spec.volume == *volume);
+        (Key::Snapshots(volume), _) => {
+            let of = context.cache.snapshots.of(volume);
             context.news.tell(of.into_iter().map(|s| Key::Snapshot(s.name_any())));
             Ok(Outcome::Done)
         }
-        Key::Certificate if context.options.webhook.is_none() => Ok(Outcome::Done),
-        Key::Certificate => certificate::look(context).await,
-        _ if !context.leads() => Ok(Outcome::Done),
-        Key::Volume(name) => leader::volume(context, name).await,
-        Key::Attachment(name) => leader::attachment(context, name).await,
-        Key::Setting(name) => leader::setting(context, name).await,
-        Key::Nodes => here::mark_the_dead(context).await,
-        Key::All => {
-            context.news.tell(leader::everything(context));
+        (Key::Certificate, _) if context.options.webhook.is_none() => Ok(Outcome::Done),
+        (Key::Certificate, lead) => certificate::look(context, lead.is_some()).await,
+        (Key::Volume(name), Some(lead)) => leader::volume(context, lead, name).await,
+        (Key::Attachment(name), Some(lead)) => leader::attachment(context, lead, name).await,
+        (Key::Setting(name), Some(_)) => leader::setting(context, name).await,
+        (Key::Nodes, Some(lead)) => nodes::look(context, lead).await,
+        (Key::PodsOf(node), Some(_)) => pods::of_dead_node(context, node).await,
+        (Key::All, Some(lead)) => {
+            context.news.tell(leader::everything(context, lead));
             Ok(Outcome::Done)
         }
+        // The leader's.
+        (_, None) => Ok(Outcome::Done),
     }
 }
 
-/// Hears of every change of this node's processes.
+/// Hears of this node's processes, and of every change of them.
 async fn listen(context: Arc<Context>) {
     let hear = async {
         loop {
-            context.agent.changed().await;
             here::tell_processes(&context).await;
+            context.agent.changed().await;
         }
     };
     tokio::join!(context.agent.listen(), hear);
@@ -328,28 +342,25 @@ async fn rounds(context: Arc<Context>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let node = &context.options.node;
-        let engines = context.cache.engines.state_filter(|e| e.spec.node_id == *node);
+        let engines = context.cache.engines.all();
         context.news.tell(engines.into_iter().map(|e| Key::Engine(e.name_any())).chain([Key::Here]));
     }
 }
 
 /// Renews this node's lease, tries to lead, and notices who died.
 async fn keep_leases(context: Arc<Context>) {
-    let (mut watchers, mut nodes) = (lease::Watchers::default(), lease::Watchers::default());
+    let node = &context.options.node;
+    let mut own = lease::Claim::new(lease::node_lease(node), node, true);
+    let mut first = lease::Claim::new(lease::LEADER.to_owned(), node, false);
+    let mut nodes = lease::Watchers::default();
     let mut led_at: Option<Instant> = None;
     let mut counted_at: Option<Instant> = None;
     loop {
-        let options = &context.options;
-        let name = lease::node_lease(&options.node);
-        let label = Some(options.node.as_str());
         let begun = Instant::now();
-        // Nobody else holds this one: what was seen of it does not matter.
-        let mut nobody = lease::Watchers::default();
-        if let Err(e) = lease::hold(&context.desk, &name, &options.node, label, &mut nobody).await {
+        if let Err(e) = own.hold(&context.desk).await {
             tracing::warn!(error = %e, "this node's lease was not renewed");
         }
-        match lease::hold(&context.desk, lease::LEADER, &options.node, None, &mut watchers).await {
+        match first.hold(&context.desk).await {
             Ok(true) => led_at = Some(begun),
             Ok(false) => led_at = None,
             Err(e) => tracing::warn!(error = %e, "the leader's lease was not renewed"),
@@ -361,24 +372,20 @@ async fn keep_leases(context: Arc<Context>) {
         }
         let mut changed = false;
         // Whoever may lead soon counts already: a node that dies with the leader is noticed in one term, not in two.
-        if leads || watchers.still_for(lease::LEADER, Instant::now()) >= lease::SUSPECT {
-            match here::count_the_living(&context, &mut nodes).await {
+        if leads || first.watchers.still_for(lease::LEADER, Instant::now()) >= lease::SUSPECT {
+            match nodes::count_the_living(&context, &mut nodes).await {
                 Ok(news) => (changed, counted_at) = (news, Some(Instant::now())),
                 Err(e) => tracing::warn!(error = %e, "the managers were not counted"),
             }
         }
         // To a leader that never counted all other nodes would be dead.
         leads &= counted_at.is_some();
-        let led = context.leads.swap(leads, Ordering::AcqRel);
-        if leads && (!led || changed) {
-            context.news.tell(leader::everything(&context).into_iter().chain([Key::Nodes, Key::Certificate]));
-        }
-        if leads != led {
-            tracing::info!(leads, "leadership");
+        if !context.set_lead(leads) && leads && changed {
+            context.news.tell([Key::All, Key::Nodes]);
         }
         // A death is noticed when it is due, not up to a renewal later.
         let now = Instant::now();
-        let deaths = watchers.next_death(now).into_iter().chain(nodes.next_death(now));
+        let deaths = first.watchers.next_death(now).into_iter().chain(nodes.next_death(now));
         tokio::time::sleep(deaths.fold(lease::RENEW, Duration::min).max(SOONEST)).await;
     }
 }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::api::{AutoBalance, DataLocality};
+use crate::plan::orphan::AutoDeletion;
+use crate::plan::pods::NodeDown;
 use crate::schedule::Limits;
 
 /// What a setting's value may be.
@@ -19,6 +21,8 @@ pub enum Form {
     Number(u64, u64),
     /// One of these words.
     Word(&'static [&'static str]),
+    /// Some of these words, with semicolons between them, or none.
+    Words(&'static [&'static str]),
     /// Anything.
     Text,
 }
@@ -60,6 +64,10 @@ const NODE_DOWN: Form = Form::Word(&[
     "delete-deployment-pod",
     "delete-both-statefulset-and-deployment-pod",
 ]);
+/// Longhorn's words: directories of replicas; processes.
+const ORPHAN_DATA: &str = "replica-data";
+const ORPHAN_INSTANCE: &str = "instance";
+const ORPHANS: Form = Form::Words(&[ORPHAN_DATA, ORPHAN_INSTANCE]);
 const COMPRESSION: Form = Form::Word(&["none", "lz4", "gzip"]);
 
 /// All settings that are kept, sorted by name. Longhorn's others concern what is not here.
@@ -84,10 +92,11 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("freeze-filesystem-for-snapshot", "false", Form::Bool),
     stored("log-level", "Info", Form::Word(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
     stored("node-disk-health-monitoring", "true", Form::Bool),
-    stored("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
+    acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
     stored("node-drain-policy", "block-if-contains-last-replica", DRAIN),
     stored("offline-replica-rebuilding", "false", Form::Bool),
-    stored("orphan-resource-auto-deletion", "", Form::Text),
+    acts("orphan-resource-auto-deletion", "", ORPHANS),
+    acts("orphan-resource-auto-deletion-grace-period", "300", Form::Number(0, 10_000_000)),
     stored("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
     acts("replica-auto-balance", "disabled", BALANCE),
     acts("replica-disk-soft-anti-affinity", "true", Form::Bool),
@@ -123,10 +132,19 @@ impl Definition {
                 Ok(n) if (low..=high).contains(&n) => Ok(()),
                 Ok(_) | Err(_) => Err(format!("{name} is a number from {low} to {high}, not {value:?}")),
             },
+            Form::Words(words) if listed(value).all(|word| words.contains(&word)) => Ok(()),
+            Form::Words(words) => {
+                Err(format!("{name} is a list of {} with semicolons, not {value:?}", words.join(", ")))
+            }
             Form::Word(words) if words.contains(&value) => Ok(()),
             Form::Word(words) => Err(format!("{name} is one of {}, not {value:?}", words.join(", "))),
         }
     }
+}
+
+/// The words of a list with semicolons.
+fn listed(value: &str) -> impl Iterator<Item = &str> {
+    value.split(';').map(str::trim).filter(|word| !word.is_empty())
 }
 
 /// The definition of a setting.
@@ -249,6 +267,28 @@ impl Settings {
         self.number("storage-reserved-percentage-for-default-disk")
     }
 
+    /// Which orphans go by themselves.
+    pub fn orphan_deletion(&self) -> AutoDeletion {
+        let has = |word: &str| listed(self.text("orphan-resource-auto-deletion")).any(|w| w == word);
+        AutoDeletion {
+            data: has(ORPHAN_DATA),
+            instances: has(ORPHAN_INSTANCE),
+            grace: Duration::from_secs(self.number("orphan-resource-auto-deletion-grace-period")),
+        }
+    }
+
+    /// Pods of which owners are deleted by force when their node is down.
+    pub fn node_down(&self) -> NodeDown {
+        match self.text("node-down-pod-deletion-policy") {
+            "delete-statefulset-pod" => NodeDown { stateful_sets: true, deployments: false },
+            "delete-deployment-pod" => NodeDown { stateful_sets: false, deployments: true },
+            "delete-both-statefulset-and-deployment-pod" => {
+                NodeDown { stateful_sets: true, deployments: true }
+            }
+            _ => NodeDown::default(),
+        }
+    }
+
     /// Most snapshots of a volume that does not say.
     pub fn snapshot_max_count(&self) -> u64 {
         self.number("snapshot-max-count")
@@ -278,6 +318,9 @@ mod tests {
         assert_eq!(settings.replica_count(), 3);
         assert!(!settings.node_soft());
         assert_eq!(settings.limits(), Limits { over_provisioning: 100, minimal_available: 10 });
+        let orphans = Settings::of([("orphan-resource-auto-deletion", " instance; replica-data ;")]);
+        assert!(orphans.orphan_deletion().data && orphans.orphan_deletion().instances);
+        assert!(definition("orphan-resource-auto-deletion").unwrap().check("instance;all").is_err());
         let refused = definition("default-replica-count").unwrap().check("0").unwrap_err();
         assert!(refused.contains("from 1 to 20"), "{refused}");
     }

@@ -394,6 +394,51 @@ async fn what_nothing_knows_is_told_and_goes_with_its_orphan() {
     assert!(!cluster.machine().directories.contains(&stray));
 }
 
+#[tokio::test]
+async fn what_belongs_to_a_replica_of_another_node_is_no_orphan() {
+    let cluster = Cluster::new(&["n1"], 7).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    for name in ["orphan-resource-auto-deletion", "orphan-resource-auto-deletion-grace-period"] {
+        let value = if name.ends_with("period") { "0" } else { "replica-data;instance" };
+        cluster.server.apply("settings", name, &json!({ "value": value }));
+    }
+    // A disk that came from node n2, with a replica of it, and one that nobody knows.
+    let spec = json!({ "nodeID": "n2", "diskID": "disk-of-n1", "dataDirectoryName": "moved-0a1b2c3d" });
+    cluster.server.apply("replicas", "moved-r-0a1b2c3d", &json!({ "spec": spec }));
+    let (known, stray) = ("moved-0a1b2c3d", "gone-0a1b2c3d");
+    for name in [known, stray] {
+        cluster.machine().directories.insert(("/root-n1".to_owned(), name.to_owned()));
+    }
+    let there = |c: &Cluster, name: &str| c.machine().directories.iter().any(|(_, d)| d == name);
+    cluster.wait("the stray one goes by itself", |c| !there(c, stray)).await;
+    assert!(there(&cluster, known), "a replica's data");
+    assert_eq!(
+        cluster.server.all("orphans").iter().filter(|o| o["spec"]["parameters"]["DataName"] == known).count(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_process_that_its_engine_left_behind_is_ended() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 8).await;
+    cluster.attached_volume().await;
+    // While its manager is away the volume goes elsewhere.
+    drop(cluster.stops.remove("n1"));
+    let silent = |c: &Cluster| {
+        let node = c.server.get("nodes", "n1").unwrap();
+        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
+    };
+    cluster.wait("n1 is silent", silent).await;
+    cluster.ticket(Some("n2"));
+    cluster
+        .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
+        .await;
+    let on_n1 = |c: &Cluster| c.machine().engines["demo-e-0"].iter().any(|e| e.node == "n1");
+    assert!(on_n1(&cluster), "nobody was there to end it");
+    cluster.start("n1");
+    cluster.wait("the old engine is ended", |c| !on_n1(c)).await;
+}
+
 /// An epoch that an engine of that attachment would make.
 fn epoch(attachment: u32, counter: u64) -> Epoch {
     let generation = Generation { attachment, restart: 0 };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 
-use super::{Change, Verdict, World, tidy};
+use super::{Change, Facts, Verdict, tidy};
 use crate::api::{DiskSpec, DiskStatus, Node};
 
 /// Fills in the node's own name, and puts tags in order.
@@ -20,12 +20,12 @@ pub(super) fn complete(node: &mut Node) {
     }
 }
 
-pub(super) fn judge(change: Change<'_, Node>, world: &dyn World) -> Verdict {
+pub(super) fn judge(change: Change<'_, Node>, facts: &Facts) -> Verdict {
     match change {
         Change::Create(new) => no_twins(&new.spec.disks)?,
         Change::Update { old, new } if new.metadata.deletion_timestamp.is_none() => judge_update(old, new)?,
         Change::Update { .. } => {}
-        Change::Delete(node) => judge_delete(node, world)?,
+        Change::Delete(node) => judge_delete(node, facts)?,
     }
     Ok(Vec::new())
 }
@@ -106,14 +106,14 @@ fn no_twins(disks: &BTreeMap<String, DiskSpec>) -> Result<(), String> {
     Ok(())
 }
 
-fn judge_delete(node: &Node, world: &dyn World) -> Result<(), String> {
+fn judge_delete(node: &Node, facts: &Facts) -> Result<(), String> {
     let name = node.name_any();
-    if world.kubernetes_has(&name) {
+    if facts.kubernetes_has_it {
         return Err(format!(
             "node {name} is still a node of Kubernetes, and its manager would make this anew: delete that one first"
         ));
     }
-    let replicas: Vec<String> = world.replicas_on(&name).iter().map(|r| r.name_any()).collect();
+    let replicas: Vec<String> = facts.replicas.iter().map(|r| r.name_any()).collect();
     if !replicas.is_empty() {
         return Err(format!(
             "replicas are on node {name}: {}: wait until others have taken their place, or delete them",
@@ -125,7 +125,6 @@ fn judge_delete(node: &Node, world: &dyn World) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::review::tests::Known;
     use super::*;
     use crate::api::{NodeSpec, NodeStatus, Replica, ReplicaSpec};
 
@@ -155,7 +154,7 @@ mod tests {
     }
 
     fn refusal(old: &Node, new: &Node) -> String {
-        judge(Change::Update { old, new }, &Known::default()).expect_err("it is refused")
+        judge(Change::Update { old, new }, &Facts::default()).expect_err("it is refused")
     }
 
     #[test]
@@ -173,7 +172,7 @@ mod tests {
         let full = with_replica(closed.clone(), "demo-r-1");
         let refused = refusal(&full, &gone);
         assert!(refused.contains("demo-r-1") && refused.contains("evictionRequested"), "{refused}");
-        judge(Change::Update { old: &closed, new: &gone }, &Known::default()).unwrap();
+        judge(Change::Update { old: &closed, new: &gone }, &Facts::default()).unwrap();
     }
 
     #[test]
@@ -189,7 +188,7 @@ mod tests {
             let refused = refusal(&old, &disk(*change));
             assert!(refused.contains(says), "{refused}");
         }
-        judge(Change::Update { old: &old, new: &disk(|d| d.storage_reserved = 100) }, &Known::default())
+        judge(Change::Update { old: &old, new: &disk(|d| d.storage_reserved = 100) }, &Facts::default())
             .unwrap();
         let evicted = node(|s| s.eviction_requested = true);
         assert!(refusal(&old, &evicted).contains("needs allowScheduling: false"));
@@ -201,15 +200,15 @@ mod tests {
 
     #[test]
     fn a_node_goes_when_kubernetes_and_replicas_have_left_it() {
-        let delete = |world: &Known| judge(Change::Delete(&node(|_| {})), world);
-        let mut world = Known { kubernetes: vec!["n1".into()], ..Known::default() };
+        let delete = |world: &Facts| judge(Change::Delete(&node(|_| {})), world);
+        let mut world = Facts { kubernetes_has_it: true, ..Facts::default() };
         assert!(delete(&world).unwrap_err().contains("still a node of Kubernetes"));
-        world.kubernetes.clear();
+        world.kubernetes_has_it = false;
         let on =
             |node: &str| Replica::new("r", ReplicaSpec { node_id: node.into(), ..ReplicaSpec::default() });
-        world.replicas.push(on("n1").into());
+        world.replicas.push(on("n1"));
         assert!(delete(&world).unwrap_err().contains("replicas are on node n1"));
-        world.replicas = vec![on("n2").into()];
+        world.replicas.clear();
         delete(&world).unwrap();
     }
 }

@@ -2,13 +2,13 @@
 
 use kube::ResourceExt;
 
-use super::{Change, Verdict, World};
+use super::{Change, Facts, Verdict};
 use crate::api::{Engine, InstanceState, Replica, ReplicaMode, Volume};
 
-pub(super) fn judge(change: Change<'_, Replica>, world: &dyn World) -> Verdict {
+pub(super) fn judge(change: Change<'_, Replica>, facts: &Facts) -> Verdict {
     match change {
         Change::Update { old, new } if new.metadata.deletion_timestamp.is_none() => stays(old, new)?,
-        Change::Delete(replica) => may_go(replica, world)?,
+        Change::Delete(replica) => may_go(replica, facts)?,
         Change::Create(_) | Change::Update { .. } => {}
     }
     Ok(Vec::new())
@@ -29,18 +29,17 @@ fn stays(old: &Replica, new: &Replica) -> Result<(), String> {
     }
 }
 
-fn may_go(replica: &Replica, world: &dyn World) -> Result<(), String> {
+fn may_go(replica: &Replica, facts: &Facts) -> Result<(), String> {
     let name = &replica.spec.volume_name;
     // With its volume everything goes.
-    let Some(volume) = world.volume(name).filter(|v| v.metadata.deletion_timestamp.is_none()) else {
+    let Some(volume) = facts.volume.as_ref().filter(|v| v.metadata.deletion_timestamp.is_none()) else {
         return Ok(());
     };
-    let engine = world.engine(name);
-    let holds = |r: &Replica| holds_everything(r, &volume, engine.as_deref());
+    let holds = |r: &Replica| holds_everything(r, volume, facts.engine.as_ref());
     let own = replica.name_any();
-    let others = world.replicas_of(name);
-    let others = others.iter().filter(|r| r.name_any() != own && r.metadata.deletion_timestamp.is_none());
-    if holds(replica) && !others.into_iter().any(|r| holds(r)) {
+    let mut others =
+        facts.replicas.iter().filter(|r| r.name_any() != own && r.metadata.deletion_timestamp.is_none());
+    if holds(replica) && !others.any(holds) {
         return Err(format!(
             "replica {own} is the only one that holds everything of volume {name}: wait until another one does, or delete the volume"
         ));
@@ -63,7 +62,6 @@ fn holds_everything(replica: &Replica, volume: &Volume, engine: Option<&Engine>)
 
 #[cfg(test)]
 mod tests {
-    use super::super::review::tests::Known;
     use super::*;
     use crate::api::{EngineSpec, EngineStatus, EpochRecord, ReplicaSpec, VolumeSpec, VolumeStatus};
 
@@ -83,15 +81,15 @@ mod tests {
         failed
     }
 
-    fn world(replicas: &[Replica]) -> Known {
-        Known {
-            volumes: vec![Volume::new("demo", VolumeSpec::default()).into()],
-            replicas: replicas.iter().cloned().map(Into::into).collect(),
-            ..Known::default()
+    fn world(replicas: &[Replica]) -> Facts {
+        Facts {
+            volume: Some(Volume::new("demo", VolumeSpec::default())),
+            replicas: replicas.to_vec(),
+            ..Facts::default()
         }
     }
 
-    fn delete(name: &str, world: &Known) -> Verdict {
+    fn delete(name: &str, world: &Facts) -> Verdict {
         let replica = world.replicas.iter().find(|r| r.name_any() == name).unwrap();
         judge(Change::Delete(replica), world)
     }
@@ -118,8 +116,7 @@ mod tests {
         let mut world = world(&[replica("a"), replica("b")]);
         let epoch = EpochRecord { members: vec!["a".into()], ..EpochRecord::default() };
         let status = VolumeStatus { epoch: Some(epoch), ..VolumeStatus::default() };
-        world.volumes =
-            vec![Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) }.into()];
+        world.volume = Some(Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) });
         assert!(delete("a", &world).is_err());
         delete("b", &world).unwrap();
     }
@@ -135,7 +132,7 @@ mod tests {
         };
         let engine =
             Engine::new("demo-e-0", EngineSpec { volume_name: "demo".into(), ..EngineSpec::default() });
-        world.engines = vec![Engine { status: Some(status), ..engine }.into()];
+        world.engine = Some(Engine { status: Some(status), ..engine });
         assert!(delete("a", &world).is_err());
         delete("b", &world).unwrap();
     }
@@ -145,9 +142,9 @@ mod tests {
         let mut world = world(&[replica("a")]);
         let mut volume = Volume::new("demo", VolumeSpec::default());
         volume.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
-        world.volumes = vec![volume.into()];
+        world.volume = Some(volume);
         delete("a", &world).unwrap();
-        world.volumes.clear();
+        world.volume = None;
         delete("a", &world).unwrap();
     }
 
@@ -156,12 +153,12 @@ mod tests {
         let mut moved = replica("a");
         moved.spec.node_id = "n2".into();
         assert!(
-            judge(Change::Update { old: &replica("a"), new: &moved }, &Known::default())
+            judge(Change::Update { old: &replica("a"), new: &moved }, &Facts::default())
                 .unwrap_err()
                 .contains("nodeID")
         );
         let mut placed = replica("a");
         placed.spec.disk_id = "d".into();
-        judge(Change::Update { old: &replica("a"), new: &placed }, &Known::default()).unwrap();
+        judge(Change::Update { old: &replica("a"), new: &placed }, &Facts::default()).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{Change, Verdict, World, node, replica, setting, snapshot, volume};
+use super::{Change, Facts, Verdict, node, replica, setting, snapshot, volume};
 use crate::api::{Node, Replica, Setting, Snapshot, Volume};
 
 /// What the API server wants to know.
@@ -25,9 +25,23 @@ pub enum Call {
 #[error("not an AdmissionReview of admission.k8s.io/v1: {0}")]
 pub struct Unreadable(String);
 
+/// What has to be known to answer a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum About {
+    /// The settings, and the object itself.
+    ItselfAlone,
+    /// This volume, and how many snapshots it has.
+    Volume(String),
+    /// This volume, its engine and its replicas.
+    ReplicasOf(String),
+    /// What is on this node, and whether Kubernetes has it.
+    Node(String),
+}
+
+/// A question.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Review {
+pub struct Review {
     api_version: String,
     request: Request,
 }
@@ -69,47 +83,76 @@ struct Add {
     value: Value,
 }
 
-/// Answers a question, given as JSON, in JSON.
-///
-/// # Errors
-/// [`Unreadable`]; an object that cannot be read as its kind is let through, for the definitions refuse it.
-pub fn answer(call: Call, review: &[u8], world: &dyn World) -> Result<Value, Unreadable> {
-    let review: Review = serde_json::from_slice(review).map_err(|e| Unreadable(e.to_string()))?;
-    if review.api_version != "admission.k8s.io/v1" {
-        return Err(Unreadable(format!("apiVersion {:?}", review.api_version)));
-    }
-    let request = review.request;
-    let mut response = json!({ "uid": request.uid, "allowed": true });
-    match call {
-        Call::Mutate => {
-            let patch = complete(&request, world);
-            if !patch.is_empty() {
-                let text = serde_json::to_vec(&patch).map_err(|e| Unreadable(e.to_string()))?;
-                response["patchType"] = json!("JSONPatch");
-                response["patch"] = json!(ByteString(text));
-            }
+impl Review {
+    /// Reads a question, given as JSON.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn read(review: &[u8]) -> Result<Self, Unreadable> {
+        let review: Self = serde_json::from_slice(review).map_err(|e| Unreadable(e.to_string()))?;
+        if review.api_version != "admission.k8s.io/v1" {
+            return Err(Unreadable(format!("apiVersion {:?}", review.api_version)));
         }
-        Call::Validate => match judge(&request, world) {
-            Ok(warnings) if warnings.is_empty() => {}
-            Ok(warnings) => response["warnings"] = json!(warnings),
-            Err(refusal) => {
-                response["allowed"] = json!(false);
-                // As the API server itself says it of a broken rule, and not 403, which is about rights.
-                response["status"] = json!({ "code": 422, "reason": "Invalid", "message": refusal });
-            }
-        },
+        Ok(review)
     }
-    Ok(json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response }))
+
+    /// What has to be known for an answer to that call.
+    pub fn about(&self, call: Call) -> About {
+        let request = &self.request;
+        let name = || request.old_object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let text =
+            |object: &Value, field: &str| object["spec"][field].as_str().unwrap_or_default().to_owned();
+        match (call, request.operation, request.resource.resource.as_str()) {
+            _ if !request.is_about_the_object() => About::ItselfAlone,
+            (Call::Validate, Operation::Create, "snapshots") => {
+                About::Volume(text(&request.object, "volume"))
+            }
+            (Call::Validate, Operation::Delete, "replicas") => {
+                About::ReplicasOf(text(&request.old_object, "volumeName"))
+            }
+            (Call::Validate, Operation::Delete, "nodes") => About::Node(name()),
+            _ => About::ItselfAlone,
+        }
+    }
+
+    /// Answers, in JSON. An object that cannot be read as its kind is let through, for the definitions refuse it.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: the answer cannot be written.
+    pub fn answer(&self, call: Call, facts: &Facts) -> Result<Value, Unreadable> {
+        let request = &self.request;
+        let mut response = json!({ "uid": request.uid, "allowed": true });
+        match call {
+            Call::Mutate => {
+                let patch = complete(request, facts);
+                if !patch.is_empty() {
+                    let text = serde_json::to_vec(&patch).map_err(|e| Unreadable(e.to_string()))?;
+                    response["patchType"] = json!("JSONPatch");
+                    response["patch"] = json!(ByteString(text));
+                }
+            }
+            Call::Validate => match judge(request, facts) {
+                Ok(warnings) if warnings.is_empty() => {}
+                Ok(warnings) => response["warnings"] = json!(warnings),
+                Err(refusal) => {
+                    response["allowed"] = json!(false);
+                    // As the API server itself says it of a broken rule, and not 403, which is about rights.
+                    response["status"] = json!({ "code": 422, "reason": "Invalid", "message": refusal });
+                }
+            },
+        }
+        Ok(json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response }))
+    }
 }
 
-fn complete(request: &Request, world: &dyn World) -> Vec<Add> {
+fn complete(request: &Request, facts: &Facts) -> Vec<Add> {
     if !request.is_about_the_object() {
         return Vec::new();
     }
     let is_new = request.operation == Operation::Create;
     match (request.operation, request.resource.resource.as_str()) {
         (Operation::Create | Operation::Update, "volumes") => {
-            request.completed::<Volume>(|v| volume::complete(v, is_new, &world.settings()))
+            request.completed::<Volume>(|v| volume::complete(v, is_new, &facts.settings))
         }
         (Operation::Create | Operation::Update, "nodes") => request.completed::<Node>(node::complete),
         (Operation::Create, "snapshots") => request.completed::<Snapshot>(snapshot::complete),
@@ -117,16 +160,16 @@ fn complete(request: &Request, world: &dyn World) -> Vec<Add> {
     }
 }
 
-fn judge(request: &Request, world: &dyn World) -> Verdict {
+fn judge(request: &Request, facts: &Facts) -> Verdict {
     if !request.is_about_the_object() {
         return Ok(Vec::new());
     }
     match request.resource.resource.as_str() {
         "volumes" => request.judged::<Volume>(volume::judge),
-        "nodes" => request.judged::<Node>(|change| node::judge(change, world)),
+        "nodes" => request.judged::<Node>(|change| node::judge(change, facts)),
         "settings" => request.judged::<Setting>(setting::judge),
-        "snapshots" => request.judged::<Snapshot>(|change| snapshot::judge(change, world)),
-        "replicas" => request.judged::<Replica>(|change| replica::judge(change, world)),
+        "snapshots" => request.judged::<Snapshot>(|change| snapshot::judge(change, facts)),
+        "replicas" => request.judged::<Replica>(|change| replica::judge(change, facts)),
         _ => Ok(Vec::new()),
     }
 }
@@ -182,54 +225,8 @@ fn additions<K: Serialize + kube::Resource>(before: &K, after: &K) -> Vec<Add> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::Arc;
-
-    use kube::ResourceExt;
-
+mod tests {
     use super::*;
-    use crate::api::Engine;
-    use crate::settings::Settings;
-
-    /// What a test says is known.
-    #[derive(Default)]
-    pub(in crate::admission) struct Known {
-        pub(in crate::admission) volumes: Vec<Arc<Volume>>,
-        pub(in crate::admission) engines: Vec<Arc<Engine>>,
-        pub(in crate::admission) replicas: Vec<Arc<Replica>>,
-        pub(in crate::admission) snapshots: usize,
-        pub(in crate::admission) kubernetes: Vec<String>,
-    }
-
-    impl World for Known {
-        fn settings(&self) -> Settings {
-            Settings::default()
-        }
-
-        fn volume(&self, name: &str) -> Option<Arc<Volume>> {
-            self.volumes.iter().find(|v| v.name_any() == name).cloned()
-        }
-
-        fn engine(&self, volume: &str) -> Option<Arc<Engine>> {
-            self.engines.iter().find(|e| e.spec.volume_name == volume).cloned()
-        }
-
-        fn replicas_of(&self, volume: &str) -> Vec<Arc<Replica>> {
-            self.replicas.iter().filter(|r| r.spec.volume_name == volume).cloned().collect()
-        }
-
-        fn replicas_on(&self, node: &str) -> Vec<Arc<Replica>> {
-            self.replicas.iter().filter(|r| r.spec.node_id == node).cloned().collect()
-        }
-
-        fn snapshots_of(&self, _: &str) -> usize {
-            self.snapshots
-        }
-
-        fn kubernetes_has(&self, node: &str) -> bool {
-            self.kubernetes.iter().any(|n| n == node)
-        }
-    }
 
     fn ask(call: Call, operation: &str, resource: &str, object: &Value, old: &Value) -> Value {
         let review = json!({
@@ -237,7 +234,8 @@ pub(super) mod tests {
             "request": { "uid": "u-1", "operation": operation, "object": object, "oldObject": old,
                 "resource": { "group": "longhorn.io", "version": "v1beta2", "resource": resource } },
         });
-        let answer = answer(call, &serde_json::to_vec(&review).unwrap(), &Known::default()).unwrap();
+        let review = Review::read(&serde_json::to_vec(&review).unwrap()).unwrap();
+        let answer = review.answer(call, &Facts::default()).unwrap();
         assert_eq!(answer["response"]["uid"], "u-1");
         answer["response"].clone()
     }
@@ -308,7 +306,29 @@ pub(super) mod tests {
     fn only_reviews_are_answered() {
         let wrong: &[&[u8]] = &[b"", b"{}", b"{\"apiVersion\":\"admission.k8s.io/v1beta1\",\"request\":{\"uid\":\"\",\"operation\":\"CREATE\",\"resource\":{\"group\":\"\",\"resource\":\"\"}}}"];
         for body in wrong {
-            assert!(answer(Call::Validate, body, &Known::default()).is_err());
+            assert!(Review::read(body).is_err());
+        }
+    }
+
+    #[test]
+    fn what_has_to_be_known_follows_from_the_question() {
+        let about = |call, operation: &str, resource: &str| {
+            let object =
+                json!({ "metadata": { "name": "n1" }, "spec": { "volume": "v", "volumeName": "w" } });
+            let review = json!({ "apiVersion": "admission.k8s.io/v1", "request": {
+                "uid": "", "operation": operation, "object": object, "oldObject": object,
+                "resource": { "group": "longhorn.io", "resource": resource } } });
+            Review::read(&serde_json::to_vec(&review).unwrap()).unwrap().about(call)
+        };
+        let cases = [
+            ("CREATE", "snapshots", About::Volume("v".into())),
+            ("DELETE", "replicas", About::ReplicasOf("w".into())),
+            ("DELETE", "nodes", About::Node("n1".into())),
+            ("UPDATE", "volumes", About::ItselfAlone),
+        ];
+        for (operation, resource, expected) in cases {
+            assert_eq!(about(Call::Validate, operation, resource), expected);
+            assert_eq!(about(Call::Mutate, operation, resource), About::ItselfAlone);
         }
     }
 }

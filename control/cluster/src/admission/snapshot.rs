@@ -2,7 +2,7 @@
 
 use kube::ResourceExt;
 
-use super::{Change, Verdict, World};
+use super::{Change, Facts, Verdict};
 use crate::api::Snapshot;
 use crate::plan::VOLUME_LABEL;
 
@@ -12,11 +12,11 @@ pub(super) fn complete(snapshot: &mut Snapshot) {
     snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), volume);
 }
 
-pub(super) fn judge(change: Change<'_, Snapshot>, world: &dyn World) -> Verdict {
+pub(super) fn judge(change: Change<'_, Snapshot>, facts: &Facts) -> Verdict {
     match change {
         Change::Create(new) => {
             lh_block::check_name("snapshot", &new.name_any()).map_err(|e| e.to_string())?;
-            may_be_taken(new, world)?;
+            may_be_taken(new, facts)?;
         }
         Change::Update { old, new } => {
             let was_taken = old.status.as_ref().is_some_and(|s| !s.creation_time.is_empty());
@@ -29,14 +29,14 @@ pub(super) fn judge(change: Change<'_, Snapshot>, world: &dyn World) -> Verdict 
     Ok(Vec::new())
 }
 
-fn may_be_taken(new: &Snapshot, world: &dyn World) -> Result<(), String> {
+fn may_be_taken(new: &Snapshot, facts: &Facts) -> Result<(), String> {
     let name = &new.spec.volume;
-    let Some(volume) = world.volume(name).filter(|v| v.metadata.deletion_timestamp.is_none()) else {
+    let Some(volume) = facts.volume.as_ref().filter(|v| v.metadata.deletion_timestamp.is_none()) else {
         return Err(format!("volume {name} does not exist, or is being deleted"));
     };
     let own = u64::try_from(volume.spec.snapshot_max_count).unwrap_or_default();
-    let most = if own > 0 { own } else { world.settings().snapshot_max_count() };
-    let there = u64::try_from(world.snapshots_of(name)).unwrap_or(u64::MAX);
+    let most = if own > 0 { own } else { facts.settings.snapshot_max_count() };
+    let there = u64::try_from(facts.snapshots).unwrap_or(u64::MAX);
     if new.spec.create_snapshot && there >= most {
         return Err(format!(
             "volume {name} has {there} snapshots, and {most} are allowed: delete some, or raise snapshotMaxCount"
@@ -47,7 +47,6 @@ fn may_be_taken(new: &Snapshot, world: &dyn World) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::review::tests::Known;
     use super::*;
     use crate::api::{SnapshotSpec, SnapshotStatus, Volume, VolumeSpec};
 
@@ -58,19 +57,19 @@ mod tests {
         )
     }
 
-    fn world(most: i64, there: usize) -> Known {
+    fn world(most: i64, there: usize) -> Facts {
         let volume = Volume::new("demo", VolumeSpec { snapshot_max_count: most, ..VolumeSpec::default() });
-        Known { volumes: vec![volume.into()], snapshots: there, ..Known::default() }
+        Facts { volume: Some(volume), snapshots: there, ..Facts::default() }
     }
 
     #[test]
     fn it_is_of_a_volume_that_has_room_for_it() {
         judge(Change::Create(&snapshot("demo")), &world(2, 1)).unwrap();
         let refused =
-            |volume: &str, world: &Known| judge(Change::Create(&snapshot(volume)), world).unwrap_err();
+            |volume: &str, world: &Facts| judge(Change::Create(&snapshot(volume)), world).unwrap_err();
         assert!(refused("demo", &world(2, 2)).contains("2 are allowed"));
         assert!(refused("demo", &world(0, 250)).contains("250 are allowed"), "the setting counts");
-        assert!(refused("other", &world(2, 0)).contains("does not exist"));
+        assert!(refused("other", &Facts::default()).contains("does not exist"));
         let mut told = snapshot("demo");
         told.spec.create_snapshot = false;
         judge(Change::Create(&told), &world(2, 2)).unwrap();

@@ -23,6 +23,7 @@ use super::words::{DataEngine, DesireState, Frontend, InstanceState, Quorum, Rep
     derive = "PartialEq",
     category = "longhorn",
     doc = "The process that serves a volume on one node.",
+    selectable = ".spec.nodeID",
     printcolumn(name = "Data Engine", type_ = "string", json_path = ".spec.dataEngine"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.currentState"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeID"),

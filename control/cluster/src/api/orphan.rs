@@ -22,6 +22,7 @@ use super::values::{Condition, is_default, null_is_default};
     derive = "PartialEq",
     category = "longhorn",
     doc = "A replica directory or a process that nothing in the cluster knows.",
+    selectable = ".spec.nodeID",
     printcolumn(name = "Type", type_ = "string", json_path = ".spec.orphanType"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeID")
 )]

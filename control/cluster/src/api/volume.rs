@@ -24,6 +24,8 @@ use super::words::{
     derive = "PartialEq",
     category = "longhorn",
     doc = "A replicated block device.",
+    selectable = ".spec.nodeID",
+    selectable = ".status.cloneStatus.sourceVolume",
     printcolumn(name = "Data Engine", type_ = "string", json_path = ".spec.dataEngine"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Robustness", type_ = "string", json_path = ".status.robustness"),

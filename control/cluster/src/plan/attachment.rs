@@ -62,12 +62,15 @@ pub fn plan(attachment: &VolumeAttachment, volume: Option<&Volume>, now: &str) -
     let tickets = &attachment.spec.attachment_tickets;
     let old = attachment.status.as_ref().map(|s| &s.attachment_ticket_statuses);
     let is_going = volume.is_some_and(|v| v.metadata.deletion_timestamp.is_some());
+    let target = volume.filter(|_| !is_going).and_then(|volume| target(tickets.iter(), volume));
+    // What is decided now counts: it is told once, not twice.
+    let wanted = target.as_ref().map(|t| &t.node).or(volume.map(|v| &v.spec.node_id));
     let statuses = tickets.iter().map(|(id, ticket)| {
         let before = old.and_then(|all| all.get(id));
-        (id.clone(), fare(id, ticket, volume, before, now))
+        (id.clone(), fare(id, ticket, volume.zip(wanted), before, now))
     });
-    let target = volume.filter(|_| !is_going).and_then(|volume| target(tickets.iter(), volume));
-    Plan { target, tickets: statuses.collect() }
+    let tickets = statuses.collect();
+    Plan { target, tickets }
 }
 
 /// Where the volume should be, if that is not where its spec puts it.
@@ -103,11 +106,11 @@ fn target<'a>(
     (disables_frontend(front) != spec.disable_frontend && !background_only).then(Target::default)
 }
 
-/// How a ticket fares.
+/// How a ticket fares, of a volume that should be on a node, or, if that is empty, nowhere.
 fn fare(
     id: &str,
     ticket: &AttachmentTicket,
-    volume: Option<&Volume>,
+    volume: Option<(&Volume, &String)>,
     before: Option<&TicketStatus>,
     now: &str,
 ) -> TicketStatus {
@@ -120,8 +123,10 @@ fn fare(
     status
 }
 
-fn verdict(ticket: &AttachmentTicket, volume: Option<&Volume>) -> (bool, &'static str, String) {
-    let Some(volume) = volume else { return (false, "NoVolume", "the volume does not exist".to_owned()) };
+fn verdict(ticket: &AttachmentTicket, volume: Option<(&Volume, &String)>) -> (bool, &'static str, String) {
+    let Some((volume, wanted)) = volume else {
+        return (false, "NoVolume", "the volume does not exist".to_owned());
+    };
     let status = volume.status.clone().unwrap_or_default();
     let node = &ticket.node_id;
     let current = &status.current_node_id;
@@ -136,7 +141,7 @@ fn verdict(ticket: &AttachmentTicket, volume: Option<&Volume>) -> (bool, &'stati
     if !current.is_empty() && current != node {
         return (false, "Elsewhere", format!("the volume is attached to node {current}"));
     }
-    if volume.spec.node_id == *node && !node.is_empty() {
+    if wanted == node && !node.is_empty() {
         return (false, "Attaching", format!("the volume is being attached to node {node}"));
     }
     (false, "Waiting", format!("the volume is {}", status.state))
@@ -262,7 +267,8 @@ mod tests {
         let cases = [
             (Some(volume("n1", "n1", Attached)), ("", true), ("Elsewhere", false)),
             (Some(volume("n1", "", Attaching)), ("Attaching", false), ("Waiting", false)),
-            (Some(volume("", "", Detached)), ("Waiting", false), ("Waiting", false)),
+            (Some(volume("", "", Detached)), ("Attaching", false), ("Waiting", false)),
+            (Some(volume("n3", "", Attaching)), ("Waiting", false), ("Waiting", false)),
             (None, ("NoVolume", false), ("NoVolume", false)),
         ];
         for (volume, a, b) in cases {

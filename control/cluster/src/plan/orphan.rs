@@ -1,9 +1,12 @@
 //! What lies on a node and no resource knows: directories of replicas, and processes of engines and replicas.
 //!
-//! Each becomes an Orphan resource, and nothing else happens to it: nobody but a user can know that it is not wanted.
-//! Deleting the resource deletes what it stands for.
+//! Each becomes an Orphan resource, and nothing else happens to it unless a setting says so: nobody but a user can know that
+//! it is not wanted. Deleting the resource deletes what it stands for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::FINALIZER;
 use crate::api::{Orphan, OrphanSpec};
@@ -45,6 +48,30 @@ pub struct Observed<'a> {
     pub instances: &'a BTreeSet<String>,
     /// The node's orphans.
     pub orphans: &'a [&'a Orphan],
+    /// Which of them go by themselves.
+    pub deletion: &'a AutoDeletion,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// Which orphans go by themselves, and after what time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AutoDeletion {
+    /// Directories of replicas.
+    pub data: bool,
+    /// Processes.
+    pub instances: bool,
+    /// How long they are only told of.
+    pub grace: Duration,
+}
+
+impl AutoDeletion {
+    fn takes(&self, orphan: &Orphan, kind: &str, now: Timestamp) -> bool {
+        let chosen = if kind == REPLICA_DATA { self.data } else { self.instances };
+        let made = orphan.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let age = made.map(|made| now.duration_since(made).max(SignedDuration::ZERO).unsigned_abs());
+        chosen && age.is_some_and(|age| age > self.grace)
+    }
 }
 
 /// What to do.
@@ -54,6 +81,8 @@ pub enum Action {
     Create(String, Box<OrphanSpec>),
     /// It is no orphan any more: let it go, and what it stood for alone.
     Forget(String),
+    /// Its time is over: delete it, and what it stands for with it.
+    Delete(String),
     /// Remove a directory, then let the orphan go.
     RemoveData {
         /// The orphan.
@@ -109,6 +138,9 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             (None, true) if kept => actions.push(Action::Forget(name)),
             (None, false) => actions.push(Action::Forget(name)),
             (Some(_), true) if kept => actions.push(removal(name, &identity, &orphan.spec)),
+            (Some(_), false) if o.deletion.takes(orphan, identity.0, o.now) => {
+                actions.push(Action::Delete(name))
+            }
             _ => {}
         }
         told.insert(identity);
@@ -181,6 +213,7 @@ mod tests {
         processes: Vec<&'static str>,
         instances: Vec<&'static str>,
         orphans: Vec<Orphan>,
+        deletion: AutoDeletion,
     }
 
     fn case() -> Case {
@@ -190,6 +223,7 @@ mod tests {
             processes: vec![],
             instances: vec![],
             orphans: vec![],
+            deletion: AutoDeletion::default(),
         }
     }
 
@@ -203,6 +237,8 @@ mod tests {
             processes: &owned(&case.processes),
             instances: &owned(&case.instances),
             orphans: &case.orphans.iter().collect::<Vec<_>>(),
+            deletion: &case.deletion,
+            now: Timestamp::from_second(1_700_000_000).unwrap(),
         })
     }
 
@@ -249,6 +285,26 @@ mod tests {
         let known = |orphan| Case { known: vec!["v-0a1b2c3d"], orphans: vec![orphan], ..case() };
         assert_eq!(decide(&known(orphan.clone())), [Action::Forget(name.clone())]);
         assert_eq!(decide(&known(going(orphan))), [Action::Forget(name)]);
+    }
+
+    #[test]
+    fn it_goes_by_itself_only_where_that_is_set_and_after_its_time() {
+        let mut orphan = made(&case());
+        let name = orphan.metadata.name.clone().unwrap();
+        let mut after = |seconds: i64, data, instances| {
+            let born = Timestamp::from_second(1_700_000_000 - seconds).unwrap();
+            orphan.metadata.creation_timestamp = Some(born.into());
+            let deletion = AutoDeletion { data, instances, grace: Duration::from_secs(300) };
+            decide(&Case { orphans: vec![orphan.clone()], deletion, ..case() })
+        };
+        assert_eq!(after(301, true, false), [Action::Delete(name)]);
+        for (seconds, data, instances) in [(300, true, true), (301, false, true), (-5, true, true)] {
+            assert_eq!(after(seconds, data, instances), [], "{seconds} {data} {instances}");
+        }
+        // A replica came to know it meanwhile.
+        let deletion = AutoDeletion { data: true, instances: true, grace: Duration::ZERO };
+        let known = Case { known: vec!["v-0a1b2c3d"], orphans: vec![orphan.clone()], deletion, ..case() };
+        assert!(matches!(decide(&known)[..], [Action::Forget(_)]));
     }
 
     #[test]

@@ -54,11 +54,20 @@ fn epoch_of(volume: &Volume) -> Result<Option<Epoch>, String> {
 }
 
 /// A new generation: above everything issued and above everything that a replica has seen. Stored before it is given
-/// out.
-pub(super) async fn issue_generation(desk: &Desk, volume: &str, seen: Generation) -> Done<Generation> {
+/// out, and to nobody but the node that the volume should be on: one given out in vain would shut out the engine that is
+/// wanted.
+pub(super) async fn issue_generation(
+    desk: &Desk,
+    volume: &str,
+    node: &str,
+    seen: Generation,
+) -> Done<Generation> {
     let api = desk.api::<Volume>();
     for _ in 0..TRIES {
         let read = api.get(volume).await?;
+        if read.spec.node_id != node {
+            return Err(ReconcileError::NotYet(format!("volume {volume} is not to be on node {node}")));
+        }
         let issued = read.status.as_ref().and_then(|s| s.generation).map(|g| g.0).unwrap_or_default();
         let highest = issued.max(seen);
         if highest.attachment == u32::MAX {

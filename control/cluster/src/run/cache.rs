@@ -1,24 +1,25 @@
-//! What the API server holds, kept up to date by one watch per kind, and the news of what changed.
+//! What the API server holds, kept up to date by watches, and the news of what changed.
+//!
+//! A manager hears of what is of its own node ([`Local`]), whoever leads of everything ([`Global`]): with a hundred nodes
+//! each change would otherwise be sent, and read, a hundred times. Fields that are selected by are declared in the
+//! definitions (`selectableFields`, Kubernetes 1.31). Of snapshots every manager hears: they do not name their node.
 
 use std::collections::BTreeSet;
-use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
+use kube::ResourceExt;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::{self, watcher};
-use kube::{Resource, ResourceExt};
-use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use super::certificate::SECRET;
-use super::desk::{Desk, Kind};
+use super::desk::Desk;
+use super::shelf::{Item, Shelf};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
@@ -35,6 +36,8 @@ pub(super) enum Key {
     Setting(String),
     /// Leader: which nodes are alive, and what stands for all of them.
     Nodes,
+    /// Leader: the pods of a node whose manager is silent.
+    PodsOf(String),
     /// Leader: everything, anew.
     All,
     /// The webhook's certificate: the leader keeps it, every manager serves it.
@@ -74,181 +77,208 @@ impl News {
     }
 }
 
-/// All kinds that decisions are made of.
-#[derive(Clone)]
-pub(super) struct Cache {
-    pub(super) volumes: Store<Volume>,
-    pub(super) engines: Store<Engine>,
-    pub(super) replicas: Store<Replica>,
-    pub(super) attachments: Store<VolumeAttachment>,
-    pub(super) snapshots: Store<Snapshot>,
-    pub(super) nodes: Store<Node>,
-    pub(super) settings: Store<Setting>,
-    pub(super) instance_managers: Store<InstanceManager>,
-    pub(super) engine_images: Store<EngineImage>,
-    pub(super) orphans: Store<Orphan>,
-    pub(super) kube_nodes: Store<KubeNode>,
-    /// The webhook's certificate alone.
-    pub(super) secrets: Store<Secret>,
-    namespace: String,
+impl Item for Volume {}
+impl Item for Node {}
+impl Item for Setting {}
+impl Item for InstanceManager {}
+impl Item for EngineImage {}
+impl Item for Orphan {}
+impl Item for VolumeAttachment {}
+impl Item for KubeNode {}
+impl Item for Secret {}
+
+impl Item for Engine {
+    fn owner(&self) -> &str {
+        &self.spec.volume_name
+    }
 }
 
-impl Cache {
-    /// The cache, and what keeps it up to date for as long as it is polled. `here`: this node, which looks at itself when
-    /// something of its own changes, and not for each of a thousand replicas elsewhere.
+impl Item for Snapshot {
+    fn owner(&self) -> &str {
+        &self.spec.volume
+    }
+}
+
+impl Item for Replica {
+    fn owner(&self) -> &str {
+        &self.spec.volume_name
+    }
+
+    /// What it takes of the room of a disk.
+    fn counts_otherwise(&self, before: &Self) -> bool {
+        let place = |r: &Self| (r.spec.node_id.clone(), r.spec.disk_id.clone(), r.spec.volume_size);
+        place(self) != place(before)
+    }
+}
+
+/// The field that names the node of an engine, a replica, an orphan, and the one that a volume should be on.
+const NODE_FIELD: &str = "spec.nodeID";
+
+/// The name of a node's instance manager.
+pub(super) fn instance_manager(node: &str) -> String {
+    format!("instance-manager-{node}")
+}
+
+/// What is of this node.
+#[derive(Clone)]
+pub(super) struct Local {
+    /// Those that should be here.
+    pub(super) volumes: Shelf<Volume>,
+    pub(super) engines: Shelf<Engine>,
+    pub(super) replicas: Shelf<Replica>,
+    /// Of all nodes.
+    pub(super) snapshots: Shelf<Snapshot>,
+    /// This one alone.
+    pub(super) nodes: Shelf<Node>,
+    /// All.
+    pub(super) settings: Shelf<Setting>,
+    /// This one's alone.
+    pub(super) instance_managers: Shelf<InstanceManager>,
+    pub(super) orphans: Shelf<Orphan>,
+    /// This one alone.
+    pub(super) kube_nodes: Shelf<KubeNode>,
+    /// The webhook's certificate alone.
+    pub(super) secrets: Shelf<Secret>,
+}
+
+impl Local {
+    /// What is of the node `here`, and what keeps it up to date for as long as it is polled.
     pub(super) fn new(desk: &Desk, news: &Arc<News>, here: &str) -> (Self, Vec<BoxFuture<'static, ()>>) {
-        let mut watches = Vec::new();
-        let own = |node: &str, here: &str| (node == here).then_some(Key::Here);
-        let (of_replica, of_node) = (here.to_owned(), here.to_owned());
-        let (of_manager, of_orphan, of_kube) = (here.to_owned(), here.to_owned(), here.to_owned());
-        let cache = Self {
-            volumes: watch(desk.api(), news, &mut watches, volume_keys),
-            engines: watch(desk.api(), news, &mut watches, engine_keys),
-            replicas: watch(desk.api(), news, &mut watches, move |r: &Replica| {
-                let of_both = [Key::Replica(r.name_any()), Key::Volume(r.spec.volume_name.clone())];
-                of_both.into_iter().chain(own(&r.spec.node_id, &of_replica)).collect()
+        let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
+        let of_node = format!("{NODE_FIELD}={here}");
+        let named = |name: &str| format!("metadata.name={name}");
+        let local = Self {
+            volumes: to.watch(desk.api(), &of_node, |_| Vec::new()),
+            engines: to.watch(desk.api(), &of_node, |e: &Engine| {
+                vec![Key::Engine(e.name_any()), Key::Snapshots(e.spec.volume_name.clone())]
             }),
-            attachments: watch(desk.api(), news, &mut watches, |a: &VolumeAttachment| {
-                vec![Key::Attachment(a.name_any()), Key::Volume(a.spec.volume.clone())]
-            }),
-            snapshots: watch(desk.api(), news, &mut watches, |s: &Snapshot| {
+            // What replicas take of a disk is told with the next round.
+            replicas: to.watch(desk.api(), &of_node, |r: &Replica| vec![Key::Replica(r.name_any())]),
+            snapshots: to.watch(desk.api(), "", |s: &Snapshot| {
                 vec![Key::Snapshot(s.name_any()), Key::Volume(s.spec.volume.clone())]
             }),
-            nodes: watch(desk.api(), news, &mut watches, move |n: &Node| {
-                own(&n.name_any(), &of_node).into_iter().chain([Key::Nodes]).collect()
+            nodes: to.watch(desk.api(), &named(here), |_| vec![Key::Here]),
+            settings: to.watch(desk.api(), "", |s: &Setting| {
+                vec![Key::Setting(s.name_any()), Key::Here, Key::Nodes, Key::All]
             }),
-            settings: watch(desk.api(), news, &mut watches, |s: &Setting| {
-                vec![Key::Setting(s.name_any()), Key::Here, Key::All]
-            }),
-            instance_managers: watch(desk.api(), news, &mut watches, move |m: &InstanceManager| {
-                own(&m.spec.node_id, &of_manager).into_iter().collect()
-            }),
-            engine_images: watch(desk.api(), news, &mut watches, |_: &EngineImage| vec![Key::Nodes]),
-            orphans: watch(desk.api(), news, &mut watches, move |o: &Orphan| {
-                own(&o.spec.node_id, &of_orphan).into_iter().collect()
-            }),
-            kube_nodes: watch(Api::all(desk.client.clone()), news, &mut watches, move |n: &KubeNode| {
-                own(&n.name_any(), &of_kube).into_iter().collect()
-            }),
-            secrets: watch_some(
-                desk.api(),
-                watcher::Config::default().fields(&format!("metadata.name={SECRET}")),
-                news,
-                &mut watches,
-                |_: &Secret| vec![Key::Certificate],
-            ),
-            namespace: desk.namespace.clone(),
+            instance_managers: to.watch(desk.api(), &named(&instance_manager(here)), |_| vec![Key::Here]),
+            orphans: to.watch(desk.api(), &of_node, |_| vec![Key::Here]),
+            kube_nodes: to.watch(Api::all(desk.client.clone()), &named(here), |_| vec![Key::Here]),
+            secrets: to.watch(desk.api(), &named(SECRET), |_| vec![Key::Certificate]),
         };
-        (cache, watches)
+        (local, to.all)
     }
 
     /// Waits until everything was read once.
     pub(super) async fn ready(&self) {
-        // A store says that it never will be ready only when its watch ended, which it does not while it is polled.
-        let _ = futures::join!(
-            self.volumes.wait_until_ready(),
-            self.engines.wait_until_ready(),
-            self.replicas.wait_until_ready(),
-            self.attachments.wait_until_ready(),
-            self.snapshots.wait_until_ready(),
-            self.nodes.wait_until_ready(),
-            self.settings.wait_until_ready(),
-            self.instance_managers.wait_until_ready(),
-            self.engine_images.wait_until_ready(),
-            self.orphans.wait_until_ready(),
-            self.kube_nodes.wait_until_ready(),
-            self.secrets.wait_until_ready(),
+        futures::join!(
+            self.volumes.ready(),
+            self.engines.ready(),
+            self.replicas.ready(),
+            self.snapshots.ready(),
+            self.nodes.ready(),
+            self.settings.ready(),
+            self.instance_managers.ready(),
+            self.orphans.ready(),
+            self.kube_nodes.ready(),
+            self.secrets.ready(),
         );
-    }
-
-    /// One object of this namespace.
-    pub(super) fn get<K: Kind>(&self, store: &Store<K>, name: &str) -> Option<Arc<K>> {
-        store.get(&ObjectRef::new(name).within(&self.namespace))
     }
 
     /// The settings in force.
     pub(super) fn settings(&self) -> Settings {
-        let all = self.settings.state();
+        let all = self.settings.all();
         let names: Vec<(String, String)> = all.iter().map(|s| (s.name_any(), s.spec.value.clone())).collect();
         Settings::of(names.iter().map(|(name, value)| (name.as_str(), value.as_str())))
     }
 }
 
-fn volume_keys(volume: &Volume) -> Vec<Key> {
-    let name = volume.name_any();
-    vec![
-        Key::Volume(name.clone()),
-        Key::Attachment(name.clone()),
-        Key::Engine(crate::plan::volume::engine_name(&name)),
-    ]
+/// What is of all nodes.
+#[derive(Clone)]
+pub(super) struct Global {
+    pub(super) volumes: Shelf<Volume>,
+    pub(super) engines: Shelf<Engine>,
+    pub(super) replicas: Shelf<Replica>,
+    pub(super) attachments: Shelf<VolumeAttachment>,
+    pub(super) nodes: Shelf<Node>,
+    pub(super) engine_images: Shelf<EngineImage>,
 }
 
-fn engine_keys(engine: &Engine) -> Vec<Key> {
-    let volume = &engine.spec.volume_name;
-    vec![Key::Engine(engine.name_any()), Key::Volume(volume.clone()), Key::Snapshots(volume.clone())]
+impl Global {
+    /// Everything, and what keeps it up to date for as long as it is polled.
+    pub(super) fn new(desk: &Desk, news: &Arc<News>) -> (Self, Vec<BoxFuture<'static, ()>>) {
+        let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
+        let global = Self {
+            volumes: to.watch(desk.api(), "", |v: &Volume| {
+                vec![Key::Volume(v.name_any()), Key::Attachment(v.name_any())]
+            }),
+            engines: to.watch(desk.api(), "", |e: &Engine| {
+                let volume = || e.spec.volume_name.clone();
+                vec![Key::Volume(volume()), Key::Snapshots(volume())]
+            }),
+            replicas: to.watch(desk.api(), "", |r: &Replica| vec![Key::Volume(r.spec.volume_name.clone())]),
+            attachments: to.watch(desk.api(), "", |a: &VolumeAttachment| {
+                vec![Key::Attachment(a.name_any()), Key::Volume(a.spec.volume.clone())]
+            }),
+            nodes: to.watch(desk.api(), "", |_: &Node| vec![Key::Nodes]),
+            engine_images: to.watch(desk.api(), "", |_: &EngineImage| vec![Key::Nodes]),
+        };
+        (global, to.all)
+    }
+
+    /// Waits until everything was read once.
+    pub(super) async fn ready(&self) {
+        futures::join!(
+            self.volumes.ready(),
+            self.engines.ready(),
+            self.replicas.ready(),
+            self.attachments.ready(),
+            self.nodes.ready(),
+            self.engine_images.ready(),
+        );
+    }
 }
 
-/// Starts to watch one kind.
-fn watch<K>(
-    api: Api<K>,
-    news: &Arc<News>,
-    watches: &mut Vec<BoxFuture<'static, ()>>,
-    keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
-) -> Store<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: Eq + Hash + Clone,
-{
-    watch_some(api, watcher::Config::default(), news, watches, keys)
+/// Watches that are being begun.
+struct Watches {
+    news: Arc<News>,
+    all: Vec<BoxFuture<'static, ()>>,
 }
 
-/// Starts to watch those of one kind that the configuration selects.
-fn watch_some<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    news: &Arc<News>,
-    watches: &mut Vec<BoxFuture<'static, ()>>,
-    keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
-) -> Store<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: Eq + Hash + Clone,
-{
-    let (reader, writer) = store();
-    watches.push(Box::pin(follow(api, config, Arc::clone(news), writer, keys)));
-    reader
+impl Watches {
+    /// Begins to watch those of one kind that `fields` selects; empty: all.
+    fn watch<K: Item>(
+        &mut self,
+        api: Api<K>,
+        fields: &str,
+        keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
+    ) -> Shelf<K> {
+        let config = watcher::Config::default();
+        let config = if fields.is_empty() { config } else { config.fields(fields) };
+        let shelf = Shelf::new();
+        self.all.push(Box::pin(follow(api, config, Arc::clone(&self.news), shelf.clone(), keys)));
+        shelf
+    }
 }
 
-async fn follow<K>(
+async fn follow<K: Item>(
     api: Api<K>,
     config: watcher::Config,
     news: Arc<News>,
-    writer: Writer<K>,
+    shelf: Shelf<K>,
     keys: impl Fn(&K) -> Vec<Key> + Send,
-) where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: Eq + Hash + Clone,
-{
+) {
     // Who wrote which field is as large as the object itself, and nobody asks for it.
     let lean = |object: &mut K| object.meta_mut().managed_fields = None;
-    let events = watcher(api, config).default_backoff().modify(lean).reflect(writer);
+    let events = watcher(api, config).default_backoff().modify(lean);
     let mut events = std::pin::pin!(events);
-    // What was told of: after a watch was lost, things that are gone meanwhile are in no event.
-    let mut known: BTreeSet<Key> = BTreeSet::new();
-    let mut listed: BTreeSet<Key> = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {
-            Ok(watcher::Event::Apply(object)) => {
-                let keys = keys(&object);
-                known.extend(keys.iter().cloned());
-                news.tell(keys);
-            }
-            Ok(watcher::Event::Delete(object)) => news.tell(keys(&object)),
-            Ok(watcher::Event::Init) => listed.clear(),
-            Ok(watcher::Event::InitApply(object)) => listed.extend(keys(&object)),
-            Ok(watcher::Event::InitDone) => {
-                let before = std::mem::replace(&mut known, std::mem::take(&mut listed));
-                news.tell(before.into_iter().chain(known.iter().cloned()));
+            Ok(event) => {
+                let changed = shelf.hear(event);
+                if !changed.is_empty() {
+                    news.tell(changed.iter().flat_map(|object| keys(object)));
+                }
             }
             Err(e) => {
                 tracing::warn!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");

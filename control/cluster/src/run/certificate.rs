@@ -152,15 +152,15 @@ fn renewed(made: &Made, old: Option<&Secret>, now: Timestamp) -> Secret {
 }
 
 /// Looks at the certificate: the leader keeps it and the registrations, every manager serves it.
-pub(super) async fn look(context: &Context) -> Done<Outcome> {
-    let (cache, desk) = (&context.cache, &context.desk);
-    let secret = cache.get(&cache.secrets, SECRET);
+pub(super) async fn look(context: &Context, leads: bool) -> Done<Outcome> {
+    let desk = &context.desk;
+    let secret = context.cache.secrets.get(SECRET);
     if let Some(secret) = &secret
         && let Some(config) = served(secret)
     {
         context.certificate.send_replace(Some(config));
     }
-    if !context.leads() {
+    if !leads {
         return Ok(Outcome::Done);
     }
     let now = Timestamp::now();

@@ -1,6 +1,5 @@
 //! What the leader does: volumes, their attachments, settings, and what stands for all nodes.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
@@ -11,8 +10,9 @@ use kube::core::object::HasSpec;
 use kube::{Resource, ResourceExt};
 
 use super::Context;
-use super::cache::Key;
+use super::cache::{Global, Key};
 use super::desk::{Done, Kind, is_missing};
+use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::{
     AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
@@ -20,7 +20,7 @@ use crate::api::{
 };
 use crate::plan::snapshot::FOR_CLONE;
 use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
-use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, node, snapshot, written};
+use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
 
 /// Bytes of a volume's key.
@@ -37,22 +37,15 @@ fn ticket_id(kind: TicketType) -> String {
 }
 
 /// Looks at one volume.
-pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
-    let cache = &context.cache;
-    let Some(volume) = cache.get(&cache.volumes, name) else { return Ok(Outcome::Done) };
-    let engine = cache.get(&cache.engines, &volume::engine_name(name));
-    let replicas = cache.replicas.state_filter(|r| r.spec.volume_name == name);
-    let attachment = cache.get(&cache.attachments, name);
-    let snapshots = cache.snapshots.state_filter(|s| s.spec.volume == name);
-    let (nodes, all_replicas) = (cache.nodes.state(), cache.replicas.state());
-    let (nodes_up, settings) = (context.nodes_up(), cache.settings());
-    let origin = origin(context, &volume);
-    let (cluster, disk_paths) = node::picture(
-        nodes.iter().map(Arc::as_ref),
-        all_replicas.iter().map(Arc::as_ref),
-        &nodes_up,
-        &settings,
-    );
+pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let cache = &lead.cache;
+    let Some(volume) = cache.volumes.get(name) else { return Ok(Outcome::Done) };
+    let engine = cache.engines.get(&volume::engine_name(name));
+    let replicas = cache.replicas.of(name);
+    let attachment = cache.attachments.get(name);
+    let snapshots = context.cache.snapshots.of(name);
+    let origin = origin(context, cache, &volume);
+    let picture = lead.picture(context);
     let actions = volume::plan(&volume::Observed {
         volume: &volume,
         engine: engine.as_deref(),
@@ -64,10 +57,10 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
             replicas: o.2.iter().map(Arc::as_ref).collect(),
         }),
         snapshots: snapshots.len(),
-        cluster: &cluster,
-        disk_paths: &disk_paths,
-        nodes_up: &nodes_up,
-        settings: &settings,
+        cluster: &picture.cluster,
+        disk_paths: &picture.disk_paths,
+        nodes_up: &picture.up,
+        settings: &picture.settings,
         image: &context.options.image,
         now: Timestamp::now(),
     });
@@ -83,30 +76,14 @@ pub(super) async fn volume(context: &Context, name: &str) -> Done<Outcome> {
 type Origin = (Option<Arc<Volume>>, Option<Arc<Snapshot>>, Vec<Arc<Replica>>);
 
 /// What a volume is being cloned from: the volume, its snapshot, its replicas.
-fn origin(context: &Context, volume: &Volume) -> Option<Origin> {
-    let cache = &context.cache;
+fn origin(context: &Context, cache: &Global, volume: &Volume) -> Option<Origin> {
     let source = Source::parse(&volume.spec.data_source)?;
     let is_done = volume.status.as_ref().is_some_and(|s| s.clone_status.state == CLONED);
     if is_done {
         return None;
     }
-    let replicas = cache.replicas.state_filter(|r| r.spec.volume_name == source.volume);
-    let snapshot = source.snapshot_name(&volume.name_any());
-    Some((cache.get(&cache.volumes, source.volume), cache.get(&cache.snapshots, &snapshot), replicas))
-}
-
-/// True while a volume is being copied from a snapshot.
-pub(super) fn is_being_copied(context: &Context, snapshot: &Snapshot) -> bool {
-    let copies = |v: &Volume| {
-        let clone = v.status.as_ref().map(|s| &s.clone_status);
-        v.metadata.deletion_timestamp.is_none()
-            && clone.is_some_and(|c| {
-                c.state != CLONED
-                    && c.source_volume == snapshot.spec.volume
-                    && c.snapshot == snapshot.name_any()
-            })
-    };
-    !context.cache.volumes.state_filter(copies).is_empty()
+    let snapshot = context.cache.snapshots.get(&source.snapshot_name(&volume.name_any()));
+    Some((cache.volumes.get(source.volume), snapshot, cache.replicas.of(source.volume)))
 }
 
 /// Carries out a volume's actions.
@@ -210,8 +187,7 @@ impl Hands<'_> {
     }
 
     async fn delete_snapshots(&self) -> Done {
-        let (cache, name) = (&self.context.cache, self.volume.name_any());
-        for snapshot in cache.snapshots.state_filter(|s| s.spec.volume == name) {
+        for snapshot in self.context.cache.snapshots.of(&self.volume.name_any()) {
             if snapshot.metadata.deletion_timestamp.is_none() {
                 self.context.desk.delete::<Snapshot>(&snapshot.name_any()).await?;
             } else {
@@ -251,10 +227,9 @@ async fn set_ticket(
 }
 
 /// Looks at the attachment of a volume.
-pub(super) async fn attachment(context: &Context, name: &str) -> Done<Outcome> {
-    let cache = &context.cache;
-    let Some(attachment) = cache.get(&cache.attachments, name) else { return Ok(Outcome::Done) };
-    let volume = cache.get(&cache.volumes, &attachment.spec.volume);
+pub(super) async fn attachment(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let Some(attachment) = lead.cache.attachments.get(name) else { return Ok(Outcome::Done) };
+    let volume = lead.cache.volumes.get(&attachment.spec.volume);
     let decided = attachment::plan(&attachment, volume.as_deref(), &written(Timestamp::now()));
     let old = attachment.status.clone().unwrap_or_default();
     let new = VolumeAttachmentStatus { attachment_ticket_statuses: decided.tickets };
@@ -273,14 +248,15 @@ pub(super) async fn attachment(context: &Context, name: &str) -> Done<Outcome> {
 }
 
 /// Looks at a snapshot that no engine runs for: its volume is attached for it, or it is let go with its volume.
-pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
-    let cache = &context.cache;
-    let Some(snapshot) = cache.get(&cache.snapshots, name) else { return Ok(Outcome::Done) };
+pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let (cache, snapshots) = (&lead.cache, &context.cache.snapshots);
+    let Some(snapshot) = snapshots.get(name) else { return Ok(Outcome::Done) };
     let volume_name = &snapshot.spec.volume;
-    let volume = cache.get(&cache.volumes, volume_name);
-    let engine = cache.get(&cache.engines, &volume::engine_name(volume_name));
+    let volume = cache.volumes.get(volume_name);
+    let engine = cache.engines.get(&volume::engine_name(volume_name));
     let observed = |snapshot| snapshot::Observed {
-        in_use: is_being_copied(context, snapshot),
+        // Neither what is asked here depends on it.
+        in_use: false,
         snapshot,
         volume: volume.as_deref(),
         engine: engine.as_deref(),
@@ -293,9 +269,9 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
         }
         return Ok(Outcome::Done);
     }
-    let others = cache.snapshots.state_filter(|s| s.spec.volume == *volume_name);
+    let others = snapshots.of(volume_name);
     let needed = others.iter().any(|s| snapshot::needs_engine(&observed(s)));
-    let attachment = cache.get(&cache.attachments, volume_name);
+    let attachment = cache.attachments.get(volume_name);
     let id = ticket_id(TicketType::Snapshot);
     let asked = attachment.as_ref().is_some_and(|a| a.spec.attachment_tickets.contains_key(&id));
     let runs_for = volume.as_ref().map(|v| v.spec.node_id.clone()).unwrap_or_default();
@@ -303,7 +279,7 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
         (true, false) if runs_for.is_empty() => {
             // Where its replicas are, so that nothing has to travel.
             let up = context.nodes_up();
-            let near = cache.replicas.state_filter(|r| r.spec.volume_name == *volume_name);
+            let near = cache.replicas.of(volume_name);
             let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
             if let Some(node) = node {
                 set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(node)).await?;
@@ -317,8 +293,7 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
 
 /// Says of a setting whether its value is in force.
 pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
-    let cache = &context.cache;
-    let Some(setting) = cache.get(&cache.settings, name) else { return Ok(Outcome::Done) };
+    let Some(setting) = context.cache.settings.get(name) else { return Ok(Outcome::Done) };
     let applied = definition(name).is_some_and(|d| d.acts && d.check(&setting.spec.value).is_ok());
     let old = setting.status.clone().unwrap_or_default();
     let new = SettingStatus { applied };
@@ -328,11 +303,11 @@ pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
 }
 
 /// What has to be looked at anew when nodes come or go.
-pub(super) fn everything(context: &Context) -> BTreeSet<Key> {
-    let cache = &context.cache;
-    let volumes = cache.volumes.state().into_iter().map(|v| Key::Volume(v.name_any()));
-    let attachments = cache.attachments.state().into_iter().map(|a| Key::Attachment(a.name_any()));
-    let settings = cache.settings.state().into_iter().map(|s| Key::Setting(s.name_any()));
-    let snapshots = cache.snapshots.state().into_iter().map(|s| Key::Snapshot(s.name_any()));
+pub(super) fn everything(context: &Context, lead: &Lead) -> Vec<Key> {
+    let (own, cache) = (&context.cache, &lead.cache);
+    let volumes = cache.volumes.all().into_iter().map(|v| Key::Volume(v.name_any()));
+    let attachments = cache.attachments.all().into_iter().map(|a| Key::Attachment(a.name_any()));
+    let settings = own.settings.all().into_iter().map(|s| Key::Setting(s.name_any()));
+    let snapshots = own.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
     volumes.chain(attachments).chain(settings).chain(snapshots).collect()
 }

@@ -84,71 +84,106 @@ fn holder(lease: &Lease) -> &str {
 
 /// Whether a lease may be taken by `identity`.
 #[derive(Debug, PartialEq, Eq)]
-enum Claim {
+enum Right {
     Renew,
     Take,
     Leave,
 }
 
-fn claim(lease: &Lease, identity: &str, watchers: &mut Watchers, now: Instant) -> Claim {
+fn right(lease: &Lease, identity: &str, watchers: &mut Watchers, now: Instant) -> Right {
     let alive = watchers.is_alive(&lease.name_any(), &mark(lease), now);
     match holder(lease) {
-        own if own == identity => Claim::Renew,
-        "" => Claim::Take,
-        _ if alive => Claim::Leave,
-        _ => Claim::Take,
+        own if own == identity => Right::Renew,
+        "" => Right::Take,
+        _ if alive => Right::Leave,
+        _ => Right::Take,
     }
 }
 
-/// Renews a lease, or takes it if nobody holds it. True: it is held by `identity` for another term from before the call.
-pub(super) async fn hold(
-    desk: &Desk,
-    name: &str,
-    identity: &str,
-    label: Option<&str>,
-    watchers: &mut Watchers,
-) -> Done<bool> {
-    let api = desk.api::<Lease>();
-    let now = MicroTime(Timestamp::now());
-    let seconds = i32::try_from(TERM.as_secs()).unwrap_or(i32::MAX);
-    let mut lease = match api.get(name).await {
-        Ok(lease) => lease,
-        Err(e) if is_missing(&e) => {
-            let labels = label.map(|node| [(NODE_LABEL.to_owned(), node.to_owned())].into());
-            let metadata = ObjectMeta { name: Some(name.to_owned()), labels, ..ObjectMeta::default() };
-            let spec = LeaseSpec {
-                holder_identity: Some(identity.to_owned()),
-                lease_duration_seconds: Some(seconds),
-                acquire_time: Some(now.clone()),
-                renew_time: Some(now),
-                ..LeaseSpec::default()
-            };
-            let lease = Lease { metadata, spec: Some(spec) };
-            return match api.create(&PostParams::default(), &lease).await {
-                Ok(_) => Ok(true),
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-                Err(e) => Err(e.into()),
-            };
+/// A lease that this manager holds, or would take.
+pub(super) struct Claim {
+    name: String,
+    identity: String,
+    /// Its lease says of which node it is the manager.
+    labelled: bool,
+    /// As it was last written, if by this manager: the next renewal needs no reading.
+    held: Option<Lease>,
+    /// What was seen of it while somebody else had it.
+    pub(super) watchers: Watchers,
+}
+
+impl Claim {
+    pub(super) fn new(name: String, identity: &str, labelled: bool) -> Self {
+        Self { name, identity: identity.to_owned(), labelled, held: None, watchers: Watchers::default() }
+    }
+
+    /// Renews the lease, or takes it if nobody holds it. True: it is held for another term from before the call.
+    pub(super) async fn hold(&mut self, desk: &Desk) -> Done<bool> {
+        if let Some(held) = self.held.take()
+            && self.write(desk, held).await?
+        {
+            return Ok(true);
         }
-        Err(e) => return Err(e.into()),
-    };
-    let claim = claim(&lease, identity, watchers, Instant::now());
-    if claim == Claim::Leave {
-        return Ok(false);
+        // Somebody else wrote it, or removed it.
+        let mut lease = match desk.api::<Lease>().get(&self.name).await {
+            Ok(lease) => lease,
+            Err(e) if is_missing(&e) => return self.create(desk).await,
+            Err(e) => return Err(e.into()),
+        };
+        match right(&lease, &self.identity, &mut self.watchers, Instant::now()) {
+            Right::Leave => return Ok(false),
+            Right::Renew => {}
+            Right::Take => {
+                let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+                spec.holder_identity = Some(self.identity.clone());
+                spec.acquire_time = Some(MicroTime(Timestamp::now()));
+                spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
+            }
+        }
+        self.write(desk, lease).await
     }
-    let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-    if claim == Claim::Take {
-        spec.holder_identity = Some(identity.to_owned());
-        spec.acquire_time = Some(now.clone());
-        spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
+
+    /// Writes the lease with the time of now. False: somebody else was faster, or it is gone.
+    async fn write(&mut self, desk: &Desk, mut lease: Lease) -> Done<bool> {
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        spec.lease_duration_seconds = Some(term_seconds());
+        let written = desk.api::<Lease>().replace(&self.name, &PostParams::default(), &lease).await;
+        self.keep(written)
     }
-    spec.renew_time = Some(now);
-    spec.lease_duration_seconds = Some(seconds);
-    match api.replace(name, &PostParams::default(), &lease).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-        Err(e) => Err(ReconcileError::from(e)),
+
+    async fn create(&mut self, desk: &Desk) -> Done<bool> {
+        let labels = self.labelled.then(|| [(NODE_LABEL.to_owned(), self.identity.clone())].into());
+        let metadata = ObjectMeta { name: Some(self.name.clone()), labels, ..ObjectMeta::default() };
+        let now = MicroTime(Timestamp::now());
+        let spec = LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(term_seconds()),
+            acquire_time: Some(now.clone()),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        };
+        let lease = Lease { metadata, spec: Some(spec) };
+        let created = desk.api::<Lease>().create(&PostParams::default(), &lease).await;
+        self.keep(created)
     }
+
+    fn keep(&mut self, written: kube::Result<Lease>) -> Done<bool> {
+        match written {
+            Ok(lease) => {
+                // To whoever loses it one day it was alive until now.
+                self.watchers.is_alive(&self.name, &mark(&lease), Instant::now());
+                self.held = Some(lease);
+                Ok(true)
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Ok(false),
+            Err(e) => Err(ReconcileError::from(e)),
+        }
+    }
+}
+
+fn term_seconds() -> i32 {
+    i32::try_from(TERM.as_secs()).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]
@@ -168,16 +203,16 @@ mod tests {
     fn a_lease_is_taken_only_after_it_was_seen_still_for_a_term() {
         let (mut watchers, start) = (Watchers::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(0)), Claim::Leave);
-        assert_eq!(claim(&lease("a", 1), "b", &mut watchers, at(19)), Claim::Leave);
+        assert_eq!(right(&lease("a", 1), "b", &mut watchers, at(0)), Right::Leave);
+        assert_eq!(right(&lease("a", 1), "b", &mut watchers, at(19)), Right::Leave);
         assert_eq!(watchers.still_for("l", at(19)), Duration::from_secs(19));
         assert_eq!(watchers.next_death(at(19)), Some(Duration::from_secs(1)));
-        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(20)), Claim::Leave, "it was renewed");
-        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(39)), Claim::Leave);
-        assert_eq!(claim(&lease("a", 2), "b", &mut watchers, at(40)), Claim::Take);
+        assert_eq!(right(&lease("a", 2), "b", &mut watchers, at(20)), Right::Leave, "it was renewed");
+        assert_eq!(right(&lease("a", 2), "b", &mut watchers, at(39)), Right::Leave);
+        assert_eq!(right(&lease("a", 2), "b", &mut watchers, at(40)), Right::Take);
         assert_eq!(watchers.next_death(at(40)), None, "it is dead already");
-        assert_eq!(claim(&lease("b", 3), "b", &mut watchers, at(40)), Claim::Renew);
-        assert_eq!(claim(&lease("", 3), "b", &mut watchers, at(41)), Claim::Take, "its holder gave it up");
+        assert_eq!(right(&lease("b", 3), "b", &mut watchers, at(40)), Right::Renew);
+        assert_eq!(right(&lease("", 3), "b", &mut watchers, at(41)), Right::Take, "its holder gave it up");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The API server's questions about what users ask for, answered over TLS by every manager.
 //!
-//! What is answered is `crate::admission`, from the cache; here are the port, the certificate and the paths, which are
+//! What is answered is `crate::admission`; here are the port, the certificate and the paths, which are
 //! Longhorn's. There is no answer before there is a certificate, and no readiness: a Service sends nobody here until then.
 
 use std::io;
@@ -15,18 +15,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use kube::ResourceExt;
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use super::Context;
-use super::cache::Cache;
-use crate::admission::{Call, World, answer};
-use crate::api::{Engine, Replica, Volume};
-use crate::plan::volume::engine_name;
-use crate::settings::Settings;
+use super::{Context, facts};
+use crate::admission::{Call, Review};
 
 /// Connections at once. An API server keeps a few open; more come from nobody who means well.
 const CONNECTIONS: usize = 64;
@@ -88,38 +83,16 @@ fn router(context: Arc<Context>) -> Router {
 }
 
 async fn review(call: Call, State(context): State<Arc<Context>>, body: Bytes) -> Response {
-    match answer(call, &body, &context.cache) {
+    let review = match Review::read(&body) {
+        Ok(review) => review,
+        Err(e) => return (StatusCode::BAD_REQUEST, format!("{e}\n")).into_response(),
+    };
+    let facts = match facts::gather(&context, review.about(call)).await {
+        Ok(facts) => facts,
+        Err(e) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
+    };
+    match review.answer(call, &facts) {
         Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response(),
         Err(e) => (StatusCode::BAD_REQUEST, format!("{e}\n")).into_response(),
-    }
-}
-
-impl World for Cache {
-    fn settings(&self) -> Settings {
-        Self::settings(self)
-    }
-
-    fn volume(&self, name: &str) -> Option<Arc<Volume>> {
-        self.get(&self.volumes, name)
-    }
-
-    fn engine(&self, volume: &str) -> Option<Arc<Engine>> {
-        self.get(&self.engines, &engine_name(volume))
-    }
-
-    fn replicas_of(&self, volume: &str) -> Vec<Arc<Replica>> {
-        self.replicas.state_filter(|r| r.spec.volume_name == volume)
-    }
-
-    fn replicas_on(&self, node: &str) -> Vec<Arc<Replica>> {
-        self.replicas.state_filter(|r| r.spec.node_id == node)
-    }
-
-    fn snapshots_of(&self, volume: &str) -> usize {
-        self.snapshots.state_filter(|s| s.spec.volume == volume).len()
-    }
-
-    fn kubernetes_has(&self, node: &str) -> bool {
-        self.kube_nodes.find(|n| n.name_any() == node).is_some()
     }
 }

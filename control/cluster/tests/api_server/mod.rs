@@ -27,12 +27,34 @@ pub(crate) struct ApiServer {
 struct State {
     version: u64,
     objects: BTreeMap<(String, String), Value>,
-    log: Vec<(u64, String, &'static str, Value)>,
+    log: Vec<Change>,
     /// Of a hundred requests so many fail.
     faults: u64,
     dice: u64,
     /// Writes that were carried out.
     writes: u64,
+}
+
+/// One write.
+struct Change {
+    version: u64,
+    resource: String,
+    kind: &'static str,
+    before: Option<Value>,
+    object: Value,
+}
+
+impl Change {
+    /// What a watch that selects tells of it: an object that is selected no more is deleted to whoever watches.
+    fn told(&self, query: &BTreeMap<String, String>) -> Option<&'static str> {
+        let was = self.before.as_ref().is_some_and(|before| is_selected(before, query));
+        match (was, is_selected(&self.object, query)) {
+            (false, false) => None,
+            (true, false) => Some("DELETED"),
+            (false, true) if self.kind == "MODIFIED" => Some("ADDED"),
+            (_, true) => Some(self.kind),
+        }
+    }
 }
 
 impl State {
@@ -46,10 +68,10 @@ impl State {
         self.version += 1;
         self.writes += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.log.push((self.version, key.0.clone(), kind, object.clone()));
-        if kind == "DELETED" {
-            self.objects.remove(&key);
-        } else {
+        let before = self.objects.remove(&key);
+        let (version, resource) = (self.version, key.0.clone());
+        self.log.push(Change { version, resource, kind, before, object: object.clone() });
+        if kind != "DELETED" {
             self.objects.insert(key, object.clone());
         }
         object
@@ -100,13 +122,17 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn matches_label(object: &Value, query: &BTreeMap<String, String>) -> bool {
-    let Some(selector) = query.get("labelSelector") else { return true };
+/// True for what the label selector and the field selector of a list or a watch select. One term each.
+fn is_selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
     let labels = &object["metadata"]["labels"];
-    match selector.split_once('=') {
-        Some((key, value)) => labels[key] == *value,
-        None => !labels[selector].is_null(),
-    }
+    let by_label = match query.get("labelSelector").map(|s| s.split_once('=').ok_or(s)) {
+        Some(Ok((key, value))) => labels[key] == *value,
+        Some(Err(key)) => !labels[key].is_null(),
+        None => true,
+    };
+    let field = |path: &str| path.split('.').fold(object, |at, name| &at[name]).as_str().unwrap_or_default();
+    let by_field = query.get("fieldSelector").and_then(|s| s.split_once('='));
+    by_label && by_field.is_none_or(|(path, value)| field(path) == value)
 }
 
 #[allow(dead_code, reason = "each test program uses a part of it")]
@@ -188,7 +214,7 @@ impl ApiServer {
     fn read(&self, target: &Target, query: &BTreeMap<String, String>) -> Result<Value, Failure> {
         let Some(name) = &target.name else {
             let items: Vec<Value> =
-                self.all(&target.resource).into_iter().filter(|o| matches_label(o, query)).collect();
+                self.all(&target.resource).into_iter().filter(|o| is_selected(o, query)).collect();
             let version = self.state().version.to_string();
             return Ok(
                 json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": version }, "items": items }),
@@ -281,10 +307,10 @@ impl ApiServer {
         loop {
             let (changes, ends): (Vec<String>, bool) = {
                 let mut state = self.state();
-                let newer = state.log.iter().filter(|(v, r, ..)| *v > version && *r == target.resource);
+                let newer = state.log.iter().filter(|c| c.version > version && c.resource == target.resource);
                 let lines = newer
-                    .filter(|(.., object)| matches_label(object, &query))
-                    .map(|(_, _, kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
+                    .filter_map(|c| Some((c.told(&query)?, &c.object)))
+                    .map(|(kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
                     .collect();
                 version = state.version;
                 let faults = state.faults;

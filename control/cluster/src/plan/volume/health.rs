@@ -120,8 +120,11 @@ impl Draft<'_> {
                 let message = "no replica can serve the volume: look at the replicas' conditions".to_owned();
                 self.tell(true, "Faulted", message);
             }
-            Robustness::Healthy => self.tell(false, "Healthy", format!("{in_sync} replicas hold the data")),
-            Robustness::Unknown => {}
+            // Of one that was attached a moment ago it is what anybody expects.
+            Robustness::Healthy if old != Robustness::Unknown => {
+                self.tell(false, "Healthy", format!("{in_sync} replicas hold the data"));
+            }
+            Robustness::Healthy | Robustness::Unknown => {}
         }
     }
 

@@ -11,6 +11,10 @@ use crate::plan::{FINALIZER, age};
 /// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 
+/// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
+/// changes.
+const USUAL_START: Duration = Duration::from_secs(5);
+
 impl Draft<'_> {
     /// Moves towards the node that the volume should be on.
     pub(super) fn attach_or_detach(&mut self) {
@@ -115,19 +119,23 @@ impl Draft<'_> {
             .filter(|name| self.replica_state(name) != InstanceState::Running)
             .map(|name| (*name).clone())
             .collect();
-        let now = self.now.clone();
         if open > 0 && missing.is_empty() {
-            self.status.conditions.set_condition(READY, true, "", "", &now);
             return true;
         }
+        let condition = self.status.conditions.get_condition(READY).filter(|c| !c.is_true());
+        let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
         let message = if sound.is_empty() {
             "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
+        } else if waited < USUAL_START {
+            "its replicas start, and then its engine".to_owned()
         } else {
             format!("these replicas do not run yet: {}", missing.join(", "))
         };
+        let now = self.now.clone();
         self.status.conditions.set_condition(READY, false, "ReplicasStarting", &message, &now);
-        let condition = self.status.conditions.get_condition(READY);
-        let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
+        if let Some(left) = USUAL_START.checked_sub(waited).filter(|left| *left > Duration::ZERO) {
+            self.look_again(left);
+        }
         let is_first = self.status.epoch.is_none();
         match REPLICA_PATIENCE.checked_sub(waited) {
             Some(left) if left > Duration::ZERO => {

@@ -1,0 +1,199 @@
+//! Pods that are stuck on a node that is down: Kubernetes makes them anew elsewhere once they are gone, and waits for their
+//! node until somebody says otherwise.
+//!
+//! What a pod on a silent node may still be doing does no harm to a volume: the next engine's generation shuts the old
+//! one out (`docs/invariants.md`, 2).
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+/// Pods of which owners are deleted by force when their node is down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeDown {
+    /// StatefulSets'.
+    pub stateful_sets: bool,
+    /// Deployments', which own them by ReplicaSets.
+    pub deployments: bool,
+}
+
+impl NodeDown {
+    /// True if there is anything to do when a node is down.
+    pub fn acts(self) -> bool {
+        self.stateful_sets || self.deployments
+    }
+
+    fn takes(self, pod: &Pod) -> bool {
+        match owner(pod) {
+            Some("StatefulSet") => self.stateful_sets,
+            Some("ReplicaSet") => self.deployments,
+            _ => false,
+        }
+    }
+}
+
+/// A claim of a volume of this driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What holds its volume on the node; `None`: nothing does.
+    pub held: Option<Held>,
+}
+
+/// Kubernetes' VolumeAttachment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Its name.
+    pub by: String,
+    /// It is being deleted already.
+    pub goes: bool,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Delete Kubernetes' VolumeAttachment of that name: the volume leaves the node.
+    Detach(String),
+    /// Delete a pod without waiting for its node.
+    Force(PodName),
+}
+
+/// Which pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID: another pod of the name is left alone.
+    pub uid: String,
+}
+
+impl PodName {
+    fn of(pod: &Pod) -> Self {
+        let meta = &pod.metadata;
+        Self {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// The kind of what made the pod, and makes it anew.
+fn owner(pod: &Pod) -> Option<&str> {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    owners.iter().find(|o| o.controller == Some(true)).map(|o| o.kind.as_str())
+}
+
+/// True if the pod mounts that claim of its namespace.
+fn mounts(pod: &Pod, namespace: &str, claim: &str) -> bool {
+    let volumes = pod.spec.as_ref().and_then(|s| s.volumes.as_deref()).unwrap_or_default();
+    let claims = volumes.iter().filter_map(|v| v.persistent_volume_claim.as_ref());
+    pod.metadata.namespace.as_deref() == Some(namespace) && claims.into_iter().any(|c| c.claim_name == claim)
+}
+
+/// Pods of a node that is down that Kubernetes itself gave up: they are being deleted, their time is over, and nobody there is
+/// left to end them.
+pub fn stuck(pods: &[Pod], policy: NodeDown, now: Timestamp) -> impl Iterator<Item = &Pod> {
+    pods.iter().filter(move |pod| {
+        let due = pod.metadata.deletion_timestamp.as_ref();
+        policy.takes(pod) && due.is_some_and(|due| due.0 <= now)
+    })
+}
+
+/// Frees stuck pods that mount volumes of this driver: first these leave the node, then the pods go. Other pods are not ours
+/// to free.
+pub fn leave<'a>(stuck: impl IntoIterator<Item = &'a Pod>, claims: &[Claim]) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for pod in stuck {
+        let mounted: Vec<&Claim> = claims.iter().filter(|c| mounts(pod, &c.namespace, &c.name)).collect();
+        let held = mounted.iter().filter_map(|c| c.held.as_ref());
+        actions.extend(held.clone().filter(|h| !h.goes).map(|h| Action::Detach(h.by.clone())));
+        if !mounted.is_empty() && held.count() == 0 {
+            actions.push(Action::Force(PodName::of(pod)));
+        }
+    }
+    actions
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, PodSpec, Volume as PodVolume};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    const NOW: i64 = 1_700_000_000;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(NOW + seconds).unwrap()
+    }
+
+    /// A pod of namespace `apps`, which mounts the claim `data`.
+    fn pod(owner: &str, deleted: Option<i64>) -> Pod {
+        let owners = (!owner.is_empty()).then(|| {
+            vec![OwnerReference { kind: owner.into(), controller: Some(true), ..OwnerReference::default() }]
+        });
+        let claim = PersistentVolumeClaimVolumeSource { claim_name: "data".into(), ..Default::default() };
+        let volume = PodVolume { persistent_volume_claim: Some(claim), ..PodVolume::default() };
+        Pod {
+            metadata: ObjectMeta {
+                namespace: Some("apps".into()),
+                name: Some("p".into()),
+                uid: Some("u".into()),
+                owner_references: owners,
+                deletion_timestamp: deleted.map(|s| Time(at(s))),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PodSpec { volumes: Some(vec![volume]), ..PodSpec::default() }),
+            ..Pod::default()
+        }
+    }
+
+    fn name() -> PodName {
+        PodName { namespace: "apps".into(), name: "p".into(), uid: "u".into() }
+    }
+
+    fn claim(name: &str, held: Option<bool>) -> Claim {
+        let held = held.map(|goes| Held { by: format!("csi-{name}"), goes });
+        Claim { namespace: "apps".into(), name: name.into(), held }
+    }
+
+    #[test]
+    fn a_stuck_pod_goes_after_its_volumes_have_left_the_node() {
+        let stuck = pod("StatefulSet", Some(0));
+        let cases = [
+            (vec![claim("data", Some(false))], vec![Action::Detach("csi-data".into())]),
+            (vec![claim("data", Some(true))], vec![]),
+            (vec![claim("data", None), claim("other", Some(false))], vec![Action::Force(name())]),
+            (vec![claim("other", None)], vec![]),
+        ];
+        for (claims, expected) in cases {
+            assert_eq!(leave([&stuck], &claims), expected, "{claims:?}");
+        }
+    }
+
+    #[test]
+    fn only_pods_that_kubernetes_gave_up_and_the_policy_names_are_stuck() {
+        let (sets, deployments) = (
+            NodeDown { stateful_sets: true, deployments: false },
+            NodeDown { stateful_sets: false, deployments: true },
+        );
+        let cases = [
+            ("not being deleted", pod("StatefulSet", None), sets, false),
+            ("its time is not over", pod("StatefulSet", Some(1)), sets, false),
+            ("of a StatefulSet", pod("StatefulSet", Some(0)), sets, true),
+            ("of a Deployment", pod("ReplicaSet", Some(-60)), deployments, true),
+            ("not that policy", pod("ReplicaSet", Some(-60)), sets, false),
+            ("nobody makes it anew", pod("", Some(-60)), deployments, false),
+            ("nothing is set", pod("StatefulSet", Some(-60)), NodeDown::default(), false),
+        ];
+        for (what, pod, policy, is_stuck) in cases {
+            assert_eq!(stuck(&[pod], policy, at(0)).next().is_some(), is_stuck, "{what}");
+        }
+    }
+}

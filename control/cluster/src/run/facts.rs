@@ -1,0 +1,42 @@
+//! What has to be known to judge one wish of a user: read for it from the API server, since a manager knows only what is of
+//! its own node.
+
+use k8s_openapi::api::core::v1::Node as KubeNode;
+use kube::Api;
+use kube::api::ListParams;
+
+use super::Context;
+use crate::admission::{About, Facts};
+use crate::api::{Engine, Replica, Volume};
+use crate::plan::volume::engine_name;
+
+/// Reads what is needed.
+///
+/// # Errors
+/// The API server does not answer: nobody can judge the wish.
+pub(super) async fn gather(context: &Context, about: About) -> kube::Result<Facts> {
+    let desk = &context.desk;
+    let replicas = async |field: &str, of: &str| {
+        let those = ListParams::default().fields(&format!("{field}={of}"));
+        desk.api::<Replica>().list(&those).await.map(|found| found.items)
+    };
+    let mut facts = Facts { settings: context.cache.settings(), ..Facts::default() };
+    match about {
+        About::ItselfAlone => {}
+        About::Volume(name) => {
+            facts.volume = desk.api::<Volume>().get_opt(&name).await?;
+            facts.snapshots = context.cache.snapshots.of(&name).len();
+        }
+        About::ReplicasOf(name) => {
+            facts.volume = desk.api::<Volume>().get_opt(&name).await?;
+            facts.engine = desk.api::<Engine>().get_opt(&engine_name(&name)).await?;
+            facts.replicas = replicas("spec.volumeName", &name).await?;
+        }
+        About::Node(name) => {
+            let nodes: Api<KubeNode> = Api::all(desk.client.clone());
+            facts.kubernetes_has_it = nodes.get_opt(&name).await?.is_some();
+            facts.replicas = replicas("spec.nodeID", &name).await?;
+        }
+    }
+    Ok(facts)
+}

@@ -1,0 +1,97 @@
+//! What a manager has only while it leads: everything there is, and the picture of nodes and disks that decisions about
+//! volumes share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::task::JoinSet;
+
+use super::Context;
+use super::cache::{Global, Key, News};
+use super::desk::Desk;
+use crate::plan::node;
+use crate::schedule;
+use crate::settings::Settings;
+
+/// What a manager has while it leads. Its watches end with it.
+pub(super) struct Lead {
+    pub(super) cache: Global,
+    is_ready: Arc<AtomicBool>,
+    picture: Mutex<Option<(Stamps, Arc<Picture>)>>,
+    /// What was last known of nodes and disks that could change where a replica goes.
+    pub(super) pictured: Mutex<schedule::Cluster>,
+    _tasks: JoinSet<()>,
+}
+
+/// The nodes and disks at one moment, for the decisions about all volumes.
+pub(super) struct Picture {
+    /// Nodes whose manager answers.
+    pub(super) up: Arc<BTreeSet<String>>,
+    pub(super) settings: Settings,
+    pub(super) cluster: schedule::Cluster,
+    /// Paths of the disks, by node and UUID.
+    pub(super) disk_paths: BTreeMap<(String, String), String>,
+}
+
+/// What a picture is made of: it holds while these are the same.
+#[derive(PartialEq, Eq)]
+struct Stamps {
+    nodes: u64,
+    replicas: u64,
+    settings: u64,
+    up: Arc<BTreeSet<String>>,
+}
+
+impl Lead {
+    /// Begins to read everything. Once it is read, all is looked at.
+    pub(super) fn begin(desk: &Desk, news: &Arc<News>) -> Arc<Self> {
+        let (cache, watches) = Global::new(desk, news);
+        let mut tasks = JoinSet::new();
+        for watch in watches {
+            tasks.spawn(watch);
+        }
+        let is_ready = Arc::new(AtomicBool::new(false));
+        let (reads, ready, news) = (cache.clone(), Arc::clone(&is_ready), Arc::clone(news));
+        tasks.spawn(async move {
+            reads.ready().await;
+            ready.store(true, Ordering::Release);
+            news.tell([Key::All, Key::Nodes, Key::Certificate]);
+        });
+        Arc::new(Self {
+            cache,
+            is_ready,
+            picture: Mutex::default(),
+            pictured: Mutex::default(),
+            _tasks: tasks,
+        })
+    }
+
+    /// False until everything was read once: what is missing would be made anew.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Nodes and disks as they are now.
+    pub(super) fn picture(&self, context: &Context) -> Arc<Picture> {
+        let stamps = Stamps {
+            nodes: self.cache.nodes.stamp(),
+            replicas: self.cache.replicas.stamp(),
+            settings: context.cache.settings.stamp(),
+            up: context.nodes_up(),
+        };
+        let mut kept = self.picture.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, picture)) = &*kept
+            && *of == stamps
+        {
+            return Arc::clone(picture);
+        }
+        let (nodes, replicas) = (self.cache.nodes.all(), self.cache.replicas.all());
+        let (up, settings) = (Arc::clone(&stamps.up), context.cache.settings());
+        let (nodes, replicas) = (nodes.iter().map(Arc::as_ref), replicas.iter().map(Arc::as_ref));
+        let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &settings);
+        let picture = Arc::new(Picture { up, settings, cluster, disk_paths });
+        *kept = Some((stamps, Arc::clone(&picture)));
+        picture
+    }
+}

@@ -1,0 +1,126 @@
+//! Tells of what lies on this node and no resource knows, and removes what a user let go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::ListParams;
+
+use super::Context;
+use super::desk::Done;
+use crate::agent::DiskView;
+use crate::api::{Engine, Node, Orphan, Replica};
+use crate::plan::FINALIZER;
+use crate::plan::orphan::{self, Action, DiskContent};
+
+/// What resources know, wherever they are.
+struct Known {
+    /// Directories of replicas, by disk and name.
+    directories: BTreeSet<(String, String)>,
+    /// Names of engines and replicas.
+    instances: BTreeSet<String>,
+}
+
+impl Known {
+    fn add(&mut self, replica: &Replica) {
+        let spec = &replica.spec;
+        self.directories.insert((spec.disk_id.clone(), spec.data_directory_name.clone()));
+        self.instances.insert(replica.name_any());
+    }
+
+    /// What is known of this node.
+    fn here(context: &Context) -> Self {
+        let engines = context.cache.engines.all();
+        let instances = engines.iter().map(|e| e.name_any()).collect();
+        let mut known = Self { directories: BTreeSet::new(), instances };
+        context.cache.replicas.all().iter().for_each(|replica| known.add(replica));
+        known
+    }
+
+    /// What is known of everything: a disk may have come from another node, and a process may have been left behind by an
+    /// engine that went to one.
+    async fn everywhere(
+        context: &Context,
+        disks: &[DiskContent],
+        processes: &BTreeSet<String>,
+    ) -> Done<Self> {
+        let mut known = Self::here(context);
+        for disk in disks {
+            let on_it = ListParams::default().fields(&format!("spec.diskID={}", disk.uuid));
+            let replicas = context.desk.api::<Replica>().list(&on_it).await?;
+            replicas.items.iter().for_each(|replica| known.add(replica));
+        }
+        for process in processes.difference(&known.instances.clone()) {
+            let is_known = if process.contains("-e-") {
+                context.desk.api::<Engine>().get_opt(process).await?.is_some()
+            } else {
+                context.desk.api::<Replica>().get_opt(process).await?.is_some()
+            };
+            if is_known {
+                known.instances.insert(process.clone());
+            }
+        }
+        Ok(known)
+    }
+}
+
+/// Looks at what lies on the disks of the node, and at its processes.
+pub(super) async fn look(
+    context: &Context,
+    node: &Node,
+    disks: &BTreeMap<String, Result<DiskView, String>>,
+    processes: &BTreeSet<String>,
+) -> Done {
+    let content = disks.iter().filter_map(|(disk, view)| {
+        let (view, spec) = (view.as_ref().ok()?, node.spec.disks.get(disk)?);
+        let (uuid, directories) = (view.uuid.clone(), view.directories.clone());
+        Some(DiskContent { uuid, path: spec.path.clone(), directories })
+    });
+    let content: Vec<DiskContent> = content.collect();
+    let orphans = context.cache.orphans.all();
+    let deletion = context.cache.settings().orphan_deletion();
+    let plan = |known: &Known| {
+        orphan::plan(&orphan::Observed {
+            node: &context.options.node,
+            disks: &content,
+            known: &known.directories,
+            processes,
+            instances: &known.instances,
+            orphans: &orphans.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
+            deletion: &deletion,
+            now: Timestamp::now(),
+        })
+    };
+    let mut actions = plan(&Known::here(context));
+    // Nothing is called an orphan, or removed as one, before the API server itself was asked for whom it is.
+    if actions.iter().any(|action| !matches!(action, Action::Forget(_))) {
+        actions = plan(&Known::everywhere(context, &content, processes).await?);
+    }
+    for action in actions {
+        tracing::info!(?action, "orphan");
+        match action {
+            Action::Create(name, spec) => {
+                let mut object = Orphan::new(&name, *spec);
+                object.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+                context.desk.create(&object).await?;
+            }
+            Action::Forget(name) => let_go(context, &name).await?,
+            Action::Delete(name) => context.desk.delete::<Orphan>(&name).await?,
+            Action::RemoveData { orphan, disk_path, directory } => {
+                context.agent.remove_directory(disk_path.into(), directory).await?;
+                let_go(context, &orphan).await?;
+            }
+            Action::Stop { orphan, process } => {
+                context.agent.stop(&process).await?;
+                let_go(context, &orphan).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn let_go(context: &Context, name: &str) -> Done {
+    let Some(orphan) = context.cache.orphans.get(name) else { return Ok(()) };
+    context.desk.set_finalizer(orphan.as_ref(), false).await?;
+    context.desk.delete::<Orphan>(name).await
+}
