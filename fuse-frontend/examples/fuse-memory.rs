@@ -1,13 +1,17 @@
 //! A disk in memory, or in a file, as a block device: the smallest engine there is.
 //!
 //! ```text
-//! fuse-memory serve NAME --size BYTES [--file PATH] [--queues N] [--block-size 512|4096]
+//! fuse-memory serve NAME --size BYTES [--file PATH] [--record PATH] [--queues N] [--block-size 512|4096]
 //!     [--socket PATH] [--node PATH]
 //! ```
 //!
 //! serves `/dev/longhorn/NAME` until standard input says `stop`. With `--file` the bytes live on after the process, so
 //! that it can be killed and started again while the device is in use. Also understood: `resize BYTES`, and `keep`,
 //! which starts a new keeper if the old one has died.
+//!
+//! With `--record`, too, every change is written to a second file, in order: what a disk holds after its power was cut is
+//! made from that. An entry is four numbers of eight bytes, little-endian: nanoseconds since 1970, what (1 write, 2 write
+//! with FUA, 3 zeroes, 4 flush), offset, length; behind a write follow its bytes.
 
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -18,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::SystemTime;
 
 use fuse_frontend::{Attach, Attached, Server, attach, init::Agreement, keeper};
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
@@ -53,6 +58,7 @@ struct Settings {
     name: String,
     size: u64,
     file: Option<PathBuf>,
+    record: Option<PathBuf>,
     block_size: u32,
     queues: u32,
     socket: PathBuf,
@@ -71,6 +77,7 @@ impl Settings {
             name,
             size: 0,
             file: None,
+            record: None,
             block_size: 512,
             queues: 1,
         };
@@ -79,6 +86,7 @@ impl Settings {
             match option.as_str() {
                 "--size" => settings.size = value.parse()?,
                 "--file" => settings.file = Some(value.into()),
+                "--record" => settings.record = Some(value.into()),
                 "--block-size" => settings.block_size = value.parse()?,
                 "--queues" => settings.queues = value.parse()?,
                 "--socket" => settings.socket = value.into(),
@@ -88,6 +96,9 @@ impl Settings {
         }
         if settings.queues > 1 && settings.file.is_none() {
             return Err("several queues share a disk only in a file: --file".into());
+        }
+        if settings.record.is_some() && (settings.file.is_none() || settings.queues > 1) {
+            return Err("one queue over a file is recorded: --file".into());
         }
         Ok(settings)
     }
@@ -185,7 +196,8 @@ impl Queue {
         let store = match &settings.file {
             Some(path) => {
                 let file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
-                Some(FileStore { file, size: Arc::clone(size) })
+                let record = settings.record.as_ref().map(File::create).transpose()?;
+                Some(FileStore { file, record, size: Arc::clone(size) })
             }
             None => None,
         };
@@ -231,6 +243,7 @@ fn run_queue(
 /// The bytes of a disk in a file, and how many of them are shown.
 struct FileStore {
     file: File,
+    record: Option<File>,
     size: Arc<AtomicU64>,
 }
 
@@ -240,6 +253,28 @@ struct FileDisk {
     geometry: Geometry,
     pool: Pool,
     done: Vec<Done<Payload>>,
+}
+
+impl FileStore {
+    /// Appends an entry of the record.
+    fn note(&mut self, request: &Request<Payload>) -> std::io::Result<()> {
+        let Some(record) = &mut self.record else { return Ok(()) };
+        let what: u64 = match request.op {
+            Op::Read => return Ok(()),
+            Op::Write { fua: false } => 1,
+            Op::Write { fua: true } => 2,
+            Op::WriteZeroes { .. } | Op::Unmap => 3,
+            Op::Flush => 4,
+        };
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let head = [now, what, request.range.offset, request.range.len].map(u64::to_le_bytes).concat();
+        record.write_all(&head)?;
+        if what < 3 {
+            request.data.iter().flat_map(Payload::segments).try_for_each(|part| record.write_all(part))?;
+        }
+        Ok(())
+    }
 }
 
 impl FileDisk {
@@ -291,7 +326,8 @@ impl Device<Payload> for FileDisk {
     }
 
     fn submit(&mut self, request: Request<Payload>) {
-        let (result, data) = match self.perform(&request) {
+        let performed = self.perform(&request);
+        let (result, data) = match performed.and_then(|data| self.store.note(&request).map(|()| data)) {
             Ok(data) => (Ok(()), data),
             Err(e) => {
                 eprintln!("fuse-memory: {:?} of {}: {e}", request.op, request.range);
