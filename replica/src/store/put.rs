@@ -34,6 +34,13 @@ pub struct PutPlan {
     pub needs_map: bool,
 }
 
+impl PutPlan {
+    /// All that changes is the content of blocks that hold data before and after.
+    pub fn replaces_data_alone(&self) -> bool {
+        self.punch.is_empty() && self.marks.is_empty() && self.write == self.held && !self.held.is_empty()
+    }
+}
+
 impl Store {
     /// How the range of a layer becomes what `states` says, a state per block. A full disk may show here, or with the
     /// writes.
@@ -142,6 +149,7 @@ impl Store {
         }
         if rank != 0 {
             self.index_put(plan, rank)?;
+            self.changed_head(plan.extent);
         }
         Ok(if wait { Answer::AfterFlush } else { Answer::Now })
     }
