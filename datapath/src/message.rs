@@ -109,6 +109,8 @@ pub enum Job {
         range: Extent,
         /// Whose bytes count.
         source: MemberId,
+        /// Members that hold the same in the same layers: what the source says is rotten is taken from one of them.
+        others: MemberSet,
         /// Who is made equal (bit per member).
         targets: MemberSet,
         /// The targets hold something already: what they hold is compared by checksum first, and only what differs is

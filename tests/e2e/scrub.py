@@ -223,8 +223,32 @@ def by_hand(host, volume, replicas):
     shown("ssync copies a layer's file by its extents, and nothing twice; sfold folds one into the copy")
 
 
+def rotten_source(host, dice):
+    """A replica is brought in sync anew from one that has rotted since: its own copy is the last sound one."""
+    volume = host.name("source")
+    host.up(volume, "--size", "64MiB", "--replicas", "2")
+    s = Scrubbed(host, volume)
+    write(volume, dice, 16)
+    host.ctl("snapshot", "create", volume, "s1")
+    s.scrub(clean=True)
+    settle(host, volume)
+    (_, source), (name, target) = sorted((r["name"], r["path"]) for r in host.status(volume)["replicas"])
+    at = held(source, "s1")[0] + 7 * BLOCK
+    sound = block(source, "s1", at)
+    rot(source, "s1", at)
+    host.ctl("replica", "rebuild", volume, name)
+    wait_for("the rebuild", lambda: any("differed and were copied" in text for _, text in host.log(volume + "-e")), 60)
+    expect(block(target, "s1", at) == sound, "the last sound copy is gone")
+    host.healthy(volume, 2)
+    wait_for("the repair of the source", lambda: block(source, "s1", at) == sound, 60)
+    host.ctl("down", volume)
+    expect(contents(source) == contents(target), "the replicas differ")
+    shown("a rebuild from a rotten source overwrites no sound block, and the source is repaired from the target afterwards")
+
+
 def main():
     host, dice = Host(), rng()
+    rotten_source(host, dice)
     volume = host.name("rot")
     host.up(volume, "--size", "64MiB")
     replicas = find_and_repair(host, volume, dice)

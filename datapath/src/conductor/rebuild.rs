@@ -128,6 +128,8 @@ impl Conductor {
         let prepared = replica.state.as_ref().and_then(|s| s.prepared.as_ref().map(|(id, _)| *id));
         self.changes += 1;
         let attempt = self.changes;
+        // What is rotten on the source is taken from those who hold the same.
+        self.linked(self.serving().without(source)).iter().for_each(|other| self.ask_state(other));
         let stage = if let Some(id) = prepared {
             self.ask(member, ControlFor::Rebuild(attempt), Control::Abort { id });
             Stage::Clearing
@@ -388,7 +390,9 @@ impl Conductor {
         self.pace.spend(piece.range.len, self.config.limits.rebuild_rate);
         let targets = MemberSet::EMPTY.with(member);
         let (layer, range, compare) = (piece.layer, piece.range, piece.compare);
-        let job = Job::Equalise { layer, range, source, targets, compare, merged: false, repair: false };
+        let others = self.alike(source);
+        let job =
+            Job::Equalise { layer, range, source, others, targets, compare, merged: false, repair: false };
         self.give(JobFor::Rebuild(member, attempt, number), job);
         true
     }

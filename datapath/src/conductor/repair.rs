@@ -145,24 +145,32 @@ impl Conductor {
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         self.give(
             purpose,
-            Job::Equalise { layer, range, source, targets, compare: false, merged, repair: false },
+            Job::Equalise {
+                layer,
+                range,
+                source,
+                others: MemberSet::EMPTY,
+                targets,
+                compare: false,
+                merged,
+                repair: false,
+            },
         );
     }
 
-    /// True if the members may not hold the same in the same layers: each folds removed snapshots on its own, also while no
-    /// engine is there. What one has in its head, another may have in a snapshot below, and copying "the head says nothing of
-    /// this block" would take it from the former.
     fn may_have_folded(&self, members: MemberSet) -> bool {
-        let mut chains = members.iter().filter_map(|m| self.replica(m).state.as_ref()).map(|s| &s.chain);
-        let Some(first) = chains.next() else { return false };
-        let same = |chain: &[LayerInfo]| {
-            chain.len() == first.len()
-                && chain
-                    .iter()
-                    .zip(first)
-                    .all(|(a, b)| a.name == b.name && a.parent == b.parent && !a.removed)
-        };
-        !(same(first) && chains.all(|chain| same(chain)))
+        may_differ(members.iter().filter_map(|m| self.replica(m).state.as_ref()).map(|s| s.chain.as_slice()))
+    }
+
+    /// Members that hold what this one does, layer by layer, by what they have said last. While a replica is filled nobody
+    /// folds, so it stays so.
+    pub(super) fn alike(&self, source: MemberId) -> MemberSet {
+        let told = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| s.fold.is_none());
+        let same = |m: &MemberId| !self.may_have_folded(MemberSet::EMPTY.with(source).with(*m));
+        if !told(&source) {
+            return MemberSet::EMPTY;
+        }
+        self.serving().without(source).iter().filter(told).filter(same).collect()
     }
 
     /// One of the set, a local one if there is one.
@@ -410,6 +418,19 @@ pub(super) fn join(mut ranges: Vec<Extent>) -> Vec<Extent> {
     joined
 }
 
+/// True if members with these chains may not hold the same in the same layers: each folds removed snapshots on its own, also
+/// while no engine is there. What one has in its head, another may have in a snapshot below, and copying "the head says
+/// nothing of this block" would take it from the former.
+fn may_differ<'a>(mut chains: impl Iterator<Item = &'a [LayerInfo]>) -> bool {
+    let Some(first) = chains.next() else { return false };
+    let same = |chain: &[LayerInfo]| {
+        let pairs = chain.iter().zip(first);
+        chain.len() == first.len()
+            && pairs.into_iter().all(|(a, b)| a.name == b.name && a.parent == b.parent && !a.removed)
+    };
+    !(same(first) && chains.all(same))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,5 +441,49 @@ mod tests {
         assert_eq!(joined, [Extent::new(0, 12288), Extent::new(1 << 20, 4096)]);
         let cut = pieces(&[Extent::new(4096, PIECE + 4096)]);
         assert_eq!(cut, [Extent::new(4096, PIECE), Extent::new(4096 + PIECE, 4096)]);
+    }
+
+    /// Layers by name, those marked with a minus removed, each on the one before.
+    fn chain(names: &[&str]) -> Vec<LayerInfo> {
+        let mut parent = String::new();
+        let layer = |name: &&str| {
+            let (removed, name) = (name.starts_with('-'), name.trim_start_matches('-').to_owned());
+            let parent = std::mem::replace(&mut parent, name.clone());
+            LayerInfo { name, parent, removed, ..LayerInfo::default() }
+        };
+        names.iter().map(layer).collect()
+    }
+
+    fn may_differ(chains: &[&[&str]]) -> bool {
+        let chains: Vec<_> = chains.iter().map(|names| chain(names)).collect();
+        super::may_differ(chains.iter().map(Vec::as_slice))
+    }
+
+    #[test]
+    fn members_whose_chains_are_the_same_and_whole_hold_the_same() {
+        assert!(!may_differ(&[]));
+        assert!(!may_differ(&[&[""]]));
+        assert!(!may_differ(&[&["a", "b", ""], &["a", "b", ""], &["a", "b", ""]]));
+    }
+
+    #[test]
+    fn a_removed_snapshot_may_be_folded_in_part_by_any_of_them() {
+        assert!(may_differ(&[&["-a", ""]]));
+        assert!(may_differ(&[&["-a", ""], &["-a", ""]]));
+        // The removal has reached only one.
+        assert!(may_differ(&[&["a", ""], &["-a", ""]]));
+        assert!(may_differ(&[&["-a", ""], &["a", ""]]));
+    }
+
+    #[test]
+    fn chains_that_differ_tell_of_a_fold() {
+        assert!(may_differ(&[&["a", ""], &[""]]));
+        assert!(may_differ(&[&[""], &["a", ""]]));
+        assert!(may_differ(&[&["a", "b", ""], &["a", "b", ""], &["b", ""]]));
+        // As many, but others; and the same on another parent.
+        assert!(may_differ(&[&["a", "c", ""], &["b", "c", ""]]));
+        let (one, mut other) = (chain(&["a", "b", ""]), chain(&["a", "b", ""]));
+        other[1].parent.clear();
+        assert!(super::may_differ([one.as_slice(), &other].into_iter()));
     }
 }

@@ -79,7 +79,7 @@ impl Queue {
         let (layer, source, verify, merged) = match *job {
             // A head has no checksums, and what is read through several layers is of several.
             Job::Equalise { layer, source, merged, .. } => {
-                (layer, source, layer.is_some() && !merged, merged)
+                (layer, self.sound_source(s).unwrap_or(source), layer.is_some() && !merged, merged)
             }
             Job::Compare { layer, source, .. } => (layer, source, true, false),
             Job::Verify { layer, member, .. } => (layer, member, false, false),
@@ -114,6 +114,7 @@ impl Queue {
         }
         slot.piece.part = part;
         slot.copy = Copy::Read;
+        (slot.rotten, slot.is_rotten) = (MemberSet::EMPTY, false);
         self.read_source(now, s, out);
         true
     }
@@ -175,7 +176,7 @@ impl Queue {
         }
         self.members[m].reading -= 1;
         if reply.status == Status::Rotten && copy == Copy::Read && !self.repairs(s) {
-            return self.read_anyway(now, s, m, out);
+            return self.read_elsewhere(now, s, m, out);
         }
         if reply.status != Status::Ok {
             return self.end_job(s, JobResult::Failed { member: m }, out);
@@ -201,11 +202,26 @@ impl Queue {
         matches!(self.slot(s).work, Work::Job(_, Job::Equalise { repair: true, .. }))
     }
 
-    /// The source of a copy says that its blocks are rotten. Members are made equal all the same: which of them is right is
-    /// for a scrub to say, and this asks for one.
-    fn read_anyway(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
+    /// Whom to read the part in hand from: the source, or one of those who hold the same, if it has not said that this is
+    /// rotten.
+    fn sound_source(&self, s: u16) -> Option<MemberId> {
+        let Work::Job(_, Job::Equalise { source, others, .. }) = self.slot(s).work else { return None };
+        let sound = |m: &MemberId| !self.slot(s).rotten.has(*m);
+        let other = |m: &MemberId| sound(m) && self.members[*m].link != Link::Down;
+        Some(source).filter(sound).or_else(|| others.iter().find(other))
+    }
+
+    /// A member says that blocks are rotten that were to be copied from it: another is asked. If they are rotten everywhere,
+    /// members are made equal all the same, unless a target's own copy is sound: which of them is right is for a scrub to
+    /// say, and this asks for one.
+    fn read_elsewhere(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
         out.push(Output::Report(FromQueue::Rotten(m, self.slot(s).piece.part)));
-        self.slot_mut(s).copy = Copy::ReadAnyway;
+        let slot = self.slot_mut(s);
+        slot.rotten = slot.rotten.with(m);
+        if self.sound_source(s).is_none() {
+            let slot = self.slot_mut(s);
+            (slot.copy, slot.is_rotten) = (Copy::ReadAnyway, true);
+        }
         self.read_source(now, s, out);
     }
 

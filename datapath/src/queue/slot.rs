@@ -267,6 +267,10 @@ pub(super) struct Slot {
     pub copy: Copy,
     /// Of a copy that compares: parts that differ and are still to be copied, as in [`lh_wire::differing`].
     pub differ: u32,
+    /// Of a copy: members that have said that the part in hand is rotten.
+    pub rotten: MemberSet,
+    /// Of a copy: it was read all the same.
+    pub is_rotten: bool,
     /// The client has its answer (an error), although members have yet to give theirs.
     pub given: bool,
     /// That answer has left the process.
@@ -290,6 +294,8 @@ impl Slot {
             changed: 0,
             copy: Copy::Read,
             differ: 0,
+            rotten: MemberSet::EMPTY,
+            is_rotten: false,
             given: false,
             left: false,
         }

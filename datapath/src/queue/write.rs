@@ -111,7 +111,9 @@ impl Queue {
             op,
             range: if op == OpCode::PutLayer { slot.piece.part } else { slot.piece.whole },
             fua,
-            verify: matches!(slot.work, Work::Job(_, Job::Compare { .. })),
+            // What is rotten wherever it was read replaces nothing that is sound.
+            verify: matches!(slot.work, Work::Job(_, Job::Compare { .. }))
+                || (op == OpCode::PutLayer && slot.is_rotten),
             flush: self.shared.flush_everywhere(),
             aux: slot.aux,
             data,

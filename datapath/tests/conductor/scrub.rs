@@ -93,16 +93,35 @@ fn nothing_is_repaired_from_a_bad_copy() {
     assert_eq!(world.scrub(true).findings, [left(1), left(2)]);
 }
 
-/// A replica is filled from rot. It takes no checksums of what it got, so that the third replica is still believed.
+/// A replica is filled from one that has rotted. It takes no checksums of what it got, so that the third replica is still
+/// believed.
 #[test]
-fn rot_that_a_rebuild_has_copied_is_repaired_on_both() {
+fn rot_of_the_source_of_a_rebuild_is_taken_from_another_member_and_repaired() {
     let mut world = World::hashed();
     let good = *world.block(2, "a", 0);
     world.rots(1, "a", 0);
+    // Nothing of it is left, so that it cannot be its own copy that stays.
+    world.replicas[2].layers[0].recorded = None;
+    *world.block(3, "a", 0) = None;
     let rebuild = world.command(Command::Rebuild { name: "r3".into() }, "");
     world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
+    assert_eq!(*world.block(3, "a", 0), good);
     world.run_until("the rot is repaired", |w| (1..=3).all(|r| *w.block(r, "a", 0) == good));
     assert_eq!(world.scrub(false).findings, []);
+}
+
+/// The only member has rotted, and what comes back has the last sound copy.
+#[test]
+fn the_last_sound_copy_is_not_overwritten_with_rot() {
+    let mut world = World::hashed();
+    world.dies(2);
+    world.run_until("2 is out", |w| w.status().epoch.is_some_and(|e| e.members.len() == 2));
+    let good = *world.block(3, "a", 0);
+    world.rots(1, "a", 0);
+    let rebuild = world.command(Command::Rebuild { name: "r3".into() }, "");
+    world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
+    assert_eq!(*world.block(3, "a", 0), good);
+    world.run_until("the rot is repaired", |w| [1, 3].iter().all(|r| *w.block(*r, "a", 0) == good));
 }
 
 #[test]

@@ -316,6 +316,7 @@ impl Manager {
             layer: None,
             range: Extent::new(at, len),
             source: id(source),
+            others: MemberSet::EMPTY,
             targets: MemberSet::EMPTY.with(id(m)),
             compare: false,
             merged: false,

@@ -35,7 +35,8 @@ pub mod flags {
     /// `payload_crc` is set and must match.
     pub const CRC: u8 = 4;
     /// What snapshot layers hold is compared with their checksums on record (read, read layer, digest layer, compare
-    /// layer): a block that does not fit is not answered as if it were sound.
+    /// layer): a block that does not fit is not answered as if it were sound. Of a put layer: what is sent is rotten by
+    /// its sender's word.
     pub const VERIFY: u8 = 8;
     /// All bits that this version knows.
     pub const ALL: u8 = FUA | RESPONSE | CRC | VERIFY;
@@ -60,7 +61,8 @@ pub enum OpCode {
     /// What one layer holds of the range; payload: the layer's name (empty: the head). With `aux` [`MERGED`], what
     /// the layers under it hold counts as its own, and what none of them holds is zero.
     ReadLayer = 7,
-    /// Makes the range of one layer exactly so; payload: a layer image. The answer's `aux` counts changed blocks.
+    /// Makes the range of one layer exactly so; payload: a layer image. The answer's `aux` counts changed blocks. With
+    /// `VERIFY` nothing is changed if all that the image would replace fits the checksums of this replica.
     PutLayer = 8,
     /// No write is unfinished in the range: its chunks may be unmarked in the intent bitmap.
     ClearIntent = 9,

@@ -2,7 +2,7 @@
 
 use lh_block::{BLOCK, Extent};
 use lh_ring::{Completion, Falloc, Payload, Token};
-use lh_wire::{BlockState, LayerTrailer};
+use lh_wire::{BlockState, LayerTrailer, flags};
 
 use super::core::{Completed, Failure, RequestId};
 use super::read::PAGE;
@@ -56,21 +56,25 @@ impl Server {
         };
         let changed = plan.changed;
         let name = trailer.layer.to_owned();
-        let fits = self.fits_checksums(layer, range, &states, &data);
-        let put = Put { name, plan, data, runs: Vec::new(), changed, fits };
+        let rotten = self.requests.get(id).header.has(flags::VERIFY);
+        let fits = !rotten && self.fits_checksums(layer, range, &states, &data);
+        let put = Put { name, plan, data, runs: Vec::new(), changed, fits, rotten };
         self.requests.get(id).work = Work::Put(Box::new(put));
         Ok(())
     }
 
     /// What may be equal has been read: what is not is written.
     pub(super) fn put_compared(&mut self, id: RequestId) {
+        let keeps = self.keeps_own(id);
         let slot = self.requests.get(id);
         let Work::Put(put) = &mut slot.work else { return };
         if slot.parts.is_empty() {
             let unread: u64 = put.plan.held.iter().map(|extent| extent.len / BLOCK).sum();
             put.changed += u32::try_from(unread).unwrap_or(u32::MAX);
         }
-        put.changed += put.find_runs(&slot.parts);
+        if !keeps {
+            put.changed += put.find_runs(&slot.parts);
+        }
         slot.parts.clear();
         slot.left = u32::try_from(put.plan.punch.len() + put.runs.len()).unwrap_or(u32::MAX);
         let file = &self.files[usize::from(put.plan.layer.0)];
@@ -86,6 +90,36 @@ impl Server {
         if slot.left == 0 {
             self.put_changed(id);
         }
+    }
+
+    /// The image is rotten, and all that it would replace is sound here. If it is rotten and that is not so, the layer's
+    /// checksums count no more.
+    fn keeps_own(&mut self, id: RequestId) -> bool {
+        let slot = self.requests.get(id);
+        let Work::Put(put) = &slot.work else { return false };
+        if !put.rotten {
+            return false;
+        }
+        let layer = put.plan.layer;
+        let own: Option<Vec<(u64, u32)>> = if put.plan.replaces_data_alone() {
+            let step = usize::try_from(BLOCK).unwrap_or(usize::MAX);
+            let blocks = put.plan.held.iter().flat_map(|held| (held.offset..held.end()).step_by(step));
+            let crc = |at: u64| {
+                held_at(&slot.parts, at).map(|(held, from)| held.slice(from, PAGE as usize).crc32c())
+            };
+            blocks.map(|at| Some((at, crc(at)?))).collect()
+        } else {
+            None
+        };
+        let keeps = own.is_some_and(|own| self.are_sound(layer, &own));
+        if keeps {
+            tracing::warn!(
+                "a block of a snapshot is rotten where it was to be copied from, and sound here: it stays"
+            );
+        } else {
+            self.void_checksums(layer);
+        }
+        keeps
     }
 
     pub(super) fn put_op_done(&mut self, c: &Completion) {

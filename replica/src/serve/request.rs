@@ -96,6 +96,8 @@ pub(super) struct Put {
     pub(super) changed: u32,
     /// The layer has checksums, and the image is what they say: they are to count afterwards.
     pub(super) fits: bool,
+    /// Its sender says that the image is rotten: what is sound here stays.
+    pub(super) rotten: bool,
 }
 
 /// A request in flight.

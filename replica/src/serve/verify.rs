@@ -51,6 +51,14 @@ impl Checksums {
         self.open.get_mut(&layer)
     }
 
+    /// The same while images that fit them are put into the layer.
+    fn while_put(&mut self, store: &Store, layer: LayerNo) -> Option<&mut LayerChecksums> {
+        match self.puts.contains_key(&layer) {
+            true => self.open.get_mut(&layer),
+            false => self.of(store, layer),
+        }
+    }
+
     /// Those of two snapshots' layers, for a fold of one into the other.
     pub(super) fn of_both(&self, store: &Store, upper: LayerNo, lower: LayerNo) -> Option<FoldedChecksums> {
         FoldedChecksums::open(&self.directory, store.layer_file(upper), store.layer_file(lower))
@@ -146,22 +154,38 @@ impl Server {
         states: &[BlockState],
         data: &Payload,
     ) -> bool {
-        let Checksums { open, puts, .. } = &mut self.checksums;
-        let sums = match puts.contains_key(&layer) {
-            true => open.get_mut(&layer),
-            false => self.checksums.of(&self.store, layer),
-        };
-        let Some(sums) = sums else { return false };
+        let Some(sums) = self.checksums.while_put(&self.store, layer) else { return false };
         let own = digests(states, [data]);
         let fits =
             own.iter().zip(range.offset / BLOCK..).all(|(d, n)| sums.verdict(n, *d) != Verdict::Rotten);
         if fits {
             *self.checksums.puts.entry(layer).or_default() += 1;
-        } else if let Some(sums) = self.checksums.open.remove(&layer) {
+        } else {
+            self.void_checksums(layer);
+        }
+        fits
+    }
+
+    /// The layer gets something that its checksums say nothing of.
+    pub(super) fn void_checksums(&mut self, layer: LayerNo) {
+        if self.checksums.while_put(&self.store, layer).is_some()
+            && let Some(sums) = self.checksums.open.remove(&layer)
+        {
             sums.give_up()
                 .unwrap_or_else(|e| tracing::warn!("checksums of a layer are of no use any more: {e}"));
         }
-        fits
+    }
+
+    /// The layer has checksums that count, and these blocks (offset, crc32c) of it are what they say.
+    pub(super) fn are_sound(&mut self, layer: LayerNo, own: &[(u64, u32)]) -> bool {
+        let marked = own.iter().any(|(at, _)| self.store.is_marked(*at));
+        let Some(sums) = self.checksums.while_put(&self.store, layer).filter(|_| !marked) else {
+            return false;
+        };
+        let is_sound = |(at, sum): &(u64, u32)| {
+            sums.verdict(at / BLOCK, (BlockState::Data, Some(*sum))) == Verdict::Sound
+        };
+        own.iter().all(is_sound)
     }
 
     /// An image that fits the layer's checksums was put into it, or was not: they are of the file as it is now, unless

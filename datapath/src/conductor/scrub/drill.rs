@@ -105,6 +105,7 @@ impl Conductor {
                         layer,
                         range,
                         source,
+                        others: MemberSet::EMPTY,
                         targets,
                         compare: false,
                         merged: false,

@@ -6,6 +6,7 @@ fn equalise(layer: Option<LayerRef>) -> Job {
         layer,
         range: blocks(0, 16),
         source: A,
+        others: MemberSet::EMPTY,
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: false,
         merged: false,
@@ -117,6 +118,7 @@ fn jobs_beyond_the_slots_wait_their_turn() {
                 layer: None,
                 range: blocks(n, 1),
                 source: A,
+                others: MemberSet::EMPTY,
                 targets: MemberSet::EMPTY.with(B),
                 compare: false,
                 merged: false,
@@ -220,6 +222,7 @@ fn compared() -> Job {
         layer: None,
         range: blocks(0, 32),
         source: A,
+        others: MemberSet::EMPTY,
         targets: MemberSet::EMPTY.with(B).with(C),
         compare: true,
         merged: false,
@@ -318,8 +321,16 @@ fn a_repair_reads_what_is_sound_or_nothing() {
     let mut b = Bench::new(3);
     let layer = Some(LayerRef(4));
     let (range, targets) = (blocks(0, 4), MemberSet::EMPTY.with(B));
-    let repair =
-        Job::Equalise { layer, range, source: A, targets, compare: false, merged: false, repair: true };
+    let repair = Job::Equalise {
+        layer,
+        range,
+        source: A,
+        others: MemberSet::EMPTY,
+        targets,
+        compare: false,
+        merged: false,
+        repair: true,
+    };
     job(&mut b, 1, repair);
     assert!(b.one(A).verify);
     let write = b.request(WRITE, blocks(1, 1));
@@ -347,13 +358,53 @@ fn a_source_that_is_lost_while_others_compare_ends_the_copy() {
     assert!(b.reports().contains(&done(1, JobResult::Failed { member: A })));
 }
 
+/// What does not fit the source's checksums is not copied, if another member holds the same.
+#[test]
+fn rot_of_the_source_is_passed_over() {
+    let mut b = Bench::new(4);
+    let (layer, range, targets) = (Some(LayerRef(4)), blocks(0, 32), MemberSet::EMPTY.with(MemberId(3)));
+    let others = MemberSet::EMPTY.with(B).with(C);
+    let (compare, merged, repair) = (true, false, false);
+    job(&mut b, 1, Job::Equalise { layer, range, source: A, others, targets, compare, merged, repair });
+    b.reply_with(b.one(A), Status::Ok, 0b1000);
+    b.reports();
+    // Two parts differ, of which the first is rotten on two members.
+    b.reply_with(b.one(MemberId(3)), Status::Ok, 0b101000);
+    for m in [A, B] {
+        let read = b.one(m);
+        assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, true, blocks(3, 1)));
+        b.reply(read, Status::Rotten);
+        assert_eq!(b.reports(), [FromQueue::Rotten(m, blocks(3, 1))]);
+    }
+    let read = b.one(C);
+    assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, true, blocks(3, 1)));
+    b.reply_with(read, Status::Ok, 32);
+    let put = b.one(MemberId(3));
+    assert_eq!((put.op, put.verify), (OpCode::PutLayer, false));
+    b.reply_with(put, Status::Ok, 1);
+    let read = b.one(A);
+    assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, true, blocks(5, 1)));
+    b.reply_with(read, Status::Ok, 32);
+    b.reply_with(b.one(MemberId(3)), Status::Ok, 1);
+    assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 2 })]);
+    b.assert_idle();
+}
+
 /// Members become equal whatever the source's checksums say: which of them is right is for a scrub.
 #[test]
 fn a_copy_of_rot_is_made_and_told() {
     let mut b = Bench::new(2);
     let (layer, range, targets) = (Some(LayerRef(4)), blocks(0, 32), MemberSet::EMPTY.with(B));
-    let copy =
-        Job::Equalise { layer, range, source: A, targets, compare: true, merged: false, repair: false };
+    let copy = Job::Equalise {
+        layer,
+        range,
+        source: A,
+        others: MemberSet::EMPTY,
+        targets,
+        compare: true,
+        merged: false,
+        repair: false,
+    };
     job(&mut b, 1, copy);
     b.reply_with(b.one(A), Status::Ok, 0b1000);
     assert_eq!(b.reports(), [FromQueue::Rotten(A, blocks(3, 1))]);
@@ -365,7 +416,9 @@ fn a_copy_of_rot_is_made_and_told() {
     let read = b.one(A);
     assert_eq!((read.op, read.verify, read.range), (OpCode::ReadLayer, false, blocks(3, 1)));
     b.reply_with(read, Status::Ok, 32);
-    b.reply_with(b.one(B), Status::Ok, 1);
+    let put = b.one(B);
+    assert_eq!((put.op, put.verify), (OpCode::PutLayer, true), "what is sound on the target stays");
+    b.reply_with(put, Status::Ok, 1);
     assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 1 })]);
     b.assert_idle();
 }
