@@ -1,9 +1,9 @@
-"""A device is what it says: sizes and flags, every byte comes back, discards and zeroes read as zero, file systems live on
-it and grow with it.
+"""A device is what it says: sizes and flags, every byte comes back, discards and zeroes read as zero, partitions appear, file
+systems live on it and grow with it.
 
     basics.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
 """
-import os, sys, time
+import os, struct, sys, time
 from devices import Mounted, attribute, directory_of, expect, fio, have, run, shown, skip, wait_for
 from volumes import KINDS
 
@@ -84,6 +84,33 @@ def every_byte_comes_back(disk):
         "--offset_increment=32m", "--fsync=64", "--cpus_allowed=0-1", "--cpus_allowed_policy=split")
 
 
+def partitions_appear(disk):
+    """A partition of a table on the device is a device of its own, and goes when the table goes."""
+    if disk.name.startswith("fuse"):
+        # A loop device looks for none unless it is told to (losetup --partscan).
+        return
+    whole = os.path.basename(directory_of(disk.device))
+    part = whole + ("p1" if whole[-1].isdigit() else "1")
+    place = os.path.join(directory_of(disk.device), part)
+    start, sectors = 2048, 8192
+
+    def write(at, data):
+        fd = os.open(disk.device, os.O_WRONLY)
+        os.pwrite(fd, data, at)
+        os.fsync(fd)
+        os.close(fd)
+        run("blockdev", "--rereadpt", disk.device)
+
+    entry = struct.pack("<B3sB3sII", 0, bytes(3), 0x83, bytes(3), start, sectors)
+    write(0, bytes(446) + entry.ljust(64, b"\0") + b"\x55\xaa")
+    wait_for("the partition", lambda: os.path.exists(place) and os.path.exists("/dev/" + part))
+    expect([int(open(os.path.join(place, name)).read()) for name in ("start", "size")] == [start, sectors], "its place")
+    block = fill("/dev/" + part, 0, MIB)
+    expect(bytes_at(disk.device, start * 512, MIB) == digest(block), "the partition's bytes are elsewhere")
+    write(0, bytes(512))
+    wait_for("no partition", lambda: not os.path.exists(place))
+
+
 def file_system_grows(disk, kind):
     if not have(f"mkfs.{kind}"):
         skip(f"{disk.name}-{kind}", f"no mkfs.{kind}")
@@ -114,14 +141,14 @@ def timed(name, story):
 
 def main():
     disk = KINDS[sys.argv[1]]()
-    for story in (says_what_it_is, zeroes_read_as_zero, every_byte_comes_back):
+    for story in (says_what_it_is, zeroes_read_as_zero, every_byte_comes_back, partitions_appear):
         timed(story.__name__, lambda: story(disk))
     for kind in ("ext4", "xfs"):
         timed(f"{kind} grows", lambda: file_system_grows(disk, kind))
     disk.stop()
     errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
     expect(not errors, f"the kernel saw errors: {errors[:5]}")
-    shown(f"{disk.name}: sizes, flags, discards, zeroes; fio without a mismatch; ext4 and XFS grew while mounted")
+    shown(f"{disk.name}: sizes, flags, discards, zeroes, partitions; fio without a mismatch; ext4 and XFS grew while mounted")
 
 
 main()

@@ -117,13 +117,14 @@ class Process:
 
 
 class Ublk:
-    """A ublk device over a file in memory."""
+    """A ublk device over a file, in memory if no other is named."""
     name = "ublk"
 
-    def __init__(self, volume="vol", size=512 << 20, queues=2, depth=64, block=512, null=False, threads=0):
+    def __init__(self, volume="vol", size=512 << 20, queues=2, depth=64, block=512, null=False, threads=0, file=None,
+                 more=()):
         self.volume, self.size, self.block = volume, size, block
         self.options = ["--queues", str(queues), "--depth", str(depth), "--block-size", str(block)]
-        self.options += ["--null", "yes"] if null else ["--file", os.path.join(WORK, volume)]
+        self.options += ["--null", "yes"] if null else ["--file", file or os.path.join(WORK, volume), *more]
         self.start(threads)
 
     def start(self, threads=0, extra=()):
@@ -232,7 +233,7 @@ class Mounted:
         return self.where
 
     def __exit__(self, *_):
-        run("umount", self.where)
+        run("umount", self.where, timeout=600)
 
 
 def fds(pid):

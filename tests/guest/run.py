@@ -21,14 +21,14 @@ SCENARIOS = {
     "ublk-recovery": ("recovery.py", ["ublk"], 300, 1500),
     "ublk-stress": ("stress.py", ["ublk"], 500, 3000),
     "ublk-cycles": ("cycles.py", ["ublk"], 400, 3000),
-    "ublk-pressure": ("pressure.py", ["ublk"], 500, 600),
+    "ublk-pressure": ("pressure.py", ["ublk"], 420, 480),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
     "nbd-cycles": ("cycles.py", ["nbd"], 400, 3000),
 }
 for _frontend in ("ublk", "nbd", "iscsi", "fuse"):
     SCENARIOS[f"{_frontend}-volume-basics"] = ("basics.py", [f"{_frontend}-volume"], 600, 600)
-    SCENARIOS[f"{_frontend}-volume-pressure"] = ("pressure.py", [f"{_frontend}-volume"], 600, 900)
+    SCENARIOS[f"{_frontend}-volume-pressure"] = ("pressure.py", [f"{_frontend}-volume"], 420, 480)
     SCENARIOS[f"{_frontend}-volume-recovery"] = ("recovery.py", [f"{_frontend}-volume"], 500, 3000)
 
 # What the usual run of all tests has time for: whole volumes on every frontend, 2 minutes.
@@ -36,10 +36,13 @@ SHORT = ["volumes"]
 
 # Memory in MiB and scratch disk of those that need others than 2048 and none.
 MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None)}
-MACHINES |= {name: (384, "1500M") if name.endswith("pressure") else (4096, None)
-             for name in SCENARIOS if "-volume-" in name}
+MACHINES |= {name: (4096, None) for name in SCENARIOS if "-volume-" in name}
+MACHINES |= {name: (384, "1500M") for name in SCENARIOS if name.endswith("-volume-pressure")}
 
 SKIPPED, NO_TIME = 77, 124
+GUEST = os.path.join(TOP, "scripts", "guest")
+# Seconds that the kernel may take to be built, where it was not yet.
+PREPARING = 1200
 
 
 def build(wanted):
@@ -52,12 +55,21 @@ def build(wanted):
     return True
 
 
+def prepare():
+    """Sees to it that there is a kernel to run in. SKIPPED, with the reason said, where none can be had."""
+    try:
+        return subprocess.run([GUEST, "prepare"], timeout=PREPARING).returncode
+    except subprocess.TimeoutExpired:
+        print(f"SKIP guest: its kernel is not built after {PREPARING} s; scripts/guest prepare does that", flush=True)
+        return SKIPPED
+
+
 def run(name):
     script, arguments, usual, everything = SCENARIOS[name]
     seconds = everything if FULL else usual
     memory, scratch = MACHINES.get(name, (2048, None))
     machine = ["--mem", str(memory), *(["--scratch", scratch] if scratch else [])]
-    command = [os.path.join(TOP, "scripts", "guest"), "run", *machine, "--timeout", str(seconds), "--", PYTHON,
+    command = [GUEST, "run", *machine, "--timeout", str(seconds), "--", PYTHON,
                os.path.join(HERE, script), *arguments]
     began = time.monotonic()
     status = subprocess.run(command, cwd=TOP).returncode
@@ -78,6 +90,9 @@ def main():
         print(f"no scenario {', '.join(unknown)}: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
     wanted = names or list(SCENARIOS if FULL else SHORT)
+    prepared = prepare()
+    if prepared != 0:
+        return 0 if prepared == SKIPPED else 1
     if not build(wanted):
         return 1
     failed = []
