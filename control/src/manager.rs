@@ -5,6 +5,7 @@
 //! adopts it (`state`, `identity`). It knows nothing of volumes: what it runs, and with which arguments, its clients say
 //! (`program` bounds that), but for one thing: an engine that is started again gets the next generation (`policy`).
 
+mod deposits;
 mod identity;
 mod instance;
 mod launch;
@@ -113,6 +114,8 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let ports = Ports::new(ports::RANGE);
     let registry = Arc::new(Registry::new(root.clone(), programs, ports));
     registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
+    let socket = root.deposit_socket();
+    let deposits = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
     let socket = root.manager_socket();
     let listener = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
     let routes = services(&root, &registry);
@@ -130,6 +133,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     tokio::select! {
         ended = local => Ok(ended?),
         ended = remote => Ok(ended?),
+        () = deposits::serve(deposits, registry.clone()) => Ok(()),
         () = rotate_logs(&root, &registry) => Ok(()),
         () = stop => {
             tracing::info!("instance manager ends; its processes go on");

@@ -1,7 +1,7 @@
 //! What a target is: its name, its disk, who may use it, and its bounds.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use lh_ring::{CHUNK, Pool};
@@ -120,7 +120,7 @@ impl Listener {
     /// # Errors
     /// The system's: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`.
     pub fn tcp(address: SocketAddr) -> std::io::Result<Self> {
-        Ok(Self(std::net::TcpListener::bind(address)?.into()))
+        Ok(TcpListener::bind(address)?.into())
     }
 
     /// The address: which port the system chose.
@@ -128,10 +128,23 @@ impl Listener {
     /// # Errors
     /// The system's.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
-        std::net::TcpListener::from(self.0.try_clone()?).local_addr()
+        TcpListener::from(self.0.try_clone()?).local_addr()
     }
 
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.0
+    }
+}
+
+/// A listener made elsewhere, for example by the server before this one.
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self(listener.into())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

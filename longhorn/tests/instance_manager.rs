@@ -1,6 +1,9 @@
 //! The instance manager with real processes: what it starts lives on without it, and dies only when it should.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -8,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use control::deposit::Deposit;
 use control::host::Root;
 use control::manager::{LAUNCH_NAME, ProcessRecord};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -275,6 +279,67 @@ async fn a_wish_to_stop_outlives_the_manager() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(!host.root.process("demo-r-1").exists());
+}
+
+/// A new listening socket, left with the manager by a process that has ended since.
+fn leave(host: &Host, process: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    Deposit::of(&host.root, process).leave(listener.as_fd()).unwrap();
+    listener.local_addr().unwrap()
+}
+
+async fn wait_until_refused(address: SocketAddr) {
+    let until = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_ok() {
+        assert!(Instant::now() < until, "{address} is not closed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_listening_socket_outlives_its_process() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    create(&mut client, "demo-e-0", &host.endless(), &[]).await.unwrap();
+    let address = leave(&host, "demo-e-0");
+    let waiting = TcpStream::connect(address).unwrap();
+    let mut deposit = Deposit::of(&host.root, "demo-e-0");
+    let next = TcpListener::from(deposit.fetch().unwrap().unwrap());
+    assert_eq!(next.accept().unwrap().1, waiting.local_addr().unwrap());
+    let refused = Deposit::of(&host.root, "demo-e-1").leave(next.as_fd()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    assert!(refused.to_string().contains("demo-e-1"), "{refused}");
+
+    // The next manager has nothing until it is told.
+    deposit.leave(next.as_fd()).unwrap();
+    host.kill_manager();
+    host.start();
+    let mut client = host.client().await;
+    assert!(Deposit::of(&host.root, "demo-e-0").fetch().unwrap().is_none());
+    deposit.renew().unwrap();
+    drop((next, deposit));
+    TcpStream::connect(address).unwrap();
+
+    Deposit::of(&host.root, "demo-e-0").withdraw().unwrap();
+    wait_until_refused(address).await;
+    let address = leave(&host, "demo-e-0");
+    TcpStream::connect(address).unwrap();
+    delete(&mut client, "demo-e-0").await;
+    wait_until_refused(address).await;
+}
+
+#[tokio::test]
+async fn nothing_listens_for_a_process_that_is_not_started_again() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let word = host.root.path().join("word");
+    let obedient = host.script("obedient", "while [ ! -e \"$1\" ]; do sleep 0.02; done");
+    create(&mut client, "demo-e-0", &obedient, &[word.to_str().unwrap()]).await.unwrap();
+    let address = leave(&host, "demo-e-0");
+    TcpStream::connect(address).unwrap();
+    fs::write(&word, "").unwrap();
+    wait(&mut client, "demo-e-0", |s| s.state == "stopped").await;
+    wait_until_refused(address).await;
 }
 
 #[tokio::test]

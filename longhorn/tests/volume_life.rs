@@ -1,10 +1,15 @@
 //! A volume's life through the commands, with real processes and without a frontend: no kernel feature is needed but
 //! io_uring. Real devices are the end-to-end scenarios' affair.
 
+use std::io::{self, ErrorKind, Read};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
@@ -97,8 +102,12 @@ impl Drop for Host {
 }
 
 fn kill_9(pid: i32) {
+    signal(pid, Signal::SIGKILL);
+}
+
+fn signal(pid: i32, signal: Signal) {
     // It may have ended by itself.
-    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+    let _ = kill(Pid::from_raw(pid), signal);
 }
 
 fn pid(value: &Value) -> i32 {
@@ -190,4 +199,57 @@ fn a_name_that_lives_under_another_root_is_refused() {
     host.ok(&["down", volume]);
     other.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
     other.ok(&["down", volume]);
+}
+
+/// A client of a server that says something when it accepts, or waits to be spoken to.
+fn connect(place: &str) -> io::Result<Box<dyn Read>> {
+    let patience = Some(PATIENCE);
+    if place.starts_with('/') {
+        let stream = UnixStream::connect(place)?;
+        stream.set_read_timeout(patience)?;
+        return Ok(Box::new(stream));
+    }
+    let stream = TcpStream::connect(place)?;
+    stream.set_read_timeout(patience)?;
+    Ok(Box::new(stream))
+}
+
+/// Kills the engine while its manager sleeps, so that there is a time without any.
+fn is_not_missed(word: &str, frontend: &str, listen: Option<&str>) {
+    let Some(host) = Host::new(word) else { return };
+    let volume = host.volume.as_str();
+    let place = listen.map_or_else(|| format!("/run/longhorn/{volume}.nbd.sock"), str::to_owned);
+    let mut up = vec!["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", frontend];
+    up.extend(listen.iter().flat_map(|address| ["--listen", address]));
+    host.ok(&up);
+    let manager = std::fs::read_to_string(host.dir.path().join("run/instance-manager.lock")).unwrap();
+    let manager: i32 = manager.trim().parse().unwrap();
+    for _ in 0..2 {
+        let engine = host.status()["engine_pid"].clone();
+        signal(manager, Signal::SIGSTOP);
+        kill_9(pid(&engine));
+        // Its ring outlives it for some milliseconds.
+        std::thread::sleep(Duration::from_millis(300));
+        let waiting = connect(&place);
+        signal(manager, Signal::SIGCONT);
+        let mut waiting = waiting.unwrap_or_else(|e| panic!("{frontend} at {place} without an engine: {e}"));
+        if frontend == "nbd-server" {
+            let mut greeting = [0; 8];
+            waiting.read_exact(&mut greeting).unwrap();
+            assert_eq!(&greeting, b"NBDMAGIC");
+        }
+        host.wait("a new engine", |s| is_healthy(s) && s["engine_pid"] != engine);
+        connect(&place).unwrap();
+    }
+    host.ok(&["down", volume]);
+    let refused = connect(&place).map(drop).unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound), "{refused}");
+}
+
+#[test]
+fn whoever_connects_while_no_engine_runs_waits_for_the_next_one() {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    is_not_missed("unix", "nbd-server", None);
+    is_not_missed("tcp", "nbd-server", Some(&free()));
+    is_not_missed("target", "iscsi-target", Some(&free()));
 }

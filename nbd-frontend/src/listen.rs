@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,13 @@ const BACKLOG: i32 = 1024;
 /// A socket that listens. A unix socket's path is removed when it is dropped, unless somebody else has taken it over.
 #[derive(Debug)]
 pub struct Listener {
-    fd: Option<OwnedFd>,
-    /// Path, device and inode of a unix socket.
-    path: Option<(PathBuf, u64, u64)>,
+    fd: OwnedFd,
+    path: PathGuard,
 }
+
+/// Keeps a unix socket's path until it is dropped: its path, device and inode. `None`: there is no path to keep.
+#[derive(Debug)]
+pub(crate) struct PathGuard(Option<(PathBuf, u64, u64)>);
 
 impl Listener {
     /// Listens on a unix socket that only its owner may connect to. A socket that a dead process left behind is
@@ -35,8 +38,20 @@ impl Listener {
         // Nobody can connect before `listen`.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         listen(&fd, Backlog::new(BACKLOG)?)?;
+        Self::at(path, fd)
+    }
+
+    /// A unix socket that listens at this path already, made by the server before this one.
+    ///
+    /// # Errors
+    /// The system's; `NotFound` if nobody finds the socket there any more.
+    pub fn inherited(path: &Path, listener: UnixListener) -> io::Result<Self> {
+        Self::at(path, listener.into())
+    }
+
+    fn at(path: &Path, fd: OwnedFd) -> io::Result<Self> {
         let made = fs::symlink_metadata(path)?;
-        Ok(Self { fd: Some(fd), path: Some((path.to_owned(), made.dev(), made.ino())) })
+        Ok(Self { fd, path: PathGuard(Some((path.to_owned(), made.dev(), made.ino()))) })
     }
 
     /// Listens on a TCP address.
@@ -46,12 +61,12 @@ impl Listener {
     pub fn tcp(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listen(&listener, Backlog::new(BACKLOG)?)?;
-        Ok(Self { fd: Some(listener.into()), path: None })
+        Ok(listener.into())
     }
 
-    /// The socket, and what is left: the guard of its path.
-    pub(crate) fn split(mut self) -> (Option<OwnedFd>, Self) {
-        (self.fd.take(), self)
+    /// The socket, and the guard of its path.
+    pub(crate) fn split(self) -> (OwnedFd, PathGuard) {
+        (self.fd, self.path)
     }
 
     /// The address of a TCP socket: which port the system chose.
@@ -59,14 +74,13 @@ impl Listener {
     /// # Errors
     /// For a unix socket, or the system's.
     pub fn tcp_address(&self) -> io::Result<SocketAddr> {
-        let fd = self.fd.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        TcpListener::from(fd.try_clone()?).local_addr()
+        TcpListener::from(self.fd.try_clone()?).local_addr()
     }
 }
 
-impl Drop for Listener {
+impl Drop for PathGuard {
     fn drop(&mut self) {
-        let Some((path, dev, ino)) = &self.path else { return };
+        let Some((path, dev, ino)) = &self.0 else { return };
         let ours = fs::symlink_metadata(path).is_ok_and(|now| now.dev() == *dev && now.ino() == *ino);
         if ours {
             // What cannot be removed is removed by the next who listens there.
@@ -94,10 +108,23 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A listener made elsewhere, for example inherited.
+/// A listener made elsewhere, whose path somebody else keeps.
 impl From<UnixListener> for Listener {
     fn from(listener: UnixListener) -> Self {
-        Self { fd: Some(listener.into()), path: None }
+        Self { fd: listener.into(), path: PathGuard(None) }
+    }
+}
+
+/// A listener made elsewhere, for example by the server before this one.
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self { fd: listener.into(), path: PathGuard(None) }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -22,7 +22,7 @@ use crate::budget::Budget;
 use crate::connection::{Connection, Why, served_geometry};
 use crate::export::{Agreed, Export};
 use crate::handshake::{Handshake, Outcome};
-use crate::listen::Listener;
+use crate::listen::{Listener, PathGuard};
 use crate::negotiate::{Admission, Offer};
 use crate::requests::Requests;
 use crate::transmit::Session;
@@ -100,7 +100,7 @@ pub type Spread = Box<dyn FnMut(OwnedFd) -> Option<OwnedFd>>;
 struct Listening {
     fd: Fd,
     /// Removes a unix socket's path.
-    _guard: Listener,
+    _guard: PathGuard,
     accepting: bool,
 }
 
@@ -153,7 +153,7 @@ impl Server {
 
     /// Accepts connections from this socket, too.
     pub fn listen(&mut self, ring: &mut Ring, listener: Listener) {
-        let (Some(fd), guard) = listener.split() else { return };
+        let (fd, guard) = listener.split();
         let token = self.accept_token(self.listeners.len());
         let fd = Fd::new(fd);
         ring.accept(token, &fd);

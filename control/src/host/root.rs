@@ -123,6 +123,11 @@ impl Root {
         self.socket("instance-manager.sock")
     }
 
+    /// Where processes leave their listening sockets with the instance manager ([`crate::deposit`]).
+    pub fn deposit_socket(&self) -> PathBuf {
+        self.socket("listeners.sock")
+    }
+
     /// A process's control socket (gRPC).
     pub fn control_socket(&self, name: &str) -> PathBuf {
         self.socket(&format!("{name}.grpc.sock"))

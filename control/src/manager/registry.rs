@@ -8,6 +8,7 @@ use lh_block::{NameError, check_process_name};
 use thiserror::Error;
 use tokio::sync::{broadcast, watch};
 
+use super::deposits::Deposits;
 use super::identity::Watched;
 use super::policy::arguments_of_replacement;
 use super::ports::{PortError, PortRange, Ports, with_ports};
@@ -60,7 +61,7 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new(root: Root, programs: Programs, ports: Ports) -> Self {
         let (changes, _) = broadcast::channel(CHANGES_MAX);
-        let shared = Arc::new(Shared { root, programs, changes });
+        let shared = Arc::new(Shared { root, programs, changes, deposits: Deposits::default() });
         Self { shared, ports, processes: Mutex::default() }
     }
 
@@ -180,6 +181,11 @@ impl Registry {
         &self.shared.root
     }
 
+    /// What processes have left here.
+    pub(super) fn deposits(&self) -> &Deposits {
+        &self.shared.deposits
+    }
+
     fn supervise(self: &Arc<Self>, record: ProcessRecord, process: Option<Watched>, again: bool) {
         let (latest, receiver) = watch::channel(record.response(false));
         let wishes = Arc::new(Wishes::default());
@@ -194,6 +200,7 @@ impl Registry {
             supervisor.run(process).await;
             // Forgotten before it is announced: who waits for the end may use the name at once.
             registry.processes().remove(&name);
+            registry.deposits().forget(&name);
             if let Some(ports) = ports {
                 registry.ports.give_back(ports);
             }

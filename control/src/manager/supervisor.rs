@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio::sync::{broadcast, watch};
 
+use super::deposits::Deposits;
 use super::identity::Watched;
 use super::launch::launch;
 use super::log::{self, LastWords};
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub(super) programs: Programs,
     /// Every change of every process.
     pub(super) changes: broadcast::Sender<ProcessResponse>,
+    /// What each process leaves for its next start.
+    pub(super) deposits: Deposits,
 }
 
 /// The task's state.
@@ -205,10 +208,12 @@ impl Supervisor {
             Next::Failed => (State::Error, reason),
         };
         // A start writes the record anyway, so only an end for good has to be written now.
-        if !matches!(next, Next::Restart(_))
-            && let Err(e) = self.persist().await
-        {
-            tracing::error!(name = self.record.name, error = %e, "record cannot be written");
+        if !matches!(next, Next::Restart(_)) {
+            // Nobody will answer there: clients are to be refused, not to wait.
+            self.shared.deposits.forget(&self.record.name);
+            if let Err(e) = self.persist().await {
+                tracing::error!(name = self.record.name, error = %e, "record cannot be written");
+            }
         }
         self.publish();
     }

@@ -77,7 +77,8 @@ pub struct ControllerArgs {
     #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
     pub listen: PathBuf,
     /// Device queues, each a thread; 0: by the number of processors
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=64), value_name = "N")]
+    #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=64))]
     pub queues: u8,
     /// The root that the volume belongs to
     #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]

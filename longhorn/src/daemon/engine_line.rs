@@ -67,6 +67,11 @@ pub(super) enum EngineCommand {
         #[command(subcommand)]
         command: SnapshotCommand,
     },
+    /// Show and hide the volume
+    Frontend {
+        #[command(subcommand)]
+        command: FrontendCommand,
+    },
     /// Make the volume larger
     Expand {
         /// Bytes, or with a unit
@@ -79,6 +84,18 @@ pub(super) enum EngineCommand {
         #[arg(long)]
         client_only: bool,
     },
+}
+
+/// The commands below `frontend`.
+#[derive(Debug, Subcommand)]
+pub(super) enum FrontendCommand {
+    /// Show the volume again
+    Start {
+        /// The one that the engine was started with; tgt-blockdev: any that makes a device, tgt-iscsi: a target
+        frontend: String,
+    },
+    /// Hide the volume, unless its device is in use
+    Shutdown,
 }
 
 /// The commands below `snapshot`.
@@ -198,6 +215,15 @@ impl Line {
             }
             EngineCommand::ReplicaRebuildStatus => show::print_json(&show::rebuilds(&self.replicas().await?)),
             EngineCommand::Snapshot { command } => self.snapshot(command).await,
+            EngineCommand::Frontend { command: FrontendCommand::Start { frontend } } => {
+                let request = ptypes::VolumeFrontendStartRequest { frontend };
+                self.engine.volume_frontend_start(request).await?;
+                Ok(())
+            }
+            EngineCommand::Frontend { command: FrontendCommand::Shutdown } => {
+                self.engine.volume_frontend_shutdown(()).await?;
+                Ok(())
+            }
             EngineCommand::Expand { size } => {
                 let size = i64::try_from(size)?;
                 self.engine.volume_expand(ptypes::VolumeExpandRequest { size }).await?;

@@ -39,10 +39,12 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
     let _live = take_name(&args.volume, &root)?;
     let (generation, authority) = authority(args)?;
+    let name = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
     let show = Show::prepare(&Wish {
         frontend: args.frontend,
         volume: &args.volume,
-        root: root.path(),
+        root: &root,
+        engine: &name,
         // An authority in a cluster is a socket, not a directory.
         record: args.authority.as_deref().filter(|directory| directory.is_dir()),
         block_size: args.block_size,
@@ -54,7 +56,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         .context("the engine cannot be started")?;
     let queues = Queues::start(&handle, parts, show.memory())?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
-    let errands = serve_face(args, &replicas, generation, &handle, &shown)?;
+    let errands = serve_face(args, name, &replicas, generation, &handle, &shown)?;
     Life { volume: args.volume.clone(), handle, events, errands, queues, show, shown, open: None }.live()
 }
 
@@ -159,6 +161,7 @@ fn queues_by_processors() -> u8 {
 /// Starts the thread that answers on the control socket and hears signals. What comes out are wishes to end.
 fn serve_face(
     args: &ControllerArgs,
+    instance: String,
     replicas: &[(String, Address)],
     generation: Generation,
     handle: &EngineHandle,
@@ -177,7 +180,6 @@ fn serve_face(
         looks: Mutex::new(Looks::new(Instant::now())),
     });
     let socket = args.listen.clone();
-    let instance = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
         runtime.block_on(async {

@@ -1,8 +1,10 @@
 //! How the volume is shown: what is made before the engine is open, what then, and how it is taken away.
 
+mod door;
 mod initiator;
 mod iscsi;
 mod nbd;
+mod nbd_server;
 mod ublk;
 
 use std::fs::OpenOptions;
@@ -13,19 +15,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use control::host::Root;
 use crossbeam_channel::RecvTimeoutError;
 use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::{Attach, AttachError, Attached, attach};
-use nbd_frontend::{Export, Listener};
 use nix::fcntl::OFlag;
 
 pub(crate) use initiator::name as target_name;
 pub(crate) use nbd::identifier as nbd_identifier;
 pub(crate) use ublk::owner as ublk_owner;
 
+use door::Door;
 use initiator::Initiator;
 use iscsi::Iscsi;
 use nbd::Nbd;
+use nbd_server::NbdServer;
 use ublk::Ublk;
 
 use super::queues::{Memory, Notice, Order, Queues};
@@ -36,18 +40,15 @@ use crate::kernel;
 /// How long clients may take to let go of what was in flight when the frontend ends.
 const HIDING: Duration = Duration::from_secs(40);
 
-/// How long an address may still be taken by the engine before, whose ring outlives it for some milliseconds.
-const FREED: Duration = Duration::from_secs(2);
-
-/// Between two tries.
-const AGAIN: Duration = Duration::from_millis(10);
-
 /// How long the kernel may take to notice that the engine before is dead: its ring outlives it, on a busy machine with
 /// O_DIRECT in flight by seconds.
 const PREDECESSOR: Duration = Duration::from_secs(10);
 
 /// How long a device that is to go may still be open by somebody who only looks at it (partition tables, udev).
 const GLANCE: Duration = Duration::from_secs(2);
+
+/// Between two looks at it.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Where the volume can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +60,7 @@ pub(super) struct Endpoint {
 /// The frontend on its way from chosen to shown.
 pub(super) enum Show {
     Nothing,
-    NbdServer { volume: String, listen: Option<SocketAddr>, listener: Option<Listener>, uri: String },
+    NbdServer(Box<NbdServer>),
     Nbd(Box<Nbd>),
     Initiator(Box<Initiator>),
     Fuse { options: Attach, block_size: u32, attached: Option<Box<Attached>> },
@@ -71,7 +72,9 @@ pub(super) enum Show {
 pub(super) struct Wish<'a> {
     pub(super) frontend: Frontend,
     pub(super) volume: &'a str,
-    pub(super) root: &'a Path,
+    pub(super) root: &'a Root,
+    /// This engine's name.
+    pub(super) engine: &'a str,
     /// The directory of the volume's record, if there is one.
     pub(super) record: Option<&'a Path>,
     pub(super) block_size: u32,
@@ -91,7 +94,8 @@ pub(super) enum HideError {
 impl Show {
     /// Takes what can be missing or taken before anything is started.
     pub(super) fn prepare(wish: &Wish<'_>) -> Result<Self> {
-        let Wish { volume, root, block_size, .. } = *wish;
+        let Wish { volume, block_size, .. } = *wish;
+        let (root, door) = (wish.root.path(), Door::of(wish.root, wish.engine));
         let frontend = match wish.frontend {
             Frontend::Auto => kernel::choose(volume, root),
             frontend => frontend,
@@ -99,21 +103,15 @@ impl Show {
         match frontend {
             Frontend::None => Ok(Self::Nothing),
             Frontend::NbdServer => {
-                let (listener, uri) = nbd_listener(volume, wish.listen)?;
-                Ok(Self::NbdServer {
-                    volume: volume.to_owned(),
-                    listen: wish.listen,
-                    listener: Some(listener),
-                    uri,
-                })
+                Ok(Self::NbdServer(Box::new(NbdServer::prepare(volume, wish.listen, door)?)))
             }
             Frontend::IscsiTarget => {
-                Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen)?)))
+                Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen, door)?)))
             }
             Frontend::Ublk => Ok(Self::Ublk(Box::new(Ublk::prepare(volume, root, block_size)?))),
             Frontend::Nbd => Ok(Self::Nbd(Box::new(Nbd::prepare(volume, root)?))),
             Frontend::Iscsi => {
-                let initiator = Initiator::prepare(volume, wish.record, wish.io_timeout)?;
+                let initiator = Initiator::prepare(volume, wish.record, wish.io_timeout, door)?;
                 Ok(Self::Initiator(Box::new(initiator)))
             }
             Frontend::Auto | Frontend::Fuse => {
@@ -135,7 +133,7 @@ impl Show {
             // request.
             Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
             // 64 requests of 1 MiB, of which a quiet server keeps 8.
-            Self::NbdServer { .. } | Self::Iscsi(_) | Self::Nothing => {
+            Self::NbdServer(_) | Self::Iscsi(_) | Self::Nothing => {
                 Memory { soft: 8 << 20, hard: 64 << 20, resident: false }
             }
             // 128 requests of 128 KiB, and none given back: as for FUSE, a request must not wait for memory.
@@ -149,7 +147,7 @@ impl Show {
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Nothing => "none",
-            Self::NbdServer { .. } => "nbd-server",
+            Self::NbdServer(_) => "nbd-server",
             Self::Nbd(_) => "nbd",
             Self::Initiator(_) => "iscsi",
             Self::Fuse { .. } => "fuse",
@@ -165,27 +163,11 @@ impl Show {
             Self::Ublk(ublk) => ublk.show(queues, size),
             Self::Iscsi(iscsi) => {
                 iscsi.show(queues)?;
-                Ok(Endpoint { device: None, uri: Some(iscsi.uri().to_owned()) })
+                Ok(Endpoint { device: None, uri: Some(iscsi.uri()) })
             }
             Self::Nbd(nbd) => nbd.show(queues),
             Self::Initiator(initiator) => initiator.show(queues, size),
-            Self::NbdServer { volume, listen, listener, uri } => {
-                if listener.is_none() {
-                    // It was hidden.
-                    let (again, at) = nbd_listener(volume, *listen)?;
-                    (*listener, *uri) = (Some(again), at);
-                }
-                let export = |name: &str| Export {
-                    name: name.to_owned(),
-                    description: "Longhorn volume".to_owned(),
-                    read_only: false,
-                };
-                queues.order(|number| {
-                    let listener = if number == 0 { listener.take() } else { None };
-                    Ok(Order::Nbd(export(volume), listener))
-                })?;
-                Ok(Endpoint { device: None, uri: Some(uri.clone()) })
-            }
+            Self::NbdServer(server) => Ok(Endpoint { device: None, uri: Some(server.show(queues)?) }),
             Self::Fuse { options, block_size, attached } => {
                 let mut fuse = attach(options).map_err(attach_error)?;
                 if fuse.may_have_lost {
@@ -209,9 +191,7 @@ impl Show {
             Self::Ublk(ublk) => ublk.resize(size),
             Self::Nbd(nbd) => nbd.resize(size),
             Self::Initiator(initiator) => initiator.resize(),
-            Self::Fuse { attached: None, .. } | Self::Nothing | Self::NbdServer { .. } | Self::Iscsi(_) => {
-                Ok(())
-            }
+            Self::Fuse { attached: None, .. } | Self::Nothing | Self::NbdServer(_) | Self::Iscsi(_) => Ok(()),
         }
     }
 
@@ -230,7 +210,10 @@ impl Show {
                     tracing::error!("{e:#}");
                 }
             }
-            _ => {}
+            Self::NbdServer(server) => server.look_after(),
+            Self::Iscsi(iscsi) => iscsi.look_after(),
+            Self::Initiator(initiator) => initiator.look_after(),
+            Self::Fuse { attached: None, .. } | Self::Nothing | Self::Ublk(_) => {}
         }
     }
 
@@ -242,11 +225,7 @@ impl Show {
             Self::Iscsi(iscsi) => return iscsi.hide(queues),
             Self::Nbd(nbd) => return nbd.hide(queues),
             Self::Initiator(initiator) => return initiator.hide(queues),
-            // Never shown.
-            Self::NbdServer { listener: Some(_), .. } => return Ok(()),
-            Self::NbdServer { listener: None, .. } => {
-                queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-            }
+            Self::NbdServer(server) => return server.hide(queues),
             Self::Fuse { attached, .. } => {
                 let Some(fuse) = attached else { return Ok(()) };
                 match fuse.stop() {
@@ -308,37 +287,6 @@ fn users(device: &Path) -> String {
     let users: Vec<String> = fuse_frontend::users_of(device).iter().map(ToString::to_string).collect();
     let by = if users.is_empty() { "a process that was not found".to_owned() } else { users.join(", ") };
     format!("{} is in use by {by}: unmount or close it first", device.display())
-}
-
-/// Listens, once the engine before has let go of the address.
-fn listen<T>(mut on: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let deadline = Instant::now() + FREED;
-    loop {
-        match on() {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                std::thread::sleep(AGAIN);
-            }
-            done => return done,
-        }
-    }
-}
-
-fn nbd_listener(volume: &str, wanted: Option<SocketAddr>) -> Result<(Listener, String)> {
-    match wanted {
-        None => {
-            let path = Path::new("/run/longhorn").join(format!("{volume}.nbd.sock"));
-            let listener = listen(|| Listener::unix(&path))
-                .with_context(|| format!("cannot listen on {}", path.display()))?;
-            Ok((listener, format!("nbd+unix:///{volume}?socket={}", path.display())))
-        }
-        Some(address) => {
-            let listener =
-                listen(|| Listener::tcp(address)).with_context(|| format!("cannot listen on {address}"))?;
-            let port = listener.tcp_address().context("the port that was chosen")?.port();
-            tracing::warn!(%address, "insecure: whoever reaches this address may read and write the volume");
-            Ok((listener, format!("nbd://{}/{volume}", host_of(SocketAddr::new(address.ip(), port)))))
-        }
-    }
 }
 
 /// The address as others write it: this host's name where the server listens on all addresses.

@@ -1,8 +1,10 @@
 //! The volume as a disk of the host's own iSCSI initiator, which logs in to this engine's target.
 //!
-//! The initiator keeps the disk when this process dies, and logs in again where it logged in before. So the next engine
-//! listens at that address, which the initiator's session tells; only without a session is one chosen.
+//! The initiator keeps the disk when this process dies, and logs in again at once where it logged in before; refused, it
+//! would wait for 3 s, which no setting changes. So the next engine listens at that address, which the initiator's session
+//! tells, on the very socket of the engine before ([`Door`]); only without a session is one chosen.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +15,9 @@ use iscsi_frontend::initiator::{self, Patience, Session};
 use iscsi_frontend::{IQN_PREFIX, Listener};
 
 use super::super::queues::Queues;
+use super::door::{Door, tcp_at};
 use super::iscsi::Iscsi;
-use super::{Endpoint, HideError, device_of, listen, refuse_in_use};
+use super::{Endpoint, HideError, device_of, refuse_in_use};
 use crate::arguments::ISCSI_PORT;
 use crate::daemon::GivesUp;
 
@@ -31,14 +34,18 @@ const AWAY: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(in crate::daemon::controller) struct Initiator {
     volume: String,
     target: Iscsi,
-    portal: SocketAddr,
     patience: Patience,
     shown: Option<(Session, PathBuf, u64)>,
 }
 
 impl Initiator {
     /// Takes an address before anything is started: the one where the initiator looks for this target, or a free one.
-    pub(super) fn prepare(volume: &str, record: Option<&Path>, io_timeout: Duration) -> Result<Self> {
+    pub(super) fn prepare(
+        volume: &str,
+        record: Option<&Path>,
+        io_timeout: Duration,
+        mut door: Door,
+    ) -> Result<Self> {
         if let Some(missing) = initiator::missing() {
             let text = format!("frontend iscsi needs {missing}: install or load it, or use another frontend");
             return Err(GivesUp(text).into());
@@ -47,16 +54,17 @@ impl Initiator {
         let own: Vec<u64> = session.iter().filter_map(|s| rdev(s).ok()).collect();
         node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
         let listener = match &session {
-            Some(session) => listen(|| Listener::tcp(session.portal))
+            Some(session) => door
+                .open(tcp_at(session.portal), || Listener::tcp(session.portal))
                 .with_context(|| format!("cannot listen on {}", session.portal))?,
-            None => free_port()?,
+            None => door
+                .open(tcp_at((Ipv4Addr::LOCALHOST, 0).into()), free_port)
+                .context("cannot listen for the host's initiator")?,
         };
-        let portal = listener.address().context("the port that was chosen")?;
         let command = if io_timeout.is_zero() { AWAY } else { io_timeout + BEYOND };
         Ok(Self {
             volume: volume.to_owned(),
-            target: Iscsi::on(volume, record, listener, portal),
-            portal,
+            target: Iscsi::on(volume, record, listener, door)?,
             patience: Patience { command, away: AWAY.max(command) },
             shown: None,
         })
@@ -64,13 +72,14 @@ impl Initiator {
 
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
         self.target.show(queues)?;
+        let portal = self.target.address();
         let session = match initiator::find(&name(&self.volume)) {
-            Some(session) if session.portal == self.portal => {
-                tracing::info!(portal = %self.portal, "the initiator logs in again");
+            Some(session) if session.portal == portal => {
+                tracing::info!(%portal, "the initiator logs in again");
                 session
             }
             Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
-            None => initiator::login(&name(&self.volume), self.portal, self.patience)?,
+            None => initiator::login(&name(&self.volume), portal, self.patience)?,
         };
         // It may have grown while nobody served it.
         if session.size()? != size {
@@ -85,6 +94,10 @@ impl Initiator {
 
     pub(super) fn resize(&self) -> Result<()> {
         Ok(self.shown.as_ref().map_or(Ok(()), |(session, ..)| session.rescan())?)
+    }
+
+    pub(super) fn look_after(&mut self) {
+        self.target.look_after();
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
@@ -110,13 +123,12 @@ fn rdev(session: &Session) -> Result<u64> {
 }
 
 /// Listens on the first port that nobody has, for this host alone.
-fn free_port() -> Result<Listener> {
+fn free_port() -> io::Result<Listener> {
     for port in PORTS {
         match Listener::tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port))) {
-            Ok(listener) => return Ok(listener),
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {}
-            Err(e) => return Err(e).context("cannot listen for the host's initiator"),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            done => return done,
         }
     }
-    bail!("every port from {} to {} is taken", PORTS.start, PORTS.end - 1)
+    Err(io::Error::other(format!("every port from {} to {} is taken", PORTS.start, PORTS.end - 1)))
 }

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use iscsi_frontend::{Listener, Target};
 
 use super::super::queues::{Order, Queues};
-use super::{HideError, host_of, listen, wait_until_hidden};
+use super::door::{Door, tcp_at};
+use super::{HideError, host_of, wait_until_hidden};
 use crate::arguments::ISCSI_PORT;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
@@ -19,45 +20,64 @@ const RESERVATIONS: &str = "reservations";
 /// An iSCSI target, from wanted to shown.
 pub(in crate::daemon::controller) struct Iscsi {
     target: Target,
+    /// Where it listens, and will listen again.
+    address: SocketAddr,
+    door: Door,
     listener: Option<Listener>,
-    uri: String,
 }
 
 impl Iscsi {
     /// Takes the address before anything is started. Without one that is this host's own, for this host alone.
-    pub(super) fn prepare(volume: &str, record: Option<&Path>, wanted: Option<SocketAddr>) -> Result<Self> {
+    pub(super) fn prepare(
+        volume: &str,
+        record: Option<&Path>,
+        wanted: Option<SocketAddr>,
+        mut door: Door,
+    ) -> Result<Self> {
         let address = wanted.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, ISCSI_PORT)));
-        let listener =
-            listen(|| Listener::tcp(address)).with_context(|| format!("cannot listen on {address}"))?;
-        let bound = listener.address().context("the port that was chosen")?;
-        if !bound.ip().is_loopback() {
-            tracing::warn!(%bound, "insecure: whoever reaches this address may read and write the volume");
+        let listener = listen(&mut door, address)?;
+        let iscsi = Self::on(volume, record, listener, door)?;
+        if !iscsi.address.ip().is_loopback() {
+            tracing::warn!(address = %iscsi.address, "insecure: whoever reaches this address may read and write the volume");
         }
-        Ok(Self::on(volume, record, listener, SocketAddr::new(address.ip(), bound.port())))
+        Ok(iscsi)
     }
 
     /// A target on an address that is taken already.
-    pub(super) fn on(volume: &str, record: Option<&Path>, listener: Listener, address: SocketAddr) -> Self {
+    pub(super) fn on(volume: &str, record: Option<&Path>, listener: Listener, door: Door) -> Result<Self> {
         let mut target = Target::of_volume(volume);
         target.reservations = record.map(|directory| directory.join(RESERVATIONS));
-        let uri = format!("iscsi://{}/{}/{LUN}", host_of(address), target.name);
-        Self { target, listener: Some(listener), uri }
+        let address = listener.address().context("the port that was chosen")?;
+        Ok(Self { target, address, door, listener: Some(listener) })
     }
 
-    /// One queue serves all initiators: a target's reservations and task management concern every one of them.
+    /// Shows it, for the first time or after it was hidden. One queue serves all initiators: a target's reservations and
+    /// task management concern every one of them.
     pub(super) fn show(&mut self, queues: &Queues) -> Result<()> {
-        queues.order(|number| match (number, self.listener.take()) {
-            (0, Some(listener)) => Ok(Order::Iscsi(self.target.clone(), listener)),
-            _ => Ok(Order::Nothing),
-        })
+        let listener = match self.listener.take() {
+            Some(listener) => listener,
+            None => listen(&mut self.door, self.address)?,
+        };
+        let mut order = Some(Order::Iscsi(self.target.clone(), listener));
+        queues.order(|_| Ok(order.take().unwrap_or(Order::Nothing)))
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Where initiators find the disk.
-    pub(super) fn uri(&self) -> &str {
-        &self.uri
+    pub(super) fn uri(&self) -> String {
+        format!("iscsi://{}/{}/{LUN}", host_of(self.address), self.target.name)
     }
 
-    pub(super) fn hide(&self, queues: &Queues) -> Result<(), HideError> {
+    pub(super) fn look_after(&mut self) {
+        self.door.look_after();
+    }
+
+    pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
+        self.door.close();
         if self.listener.is_some() {
             // Never shown.
             return Ok(());
@@ -65,4 +85,9 @@ impl Iscsi {
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
         wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
     }
+}
+
+fn listen(door: &mut Door, address: SocketAddr) -> Result<Listener> {
+    door.open(tcp_at(address), || Listener::tcp(address))
+        .with_context(|| format!("cannot listen on {address}"))
 }
