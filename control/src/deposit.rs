@@ -30,8 +30,9 @@ use crate::host::Root;
 /// Longest message: a verb and a process's name.
 const MESSAGE_MAX: usize = 256;
 
-/// How long a manager may take to answer. An engine that waited longer would be missed more than its socket.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a manager may take to answer: on a busy disk a record of its own may take seconds to be stored. Without an
+/// answer an engine cannot listen where the manager still does, and is started again.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a manager answers; anything else is a refusal, in words.
 pub(crate) const DONE: &str = "done";
@@ -117,7 +118,7 @@ impl Deposit {
     /// A copy of what this process, or the one before it, has left.
     ///
     /// # Errors
-    /// There is no manager (`NotFound`, `ConnectionRefused`), or it does not answer within a second.
+    /// There is no manager (`NotFound`, `ConnectionRefused`), or it does not answer within 5 s.
     pub fn fetch(&mut self) -> io::Result<Option<OwnedFd>> {
         self.ask(Verb::Fetch, None)
     }

@@ -301,6 +301,8 @@ async fn a_listening_socket_outlives_its_process() {
     let mut host = Host::new();
     let mut client = host.client().await;
     create(&mut client, "demo-e-0", &host.endless(), &[]).await.unwrap();
+    // From then on it is on record.
+    wait(&mut client, "demo-e-0", |s| s.state == "running").await;
     let address = leave(&host, "demo-e-0");
     let waiting = TcpStream::connect(address).unwrap();
     let mut deposit = Deposit::of(&host.root, "demo-e-0");
