@@ -100,13 +100,14 @@ fn noticed(name: &str, sabotage: Sabotage) {
 }
 
 fn noticed_from(first: u64, name: &str, sabotage: Sabotage) {
+    let first = number("LH_FIRST_SEED").unwrap_or(first);
+    let within = number("LH_SEEDS").unwrap_or(NOTICED_WITHIN);
     if let Some(seed) = number("LH_SEED") {
         println!("{name}: {:?}", run(seed, sabotage, true).err());
         return;
     }
-    let found =
-        (first..first + NOTICED_WITHIN).find_map(|seed| Some((seed, run(seed, sabotage, false).err()?)));
-    let (seed, what) = found.unwrap_or_else(|| panic!("{name}: not noticed within {NOTICED_WITHIN} seeds"));
+    let found = (first..first + within).find_map(|seed| Some((seed, run(seed, sabotage, false).err()?)));
+    let (seed, what) = found.unwrap_or_else(|| panic!("{name}: not noticed within {within} seeds"));
     println!("{name}: noticed by seed {seed}: {what}");
 }
 
@@ -130,7 +131,7 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(4001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(73_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 sabotage! {

@@ -90,10 +90,9 @@ impl DeviceQueue {
         self.asked.len() >= usize::from(DEPTH)
     }
 
-    /// Who is filled is to be waited for, which it has not read yet.
-    pub(crate) fn is_told_to_await(&self) -> bool {
-        let awaits = |m: &ForQueue| matches!(m, ForQueue::Message(ToQueue::Switch(_, Switch::Await { .. })));
-        self.inbox.iter().any(awaits)
+    /// A switch waits to be read.
+    pub(crate) fn is_told(&self, which: fn(&Switch) -> bool) -> bool {
+        self.inbox.iter().any(|m| matches!(m, ForQueue::Message(ToQueue::Switch(_, switch)) if which(switch)))
     }
 }
 

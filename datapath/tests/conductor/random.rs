@@ -145,6 +145,5 @@ fn every_mechanism_is_needed() {
     caught("forget_in_doubt", Sabotage { forget_in_doubt: true, ..none });
     caught("skip_intent", Sabotage { skip_intent: true, ..none });
     caught("leaver_on_one_queue", Sabotage { leaver_on_one_queue: true, ..none });
-    caught("join_without_drain", Sabotage { join_without_drain: true, ..none });
     caught("commit_without_pause", Sabotage { commit_without_pause: true, ..none });
 }

@@ -1,6 +1,7 @@
 //! Stories, told step by step. Replicas are numbered from 1, as their names are.
 
 use datapath::conductor::{Command, CommandError, Mode, NewLimits, Quorum, Robustness, Sabotage};
+use datapath::message::Switch;
 use lh_block::{BLOCK, Extent, Generation, Op};
 
 use crate::world::{Plan, World};
@@ -198,6 +199,26 @@ fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
 }
 
 #[test]
+fn nobody_is_copied_to_before_every_queue_writes_to_it() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.dies(2);
+    world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
+    world.writes();
+    world.returns(2);
+    world.run_until("2 is to be filled", |w| {
+        w.engines[0].queues[1].is_told(|s| matches!(s, Switch::Fill { .. }))
+    });
+    let until = world.now + 2 * SECOND;
+    world.engines[0].queues[1].deaf_until = until;
+    world.run_until("what is copied is known", |w| {
+        w.engines[0].log.iter().any(|l| l.contains("bytes to look at"))
+    });
+    assert!(world.now >= until, "a write on the other queue may miss 2 and be copied too early");
+    world.settle();
+}
+
+#[test]
 fn nobody_becomes_a_member_before_every_queue_waits_for_it() {
     // The flush that follows is asked of one of them: it does not hold up both runs.
     for deaf in [1, 2] {
@@ -208,7 +229,9 @@ fn nobody_becomes_a_member_before_every_queue_waits_for_it() {
         world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
         world.writes();
         world.returns(2);
-        world.run_until("2 is to be awaited", |w| w.engines[0].queues[deaf].is_told_to_await());
+        world.run_until("2 is to be awaited", |w| {
+            w.engines[0].queues[deaf].is_told(|s| matches!(s, Switch::Await { .. }))
+        });
         // Clients of this queue may believe done what has not reached 2.
         let until = world.now + 2 * SECOND;
         world.engines[0].queues[deaf].deaf_until = until;
