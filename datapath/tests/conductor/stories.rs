@@ -182,14 +182,21 @@ fn a_majority_that_lost_its_second_member_for_good_is_saved_by_the_first() {
     world.settle();
 }
 
-#[test]
-fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
-    let mut world = opened(Quorum::Any);
+/// A volume whose second replica has missed a write and is back.
+fn returning(queues: u8) -> World {
+    let mut world = World::new(7, Plan { queues, ..plan(Quorum::Any) });
+    world.run_until("the volume opens", World::is_open);
     world.writes();
     world.dies(2);
     world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
     world.writes();
     world.returns(2);
+    world
+}
+
+#[test]
+fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
+    let mut world = returning(2);
     world.run_until("2 is being rebuilt", |w| w.mode(2) == Mode::Wo);
     world.writes();
     world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
@@ -200,12 +207,7 @@ fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
 
 #[test]
 fn nobody_is_copied_to_before_every_queue_writes_to_it() {
-    let mut world = opened(Quorum::Any);
-    world.writes();
-    world.dies(2);
-    world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
-    world.writes();
-    world.returns(2);
+    let mut world = returning(2);
     world.run_until("2 is to be filled", |w| {
         w.engines[0].queues[1].is_told(|s| matches!(s, Switch::Fill { .. }))
     });
@@ -222,13 +224,7 @@ fn nobody_is_copied_to_before_every_queue_writes_to_it() {
 fn nobody_becomes_a_member_before_every_queue_waits_for_it() {
     // The flush that follows is asked of one of them: it does not hold up both runs.
     for deaf in [1, 2] {
-        let mut world = World::new(7, Plan { queues: 3, ..plan(Quorum::Any) });
-        world.run_until("the volume opens", World::is_open);
-        world.writes();
-        world.dies(2);
-        world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
-        world.writes();
-        world.returns(2);
+        let mut world = returning(3);
         world.run_until("2 is to be awaited", |w| {
             w.engines[0].queues[deaf].is_told(|s| matches!(s, Switch::Await { .. }))
         });
