@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 use control::deposit::Deposit;
 use control::host::Root;
 
+use super::super::queues::{Order, Queues};
+use super::{HideError, wait_until_hidden};
+
 /// How long an address may still be taken by the engine before, whose ring outlives it for some milliseconds.
 const FREED: Duration = Duration::from_secs(2);
 
@@ -62,8 +65,18 @@ impl Door {
         }
     }
 
+    /// Ends what is shown behind it: whoever connects from now on is refused. `shown`: the queues listen.
+    pub(super) fn hide(&mut self, queues: &Queues, shown: bool) -> Result<(), HideError> {
+        self.close();
+        if !shown {
+            return Ok(());
+        }
+        queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
+        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+    }
+
     /// Whoever connects from now on is refused, once this engine listens no more.
-    pub(super) fn close(&mut self) {
+    fn close(&mut self) {
         if let Err(e) = self.deposit.withdraw() {
             tracing::debug!("no instance manager keeps the listening socket: {e}");
         }

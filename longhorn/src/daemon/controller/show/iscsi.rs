@@ -8,7 +8,7 @@ use iscsi_frontend::{Listener, Target};
 
 use super::super::queues::{Order, Queues};
 use super::door::{Door, tcp_at};
-use super::{HideError, host_of, wait_until_hidden};
+use super::{HideError, host_of};
 use crate::arguments::ISCSI_PORT;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
@@ -77,13 +77,7 @@ impl Iscsi {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        self.door.close();
-        if self.listener.is_some() {
-            // Never shown.
-            return Ok(());
-        }
-        queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        self.door.hide(queues, self.listener.is_none())
     }
 }
 

@@ -8,7 +8,7 @@ use nbd_frontend::{Export, Listener};
 
 use super::super::queues::{Order, Queues};
 use super::door::{Door, tcp_at, unix_at};
-use super::{HideError, host_of, wait_until_hidden};
+use super::{HideError, host_of};
 
 /// An NBD export, from wanted to shown.
 pub(in crate::daemon::controller) struct NbdServer {
@@ -49,13 +49,7 @@ impl NbdServer {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        self.door.close();
-        if self.listener.is_some() {
-            // Never shown.
-            return Ok(());
-        }
-        queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        self.door.hide(queues, self.listener.is_none())
     }
 }
 
