@@ -1,8 +1,8 @@
 //! What may be asked of the resources: what a wish leaves out is filled in, and one that cannot be met is refused, in one
 //! sentence, before it is stored.
 //!
-//! Every rule is a function of what is asked and what is known ([`Facts`]), without I/O. What the definitions themselves refuse (their
-//! schemas and CEL rules, `crate::api`) is not repeated here. Nothing that protects data relies on this module alone but
+//! Every rule is a function of what is asked and what is known ([`Facts`]), without I/O. What the definitions themselves
+//! refuse (their schemas and CEL rules, `crate::api`) is not repeated here. Nothing that protects data relies on this module alone but
 //! what no controller could undo: a user's deletion of the last replica that holds everything, and of a disk's or node's
 //! entry that replicas stand on. Managers are not asked (`deploy/webhooks.yaml`): a decision of theirs never waits for it.
 

@@ -1,7 +1,7 @@
 //! `longhorn manager`: the control plane of one node, and, on one of them, of the whole cluster.
 //!
-//! Watches keep a cache, of this node or, where it leads, of everything; what changed is put on a queue; a look at one thing reads the cache, decides
-//! (`crate::plan`) and carries out what was decided. Nothing is asked of the API server at rest but the watches and
+//! Watches keep a cache, of this node or, where it leads, of everything; what changed is put on a queue; a look at one thing
+//! reads the cache, decides (`crate::plan`) and carries out what was decided. Nothing is asked of the API server at rest but the watches and
 //! the leases. A write names the version that was read, so that a decision made on old news is refused and made again.
 
 mod alone;

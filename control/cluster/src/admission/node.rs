@@ -200,15 +200,15 @@ mod tests {
 
     #[test]
     fn a_node_goes_when_kubernetes_and_replicas_have_left_it() {
-        let delete = |world: &Facts| judge(Change::Delete(&node(|_| {})), world);
-        let mut world = Facts { kubernetes_has_it: true, ..Facts::default() };
-        assert!(delete(&world).unwrap_err().contains("still a node of Kubernetes"));
-        world.kubernetes_has_it = false;
+        let delete = |facts: &Facts| judge(Change::Delete(&node(|_| {})), facts);
+        let mut facts = Facts { kubernetes_has_it: true, ..Facts::default() };
+        assert!(delete(&facts).unwrap_err().contains("still a node of Kubernetes"));
+        facts.kubernetes_has_it = false;
         let on =
             |node: &str| Replica::new("r", ReplicaSpec { node_id: node.into(), ..ReplicaSpec::default() });
-        world.replicas.push(on("n1"));
-        assert!(delete(&world).unwrap_err().contains("replicas are on node n1"));
-        world.replicas.clear();
-        delete(&world).unwrap();
+        facts.replicas.push(on("n1"));
+        assert!(delete(&facts).unwrap_err().contains("replicas are on node n1"));
+        facts.replicas.clear();
+        delete(&facts).unwrap();
     }
 }

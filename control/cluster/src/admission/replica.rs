@@ -81,7 +81,7 @@ mod tests {
         failed
     }
 
-    fn world(replicas: &[Replica]) -> Facts {
+    fn facts(replicas: &[Replica]) -> Facts {
         Facts {
             volume: Some(Volume::new("demo", VolumeSpec::default())),
             replicas: replicas.to_vec(),
@@ -89,41 +89,41 @@ mod tests {
         }
     }
 
-    fn delete(name: &str, world: &Facts) -> Verdict {
-        let replica = world.replicas.iter().find(|r| r.name_any() == name).unwrap();
-        judge(Change::Delete(replica), world)
+    fn delete(name: &str, facts: &Facts) -> Verdict {
+        let replica = facts.replicas.iter().find(|r| r.name_any() == name).unwrap();
+        judge(Change::Delete(replica), facts)
     }
 
     #[test]
     fn the_last_one_that_holds_everything_stays() {
-        delete("a", &world(&[replica("a"), replica("b")])).unwrap();
-        let one = world(&[replica("a"), failed("b")]);
+        delete("a", &facts(&[replica("a"), replica("b")])).unwrap();
+        let one = facts(&[replica("a"), failed("b")]);
         assert!(delete("a", &one).unwrap_err().contains("the only one"));
         delete("b", &one).unwrap();
         let mut going = replica("b");
         going.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
-        assert!(delete("a", &world(&[replica("a"), going])).is_err(), "one that goes does not count");
+        assert!(delete("a", &facts(&[replica("a"), going])).is_err(), "one that goes does not count");
         let mut fresh = replica("b");
         fresh.spec.healthy_at.clear();
         assert!(
-            delete("a", &world(&[replica("a"), fresh])).is_err(),
+            delete("a", &facts(&[replica("a"), fresh])).is_err(),
             "one that never was in sync does not count"
         );
     }
 
     #[test]
     fn one_outside_of_the_epoch_does_not_count() {
-        let mut world = world(&[replica("a"), replica("b")]);
+        let mut facts = facts(&[replica("a"), replica("b")]);
         let epoch = EpochRecord { members: vec!["a".into()], ..EpochRecord::default() };
         let status = VolumeStatus { epoch: Some(epoch), ..VolumeStatus::default() };
-        world.volume = Some(Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) });
-        assert!(delete("a", &world).is_err());
-        delete("b", &world).unwrap();
+        facts.volume = Some(Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) });
+        assert!(delete("a", &facts).is_err());
+        delete("b", &facts).unwrap();
     }
 
     #[test]
     fn a_running_engine_knows_best() {
-        let mut world = world(&[replica("a"), replica("b")]);
+        let mut facts = facts(&[replica("a"), replica("b")]);
         let modes = [("a", ReplicaMode::ReadWrite), ("b", ReplicaMode::WriteOnly)];
         let status = EngineStatus {
             current_state: InstanceState::Running,
@@ -132,20 +132,20 @@ mod tests {
         };
         let engine =
             Engine::new("demo-e-0", EngineSpec { volume_name: "demo".into(), ..EngineSpec::default() });
-        world.engine = Some(Engine { status: Some(status), ..engine });
-        assert!(delete("a", &world).is_err());
-        delete("b", &world).unwrap();
+        facts.engine = Some(Engine { status: Some(status), ..engine });
+        assert!(delete("a", &facts).is_err());
+        delete("b", &facts).unwrap();
     }
 
     #[test]
     fn with_its_volume_it_goes() {
-        let mut world = world(&[replica("a")]);
+        let mut facts = facts(&[replica("a")]);
         let mut volume = Volume::new("demo", VolumeSpec::default());
         volume.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
-        world.volume = Some(volume);
-        delete("a", &world).unwrap();
-        world.volume = None;
-        delete("a", &world).unwrap();
+        facts.volume = Some(volume);
+        delete("a", &facts).unwrap();
+        facts.volume = None;
+        delete("a", &facts).unwrap();
     }
 
     #[test]

@@ -57,22 +57,22 @@ mod tests {
         )
     }
 
-    fn world(most: i64, there: usize) -> Facts {
+    fn facts(most: i64, there: usize) -> Facts {
         let volume = Volume::new("demo", VolumeSpec { snapshot_max_count: most, ..VolumeSpec::default() });
         Facts { volume: Some(volume), snapshots: there, ..Facts::default() }
     }
 
     #[test]
     fn it_is_of_a_volume_that_has_room_for_it() {
-        judge(Change::Create(&snapshot("demo")), &world(2, 1)).unwrap();
+        judge(Change::Create(&snapshot("demo")), &facts(2, 1)).unwrap();
         let refused =
-            |volume: &str, world: &Facts| judge(Change::Create(&snapshot(volume)), world).unwrap_err();
-        assert!(refused("demo", &world(2, 2)).contains("2 are allowed"));
-        assert!(refused("demo", &world(0, 250)).contains("250 are allowed"), "the setting counts");
+            |volume: &str, facts: &Facts| judge(Change::Create(&snapshot(volume)), facts).unwrap_err();
+        assert!(refused("demo", &facts(2, 2)).contains("2 are allowed"));
+        assert!(refused("demo", &facts(0, 250)).contains("250 are allowed"), "the setting counts");
         assert!(refused("other", &Facts::default()).contains("does not exist"));
         let mut told = snapshot("demo");
         told.spec.create_snapshot = false;
-        judge(Change::Create(&told), &world(2, 2)).unwrap();
+        judge(Change::Create(&told), &facts(2, 2)).unwrap();
     }
 
     #[test]
@@ -80,13 +80,13 @@ mod tests {
         let mut old = snapshot("demo");
         let mut new = old.clone();
         new.spec.labels.insert("a".into(), "b".into());
-        judge(Change::Update { old: &old, new: &new }, &world(2, 1)).unwrap();
+        judge(Change::Update { old: &old, new: &new }, &facts(2, 1)).unwrap();
         old.status = Some(SnapshotStatus {
             creation_time: "2026-01-01T00:00:00Z".into(),
             ..SnapshotStatus::default()
         });
-        assert!(judge(Change::Update { old: &old, new: &new }, &world(2, 1)).is_err());
-        judge(Change::Update { old: &old, new: &old }, &world(2, 1)).unwrap();
+        assert!(judge(Change::Update { old: &old, new: &new }, &facts(2, 1)).is_err());
+        judge(Change::Update { old: &old, new: &old }, &facts(2, 1)).unwrap();
     }
 
     #[test]

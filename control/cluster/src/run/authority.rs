@@ -53,9 +53,22 @@ fn epoch_of(volume: &Volume) -> Result<Option<Epoch>, String> {
     record.map(EpochRecord::to_epoch).transpose()
 }
 
-/// A new generation: above everything issued and above everything that a replica has seen. Stored before it is given
-/// out, and to nobody but the node that the volume should be on: one given out in vain would shut out the engine that is
-/// wanted.
+/// The next generation of a volume: above everything issued and above everything that a replica has seen. For nobody but the
+/// node that the volume should be on: one given out in vain would shut out the engine that is wanted.
+fn next_generation(volume: &Volume, node: &str, seen: Generation) -> Result<Generation, String> {
+    let name = volume.name_any();
+    if volume.spec.node_id != node {
+        return Err(format!("volume {name} is not to be on node {node}"));
+    }
+    let issued = volume.status.as_ref().and_then(|s| s.generation).map(|g| g.0).unwrap_or_default();
+    let highest = issued.max(seen);
+    if highest.attachment == u32::MAX {
+        return Err(format!("volume {name} has no generation left above {highest}"));
+    }
+    Ok(highest.next_attachment())
+}
+
+/// A new generation, stored before it is given out.
 pub(super) async fn issue_generation(
     desk: &Desk,
     volume: &str,
@@ -65,17 +78,7 @@ pub(super) async fn issue_generation(
     let api = desk.api::<Volume>();
     for _ in 0..TRIES {
         let read = api.get(volume).await?;
-        if read.spec.node_id != node {
-            return Err(ReconcileError::NotYet(format!("volume {volume} is not to be on node {node}")));
-        }
-        let issued = read.status.as_ref().and_then(|s| s.generation).map(|g| g.0).unwrap_or_default();
-        let highest = issued.max(seen);
-        if highest.attachment == u32::MAX {
-            return Err(ReconcileError::NotYet(format!(
-                "volume {volume} has no generation left above {highest}"
-            )));
-        }
-        let generation = highest.next_attachment();
+        let generation = next_generation(&read, node, seen).map_err(ReconcileError::NotYet)?;
         let patch = json!({
             "metadata": { "resourceVersion": read.resource_version() },
             "status": { "generation": GenerationText(generation) },
@@ -167,10 +170,36 @@ async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{VolumeSpec, VolumeStatus};
 
     fn epoch(attachment: u32, counter: u64) -> Epoch {
         let generation = Generation { attachment, restart: 0 };
         Epoch { generation, counter, members: vec!["a".into()], ..Epoch::default() }
+    }
+
+    #[test]
+    fn a_generation_is_above_all_others_and_only_for_the_node_of_the_volume() {
+        let of = |attachment, restart| Generation { attachment, restart };
+        let volume = |issued: Option<Generation>| {
+            let spec = VolumeSpec { node_id: "n1".into(), ..VolumeSpec::default() };
+            let status = VolumeStatus { generation: issued.map(GenerationText), ..VolumeStatus::default() };
+            Volume { status: Some(status), ..Volume::new("demo", spec) }
+        };
+        let cases = [
+            (None, of(0, 0), Ok(of(1, 0))),
+            (Some(of(3, 0)), of(0, 0), Ok(of(4, 0))),
+            (Some(of(3, 0)), of(7, 2), Ok(of(8, 0))),
+            (Some(of(u32::MAX, 0)), of(0, 0), Err("no generation left")),
+        ];
+        for (issued, seen, expected) in cases {
+            let got = next_generation(&volume(issued), "n1", seen);
+            match expected {
+                Ok(generation) => assert_eq!(got, Ok(generation)),
+                Err(why) => assert!(got.unwrap_err().contains(why)),
+            }
+        }
+        let refused = next_generation(&volume(None), "n2", of(0, 0)).unwrap_err();
+        assert!(refused.contains("not to be on node n2"), "{refused}");
     }
 
     #[test]
