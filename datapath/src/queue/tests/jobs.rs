@@ -306,6 +306,21 @@ fn a_comparison_alone_tells_and_changes_nothing() {
 }
 
 #[test]
+fn a_comparison_of_the_head_meets_no_write() {
+    let mut b = Bench::new(2);
+    let (range, targets) = (blocks(0, 32), MemberSet::EMPTY.with(B));
+    let first = b.request(WRITE, blocks(3, 1));
+    job(&mut b, 1, Job::Compare { layer: None, range, source: A, targets });
+    assert_eq!(b.one(A).op, OpCode::Write, "what is on its way would look like a difference");
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.answered(first);
+    assert_eq!(b.one(A).op, OpCode::DigestLayer);
+    b.request(WRITE, blocks(3, 1));
+    assert_eq!(b.wire.len(), 1, "and what comes now waits");
+}
+
+#[test]
 fn a_block_is_verified_on_one_member() {
     let mut b = Bench::new(3);
     job(&mut b, 1, Job::Verify { layer: Some(LayerRef(4)), range: blocks(0, 16), member: C });
