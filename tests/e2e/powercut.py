@@ -2,8 +2,11 @@
 and folded, on real ext4 and XFS: a disk that records every write and flush lies below the file system. What it may have held
 at many moments is mounted, and each replica's directory opened: every block is old or new, what was flushed is there,
 every snapshot is what it was, and replicas differ only in chunks that the intent bitmap marks. From some of them the
-volume is started: then all replicas are equal, and no more chunks were compared than are marked."""
+volume is started: then all replicas are equal, and no more chunks were compared than are marked.
+
+The volume is a device in one part, in another an NBD export with several connections, of which one flushes for all."""
 import atexit, fcntl, mmap, os, re, shutil, struct, subprocess, tempfile, time
+import misuse_client as wire
 from harness import BIN, Host, expect, full, have, rng, run, say, shown, skip, wait_for
 
 MIB, BLOCK = 1 << 20, 4096
@@ -20,6 +23,8 @@ def content(block, number):
     return struct.pack("<QQ", MAGIC + block, number) * (BLOCK // 16)
 
 
+# Connections are dealt to the engine's queues.
+os.environ["LONGHORN_QUEUES"] = "2"
 COLD = b"".join(content(block, 0) for block in range(HOT, VOLUME // BLOCK))
 
 
@@ -99,13 +104,63 @@ class Snapshot:
         self.number, self.began, self.answered, self.removing = number, time.time_ns(), None, None
 
 
+class Node:
+    """A volume as a device."""
+    FRONTEND = "fuse"
+
+    def __init__(self, _host, volume, _dice):
+        self.fd, self.page = os.open(f"/dev/longhorn/{volume}", os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, MIB)
+
+    def read(self, offset, length):
+        os.preadv(self.fd, [memoryview(self.page)[:length]], offset)
+        return self.page[:length]
+
+    def write(self, offset, data):
+        self.page[:len(data)] = data
+        os.pwritev(self.fd, [memoryview(self.page)[:len(data)]], offset)
+
+    def clear(self, offset, length, discard):
+        fcntl.ioctl(self.fd, BLKDISCARD if discard else BLKZEROOUT, struct.pack("QQ", offset, length))
+
+    def flush(self):
+        os.fsync(self.fd)
+
+    def close(self):
+        os.close(self.fd)
+
+
+class Export:
+    """A volume as an NBD export: any of several connections writes, another one flushes for them."""
+    FRONTEND = "nbd-server"
+
+    def __init__(self, host, volume, dice):
+        self.flusher, *self.writers = [wire.Nbd(host.socket(volume), volume) for _ in range(4)]
+        self.dice = dice
+
+    def read(self, offset, length):
+        return self.flusher.read(offset, length)
+
+    def write(self, offset, data):
+        self.dice.choice(self.writers).write(offset, data)
+
+    def clear(self, offset, length, discard):
+        kind = wire.TRIM if discard else wire.ZEROES
+        expect(self.dice.choice(self.writers).call(kind, 0, offset, length).error == 0, "zeroes are refused")
+
+    def flush(self):
+        expect(self.flusher.call(wire.FLUSH).error == 0, "a flush has failed")
+
+    def close(self):
+        for connection in [self.flusher, *self.writers]:
+            connection.close()
+
+
 class Load:
     """Changes the hot blocks, one request after another, and knows what each may be at any moment. Every change has a number;
     0 is what was there at first."""
 
-    def __init__(self, host, volume, dice):
-        self.host, self.volume, self.dice = host, volume, dice
-        self.fd, self.page = os.open(f"/dev/longhorn/{volume}", os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, 4 * BLOCK)
+    def __init__(self, host, volume, disk, dice):
+        self.host, self.volume, self.disk, self.dice = host, volume, disk, dice
         self.number, self.purge = 0, None
         # Of each block: (when it began, number, whether it made the block zero); of flushes: (when answered, number).
         self.changes = [[(0, 0, False)] for _ in range(HOT)]
@@ -119,15 +174,12 @@ class Load:
         for block in range(first, first + count):
             self.changes[block].append((now, self.number, kind >= 0.75))
         if kind < 0.75:
-            data = b"".join(content(block, self.number) for block in range(first, first + count))
-            self.page[:len(data)] = data
-            os.pwritev(self.fd, [memoryview(self.page)[:len(data)]], first * BLOCK)
+            self.disk.write(first * BLOCK, b"".join(content(block, self.number) for block in range(first, first + count)))
         else:
-            how = BLKDISCARD if kind < 0.88 else BLKZEROOUT
-            fcntl.ioctl(self.fd, how, struct.pack("QQ", first * BLOCK, count * BLOCK))
+            self.disk.clear(first * BLOCK, count * BLOCK, kind < 0.88)
 
     def flush(self):
-        os.fsync(self.fd)
+        self.disk.flush()
         self.flushes.append((time.time_ns(), self.number))
 
     def snapshot(self):
@@ -159,7 +211,7 @@ class Load:
             self.dice.choices([lambda: None, self.flush, self.snapshot, self.fold], [60, 25, 8, 7])[0]()
 
     def end(self):
-        os.close(self.fd)
+        self.disk.close()
         if self.purge:
             self.purge.kill()
             self.purge.wait()
@@ -211,13 +263,17 @@ def opened(directory, place, load, cut, where):
     return load.judge(os.path.join(out, "head"), cut, None, where), marked
 
 
-def started(host, volume, load, cut, marked, paths, place, where):
+def started(host, volume, shown_as, load, cut, marked, paths, place, where):
     """Starts the volume: replicas are equal afterwards, and what was read is what they hold. The number of chunks compared."""
     shutil.rmtree(os.path.join(host.root, "log"), ignore_errors=True)
     host.up(volume)
     host.healthy(volume, 2)
     file = os.path.join(place, "device")
-    run("dd", f"if=/dev/longhorn/{volume}", f"of={file}", "bs=1M", "iflag=direct")
+    disk = shown_as(host, volume, load.dice)
+    with open(file, "wb") as copy:
+        for offset in range(0, VOLUME, MIB):
+            copy.write(disk.read(offset, MIB))
+    disk.close()
     read = load.judge(file, cut, None, f"{where}, started")
     said = [int(m[1]) for _, text in host.log(volume + "-e") if (m := re.search(r"(\d+) chunks are in doubt", text))]
     expect(sum(said) <= len(marked), f"{where}: {said} chunks were compared, {marked} are marked")
@@ -228,7 +284,7 @@ def started(host, volume, load, cut, marked, paths, place, where):
     return sum(said)
 
 
-def scenario(kind, dice):
+def scenario(kind, shown_as, dice):
     place = tempfile.mkdtemp(prefix="lh-cut-", dir="/dev/shm")
     atexit.register(shutil.rmtree, place, True)
     mount = os.path.join(place, "mnt")
@@ -239,16 +295,19 @@ def scenario(kind, dice):
     atexit.register(subprocess.run, ["umount", "-l", mount], capture_output=True)
     host = Host(mount)
     volume = host.name("cut")
-    status = host.up(volume, "--size", str(VOLUME), "--replicas", "2", "--frontend", "fuse")
+    status = host.up(volume, "--size", str(VOLUME), "--replicas", "2", "--frontend",
+                     shown_as.FRONTEND)
     paths = [replica["path"] for replica in status["replicas"]]
-    with open(f"/dev/longhorn/{volume}", "r+b") as device:
-        device.write(b"".join(content(block, 0) for block in range(HOT)) + COLD)
-        device.flush()
-        os.fsync(device.fileno())
+    disk = shown_as(host, volume, dice)
+    whole = b"".join(content(block, 0) for block in range(HOT)) + COLD
+    for offset in range(0, VOLUME, MIB):
+        disk.write(offset, whole[offset:offset + MIB])
+    disk.flush()
+    disk.close()
     # Nothing is marked after that.
     host.ctl("down", volume)
     host.up(volume)
-    load = Load(host, volume, dice)
+    load = Load(host, volume, shown_as(host, volume, dice), dice)
     load.snapshot()
     run("sync", "-f", mount)
     first = len(recorder.entries(recorder.length()))
@@ -279,24 +338,24 @@ def scenario(kind, dice):
         expect(len(marked) * CHUNK <= HOT * BLOCK, f"{where}: chunks {marked} are marked, two were changed")
         # The last one leaves nothing of the volume behind.
         if n % 12 == 5 or n == len(cuts) - 1:
-            compared += started(host, volume, load, when, marked, paths, place, where)
+            compared += started(host, volume, shown_as, load, when, marked, paths, place, where)
             starts += 1
         host.kill_everything()
         wait_for(f"{mount} is free", lambda: run("umount", mount, check=False).returncode == 0, 30)
         run("losetup", "--detach", node)
         os.remove(left)
     shutil.rmtree(place, ignore_errors=True)
-    return (f"{kind}: {made}; of {len(cuts)} cuts replicas differed after {differ}; {starts} volumes started, "
-            f"{compared} chunks compared")
+    return (f"{kind} by {shown_as.FRONTEND}: {made}; of {len(cuts)} cuts replicas differed after {differ}; {starts} volumes "
+            f"started, {compared} chunks compared")
 
 
 def main():
     dice, figures = rng(), []
-    for kind in ("ext4", "xfs"):
+    for kind, shown_as in [("ext4", Node), ("xfs", Export)] + full([], [("ext4", Export), ("xfs", Node)]):
         if not have(f"mkfs.{kind}"):
             skip(f"powercut {kind}", f"no mkfs.{kind}")
             continue
-        figures.append(scenario(kind, dice))
+        figures.append(scenario(kind, shown_as, dice))
         say(figures[-1])
     shown("; ".join(figures))
 

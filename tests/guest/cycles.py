@@ -1,11 +1,16 @@
 """Devices are made and removed again and again, and nothing stays: no node, no thread of the kernel, no descriptor.
 
-    cycles.py ublk|nbd
+    cycles.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
+
+Of a volume, its engine shows and hides the device; then the whole of it is brought up and down.
 """
-import os, sys
-from devices import KINDS, Process, example, expect, full, kernel_threads, nodes, run, shown, wait_for
+import glob, os, sys, time
+from devices import Process, Ublk, example, expect, fds, full, kernel_threads, nodes, run, shown, wait_for
+from volumes import KINDS
 
 CYCLES = full(100, 1000)
+# Of the device without a volume, each takes two processes a tenth of a second; of a whole volume, every process that it has.
+NBD_CYCLES, WHOLE_CYCLES = CYCLES // 4, CYCLES // 10
 
 
 def open_files():
@@ -29,40 +34,83 @@ def ublk():
     server.end()
     # With a process each, too.
     for _ in range(5):
-        disk = KINDS["ublk"]()
+        disk = Ublk()
         disk.stop()
     expect(nodes() == [], f"left behind: {nodes()}")
+    return f"{CYCLES} devices"
 
 
 def nbd():
     socket, file = "/dev/shm/cycles.sock", "/dev/shm/cycles.disk"
     server = Process(example("nbd-kernel"), "serve", socket, file, str(64 << 20))
     server.hear("serving")
-    threads = files = None
-    # Each makes two processes of a second's tenth.
-    for n in range(CYCLES // 4):
+    for n in range(NBD_CYCLES):
         device = run(example("nbd-kernel"), "connect", "cyc", socket, "--connections", "2").stdout.split()[1]
         if n % 16 == 0:
-            run("dd", f"if={device}", "of=/dev/null", "bs=4k", "count=4", "iflag=direct", "status=none")
+            read_a_little(device)
         run(example("nbd-kernel"), "disconnect", "cyc")
         if n == 2:
             threads, files = kernel_threads(), open_files()
-            fds = len(os.listdir(f"/proc/{server.pid}/fd"))
-    wait_for("the server has let go of every connection",
-             lambda: len(os.listdir(f"/proc/{server.pid}/fd")) <= fds)
+            descriptors = fds(server.pid)
+    wait_for("the server has let go of every connection", lambda: fds(server.pid) <= descriptors)
     wait_for(f"threads as before: {threads}", lambda: kernel_threads() == threads)
     wait_for("open files as before", lambda: open_files() <= files + 64)
     connected = [l for l in run(example("nbd-kernel"), "status").stdout.splitlines() if l.endswith("true")]
     expect(connected == [], f"still connected: {connected}")
     server.kill()
     os.remove(file)
+    return f"{NBD_CYCLES} devices"
+
+
+def read_a_little(device):
+    run("dd", f"if={device}", "of=/dev/null", "bs=4k", "count=4", "iflag=direct", "status=none")
+
+
+def resident(pid):
+    """MiB of memory of a process."""
+    return int(open(f"/proc/{pid}/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def left_behind(disk, serving):
+    """What may stay after a device has gone, each to be as before; `serving`: the process whose descriptors are counted."""
+    disks = sorted(n for n in os.listdir("/sys/block") if not n.startswith("nbd"))
+    return {"descriptors": fds(serving), "processes": len(disk.host.processes()), "kernel threads": kernel_threads(),
+            "nodes": nodes(), "disks": disks, "sessions": glob.glob("/sys/class/iscsi_session/*"),
+            "loop devices": run("losetup", "--list", "--noheadings").stdout}
+
+
+def again_and_again(disk, count, serving, make, take):
+    """Makes and takes away the device, which is there at the beginning and at the end."""
+    take()
+    for n in range(3 + count):
+        if n == 3:
+            # The first ones load what stays.
+            before, files, memory = left_behind(disk, serving), open_files(), resident(serving)
+        make()
+        if n % 16 == 0:
+            read_a_little(disk.device)
+        take()
+    wait_for(f"as before: {before}", lambda: left_behind(disk, serving) == before)
+    wait_for("open files as before", lambda: open_files() <= files + 64)
+    expect(resident(serving) <= memory + 4, f"it had {memory} MiB, and has {resident(serving)}")
+    make()
+
+
+def volume(kind):
+    disk = KINDS[kind](size=64 << 20, replicas=1)
+    began = time.monotonic()
+    again_and_again(disk, CYCLES, disk.engine, disk.show, disk.hide)
+    print(f"{CYCLES} times shown and hidden: {time.monotonic() - began:.0f} s", flush=True)
+    again_and_again(disk, WHOLE_CYCLES, disk.manager(), disk.up, disk.down)
+    print(f"{WHOLE_CYCLES} times up and down: {time.monotonic() - began:.0f} s", flush=True)
+    disk.stop()
+    return f"{CYCLES} devices of a volume, and {WHOLE_CYCLES} times the whole of it,"
 
 
 def main():
     kind = sys.argv[1]
-    {"ublk": ublk, "nbd": nbd}[kind]()
-    count = CYCLES if kind == "ublk" else CYCLES // 4
-    shown(f"{kind}: {count} devices made and removed; nodes, kernel threads and descriptors as before")
+    what = volume(kind) if kind.endswith("-volume") else {"ublk": ublk, "nbd": nbd}[kind]()
+    shown(f"{kind}: {what} made and removed; nodes, kernel threads and descriptors as before")
 
 
 main()

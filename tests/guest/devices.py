@@ -241,7 +241,8 @@ def fds(pid):
 
 
 def kernel_threads():
-    """Threads of the kernel that belong to devices, by name. Those that serve whoever comes change their names."""
+    """Threads of the kernel that belong to devices, by name, without those that serve whoever comes, which change their names,
+    and without a loop device's rescuer, which stays as long as its node."""
     found = {}
     for path in glob.glob("/proc/[0-9]*/stat"):
         try:
@@ -249,7 +250,8 @@ def kernel_threads():
         except (OSError, IndexError, ValueError):
             continue
         of_kernel = rest.split()[1] == "2"
-        if of_kernel and any(word in name for word in ("ublk", "nbd")) and not name.startswith("kworker/u"):
+        of_device = any(word in name for word in ("ublk", "nbd", "loop", "scsi"))
+        if of_kernel and of_device and not name.startswith(("kworker/u", "kworker/R-loop")):
             found[name] = found.get(name, 0) + 1
     return found
 

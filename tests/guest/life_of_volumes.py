@@ -3,10 +3,10 @@ verified while its engine is killed and upgraded, grown while mounted, not stopp
 
     life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
 """
-import os, subprocess, sys, time
+import contextlib, os, signal, subprocess, sys, time
 import initiator
-from devices import Mounted, expect, fail, have, kernel_threads, nodes, run, shown, skip, wait_for
-from volumes import Volume
+from devices import Mounted, attribute, expect, fail, have, kernel_threads, nodes, run, shown, skip, wait_for
+from volumes import Volume, loses_requests_of_the_dead
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
 
@@ -16,7 +16,19 @@ def load(where):
         ["fio", "--name=load", f"--directory={where}", "--size=8m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
          "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=256",
          "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=64"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm", start_new_session=True)
+
+
+@contextlib.contextmanager
+def with_what_it_survives(process, disk):
+    """The load goes on while the engine is replaced; where that is no promise, it is held up, and nothing is in flight."""
+    if not loses_requests_of_the_dead(disk.frontend):
+        yield
+        return
+    os.killpg(process.pid, signal.SIGSTOP)
+    wait_for("nothing in flight", lambda: int(attribute(disk.device, "stat").split()[8]) == 0)
+    yield
+    os.killpg(process.pid, signal.SIGCONT)
 
 
 def goes_on(process, disk):
@@ -32,10 +44,12 @@ def lives(frontend):
         fio = load(where)
         try:
             time.sleep(1)
-            disk.kill()
-            disk.restart()
+            with with_what_it_survives(fio, disk):
+                disk.kill()
+                disk.restart()
             goes_on(fio, disk)
-            disk.upgrade()
+            with with_what_it_survives(fio, disk):
+                disk.upgrade()
             goes_on(fio, disk)
             disk.resize(disk.size + (64 << 20))
             wait_for("the new size",

@@ -1,7 +1,7 @@
 """The server of a device under a mounted XFS is killed again and again while fio verifies: no error, no mismatch, and the
 pause is measured.
 
-    recovery.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
+    recovery.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume
 """
 import mmap, os, random, subprocess, sys, threading, time
 from devices import Mounted, expect, fail, full, have, run, shown, skip
@@ -9,7 +9,7 @@ from volumes import KINDS
 
 KILLS = full(8, 100)
 # Seconds from a kill to the first answer: median and worst. NBD's are its request timer of 1 s and 2 s more.
-PROMISED = {"ublk": (1.0, 5.0), "nbd": (3.0, 3.0), "iscsi": (3.0, 3.0), "fuse": (1.0, 5.0)}
+PROMISED = {"ublk": (1.0, 5.0), "nbd": (3.0, 3.0), "iscsi": (3.0, 3.0)}
 
 
 class Watch(threading.Thread):

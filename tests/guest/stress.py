@@ -4,7 +4,7 @@ nothing stays, and where a server comes back no request fails.
     stress.py ublk
 """
 import os, random, subprocess, time
-from devices import WORK, Ublk, attribute, example, expect, fail, full, have, nodes, run, shown, skip, wait_for
+from devices import WORK, Mounted, Ublk, attribute, example, expect, fail, full, have, nodes, run, shown, skip, wait_for
 
 ROUNDS = full(3, 20)
 SEED = int(os.environ.get("LH_SEED", random.randrange(1 << 32)))
@@ -83,6 +83,28 @@ def the_partition_table_is_being_read(null):
     removed("parts")
 
 
+def the_server_dies_under_a_file_system():
+    """As blktests ublk/003, without a next server: what the file system still has to write fails, and it can be unmounted."""
+    disk = Ublk("mounted")
+    mounted = Mounted(disk.device, "ext4")
+    where = mounted.__enter__()
+    with open(os.path.join(where, "file"), "wb") as file:
+        file.write(os.urandom(4 << 20))
+    disk.kill()
+    remover = subprocess.Popen([example("ublk-memory"), "remove", "mounted"], stdout=subprocess.PIPE, text=True)
+    # It may say that not everything was written.
+    run("umount", where, check=False, timeout=60)
+    expect(not os.path.ismount(where), "still mounted")
+    expect(remover.communicate(timeout=60)[0] == "removed true\n", "not removed")
+
+
+# Over nothing and over a file.
+STORIES = [(story, null, *more) for null in (True, False) for story, *more in (
+    (the_server_dies_and_the_device_is_removed, True), (the_server_dies_and_the_device_is_removed, False),
+    (the_device_is_removed_under_load,), (recovery_is_interrupted,), (the_partition_table_is_being_read,))]
+STORIES.append((the_server_dies_under_a_file_system,))
+
+
 def main():
     if not have("fio"):
         skip("ublk-stress", "no fio")
@@ -90,16 +112,12 @@ def main():
     print(f"seed {SEED} (LH_SEED={SEED} repeats it)", flush=True)
     stories = 0
     for number in range(ROUNDS):
-        for null in (True, False):
-            for story, *more in ((the_server_dies_and_the_device_is_removed, True),
-                                 (the_server_dies_and_the_device_is_removed, False),
-                                 (the_device_is_removed_under_load,), (recovery_is_interrupted,),
-                                 (the_partition_table_is_being_read,)):
-                began = time.monotonic()
-                story(null, *more)
-                stories += 1
-                wait_for("no node is left", lambda: nodes() == [])
-                print(f"{story.__name__} {null} {more}: {time.monotonic() - began:.1f} s", flush=True)
+        for story, *options in STORIES:
+            began = time.monotonic()
+            story(*options)
+            stories += 1
+            wait_for("no node is left", lambda: nodes() == [])
+            print(f"{story.__name__} {options}: {time.monotonic() - began:.1f} s", flush=True)
     shown(f"ublk: {stories} times taken away, killed, or killed while being taken over under load; nothing hung or stayed")
 
 

@@ -2,20 +2,27 @@
 frontend that makes a device, started by `longhornctl up`, restarted by the manager alone."""
 import os, signal, sys
 import initiator
-from devices import KINDS as SERVERS, WORK, expect, nodes, skip, wait_for
+from devices import KINDS as SERVERS, WORK, expect, nodes, run, skip, wait_for
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
-from harness import Host  # noqa: E402
+from harness import BIN, Host, contents  # noqa: E402, F401
 
 # Seconds that an engine may take from its death to its next start, in a guest beside other work.
 AGAIN = 60
+
+
+def loses_requests_of_the_dead(frontend):
+    """True where a request fails that a FUSE server was just reading when it was killed. A kernel finds the pages of a process
+    that is being killed only if it looks them up without locks (HAVE_GUP_FAST); User Mode Linux does not. On the machine's own
+    kernel, tests/e2e/upgrade.py kills a FUSE server under load."""
+    return frontend == "fuse" and os.environ.get("LH_GUEST") == "1"
 
 
 class Volume:
     """A volume of three replicas in memory."""
 
     def __init__(self, frontend, volume="vol", size=512 << 20, where=WORK, replicas=3, shown_by=None, **_):
-        self.frontend, self.name, self.size = frontend, frontend + "-volume", size
+        self.frontend, self.name, self.size, self.replicas = frontend, frontend + "-volume", size, replicas
         if frontend == "iscsi":
             lacking = initiator.ready()
             if lacking:
@@ -55,12 +62,40 @@ class Volume:
         done = self.host.ctl("down", self.volume, check=False)
         return done.returncode == 1 and "in use" in done.stderr
 
-    def stop(self):
-        self.host.healthy(self.volume)
+    def manager(self):
+        """Pid of its instance manager."""
+        managers = [pid for pid in self.host.processes() if b"\0instance-manager\0" in open(f"/proc/{pid}/cmdline", "rb").read()]
+        expect(len(managers) == 1, f"instance managers: {managers}")
+        return managers[0]
+
+    def hide(self):
+        self.engine_line("frontend", "shutdown")
+        expect(not os.path.exists(self.device), f"{self.device} is still there")
+
+    def show(self):
+        self.engine_line("frontend", "start", self.frontend)
+        expect(os.path.exists(self.device), f"{self.device} is not there")
+
+    def engine_line(self, *words):
+        """Longhorn's own command line of an engine."""
+        socket = os.path.join(self.host.root, "run", f"{self.volume}-e-0.grpc.sock")
+        run(os.path.join(BIN, "longhorn"), "--url", f"unix:{socket}", *words)
+
+    def down(self):
+        self.host.healthy(self.volume, replicas=self.replicas)
         self.host.ctl("down", self.volume)
         expect(not os.path.exists(self.device), f"{self.device} is still there")
         expect(nodes() == [], f"left behind: {nodes()}")
+
+    def up(self):
+        self.engine = self.host.up(self.volume)["engine_pid"]
+
+    def remove(self):
         self.host.ctl("rm", self.volume, "--yes")
+
+    def stop(self):
+        self.down()
+        self.remove()
 
 
 def kind(frontend):

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use tests::dice::Dice;
 use tests::nbd::{self, Connection};
 use tests::register::{History, ReadBegan, Stamp, Violation, WriteId, read_stamp, stamp_block};
 
@@ -54,19 +55,6 @@ struct Run {
 enum Pending {
     Write { first: u64, writes: Vec<WriteId>, sent: Instant },
     Read { block: u64, began: ReadBegan, sent: Instant },
-}
-
-/// splitmix64: enough for choosing blocks, and repeatable.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -120,7 +108,7 @@ impl Run {
     /// One connection: keeps `depth` requests in flight until the run ends or the connection breaks.
     fn worker(&self, number: u32, round: u64, until: Instant) -> io::Result<()> {
         let mut c = self.connect()?;
-        let mut dice = Dice(self.options.seed ^ u64::from(number) << 32 ^ round << 8);
+        let mut dice = Dice::new(self.options.seed ^ u64::from(number) << 32 ^ round << 8);
         let mut pending: Vec<Option<Pending>> = (0..self.options.depth).map(|_| None).collect();
         let mut in_flight = 0;
         loop {
@@ -147,14 +135,14 @@ impl Run {
 
     fn begin(&self, dice: &mut Dice, c: &mut Connection, cookie: u64) -> io::Result<Pending> {
         let sent = Instant::now();
-        if dice.roll(100) < self.options.read_percent {
-            let block = dice.roll(self.options.blocks);
+        if dice.below(100) < self.options.read_percent {
+            let block = dice.below(self.options.blocks);
             let began = lock(&self.history).read_begins();
             c.request(nbd::READ, cookie, block * u64::from(BLOCK), BLOCK, &[])?;
             return Ok(Pending::Read { block, began, sent });
         }
-        let count = 1 + dice.roll(self.options.max_blocks);
-        let first = dice.roll(self.options.blocks - count + 1);
+        let count = 1 + dice.below(self.options.max_blocks);
+        let first = dice.below(self.options.blocks - count + 1);
         let mut data = vec![0; usize::try_from(count).map_err(io::Error::other)? * BLOCK as usize];
         let mut writes = Vec::new();
         {

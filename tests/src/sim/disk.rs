@@ -10,7 +10,7 @@ use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{BlockState, ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
 use replica::serve::core::{Facts, Failure, Record, Trail};
 
-use super::dice::Dice;
+use crate::dice::Dice;
 use crate::register::Stamp;
 
 /// What a layer holds of one block.

@@ -1,6 +1,6 @@
 //! What goes wrong in a run, and when: chosen from the seed before the run begins.
 
-use super::dice::Dice;
+use crate::dice::Dice;
 
 /// One second of the simulation's clock, ns.
 pub const SECOND: u64 = 1_000_000_000;

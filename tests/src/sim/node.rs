@@ -11,10 +11,10 @@ use replica::serve::core::{
     Sabotage,
 };
 
-use super::dice::Dice;
 use super::disk::{Disk, blocks};
 use super::packet::{Body, Packet};
 use super::world::{Event, Outbox};
+use crate::dice::Dice;
 
 /// A store job on its way.
 #[derive(Clone, Debug)]

@@ -20,12 +20,12 @@ use lh_wire::Header;
 use lh_wire::handshake::Verdict;
 use replica::serve::core::{ConnId, SessionHello};
 
-use super::dice::Dice;
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
 use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
+use crate::dice::Dice;
 use crate::register::{History, Stamp};
 
 /// Bytes of the simulated volume, and of a chunk of its intent bitmap.

@@ -1,4 +1,4 @@
-//! The seeded source of every choice of the simulation.
+//! The seeded source of every choice of the simulation and of the load generators.
 
 /// splitmix64: small, repeatable on every machine, good enough for choices.
 #[derive(Clone, Debug)]
