@@ -96,12 +96,12 @@ const MANAGER: &[Hole<'_>] = &[
         {{- end }}\n",
     ),
     (
-        "      - name: dev\n        hostPath",
-        "      {{- range $i, $path := .Values.extraDiskPaths }}
+        "        hostPath: {path: /run/longhorn, type: DirectoryOrCreate}\n",
+        "        hostPath: {path: /run/longhorn, type: DirectoryOrCreate}
+      {{- range $i, $path := .Values.extraDiskPaths }}
       - name: disk-{{ $i }}
         hostPath: {path: {{ $path | quote }}, type: Directory}
-      {{- end }}
-      - name: dev\n        hostPath",
+      {{- end }}\n",
     ),
 ];
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use lh_cluster::agent::Reach;
+use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, authority_socket, run_here};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -27,6 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         namespace: std::env::var("POD_NAMESPACE").unwrap_or_else(|_| lh_cluster::api::NAMESPACE.to_owned()),
         authority: authority_socket(&root)?,
         root,
+        instance_manager: RunBy::Others,
         image: "longhorn:dev".to_owned(),
         webhook,
     };

@@ -14,6 +14,7 @@ use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
 };
 use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec};
+use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, run};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -214,6 +215,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             root: PathBuf::from(format!("/nodes/{name}")),
             node: name,
             namespace: NAMESPACE.to_owned(),
+            instance_manager: RunBy::Others,
             image: "longhorn:scale".to_owned(),
             webhook: None,
         };

@@ -5,7 +5,9 @@
 //! waits, and one that was carried out half is simply made again.
 
 pub mod attachment;
+pub mod drain;
 pub mod engine;
+pub mod instance_manager;
 pub mod node;
 pub mod orphan;
 pub mod pods;

@@ -9,8 +9,10 @@ mod authority;
 mod cache;
 mod certificate;
 mod desk;
+mod drain;
 mod facts;
 mod here;
+mod instance_pod;
 mod lead;
 mod leader;
 mod lease;
@@ -33,6 +35,7 @@ use thiserror::Error;
 use tokio::task::JoinSet;
 
 use crate::agent::{Agent, LocalAgent, ProcessView, Reach};
+use crate::plan::instance_manager::RunBy;
 use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
 use lead::Lead;
@@ -61,6 +64,8 @@ pub struct Options {
     pub root: PathBuf,
     /// The image of the programs, as it is named in engines and replicas.
     pub image: String,
+    /// Who runs the instance manager of this node.
+    pub instance_manager: RunBy,
     /// The socket on which engines ask for their volume's authority.
     pub authority: PathBuf,
     /// The TCP port on which the API server asks what users may do; `None`: it does not ask here.
@@ -200,7 +205,7 @@ pub async fn run(
         () = &mut stop => return Ok(()),
     }
     let news = Arc::new(News::default());
-    let (cache, watches) = Local::new(&desk, &news, &options.node);
+    let (cache, watches) = Local::new(&desk, &news, &options.node, options.instance_manager);
     let mut tasks = JoinSet::new();
     for watch in watches {
         tasks.spawn(watch);

@@ -36,12 +36,26 @@ pub struct Node {
     pub zone: String,
     /// It answers, and takes new replicas.
     pub schedulable: bool,
-    /// Its replicas are to be moved elsewhere.
-    pub evicting: bool,
+    /// Which of its replicas are to be moved elsewhere.
+    pub emptying: Emptying,
+    /// A disruption budget keeps it from being drained (`crate::plan::drain`).
+    pub protected: bool,
     /// Its tags.
     pub tags: BTreeSet<String>,
     /// Its disks, by UUID.
     pub disks: BTreeMap<String, Disk>,
+}
+
+/// Which replicas of a node are to be moved elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Emptying {
+    /// None.
+    #[default]
+    No,
+    /// Those of volumes that have no other healthy one on a protected node.
+    LastReplicas,
+    /// All.
+    All,
 }
 
 /// A disk.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::api::{AutoBalance, DataLocality};
+use crate::plan::drain::DrainPolicy;
 use crate::plan::orphan::AutoDeletion;
 use crate::plan::pods::NodeDown;
 use crate::schedule::Limits;
@@ -93,7 +94,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("log-level", "Info", Form::Word(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
     stored("node-disk-health-monitoring", "true", Form::Bool),
     acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
-    stored("node-drain-policy", "block-if-contains-last-replica", DRAIN),
+    acts("node-drain-policy", "block-if-contains-last-replica", DRAIN),
     stored("offline-replica-rebuilding", "false", Form::Bool),
     acts("orphan-resource-auto-deletion", "", ORPHANS),
     acts("orphan-resource-auto-deletion-grace-period", "300", Form::Number(0, 10_000_000)),
@@ -249,6 +250,17 @@ impl Settings {
     /// A cordoned node takes no new replicas.
     pub fn cordon_stops_scheduling(&self) -> bool {
         self.flag("disable-scheduling-on-cordoned-node")
+    }
+
+    /// When a cordoned node may be drained.
+    pub fn drain(&self) -> DrainPolicy {
+        match self.text("node-drain-policy") {
+            "allow-if-replica-is-stopped" => DrainPolicy::AllowStopped,
+            "always-allow" => DrainPolicy::Always,
+            "block-for-eviction" => DrainPolicy::EvictAll,
+            "block-for-eviction-if-contains-last-replica" => DrainPolicy::EvictLast,
+            _ => DrainPolicy::BlockLast,
+        }
     }
 
     /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.

@@ -15,6 +15,7 @@ use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
+use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, run};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, oneshot};
@@ -236,6 +237,7 @@ impl Cluster {
             node: node.to_owned(),
             namespace: "longhorn-system".to_owned(),
             root: format!("/root-{node}").into(),
+            instance_manager: RunBy::Others,
             image: "longhorn:test".to_owned(),
             authority: self.scratch.path().join(format!("{node}.sock")),
             webhook: None,
@@ -378,6 +380,39 @@ async fn a_node_that_is_emptied_gives_its_replica_to_another() {
         !cluster.machine().directories.iter().any(|(disk, _)| disk.ends_with(emptied)),
         "its data is gone"
     );
+}
+
+#[tokio::test]
+async fn a_cordoned_node_may_be_drained_once_nothing_is_lost_with_it() {
+    let cluster = Cluster::new(&["n1", "n2", "n3", "n4"], 9).await;
+    cluster.wait("four nodes", |c| nodes_ready(c) == 4).await;
+    cluster.attached_volume().await;
+    let protected = |c: &Cluster, node: &str| {
+        c.server.get("poddisruptionbudgets", &format!("instance-manager-{node}")).is_some()
+    };
+    let cordon = |node: &str, on: bool| {
+        cluster.server.apply("core/nodes", node, &json!({ "spec": { "unschedulable": on } }));
+    };
+    let all = |c: &Cluster| c.server.all("poddisruptionbudgets").len() == 4;
+    cluster.wait("each node is protected", all).await;
+    let on = |c: &Cluster, node: &str| c.server.all("replicas").iter().any(|r| r["spec"]["nodeID"] == *node);
+    let with_replica = if on(&cluster, "n2") { "n2" } else { "n3" };
+    cordon(with_replica, true);
+    cluster.wait("others hold everything", |c| !protected(c, with_replica)).await;
+    assert!(on(&cluster, with_replica), "its replica stays");
+    cordon(with_replica, false);
+    cluster.wait("it is used again", all).await;
+
+    let eviction = json!({ "value": "block-for-eviction" });
+    cluster.server.apply("settings", "node-drain-policy", &eviction);
+    cordon(with_replica, true);
+    cluster.wait("it is empty", |c| !protected(c, with_replica) && !on(c, with_replica)).await;
+    cordon(with_replica, false);
+    cordon("n1", true);
+    cluster.wait("n1 has no replica", |c| !on(c, "n1")).await;
+    assert!(protected(&cluster, "n1"), "the volume is attached there");
+    cluster.ticket(None);
+    cluster.wait("n1 may go", |c| !protected(c, "n1")).await;
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use api_server::ApiServer;
 use control::host::Root;
 use lh_cluster::agent::{Agent, LocalAgent, Reach};
+use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, authority_socket, run};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -63,6 +64,7 @@ impl Machine {
             node: "n1".to_owned(),
             namespace: "longhorn-system".to_owned(),
             root: root.path().to_owned(),
+            instance_manager: RunBy::Others,
             image: "longhorn:test".to_owned(),
             authority,
             webhook: None,

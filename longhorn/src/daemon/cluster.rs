@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use lh_cluster::agent::Reach;
 use lh_cluster::api::NAMESPACE;
+use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, authority_socket, run_here};
 
 use crate::arguments::DEFAULT_ROOT;
@@ -29,6 +30,10 @@ pub(super) struct ClusterArgs {
     /// Answer the API server's questions about what users ask for on this TCP port (deploy/webhooks.yaml)
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "PORT")]
     webhook_port: Option<u16>,
+    /// Who runs the instance manager of this node: somebody else (process), or a pod that this manager makes from the
+    /// PodTemplate longhorn-instance-manager
+    #[arg(long, value_enum, default_value_t, value_name = "HOW")]
+    instance_manager: InstanceManagerBy,
     /// This node's address, on which its replicas listen for engines of other nodes; without it all nodes are one machine
     #[arg(long, env = "DATA_ADDRESS", value_name = "ADDRESS")]
     data_address: Option<IpAddr>,
@@ -37,13 +42,26 @@ pub(super) struct ClusterArgs {
     insecure: bool,
 }
 
+/// Who runs the instance manager.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum InstanceManagerBy {
+    #[default]
+    Process,
+    Pod,
+}
+
 const HELP: &str = "\
 It finds the API server by KUBECONFIG, or by its pod's service account, and needs the instance manager of
 the same root. Its end changes nothing for running volumes.";
 
 pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;
-    let ClusterArgs { root, node, namespace, image, data_address, insecure, webhook_port: webhook } = args;
+    let ClusterArgs { root, node, namespace, image, data_address, insecure, .. } = args;
+    let instance_manager = match args.instance_manager {
+        InstanceManagerBy::Process => RunBy::Others,
+        InstanceManagerBy::Pod => RunBy::Pod,
+    };
+    let webhook = args.webhook_port;
     let reach = match data_address {
         None => Reach::ThisMachine,
         Some(address) if insecure => Reach::Network(address),
@@ -52,7 +70,7 @@ pub(super) fn run(args: ClusterArgs) -> Result<()> {
              bytes; give --insecure if that network is your own"
         ),
     };
-    let options = Options { node, namespace, root, image, authority, webhook };
+    let options = Options { node, namespace, root, image, instance_manager, authority, webhook };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::drain::NodeView;
 use super::written;
 use crate::agent::DiskView;
 use crate::api::{Conditions, DiskSpec, DiskStatus, DiskType, Node, NodeStatus, Replica};
-use crate::schedule::{self, Cluster};
+use crate::schedule::{self, Cluster, Emptying};
 use crate::settings::Settings;
 
 /// The condition: the manager of the node answers, and what it needs is there.
@@ -62,13 +63,15 @@ pub fn plan(o: &Observed<'_>) -> NodeStatus {
         (Some(_), None) => (true, "", String::new()),
     };
     status.conditions.set_condition(READY, ready, reason, &message, &now);
-    let cordoned = o.kubernetes.is_some_and(|k| k.cordoned) && o.settings.cordon_stops_scheduling();
+    let is_cordoned = o.kubernetes.is_some_and(|k| k.cordoned);
+    let cordoned = is_cordoned && o.settings.cordon_stops_scheduling();
     let (open, reason, message) = match (o.node.spec.allow_scheduling, cordoned) {
         (false, _) => (false, "NotAllowed", "spec.allowScheduling of the node is false".to_owned()),
         (true, true) => (false, "Cordoned", "the node is cordoned (kubectl uncordon)".to_owned()),
         (true, false) => (true, "", String::new()),
     };
     status.conditions.set_condition(SCHEDULABLE, open, reason, &message, &now);
+    status.auto_evicting = is_cordoned && is_emptied_by_itself(o);
     let twins = twins(o.disks);
     let old = std::mem::take(&mut status.disk_status);
     for (name, spec) in &o.node.spec.disks {
@@ -77,6 +80,18 @@ pub fn plan(o: &Observed<'_>) -> NodeStatus {
         status.disk_status.insert(name.clone(), disk);
     }
     status
+}
+
+/// True if a replica leaves the node though nobody asked for that: it is cordoned.
+fn is_emptied_by_itself(o: &Observed<'_>) -> bool {
+    let statuses = o.node.status.as_ref().map(|s| &s.disk_status);
+    let is_asked = |disk: &str| {
+        let name =
+            statuses.and_then(|all| all.iter().find(|(_, d)| d.disk_uuid == disk)).map(|(name, _)| name);
+        name.and_then(|name| o.node.spec.disks.get(name)).is_some_and(|d| d.eviction_requested)
+    };
+    let leaves = |r: &&Replica| r.spec.eviction_requested && !is_asked(&r.spec.disk_id);
+    !o.node.spec.eviction_requested && o.replicas.iter().any(leaves)
 }
 
 /// Disks that lie on the file system of another one, by name, with the other one's name: its room would count twice.
@@ -164,10 +179,12 @@ fn to_u64(bytes: i64) -> u64 {
 
 /// What the scheduler gets: every node and disk as its resource tells, of nodes whose manager answers. Room that
 /// replicas were promised counts from the replicas themselves: a replica made a moment ago is on no node's list yet.
+/// `drains`: which nodes are cordoned, which protected.
 pub fn picture<'a>(
     nodes: impl IntoIterator<Item = &'a Node>,
     replicas: impl IntoIterator<Item = &'a Replica>,
     nodes_up: &BTreeSet<String>,
+    drains: &BTreeMap<String, NodeView>,
     settings: &Settings,
 ) -> (Cluster, BTreeMap<(String, String), String>) {
     let mut promised: BTreeMap<&str, u64> = BTreeMap::new();
@@ -181,6 +198,7 @@ pub fn picture<'a>(
         let name = node.metadata.name.clone().unwrap_or_default();
         let unknown = NodeStatus::default();
         let status = node.status.as_ref().unwrap_or(&unknown);
+        let drain = drains.get(&name).copied().unwrap_or_default();
         let is_up = nodes_up.contains(&name) && status.conditions.holds(READY);
         let mut disks = BTreeMap::new();
         for (disk_name, spec) in &node.spec.disks {
@@ -202,7 +220,12 @@ pub fn picture<'a>(
         let seen = schedule::Node {
             zone: status.zone.clone(),
             schedulable: is_up && status.conditions.holds(SCHEDULABLE) && node.spec.allow_scheduling,
-            evicting: node.spec.eviction_requested,
+            emptying: match (node.spec.eviction_requested, drain.cordoned) {
+                (true, _) => Emptying::All,
+                (false, true) => settings.drain().empties(),
+                (false, false) => Emptying::No,
+            },
+            protected: drain.protected,
             tags: node.spec.tags.iter().cloned().collect(),
             disks,
         };
@@ -330,12 +353,52 @@ mod tests {
         one.status = Some(look(&one, Some(&plain), &[("a", view("u1", "f1"))], &[], None));
         let up: BTreeSet<String> = ["n1".to_owned()].into();
         let new = replica("r1", "u1", 70);
-        let (cluster, paths) = picture([&one], [&new], &up, &Settings::default());
+        let (cluster, paths) = picture([&one], [&new], &up, &BTreeMap::new(), &Settings::default());
         let seen = &cluster.nodes["n1"];
         assert!(seen.schedulable && seen.disks["u1"].schedulable);
         assert_eq!((seen.disks["u1"].scheduled, seen.disks["u1"].reserved), (70, 10));
         assert_eq!(paths[&("n1".to_owned(), "u1".to_owned())], "/a");
-        let (cluster, _) = picture([&one], [], &BTreeSet::new(), &Settings::default());
+        let (cluster, _) = picture([&one], [], &BTreeSet::new(), &BTreeMap::new(), &Settings::default());
         assert!(!cluster.nodes["n1"].schedulable);
+    }
+
+    #[test]
+    fn a_cordoned_node_is_emptied_as_the_policy_says_and_an_asked_one_always() {
+        let seen = |asked: bool, cordoned: bool, policy: &str| {
+            let mut one = node(&[]);
+            one.spec.eviction_requested = asked;
+            let settings = Settings::of([("node-drain-policy", policy)]);
+            let drains = [("n1".to_owned(), NodeView { cordoned, protected: true })].into();
+            let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &settings);
+            (cluster.nodes["n1"].emptying, cluster.nodes["n1"].protected)
+        };
+        let cases = [
+            (false, true, "block-for-eviction", Emptying::All),
+            (false, true, "block-for-eviction-if-contains-last-replica", Emptying::LastReplicas),
+            (false, true, "block-if-contains-last-replica", Emptying::No),
+            (false, true, "always-allow", Emptying::No),
+            (false, false, "block-for-eviction", Emptying::No),
+            (true, false, "always-allow", Emptying::All),
+        ];
+        for (asked, cordoned, policy, expected) in cases {
+            assert_eq!(seen(asked, cordoned, policy), (expected, true), "{asked} {cordoned} {policy}");
+        }
+    }
+
+    #[test]
+    fn a_node_says_that_it_is_emptied_because_it_is_cordoned() {
+        let (plain, cordoned) =
+            (KubernetesNode::default(), KubernetesNode { cordoned: true, ..KubernetesNode::default() });
+        let mut one = node(&[("a", disk("/a"))]);
+        one.status = Some(look(&one, Some(&plain), &[("a", view("u1", "f1"))], &[], None));
+        let (stays, mut leaves) = (replica("r1", "u1", 70), replica("r2", "u1", 70));
+        leaves.spec.eviction_requested = true;
+        let says = |node: &Node, kubernetes: &KubernetesNode, replica: &Replica| {
+            look(node, Some(kubernetes), &[("a", view("u1", "f1"))], &[replica], None).auto_evicting
+        };
+        assert!(says(&one, &cordoned, &leaves));
+        assert!(!says(&one, &plain, &leaves) && !says(&one, &cordoned, &stays));
+        one.spec.disks.get_mut("a").unwrap().eviction_requested = true;
+        assert!(!says(&one, &cordoned, &leaves), "somebody asked for it");
     }
 }

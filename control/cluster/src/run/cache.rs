@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
+use k8s_openapi::api::core::v1::{Node as KubeNode, Pod, PodTemplate, Secret};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
@@ -23,6 +24,7 @@ use super::shelf::{Item, Shelf};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
+use crate::plan::instance_manager::{RunBy, TEMPLATE};
 use crate::settings::Settings;
 
 /// A thing to look at.
@@ -84,8 +86,27 @@ impl Item for InstanceManager {}
 impl Item for EngineImage {}
 impl Item for Orphan {}
 impl Item for VolumeAttachment {}
-impl Item for KubeNode {}
 impl Item for Secret {}
+impl Item for Pod {}
+impl Item for PodTemplate {}
+impl Item for PodDisruptionBudget {
+    /// That it is there counts, not how its pod is.
+    fn counts_otherwise(&self, _before: &Self) -> bool {
+        false
+    }
+}
+
+impl Item for KubeNode {
+    /// Kubelets tell every few minutes that they live.
+    fn counts_otherwise(&self, before: &Self) -> bool {
+        is_cordoned(self) != is_cordoned(before)
+    }
+}
+
+/// True for a node on which nothing new is to be started.
+pub(super) fn is_cordoned(node: &KubeNode) -> bool {
+    node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false)
+}
 
 impl Item for Engine {
     fn owner(&self) -> &str {
@@ -139,11 +160,25 @@ pub(super) struct Local {
     pub(super) kube_nodes: Shelf<KubeNode>,
     /// The webhook's certificate alone.
     pub(super) secrets: Shelf<Secret>,
+    /// Where the manager makes its instance manager's pod.
+    pub(super) pod: Option<OwnPod>,
+}
+
+/// The pod of this node's instance manager, and its template.
+#[derive(Clone)]
+pub(super) struct OwnPod {
+    pub(super) pods: Shelf<Pod>,
+    pub(super) templates: Shelf<PodTemplate>,
 }
 
 impl Local {
     /// What is of the node `here`, and what keeps it up to date for as long as it is polled.
-    pub(super) fn new(desk: &Desk, news: &Arc<News>, here: &str) -> (Self, Vec<BoxFuture<'static, ()>>) {
+    pub(super) fn new(
+        desk: &Desk,
+        news: &Arc<News>,
+        here: &str,
+        run_by: RunBy,
+    ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
@@ -165,6 +200,10 @@ impl Local {
             orphans: to.watch(desk.api(), &of_node, |_| vec![Key::Here]),
             kube_nodes: to.watch(Api::all(desk.client.clone()), &named(here), |_| vec![Key::Here]),
             secrets: to.watch(desk.api(), &named(SECRET), |_| vec![Key::Certificate]),
+            pod: (run_by == RunBy::Pod).then(|| OwnPod {
+                pods: to.watch(desk.api(), &named(&instance_manager(here)), |_| vec![Key::Here]),
+                templates: to.watch(desk.api(), &named(TEMPLATE), |_| vec![Key::Here]),
+            }),
         };
         (local, to.all)
     }
@@ -183,6 +222,9 @@ impl Local {
             self.kube_nodes.ready(),
             self.secrets.ready(),
         );
+        if let Some(pod) = &self.pod {
+            futures::join!(pod.pods.ready(), pod.templates.ready());
+        }
     }
 
     /// The settings in force.
@@ -202,6 +244,9 @@ pub(super) struct Global {
     pub(super) attachments: Shelf<VolumeAttachment>,
     pub(super) nodes: Shelf<Node>,
     pub(super) engine_images: Shelf<EngineImage>,
+    pub(super) kube_nodes: Shelf<KubeNode>,
+    /// Those of instance managers among others.
+    pub(super) budgets: Shelf<PodDisruptionBudget>,
 }
 
 impl Global {
@@ -222,6 +267,8 @@ impl Global {
             }),
             nodes: to.watch(desk.api(), "", |_: &Node| vec![Key::Nodes]),
             engine_images: to.watch(desk.api(), "", |_: &EngineImage| vec![Key::Nodes]),
+            kube_nodes: to.watch(Api::all(desk.client.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
+            budgets: to.watch(desk.api(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
         };
         (global, to.all)
     }
@@ -235,6 +282,8 @@ impl Global {
             self.attachments.ready(),
             self.nodes.ready(),
             self.engine_images.ready(),
+            self.kube_nodes.ready(),
+            self.budgets.ready(),
         );
     }
 }

@@ -11,12 +11,12 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use lh_block::Generation;
 
-use super::cache::{Key, instance_manager};
+use super::cache::{Key, instance_manager, is_cordoned};
 use super::desk::{Done, Kind, ReconcileError};
 use super::leader::key_secret;
 use super::queue::Outcome;
 use super::shelf::{Item, Shelf};
-use super::{Context, authority, orphans};
+use super::{Context, authority, instance_pod, orphans};
 use crate::agent::{AgentError, EngineStart};
 use crate::api::{
     Conditions, DataEngine, DiskSpec, Engine, InstanceManager, InstanceManagerSpec, InstanceManagerStatus,
@@ -87,7 +87,7 @@ pub(super) async fn node(context: &Context) -> Done<Outcome> {
     let processes = context.agent.processes().await;
     let trouble = processes.as_ref().err().map(AgentError::to_string);
     let kubernetes = cache.kube_nodes.get(name).map(|n| node::KubernetesNode {
-        cordoned: n.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false),
+        cordoned: is_cordoned(&n),
         zone: n.labels().get("topology.kubernetes.io/zone").cloned().unwrap_or_default(),
         region: n.labels().get("topology.kubernetes.io/region").cloned().unwrap_or_default(),
     });
@@ -106,6 +106,7 @@ pub(super) async fn node(context: &Context) -> Done<Outcome> {
     let version = resource.resource_version();
     context.desk.set_status::<Node, _>(name, version.as_deref(), &old, &status).await?;
     keep_instance_manager(context, trouble.is_none()).await?;
+    instance_pod::look(context, processes.as_ref().ok()).await?;
     if let Ok(processes) = processes {
         orphans::look(context, &resource, &disks, &processes.into_keys().collect()).await?;
     }

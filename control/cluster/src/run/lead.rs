@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::JoinSet;
 
-use super::Context;
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
+use super::{Context, drain};
 use crate::plan::node;
 use crate::schedule;
 use crate::settings::Settings;
@@ -40,6 +40,8 @@ struct Stamps {
     nodes: u64,
     replicas: u64,
     settings: u64,
+    kube_nodes: u64,
+    budgets: u64,
     up: Arc<BTreeSet<String>>,
 }
 
@@ -78,6 +80,8 @@ impl Lead {
             nodes: self.cache.nodes.stamp(),
             replicas: self.cache.replicas.stamp(),
             settings: context.cache.settings.stamp(),
+            kube_nodes: self.cache.kube_nodes.stamp(),
+            budgets: self.cache.budgets.stamp(),
             up: context.nodes_up(),
         };
         let mut kept = self.picture.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +93,8 @@ impl Lead {
         let (nodes, replicas) = (self.cache.nodes.all(), self.cache.replicas.all());
         let (up, settings) = (Arc::clone(&stamps.up), context.cache.settings());
         let (nodes, replicas) = (nodes.iter().map(Arc::as_ref), replicas.iter().map(Arc::as_ref));
-        let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &settings);
+        let drains = drain::views(&self.cache);
+        let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &drains, &settings);
         let picture = Arc::new(Picture { up, settings, cluster, disk_paths });
         *kept = Some((stamps, Arc::clone(&picture)));
         picture

@@ -9,12 +9,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
-use super::Context;
 use super::cache::Key;
 use super::desk::Done;
 use super::lead::Lead;
 use super::lease::{NODE_LABEL, Watchers, mark};
 use super::queue::Outcome;
+use super::{Context, drain};
 use crate::api::{Conditions, EngineImage, EngineImageSpec, EngineImageStatus, Node, Setting, SettingSpec};
 use crate::plan::{node, written};
 use crate::settings::DEFINITIONS;
@@ -58,14 +58,15 @@ pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
         // A volume may wait for room, or have a replica on what is to be emptied.
         context.news.tell([Key::All]);
     }
-    Ok(Outcome::Done)
+    drain::look(context, lead).await
 }
 
 /// True if nodes and disks are not what they were in a way that could change where a replica goes. Free bytes alone do
 /// not count: a volume that waits for them looks again by itself.
 fn picture_changed(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> bool {
     let (nodes, settings) = (lead.cache.nodes.all(), context.cache.settings());
-    let (mut picture, _) = node::picture(nodes.iter().map(AsRef::as_ref), [], up, &settings);
+    let drains = drain::views(&lead.cache);
+    let (mut picture, _) = node::picture(nodes.iter().map(AsRef::as_ref), [], up, &drains, &settings);
     for disk in picture.nodes.values_mut().flat_map(|n| n.disks.values_mut()) {
         disk.available = 0;
     }

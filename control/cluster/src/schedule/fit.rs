@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Cluster, Disk, Locality, Node, Resident, Want};
+use super::{Cluster, Disk, Emptying, Locality, Node, Resident, Want};
 
 /// The limits of every disk, as the settings say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Obstacle {
             Self::NodeUnschedulable => {
                 "on a node that is not ready or takes no new replicas (allowScheduling, cordon)"
             }
-            Self::NodeEvicting => "on a node that is being emptied (evictionRequested)",
+            Self::NodeEvicting => "on a node that is being emptied (evictionRequested, node-drain-policy)",
             Self::NodeTags => "on a node without the tags of the volume's nodeSelector",
             Self::DiskUnschedulable => "not ready or closed to new replicas (allowScheduling)",
             Self::DiskEvicting => "being emptied (evictionRequested)",
@@ -107,7 +107,7 @@ pub(super) fn obstacle(
     let first = [
         (matches!(&want.locality, Locality::Only(only) if only != node_name), Obstacle::NotLocal),
         (!node.schedulable, Obstacle::NodeUnschedulable),
-        (node.evicting, Obstacle::NodeEvicting),
+        (node.emptying != Emptying::No, Obstacle::NodeEvicting),
         (!has_tags(&node.tags, &want.node_selector, want.tagged_nodes_serve_all), Obstacle::NodeTags),
         (!disk.schedulable, Obstacle::DiskUnschedulable),
         (disk.evicting, Obstacle::DiskEvicting),

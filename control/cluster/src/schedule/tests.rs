@@ -110,7 +110,7 @@ fn what_takes_no_replicas_gets_none() {
     let cases: &[Case] = &[
         ("both", |_| {}, "n1-a"),
         ("a node that is not ready", |c| node(c, "n1").schedulable = false, "n2-a"),
-        ("a node that is emptied", |c| node(c, "n1").evicting = true, "n2-a"),
+        ("a node that is emptied", |c| node(c, "n1").emptying = Emptying::All, "n2-a"),
         ("a closed disk", |c| disk_of(c, "n1-a").schedulable = false, "n2-a"),
         ("a disk that is emptied", |c| disk_of(c, "n1-a").evicting = true, "n2-a"),
         ("a disk that is unknown in size", |c| disk_of(c, "n1-a").maximum = 0, "n2-a"),
@@ -351,7 +351,8 @@ prop_compose! {
         let nodes = nodes.into_iter().enumerate().map(|(i, (zone, schedulable, evicting, tagged, disks))| {
             let disks = disks.into_iter().enumerate().map(|(d, disk)| (format!("n{i}-d{d}"), disk)).collect();
             let tags = if tagged { tags("fast") } else { BTreeSet::new() };
-            (format!("n{i}"), Node { zone: format!("z{zone}"), schedulable, evicting, tags, disks })
+            let emptying = if evicting { Emptying::All } else { Emptying::No };
+            (format!("n{i}"), Node { zone: format!("z{zone}"), schedulable, emptying, tags, disks, ..Node::default() })
         });
         Cluster {
             nodes: nodes.collect(),
@@ -408,7 +409,7 @@ fn any_case() -> impl Strategy<Value = (Cluster, Want, Vec<Resident>)> {
 fn is_allowed(c: &Cluster, w: &Want, beside: &[Resident], node: &str, disk: &str) -> bool {
     let (n, d) = (&c.nodes[node], &c.nodes[node].disks[disk]);
     let local = !matches!(&w.locality, Locality::Only(only) if only != node);
-    let open = n.schedulable && !n.evicting && d.schedulable && !d.evicting;
+    let open = n.schedulable && n.emptying == Emptying::No && d.schedulable && !d.evicting;
     let node_tags = w.node_selector.iter().all(|t| n.tags.contains(t))
         && (!w.node_selector.is_empty() || w.tagged_nodes_serve_all || n.tags.is_empty());
     let disk_tags = w.disk_selector.iter().all(|t| d.tags.contains(t))

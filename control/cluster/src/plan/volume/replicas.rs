@@ -9,7 +9,8 @@ use crate::api::{
 };
 use crate::plan::age;
 use crate::schedule::{
-    Failed, Placement, Refusal, Replenish, balance, choose_removal, place, place_all, replenish,
+    Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place, place_all,
+    replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
@@ -53,14 +54,9 @@ impl Draft<'_> {
 
     /// Marks replicas on nodes and disks that are being emptied.
     fn mark_leavers(&mut self) {
-        let nodes = &self.o.cluster.nodes;
-        let leaves = |spec: &ReplicaSpec| {
-            nodes.get(&spec.node_id).is_some_and(|node| {
-                node.evicting || node.disks.get(&spec.disk_id).is_some_and(|disk| disk.evicting)
-            })
-        };
-        for spec in self.replicas.values_mut() {
-            spec.eviction_requested = leaves(spec);
+        let leaves: Vec<bool> = self.replicas.values().map(|spec| self.leaves(spec)).collect();
+        for (spec, leaves) in self.replicas.values_mut().zip(leaves) {
+            spec.eviction_requested = leaves;
         }
         let resting = self.o.volume.spec.node_id.is_empty();
         let any = self.replicas.values().any(|r| r.eviction_requested);
@@ -68,11 +64,35 @@ impl Draft<'_> {
         // A volume that rests is attached for the time of the move, where one of its replicas is.
         if any && resting && !asked && !self.is_new() {
             let up = |r: &&ReplicaSpec| self.o.nodes_up.contains(&r.node_id);
-            let node = self.replicas.values().find(up).map(|r| r.node_id.clone());
+            // Not on the node that is to be empty, if there is another one.
+            let near = self.replicas.values().filter(up).min_by_key(|r| r.eviction_requested);
+            let node = near.map(|r| r.node_id.clone());
             self.actions.extend(node.map(|node| Action::Ticket(TicketType::VolumeEviction, Some(node))));
         } else if !any && asked {
             self.actions.push(Action::Ticket(TicketType::VolumeEviction, None));
         }
+    }
+
+    fn leaves(&self, spec: &ReplicaSpec) -> bool {
+        let Some(node) = self.o.cluster.nodes.get(&spec.node_id) else { return false };
+        let is_last = || {
+            let elsewhere = |r: &&ReplicaSpec| r.node_id != spec.node_id && self.is_safe(r);
+            !self.replicas.values().any(|r| elsewhere(&r))
+        };
+        let is_used = !spec.healthy_at.is_empty() || !spec.failed_at.is_empty();
+        let leaves_node = match node.emptying {
+            Emptying::No => false,
+            // One that leaves does so to the end: once its successor is filled it is the last one no more.
+            Emptying::LastReplicas => spec.eviction_requested || is_used && is_last(),
+            Emptying::All => true,
+        };
+        leaves_node || node.disks.get(&spec.disk_id).is_some_and(|disk| disk.evicting)
+    }
+
+    /// True for a healthy replica on a node that is not about to be drained.
+    fn is_safe(&self, spec: &ReplicaSpec) -> bool {
+        let is_protected = self.o.cluster.nodes.get(&spec.node_id).is_some_and(|n| n.protected);
+        is_protected && !spec.healthy_at.is_empty() && spec.failed_at.is_empty()
     }
 
     pub(super) fn has_ticket(&self, kind: TicketType) -> bool {
@@ -212,7 +232,7 @@ impl Draft<'_> {
         let wanted = self.wanted();
         let residents = self.residents();
         if !self.is_attached() {
-            return;
+            return self.drop_unused_leaver(&residents);
         }
         let sound = residents.iter().filter(|r| r.healthy && !r.failed && !r.leaving).count();
         let surplus = residents.len() > wanted && sound >= wanted;
@@ -233,8 +253,21 @@ impl Draft<'_> {
         self.actions.push(Action::DeleteReplica(name));
     }
 
+    /// Of a volume that nobody ever used a replica that leaves has nothing to hand over.
+    fn drop_unused_leaver(&mut self, residents: &[Resident]) {
+        let rests = self.o.volume.spec.node_id.is_empty() && self.engine_state() == InstanceState::Stopped;
+        let staying = residents.iter().filter(|r| !r.failed && !r.leaving).count();
+        if !rests || !self.is_new() || staying < self.wanted() {
+            return;
+        }
+        if let Some(leaver) = residents.iter().find(|r| r.leaving) {
+            self.replicas.remove(&leaver.name);
+            self.actions.push(Action::DeleteReplica(leaver.name.clone()));
+        }
+    }
+
     /// A replica that failed long ago, while others hold the data.
-    fn stale(&self, residents: &[crate::schedule::Resident]) -> Option<String> {
+    fn stale(&self, residents: &[Resident]) -> Option<String> {
         let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
         let minutes = if own > 0 { own } else { STALE_MINUTES };
         let limit = Duration::from_secs(minutes.saturating_mul(60));

@@ -1,236 +1,17 @@
 //! Volumes from their creation to their end, in a world where nodes do at once what their resources ask.
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 use crate::api::{
-    Conditions, DataLocality, DesireState, EngineStatus, EpochRecord, Frontend, InstanceState, Int64Text,
-    ReplicaMode, ReplicaStatus, Robustness, VolumeSpec, VolumeState,
+    Conditions, DataLocality, DesireState, EpochRecord, Frontend, InstanceState, Int64Text, ReplicaStatus,
+    Robustness, VolumeSpec, VolumeState,
 };
-use crate::plan::FINALIZER;
-use crate::schedule::{Cluster, Disk, Node};
+use crate::schedule::Emptying;
 
-/// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
-struct World {
-    volume: Option<Volume>,
-    engine: Option<Engine>,
-    replicas: BTreeMap<String, Replica>,
-    attachment: Option<VolumeAttachment>,
-    cluster: Cluster,
-    up: BTreeSet<String>,
-    settings: Settings,
-    now: Timestamp,
-    /// Replicas whose process fails.
-    broken: BTreeSet<String>,
-    /// Replicas that the engine calls ERR though their process runs.
-    cut_off: BTreeSet<String>,
-    /// Rebuilds end at once.
-    rebuilds_end: bool,
-    told: Vec<&'static str>,
-    tickets: Vec<(TicketType, Option<String>)>,
-}
+mod world;
 
-impl World {
-    fn new(spec: VolumeSpec) -> Self {
-        let mut cluster = Cluster::default();
-        for n in ["n1", "n2", "n3", "n4"] {
-            let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
-            let node = Node {
-                zone: n.into(),
-                schedulable: true,
-                disks: [(format!("{n}-d"), disk)].into(),
-                ..Node::default()
-            };
-            cluster.nodes.insert(n.into(), node);
-        }
-        let mut volume = Volume::new("v", VolumeSpec { size: Int64Text(100), ..spec });
-        volume.metadata.uid = Some("uid".into());
-        Self {
-            volume: Some(volume),
-            engine: None,
-            replicas: BTreeMap::new(),
-            attachment: None,
-            up: cluster.nodes.keys().cloned().collect(),
-            cluster,
-            settings: Settings::default(),
-            now: Timestamp::from_second(1_700_000_000).unwrap(),
-            broken: BTreeSet::new(),
-            cut_off: BTreeSet::new(),
-            rebuilds_end: true,
-            told: Vec::new(),
-            tickets: Vec::new(),
-        }
-    }
-
-    fn attached_to(node: &str) -> Self {
-        let mut world = Self::new(VolumeSpec::default());
-        world.settle();
-        world.attach(node);
-        assert_eq!(world.status().state, VolumeState::Attached);
-        world
-    }
-
-    fn attach(&mut self, node: &str) {
-        self.volume_mut().spec.node_id = node.into();
-        self.settle();
-    }
-
-    fn volume_mut(&mut self) -> &mut Volume {
-        self.volume.as_mut().expect("the volume is there")
-    }
-
-    fn status(&self) -> VolumeStatus {
-        self.volume.as_ref().and_then(|v| v.status.clone()).unwrap_or_default()
-    }
-
-    fn engine(&self) -> &Engine {
-        self.engine.as_ref().expect("the engine is there")
-    }
-
-    fn plan(&self) -> Vec<Action> {
-        let paths = self.cluster.nodes.iter().flat_map(|(n, node)| {
-            node.disks.keys().map(move |d| ((n.clone(), d.clone()), format!("/disks/{d}")))
-        });
-        plan(&Observed {
-            volume: self.volume.as_ref().expect("the volume is there"),
-            engine: self.engine.as_ref(),
-            replicas: self.replicas.values().collect(),
-            attachment: self.attachment.as_ref(),
-            source: None,
-            snapshots: 0,
-            cluster: &self.cluster,
-            disk_paths: &paths.collect(),
-            nodes_up: &self.up,
-            settings: &self.settings,
-            image: "longhorn:1",
-            now: self.now,
-        })
-    }
-
-    fn carry_out(&mut self, action: Action) {
-        match action {
-            Action::AddFinalizer => self.volume_mut().metadata.finalizers = Some(vec![FINALIZER.into()]),
-            Action::RemoveFinalizer => self.volume = None,
-            Action::CreateAttachment => self.attachment = Some(VolumeAttachment::default()),
-            Action::CreateEngine(name, spec) => {
-                assert!(self.engine.is_none());
-                self.engine = Some(Engine::new(&name, *spec));
-            }
-            Action::CreateReplica(name, spec) => {
-                assert!(self.replicas.insert(name.clone(), Replica::new(&name, *spec)).is_none());
-            }
-            Action::SetEngine(spec) => self.engine.as_mut().expect("the engine is there").spec = *spec,
-            Action::SetReplica(name, spec) => {
-                self.replicas.get_mut(&name).expect("the replica is there").spec = *spec;
-            }
-            Action::DeleteEngine(_) => self.engine = None,
-            Action::DeleteReplica(name) | Action::ForgetReplica(name) => drop(self.replicas.remove(&name)),
-            Action::DeleteAttachment => self.attachment = None,
-            Action::DeleteSnapshots | Action::LookAgain(_) => {}
-            Action::CreateSourceSnapshot(..) | Action::DeleteSourceSnapshot(_) => {
-                unreachable!("nothing is cloned")
-            }
-            Action::Ticket(kind, node) => self.tickets.push((kind, node)),
-            Action::SetStatus(status) => self.volume_mut().status = Some(*status),
-            Action::Tell(event) => self.told.push(event.reason),
-        }
-    }
-
-    /// What the managers of the nodes that are up would do.
-    fn nodes_act(&mut self) {
-        for (name, replica) in &mut self.replicas {
-            if !self.up.contains(&replica.spec.node_id) {
-                continue;
-            }
-            let status = replica.status.get_or_insert_with(ReplicaStatus::default);
-            let state = match replica.spec.desire_state {
-                DesireState::Running if self.broken.contains(name) => InstanceState::Error,
-                DesireState::Running => InstanceState::Running,
-                DesireState::Stopped => InstanceState::Stopped,
-            };
-            status.current_state = state;
-            status.address =
-                if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
-        }
-        let Some(engine) = &mut self.engine else { return };
-        if !self.up.contains(&engine.spec.node_id) {
-            return;
-        }
-        let status = engine.status.get_or_insert_with(EngineStatus::default);
-        status.owner_id.clone_from(&engine.spec.node_id);
-        if engine.spec.desire_state == DesireState::Stopped {
-            *status = EngineStatus { owner_id: status.owner_id.clone(), ..EngineStatus::default() };
-            return;
-        }
-        let (mut modes, mut members) = (BTreeMap::new(), Vec::new());
-        for name in engine.spec.replica_address_map.keys() {
-            let Some(replica) = self.replicas.get(name) else { continue };
-            let runs = replica.status.as_ref().is_some_and(|s| s.current_state == InstanceState::Running)
-                && self.up.contains(&replica.spec.node_id)
-                && !self.cut_off.contains(name);
-            let epoch = self.volume.as_ref().and_then(|v| v.status.as_ref()).and_then(|s| s.epoch.as_ref());
-            let is_member = epoch.is_none_or(|e| e.members.contains(name)) || self.rebuilds_end;
-            let mode = match (runs, is_member) {
-                (true, true) => ReplicaMode::ReadWrite,
-                (true, false) => ReplicaMode::WriteOnly,
-                (false, _) => ReplicaMode::Error,
-            };
-            if mode == ReplicaMode::ReadWrite {
-                members.push(name.clone());
-            }
-            modes.insert(name.clone(), mode);
-        }
-        let serves = modes.values().any(|m| *m == ReplicaMode::ReadWrite);
-        status.current_state = if serves { InstanceState::Running } else { InstanceState::Starting };
-        status.replica_mode_map = modes;
-        status.current_replica_address_map.clone_from(&engine.spec.replica_address_map);
-        status.current_size = engine.spec.volume_size;
-        if serves && let Some(volume) = &mut self.volume {
-            volume.status.get_or_insert_with(VolumeStatus::default).epoch =
-                Some(EpochRecord { members, ..EpochRecord::default() });
-        }
-    }
-
-    fn settle(&mut self) {
-        for _ in 0..60 {
-            let before = (self.volume.clone(), self.engine.clone(), self.replicas.clone());
-            if self.volume.is_none() {
-                return;
-            }
-            for action in self.plan() {
-                self.carry_out(action);
-            }
-            self.nodes_act();
-            self.keep_the_rules();
-            if before == (self.volume.clone(), self.engine.clone(), self.replicas.clone()) {
-                return;
-            }
-        }
-        panic!("it never settles: {:?}", self.plan());
-    }
-
-    fn keep_the_rules(&self) {
-        let sound: Vec<_> = self.replicas.values().filter(|r| r.spec.failed_at.is_empty()).collect();
-        let nodes: BTreeSet<_> = sound.iter().map(|r| &r.spec.node_id).collect();
-        assert_eq!(nodes.len(), sound.len(), "two replicas on one node");
-    }
-
-    fn pass(&mut self, seconds: i64) {
-        self.now += SignedDuration::from_secs(seconds);
-        self.settle();
-    }
-
-    fn nodes(&self) -> Vec<&str> {
-        let mut nodes: Vec<&str> = self.replicas.values().map(|r| r.spec.node_id.as_str()).collect();
-        nodes.sort_unstable();
-        nodes
-    }
-
-    fn replica_on(&self, node: &str) -> String {
-        let found = self.replicas.iter().find(|(_, r)| r.spec.node_id == node);
-        found.map(|(name, _)| name.clone()).expect("a replica there")
-    }
-}
+use world::World;
 
 #[test]
 fn a_new_volume_gets_its_engine_and_replicas_and_rests() {
@@ -465,7 +246,7 @@ fn an_engine_lets_go_of_a_replica_before_it_is_deleted() {
 fn an_emptied_disk_is_left_before_its_replica_goes() {
     let mut world = World::attached_to("n1");
     world.rebuilds_end = false;
-    world.cluster.nodes.get_mut("n2").unwrap().evicting = true;
+    world.cluster.nodes.get_mut("n2").unwrap().emptying = Emptying::All;
     world.settle();
     assert_eq!(world.nodes(), ["n1", "n2", "n3", "n4"], "the old one stays while the new one is filled");
     world.rebuilds_end = true;
@@ -477,10 +258,61 @@ fn an_emptied_disk_is_left_before_its_replica_goes() {
 fn an_emptied_disk_of_a_volume_that_rests_has_it_attached() {
     let mut world = World::attached_to("n1");
     world.attach("");
-    world.cluster.nodes.get_mut("n2").unwrap().evicting = true;
+    world.cluster.nodes.get_mut("n2").unwrap().emptying = Emptying::All;
     let actions = world.plan();
     let asks = |a: &Action| matches!(a, Action::Ticket(TicketType::VolumeEviction, Some(_)));
     assert!(actions.iter().any(asks), "{actions:?}");
+}
+
+#[test]
+fn a_volume_that_was_never_used_leaves_an_emptied_node_without_being_attached() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"]);
+    world.cluster.nodes.get_mut("n2").unwrap().emptying = Emptying::All;
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n3", "n4"]);
+    assert!(world.tickets.is_empty(), "{:?}", world.tickets);
+}
+
+#[test]
+fn a_drained_node_is_left_by_the_last_replica_alone_and_to_the_end() {
+    let spread = |replicas: i64| {
+        let mut world = World::attached_to("n1");
+        world.cluster.nodes.values_mut().for_each(|n| n.protected = true);
+        world.volume_mut().spec.number_of_replicas = replicas;
+        world.settle();
+        world
+    };
+    let drain = |world: &mut World, node: &str| {
+        let node = world.cluster.nodes.get_mut(node).unwrap();
+        (node.emptying, node.schedulable) = (Emptying::LastReplicas, false);
+        world.settle();
+    };
+    let mut three = spread(3);
+    drain(&mut three, "n2");
+    assert_eq!(three.nodes(), ["n1", "n2", "n3"], "others are on protected nodes");
+    for other in ["n1", "n3"] {
+        three.cluster.nodes.get_mut(other).unwrap().protected = false;
+    }
+    three.settle();
+    assert!(!three.nodes().contains(&"n2"), "{:?}: those on the others may go at any moment", three.nodes());
+
+    let mut one = spread(1);
+    let last = one.nodes()[0].to_owned();
+    one.rebuilds_end = false;
+    drain(&mut one, &last);
+    assert_eq!(one.replicas.len(), 2, "the old one stays while the new one is filled");
+    one.rebuilds_end = true;
+    one.settle();
+    assert!(one.replicas.len() == 1 && one.nodes() != [last.as_str()], "{:?}", one.nodes());
+    assert_eq!(one.status().robustness, Robustness::Healthy);
+
+    let mut unused = World::new(VolumeSpec::default());
+    unused.cluster.nodes.values_mut().for_each(|n| n.protected = true);
+    unused.settle();
+    drain(&mut unused, "n2");
+    assert_eq!(unused.nodes(), ["n1", "n2", "n3"], "it holds nothing");
 }
 
 #[test]

@@ -1,0 +1,272 @@
+//! When a node may be drained: `kubectl drain` evicts pods, and a PodDisruptionBudget keeps the instance manager's pod from
+//! that for as long as it is there.
+//!
+//! Every node has a budget while it is in use. Once it is cordoned the budget goes as soon as nothing is lost with the
+//! node, as Longhorn does it (longhorn-manager, `canDeleteInstanceManagerPDB`). All nodes are decided together: of two
+//! that are cordoned at once, each with a replica of one volume, only one gives its budget up.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::api::{DesireState, Engine, InstanceState, Replica, Volume};
+use crate::schedule::Emptying;
+
+/// What has to hold before a cordoned node may be drained, beside that no volume is attached there: the setting
+/// node-drain-policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DrainPolicy {
+    /// Each volume with a replica there has a healthy one on another protected node (block-if-contains-last-replica).
+    #[default]
+    BlockLast,
+    /// The same of volumes whose replica there runs (allow-if-replica-is-stopped).
+    AllowStopped,
+    /// Nothing (always-allow).
+    Always,
+    /// No replica is there any more: all are moved away (block-for-eviction).
+    EvictAll,
+    /// As the first; replicas of volumes that have no other are moved away
+    /// (block-for-eviction-if-contains-last-replica).
+    EvictLast,
+}
+
+impl DrainPolicy {
+    /// Which replicas of a cordoned node are moved elsewhere.
+    pub fn empties(self) -> Emptying {
+        match self {
+            Self::EvictAll => Emptying::All,
+            Self::EvictLast => Emptying::LastReplicas,
+            Self::BlockLast | Self::AllowStopped | Self::Always => Emptying::No,
+        }
+    }
+}
+
+/// A node with an instance manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// It is cordoned.
+    pub cordoned: bool,
+    /// It has a budget.
+    pub protected: bool,
+}
+
+/// The nodes, and what is on them.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    /// All nodes, by name.
+    pub nodes: &'a BTreeMap<String, NodeView>,
+    /// All volumes.
+    pub volumes: &'a [&'a Volume],
+    /// All engines.
+    pub engines: &'a [&'a Engine],
+    /// All replicas.
+    pub replicas: &'a [&'a Replica],
+    /// The setting.
+    pub policy: DrainPolicy,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// Make the budget of a node.
+    Protect(String),
+    /// Remove it: the node may be drained.
+    Release(String),
+}
+
+/// Decides for all nodes, in the order of their names.
+pub fn plan(o: &Observed<'_>) -> Vec<Action> {
+    let mut protected: BTreeSet<&str> =
+        o.nodes.iter().filter(|(_, n)| n.protected).map(|(name, _)| name.as_str()).collect();
+    let mut actions = Vec::new();
+    for (name, node) in o.nodes {
+        match (node.cordoned, node.protected) {
+            (false, false) => actions.push(Action::Protect(name.clone())),
+            (true, true) if may_go(o, name, &protected) => {
+                protected.remove(name.as_str());
+                actions.push(Action::Release(name.clone()));
+            }
+            _ => {}
+        }
+    }
+    actions
+}
+
+/// True if nothing is lost with the node, while these nodes are protected.
+fn may_go(o: &Observed<'_>, node: &str, protected: &BTreeSet<&str>) -> bool {
+    if o.engines.iter().any(|e| e.spec.node_id == node) {
+        return false;
+    }
+    let mut here = o.replicas.iter().filter(|r| r.spec.node_id == node);
+    match o.policy {
+        DrainPolicy::Always => true,
+        DrainPolicy::EvictAll => here.next().is_none(),
+        DrainPolicy::AllowStopped => here.all(|r| is_stopped(r) || is_dispensable(o, r, protected)),
+        DrainPolicy::BlockLast | DrainPolicy::EvictLast => here.all(|r| is_dispensable(o, r, protected)),
+    }
+}
+
+fn is_stopped(replica: &Replica) -> bool {
+    let state = replica.status.as_ref().map(|s| s.current_state).unwrap_or_default();
+    replica.spec.desire_state == DesireState::Stopped && state == InstanceState::Stopped
+}
+
+/// True if the replica never held anything, or another one on a protected node holds everything.
+fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str>) -> bool {
+    let spec = &replica.spec;
+    let is_unused = spec.healthy_at.is_empty() && spec.failed_at.is_empty();
+    let volume = o.volumes.iter().find(|v| v.metadata.name.as_ref() == Some(&spec.volume_name));
+    is_unused
+        || o.replicas.iter().any(|other| {
+            other.spec.volume_name == spec.volume_name
+                && other.spec.node_id != spec.node_id
+                && protected.contains(other.spec.node_id.as_str())
+                && holds_everything(other, volume.copied())
+        })
+}
+
+/// True if the replica is healthy, and a member of the epoch that counts where there is one.
+fn holds_everything(replica: &Replica, volume: Option<&Volume>) -> bool {
+    let (spec, meta) = (&replica.spec, &replica.metadata);
+    let epoch = volume.and_then(|v| v.status.as_ref()?.epoch.as_ref());
+    let is_member = epoch.is_none_or(|e| e.members.iter().any(|m| Some(m) == meta.name.as_ref()));
+    let is_healthy = !spec.healthy_at.is_empty() && spec.failed_at.is_empty();
+    is_healthy && is_member && meta.deletion_timestamp.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{EngineSpec, EpochRecord, ReplicaSpec, ReplicaStatus, VolumeSpec, VolumeStatus};
+
+    /// `"v1@n1 v1@n2! v1@n3? v2@n1."`: replicas of volumes on nodes, healthy ones that run; failed (`!`), unused (`?`),
+    /// healthy and stopped (`.`).
+    fn replicas(text: &str) -> Vec<Replica> {
+        let one = |word: &str| {
+            let (name, how) = match word.strip_suffix(['!', '?', '.']) {
+                Some(name) => (name, &word[name.len()..]),
+                None => (word, ""),
+            };
+            let (volume, node) = name.split_once('@').expect("VOLUME@NODE");
+            let at = |set: bool| if set { "2026-01-01T00:00:00Z".to_owned() } else { String::new() };
+            let (desire_state, current_state) = match how {
+                "." | "?" => (DesireState::Stopped, InstanceState::Stopped),
+                _ => (DesireState::Running, InstanceState::Running),
+            };
+            let spec = ReplicaSpec {
+                volume_name: volume.into(),
+                node_id: node.into(),
+                healthy_at: at(how != "?"),
+                failed_at: at(how == "!"),
+                desire_state,
+                ..ReplicaSpec::default()
+            };
+            let mut replica = Replica::new(&format!("{volume}-r-{node}"), spec);
+            replica.status = Some(ReplicaStatus { current_state, ..ReplicaStatus::default() });
+            replica
+        };
+        text.split_whitespace().map(one).collect()
+    }
+
+    /// `"n1: n2 n3-"`: nodes with a budget; cordoned (`:`), without one (`-`).
+    fn nodes(text: &str) -> BTreeMap<String, NodeView> {
+        let one = |word: &str| {
+            let view = NodeView { cordoned: word.contains(':'), protected: !word.contains('-') };
+            (word.trim_end_matches([':', '-']).to_owned(), view)
+        };
+        text.split_whitespace().map(one).collect()
+    }
+
+    fn decide(on: &str, there: &str, engine_on: &str, policy: DrainPolicy) -> Vec<Action> {
+        let (nodes, replicas) = (nodes(on), replicas(there));
+        let engine = Engine::new("v1-e-0", EngineSpec { node_id: engine_on.into(), ..EngineSpec::default() });
+        plan(&Observed {
+            nodes: &nodes,
+            volumes: &[],
+            engines: &[&engine],
+            replicas: &replicas.iter().collect::<Vec<_>>(),
+            policy,
+        })
+    }
+
+    fn released(actions: &[Action]) -> Vec<&str> {
+        let names = actions.iter().filter_map(|a| match a {
+            Action::Release(name) => Some(name.as_str()),
+            Action::Protect(_) => None,
+        });
+        names.collect()
+    }
+
+    #[test]
+    fn a_node_in_use_has_a_budget_and_a_cordoned_one_gets_none() {
+        let actions = decide("n1- n2 n3:-", "", "", DrainPolicy::Always);
+        assert_eq!(actions, [Action::Protect("n1".into())]);
+    }
+
+    #[test]
+    fn each_policy_lets_a_node_go_when_nothing_is_lost_with_it() {
+        use DrainPolicy::{AllowStopped, Always, BlockLast, EvictAll, EvictLast};
+        // What is on the cordoned node n1 and elsewhere, and the policies that let n1 go.
+        let cases: &[(&str, &str, &[DrainPolicy])] = &[
+            ("nothing", "", &[BlockLast, AllowStopped, Always, EvictAll, EvictLast]),
+            ("another on n2", "v1@n1 v1@n2", &[BlockLast, AllowStopped, Always, EvictLast]),
+            ("the only one", "v1@n1", &[Always]),
+            ("the only one, stopped", "v1@n1.", &[AllowStopped, Always]),
+            ("another that failed", "v1@n1 v1@n2!", &[Always]),
+            ("another that never held anything", "v1@n1 v1@n2?", &[Always]),
+            ("another of another volume", "v1@n1 v2@n2", &[Always]),
+            ("another on a node without a budget", "v1@n1 v1@n3", &[Always]),
+            ("one that never held anything", "v1@n1?", &[BlockLast, AllowStopped, Always, EvictLast]),
+            (
+                "a failed one, and one elsewhere",
+                "v1@n1! v1@n2",
+                &[BlockLast, AllowStopped, Always, EvictLast],
+            ),
+            ("two volumes, one of them last", "v1@n1 v1@n2 v2@n1", &[Always]),
+            ("only elsewhere", "v1@n2", &[BlockLast, AllowStopped, Always, EvictAll, EvictLast]),
+        ];
+        for (what, there, lets_go) in cases {
+            for policy in [BlockLast, AllowStopped, Always, EvictAll, EvictLast] {
+                let expected: &[&str] = if lets_go.contains(&policy) { &["n1"] } else { &[] };
+                let actions = decide("n1: n2 n3:-", there, "", policy);
+                assert_eq!(released(&actions), expected, "{what}, {policy:?}");
+                assert_eq!(
+                    released(&decide("n1 n2 n3-", there, "", policy)),
+                    [""; 0],
+                    "not cordoned: {what}"
+                );
+                assert_eq!(released(&decide("n1: n2 n3", there, "n1", policy)), [""; 0], "attached: {what}");
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_nodes_at_once_only_one_goes() {
+        let both = |policy| decide("n1: n2:", "v1@n1 v1@n2", "n3", policy);
+        assert_eq!(released(&both(DrainPolicy::BlockLast)), ["n1"]);
+        assert_eq!(released(&both(DrainPolicy::EvictLast)), ["n1"]);
+        assert_eq!(released(&both(DrainPolicy::Always)), ["n1", "n2"]);
+        let three = decide("n1: n2: n3:", "v1@n1 v1@n2 v1@n3", "", DrainPolicy::BlockLast);
+        assert_eq!(released(&three), ["n1", "n2"]);
+        let next = decide("n1:- n2:", "v1@n1 v1@n2", "", DrainPolicy::BlockLast);
+        assert_eq!(released(&next), [""; 0], "the first is still away");
+    }
+
+    #[test]
+    fn a_replica_that_is_no_member_of_the_epoch_does_not_count() {
+        let (nodes, replicas) = (nodes("n1: n2"), replicas("v1@n1 v1@n2"));
+        let with = |members: &[&str]| {
+            let mut volume = Volume::new("v1", VolumeSpec::default());
+            let members = members.iter().map(|m| (*m).to_owned()).collect();
+            let epoch = Some(EpochRecord { members, ..EpochRecord::default() });
+            volume.status = Some(VolumeStatus { epoch, ..VolumeStatus::default() });
+            plan(&Observed {
+                nodes: &nodes,
+                volumes: &[&volume],
+                engines: &[],
+                replicas: &replicas.iter().collect::<Vec<_>>(),
+                policy: DrainPolicy::BlockLast,
+            })
+        };
+        assert_eq!(released(&with(&["v1-r-n1"])), [""; 0]);
+        assert_eq!(released(&with(&["v1-r-n1", "v1-r-n2"])), ["n1"]);
+    }
+}
