@@ -5,7 +5,8 @@
 Of a volume, its engine shows and hides the device; then the whole of it is brought up and down.
 """
 import glob, os, sys, time
-from devices import Process, Ublk, example, expect, fds, full, kernel_threads, nodes, run, shown, wait_for
+from devices import (Process, Ublk, example, expect, fds, full, kernel_threads, kernel_threads_are_again, nodes, run, shown,
+                     wait_for)
 from volumes import KINDS
 
 CYCLES = full(100, 1000)
@@ -28,7 +29,7 @@ def ublk():
     expect(done == fds, f"descriptors before and after: {fds} {done}")
     expect(nodes() == [], f"left behind: {nodes()}")
     expect(os.listdir("/sys/class/ublk-char") == [], "devices in /sys")
-    wait_for(f"threads as before: {threads}", lambda: kernel_threads() == threads)
+    kernel_threads_are_again(threads)
     wait_for("open files as before", lambda: open_files() <= files + 64)
     server.say("end")
     server.end()
@@ -53,7 +54,7 @@ def nbd():
             threads, files = kernel_threads(), open_files()
             descriptors = fds(server.pid)
     wait_for("the server has let go of every connection", lambda: fds(server.pid) <= descriptors)
-    wait_for(f"threads as before: {threads}", lambda: kernel_threads() == threads)
+    kernel_threads_are_again(threads)
     wait_for("open files as before", lambda: open_files() <= files + 64)
     connected = [l for l in run(example("nbd-kernel"), "status").stdout.splitlines() if l.endswith("true")]
     expect(connected == [], f"still connected: {connected}")

@@ -3,7 +3,7 @@
 A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1 at
 the first thing that is not as promised. Everything here runs where the kernel has the devices: `run.py` sees to that.
 """
-import atexit, glob, json, os, select, shutil, signal, subprocess, sys, tempfile, time
+import atexit, glob, json, os, re, select, shutil, signal, subprocess, sys, tempfile, time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")),
@@ -11,6 +11,24 @@ EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARG
 FULL = os.environ.get("LH_FULL") == "1"
 WORK = tempfile.mkdtemp(prefix="lh-guest-", dir="/dev/shm")
 atexit.register(shutil.rmtree, WORK, ignore_errors=True)
+
+
+CPUS = os.cpu_count()
+
+
+def kernel_has(name, what, *version):
+    """True from this version of Linux on; else says what is not tested."""
+    there = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= version
+    if not there:
+        skip(name, f"{what} needs Linux {'.'.join(map(str, version))}")
+    return there
+
+
+def has_cpus(name, count):
+    """True with so many processors; else says so."""
+    if CPUS < count:
+        skip(name, f"this kernel has {CPUS} processor" + "s" * (CPUS > 1))
+    return CPUS >= count
 
 
 def full(usual, everything):
@@ -241,8 +259,8 @@ def fds(pid):
 
 
 def kernel_threads():
-    """Threads of the kernel that belong to devices, by name, without those that serve whoever comes, which change their names,
-    and without a loop device's rescuer, which stays as long as its node."""
+    """Threads of the kernel that belong to devices, by name, without the workers that serve whoever comes, which have the name
+    of the last one, and without a loop device's rescuer, which stays as long as its node."""
     found = {}
     for path in glob.glob("/proc/[0-9]*/stat"):
         try:
@@ -251,9 +269,16 @@ def kernel_threads():
             continue
         of_kernel = rest.split()[1] == "2"
         of_device = any(word in name for word in ("ublk", "nbd", "loop", "scsi"))
-        if of_kernel and of_device and not name.startswith(("kworker/u", "kworker/R-loop")):
+        if of_kernel and of_device and not re.match(r"kworker/(\d|u|R-loop)", name):
             found[name] = found.get(name, 0) + 1
     return found
+
+
+def kernel_threads_are_again(before, seconds=30):
+    until = time.monotonic() + seconds
+    while (now := kernel_threads()) != before:
+        expect(time.monotonic() < until, f"threads of the kernel: {before} before, {now} now")
+        time.sleep(0.05)
 
 
 def ring_workers(pid):

@@ -5,10 +5,12 @@ thread.
     life.py ublk
 """
 import os, subprocess, time
-from devices import (Ublk, attribute, example, expect, fio, have, nodes, ring_workers, run, shown, skip, wait_for)
+from devices import (Ublk, attribute, example, expect, fio, have, kernel_has, nodes, ring_workers, run, shown, skip, wait_for)
 
 
 def is_not_stopped_while_in_use():
+    if not kernel_has("ublk-life-in-use", "not to be stopped while merely open", 7, 0):
+        return
     disk = Ublk("used")
     held = os.open(disk.device, os.O_RDONLY)
     expect(disk.refuses_to_stop(), "a device that is open was stopped")

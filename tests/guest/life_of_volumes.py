@@ -5,7 +5,8 @@ verified while its engine is killed and upgraded, grown while mounted, not stopp
 """
 import contextlib, os, signal, subprocess, sys, time
 import initiator
-from devices import Mounted, attribute, expect, fail, have, kernel_threads, nodes, run, shown, skip, wait_for
+from devices import (Mounted, attribute, expect, fail, have, kernel_threads, kernel_threads_are_again, nodes, run, shown, skip,
+                     wait_for)
 from volumes import Volume, loses_requests_of_the_dead
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
@@ -15,20 +16,20 @@ def load(where):
     return subprocess.Popen(
         ["fio", "--name=load", f"--directory={where}", "--size=8m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
          "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=256",
-         "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=64"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm", start_new_session=True)
+         "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=64", "--thread"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
 
 
 @contextlib.contextmanager
-def with_what_it_survives(process, disk):
+def load_that_is_survived(process, disk):
     """The load goes on while the engine is replaced; where that is no promise, it is held up, and nothing is in flight."""
     if not loses_requests_of_the_dead(disk.frontend):
         yield
         return
-    os.killpg(process.pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGSTOP)
     wait_for("nothing in flight", lambda: int(attribute(disk.device, "stat").split()[8]) == 0)
     yield
-    os.killpg(process.pid, signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)
 
 
 def goes_on(process, disk):
@@ -44,11 +45,11 @@ def lives(frontend):
         fio = load(where)
         try:
             time.sleep(1)
-            with with_what_it_survives(fio, disk):
+            with load_that_is_survived(fio, disk):
                 disk.kill()
                 disk.restart()
             goes_on(fio, disk)
-            with with_what_it_survives(fio, disk):
+            with load_that_is_survived(fio, disk):
                 disk.upgrade()
             goes_on(fio, disk)
             disk.resize(disk.size + (64 << 20))
@@ -69,7 +70,7 @@ def lives(frontend):
 def nothing_is_left(frontend, threads):
     expect(nodes() == [], f"{frontend}: {nodes()}")
     expect(not os.path.isdir("/dev/longhorn") or os.listdir("/dev/longhorn") == [], f"{frontend}: nodes")
-    wait_for(f"{frontend}: threads of the kernel as before: {threads}", lambda: kernel_threads() == threads)
+    kernel_threads_are_again(threads)
     loops = run("losetup", "--list", "--noheadings").stdout
     expect(loops == "", f"{frontend}: loop devices {loops}")
 

@@ -8,7 +8,7 @@ NBD's and iSCSI's devices use one of the queues; they are here for the same load
 import json, os, random, subprocess, sys, time
 # Before the instance manager starts, whose engines have it from its environment.
 os.environ["LONGHORN_QUEUES"] = "2"
-from devices import directory_of, expect, full, shown  # noqa: E402
+from devices import directory_of, expect, full, has_cpus, shown  # noqa: E402
 from volumes import BIN, KINDS, contents, loses_requests_of_the_dead  # noqa: E402
 
 SECONDS = full(15, 60)
@@ -19,6 +19,8 @@ BLOCKS = 256
 
 def main():
     kind = sys.argv[1]
+    if not has_cpus(f"{kind}-queues", 2):
+        return
     seed = int(os.environ.get("LH_SEED", random.randrange(1 << 32)))
     print(f"seed {seed} (LH_SEED={seed} repeats it)", flush=True)
     disk = KINDS[kind](size=64 << 20)
