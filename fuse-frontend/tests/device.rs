@@ -2,13 +2,15 @@
 
 mod rig;
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fuse_frontend::users_of;
+use nix::fcntl::OFlag;
 use rig::{Mounted, Rig, run, skip, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -176,6 +178,48 @@ fn the_device_grows_under_its_user() {
         run(&["sync"]);
     }
     run(&["xfs_repair", "-n", rig.node()]);
+    rig.stop();
+}
+
+/// Memory that begins a sector, for O_DIRECT: the first so many bytes of it are to be used.
+fn aligned(bytes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    *bytes = vec![9; len + 4096];
+    let start = bytes.as_ptr().align_offset(4096);
+    &mut bytes[start..start + len]
+}
+
+/// Writes to the device's first block, over and over.
+fn write_until(node: &Path, ended: &AtomicBool) {
+    let device = File::options().write(true).custom_flags(OFlag::O_DIRECT.bits()).open(node).unwrap();
+    let mut bytes = Vec::new();
+    let block = aligned(&mut bytes, 4096);
+    while !ended.load(Ordering::Relaxed) {
+        device.write_all_at(block, 0).unwrap();
+    }
+}
+
+#[test]
+fn what_has_grown_is_read_at_once_though_others_write() {
+    if skip("what_has_grown_is_read_at_once_though_others_write", &["blockdev"]) {
+        return;
+    }
+    let mut rig = Rig::start("growing", 16 * MIB, 512, true);
+    let ended = AtomicBool::new(false);
+    let node = rig.node.clone();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| write_until(&node, &ended));
+        }
+        let device = File::options().read(true).custom_flags(OFlag::O_DIRECT.bits()).open(&node).unwrap();
+        let mut failed = 0;
+        for mib in 17..217 {
+            assert_eq!(rig.server().order(&format!("resize {}", mib * MIB)), "resized");
+            let mut bytes = Vec::new();
+            failed += u32::from(device.read_exact_at(aligned(&mut bytes, 512), mib * MIB - 512).is_err());
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0, "of 200 last sectors");
+    });
     rig.stop();
 }
 

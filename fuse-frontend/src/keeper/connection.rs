@@ -1,10 +1,11 @@
 //! Making a FUSE connection whose root is the file itself.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use lh_ring::sys::mounts;
 use nix::fcntl::OFlag;
@@ -17,6 +18,12 @@ const INIT_ROOM: usize = 8 << 10;
 
 /// The kernel sends INIT while it mounts; it is there when the mount is.
 const INIT_PATIENCE_MS: u16 = 5_000;
+
+/// How long the kernel may take to learn that the file has grown.
+const LEARNS: Duration = Duration::from_secs(10);
+
+/// Between two times that it is told.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// A connection with INIT behind it.
 #[derive(Debug)]
@@ -75,6 +82,30 @@ impl Connection {
             .write(true)
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(format!("/proc/self/fd/{}", mount.as_raw_fd()))
+    }
+
+    /// Has the kernel learn how large the file is, before the loop device is as large.
+    ///
+    /// A read ends where the inode does, and the loop driver makes an I/O error of that. The kernel passes over a size that
+    /// the server tells while a write ends (`attr_version`, `fuse_change_attributes` of fs/fuse/inode.c), so it is asked
+    /// until it has taken it: `stat` gives the server's word, `SEEK_END` the inode's size.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut`. Without the mount nothing can be asked, and nothing is.
+    pub(super) fn learn_size(&self) -> io::Result<()> {
+        let mut file = match self.open_file() {
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => return Ok(()),
+            opened => opened?,
+        };
+        let size = file.metadata()?.len();
+        let deadline = Instant::now() + LEARNS;
+        while file.seek(SeekFrom::End(0))? < size {
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Ok(())
     }
 
     /// Lets go of the mount: with the loop device gone, too, the connection ends.

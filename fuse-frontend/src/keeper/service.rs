@@ -329,7 +329,7 @@ impl Service {
                 Loop::Bound(device) if device.is_bound() => {
                     drop(state);
                     // The volume may have grown while nobody served it.
-                    Self::grow(device)?;
+                    Self::grow(&connection, device)?;
                     self.place_node(device)?;
                     return Ok(self.info(&self.lock()));
                 }
@@ -386,19 +386,18 @@ impl Service {
     }
 
     fn resize(&self, stream: &Arc<UnixStream>) -> Result<Message, Refusal> {
-        let (state, _) = self.as_engine(stream)?;
+        let (state, connection) = self.as_engine(stream)?;
         let Loop::Bound(device) = state.device else {
             return Err(refuse(kind::INVALID, "there is no device yet"));
         };
         drop(state);
-        Self::grow(device)?;
+        Self::grow(&connection, device)?;
         Ok(self.info(&self.lock()))
     }
 
-    fn grow(device: LoopDevice) -> Result<(), Refusal> {
-        device
-            .grow()
-            .map_err(|e| refuse(kind::SYSTEM, format!("cannot grow {}: {e}", device.path().display())))
+    fn grow(connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
+        let grown = connection.learn_size().and_then(|()| device.grow());
+        grown.map_err(|e| refuse(kind::SYSTEM, format!("cannot grow {}: {e}", device.path().display())))
     }
 
     /// Ends the device and the connection. With `force` also while no engine serves: what is in flight fails.
