@@ -67,6 +67,28 @@ impl std::fmt::Display for Frontend {
     }
 }
 
+/// When the threads of a volume's processes are of the real-time class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Realtime {
+    /// While the machine is short of memory
+    #[default]
+    Pressure,
+    /// For machines that swap to their own volumes: no thread ever has to wait for what it writes out
+    Always,
+    /// Under memory pressure a volume may wait for itself
+    Never,
+}
+
+impl std::fmt::Display for Realtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Pressure => "pressure",
+            Self::Always => "always",
+            Self::Never => "never",
+        })
+    }
+}
+
 /// Which reads are compared with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Checksum {

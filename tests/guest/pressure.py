@@ -2,6 +2,8 @@
 on the device: the server must never wait for memory that waits for its own device.
 
     pressure.py ublk|ublk-volume|nbd-volume|iscsi-volume|fuse-volume
+    pressure.py careless FRONTEND-volume    the counterpart: engine and replica get no more memory than others do. They have
+                                            to hang, or the load would find no fault in anything
 
 in a guest with little memory and a scratch disk, /dev/ubda. Of a volume, engine and replica are both under pressure. Where
 nobody gets memory any more, this program gets none either: then the guest's time limit tells, and the kernel's own words do
@@ -27,20 +29,40 @@ def memory():
 
 
 # Writes files over and over and holds more and more anonymous memory, until both have come to what there is and the time
-# is over: some of what it holds has to go to swap.
+# is over: some of what it holds has to go to swap. Children hold it, 64 MiB each: a process of User Mode Linux has a mapping
+# on its host for every page, and a host allows 65,530 (vm.max_map_count); beyond, it faults for ever.
 DIRTIER = """
-import os, sys, time
+import os, signal, sys, time
 where, seconds, memory = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-block, until, held, written, n = os.urandom(1 << 20), time.monotonic() + seconds, [], 0, 0
-while time.monotonic() < until or written < memory or len(held) << 24 < memory * 9 // 10:
+block, until, holders, written, n = os.urandom(1 << 20), time.monotonic() + seconds, [], 0, 0
+PIECE = 64 << 20
+
+def holder():
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        held = [bytearray(os.urandom(1 << 20)) * 16 for _ in range(PIECE >> 24)]
+        os.write(tell, b"held")
+        signal.pause()
+    os.close(tell)
+    if not os.read(ready, 4):
+        sys.exit("who held memory was killed")
+    return child
+
+def enough():
+    return len(holders) * PIECE >= memory * 9 // 10
+
+while time.monotonic() < until or written < memory or not enough():
     with open(f"{where}/f{n % 4}", "wb", buffering=0) as file:
         for _ in range(32):
             written += file.write(block)
     n += 1
-    if len(held) << 24 < memory * 9 // 10:
-        held.append(bytearray(os.urandom(1 << 20)) * 16)
+    if n % 4 == 0 and not enough():
+        holders.append(holder())
 os.sync()
-print(written, len(held) << 24)
+print(written, len(holders) * PIECE)
+for child in holders:
+    os.kill(child, signal.SIGKILL)
 """
 
 
@@ -57,9 +79,9 @@ def numbers(path):
 class Look(threading.Thread):
     """Looks whether the device answers, and says every 10 s how things are. A device that answers nothing ends it all."""
 
-    def __init__(self, device):
+    def __init__(self, device, hangs):
         super().__init__(daemon=True)
-        self.stat, self.ended = os.path.join(directory_of(device), "stat"), False
+        self.stat, self.hangs, self.ended = os.path.join(directory_of(device), "stat"), hangs, False
         self.start()
 
     def run(self):
@@ -79,7 +101,7 @@ class Look(threading.Thread):
                       f"{has['Dirty'] >> 10}, in writeback {has['Writeback'] >> 10}, swapped "
                       f"{(has['SwapTotal'] - has['SwapFree']) >> 10}", flush=True)
             if now - since > STUCK:
-                hangs(in_flight)
+                self.hangs(in_flight)
             turn += 1
             time.sleep(1)
 
@@ -105,8 +127,13 @@ def end_at_once(text):
     os._exit(1)
 
 
-def hangs(in_flight):
+def must_not_hang(in_flight):
     end_at_once(f"{in_flight} requests, and no answer for {STUCK} s: a deadlock")
+
+
+def has_to_hang(in_flight):
+    shown(f"without memory of its own a volume waits for itself: {in_flight} requests, no answer for {STUCK} s")
+    os._exit(0)
 
 
 def on_scratch(kind):
@@ -127,7 +154,7 @@ class VolumeOnScratch(Volume):
         self.scratch.__exit__()
 
 
-def press(device):
+def press(device, hangs):
     """The load. Bytes written, held, and pages that went to swap."""
     there = memory()
     with Mounted(device, "xfs") as where:
@@ -136,7 +163,7 @@ def press(device):
         os.chmod(swap, 0o600)
         run("mkswap", "-q", swap)
         run("swapon", swap)
-        look = Look(device)
+        look = Look(device, hangs)
         dirtier = subprocess.Popen([sys.executable, "-c", DIRTIER, where, str(SECONDS), str(there)],
                                    stdout=subprocess.PIPE, text=True)
         try:
@@ -154,7 +181,7 @@ def press(device):
 
 def survives(kind):
     disk = VolumeOnScratch(kind.removesuffix("-volume")) if kind.endswith("-volume") else on_scratch(kind)
-    written, held, swapped = press(disk.device)
+    written, held, swapped = press(disk.device, must_not_hang)
     run("xfs_repair", "-n", disk.device)
     disk.stop()
     expect(swapped > 0, "there was so much memory that nothing went to swap")
@@ -162,13 +189,22 @@ def survives(kind):
           f"{swapped >> 8} MiB went to swap on the device: no deadlock")
 
 
+def careless_hangs(kind):
+    os.environ["LONGHORN_REALTIME"] = "never"
+    press(VolumeOnScratch(kind.removesuffix("-volume")).device, has_to_hang)
+    fail("a careless volume has survived: this load would find no fault in any other")
+
+
 def main():
-    kind = sys.argv[1]
+    careless, kind = sys.argv[1] == "careless", sys.argv[-1]
     if not os.path.exists(SCRATCH) or not have("mkfs.xfs", "mkswap"):
         skip(f"{kind}-pressure", f"no {SCRATCH}, mkfs.xfs or mkswap")
         return
     lock_memory()
-    survives(kind)
+    if careless:
+        careless_hangs(kind)
+    else:
+        survives(kind)
 
 
 main()

@@ -35,13 +35,19 @@ for _frontend in ("ublk", "nbd", "iscsi", "fuse"):
     if _frontend != "fuse":
         SCENARIOS[f"{_frontend}-volume-recovery"] = ("recovery.py", [f"{_frontend}-volume"], 500, 3000)
 
+    if _frontend in ("nbd", "fuse"):
+        SCENARIOS[f"{_frontend}-volume-careless"] = ("pressure.py", ["careless", f"{_frontend}-volume"], 420, 480)
+
+# Where a guest that has not ended when its time is up is what is looked for: nobody has memory there, who looks neither.
+MAY_HANG = [name for name in SCENARIOS if name.endswith("-careless")]
+
 # What the usual run of all tests has time for: whole volumes on every frontend, 2 minutes.
 SHORT = ["volumes"]
 
 # Memory in MiB and scratch disk of those that need others than 2048 and none.
 MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None)}
 MACHINES |= {name: (4096, None) for name in SCENARIOS if "-volume-" in name}
-MACHINES |= {name: (384, "1500M") for name in SCENARIOS if name.endswith("-volume-pressure")}
+MACHINES |= {name: (384, "1500M") for name in SCENARIOS if name.endswith(("-volume-pressure", "-careless"))}
 
 SKIPPED, NO_TIME = 77, 124
 GUEST = os.path.join(TOP, "scripts", "guest")
@@ -84,7 +90,10 @@ def run(name):
     began = time.monotonic()
     status = subprocess.run(command, cwd=TOP).returncode
     took = time.monotonic() - began
-    if status == NO_TIME:
+    if status == NO_TIME and name in MAY_HANG:
+        print(f"SHOWN without memory of its own a volume waits for itself: nothing after {seconds} s", flush=True)
+        status = 0
+    elif status == NO_TIME:
         print(f"NOT AS PROMISED: {name} has not ended after {seconds} s", flush=True)
     print(f"{name}: {'ok' if status == 0 else f'status {status}'}, {took:.0f} s", flush=True)
     return status

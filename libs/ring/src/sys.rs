@@ -21,7 +21,9 @@ pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
 pub use file_systems::{FileSystem, dio_align, file_system};
 pub use freeze::{freeze, thaw};
 pub use locks::{lock, lock_until};
-pub use memory_pressure::{lock_memory_on_fault, set_io_flusher, set_oom_score};
+pub use memory_pressure::{
+    Class, PressureTrigger, class, lock_memory_on_fault, set_class, set_io_flusher, set_oom_score,
+};
 pub use random::random;
 pub use rights::{RIGHTS_MAX, receive_with_fds, send_with_fds};
 pub use sockets::set_socket_buffers;

@@ -6,10 +6,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use control::host::Root;
 use lh_block::format_size;
+use lh_ring::sys::{Class, PressureTrigger, set_class};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statfs::{FsType, statfs};
 use serde::Serialize;
@@ -84,6 +86,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         devices(),
         io_flusher(),
         memlock(),
+        realtime(),
         root_directory(&context.root),
         file_system(&context.root),
         manager(&context.root),
@@ -208,6 +211,23 @@ fn memlock() -> Finding {
             format!("give CAP_IPC_LOCK, or ulimit -l {}", MEMLOCK_MIN >> 10),
         ),
         Err(e) => Finding::warn("memlock", e.to_string(), "give CAP_IPC_LOCK"),
+    }
+}
+
+/// What the daemons do when memory is short, tried once.
+fn realtime() -> Finding {
+    const CHECK: &str = "real time";
+    const HARM: &str = "when memory is short a volume of this host may wait for itself";
+    let window = Duration::from_secs(2);
+    if let Err(e) = PressureTrigger::new(window / 2, window) {
+        let next = "start the kernel with psi=1, or set LONGHORN_REALTIME=always";
+        return Finding::warn(CHECK, format!("/proc/pressure/memory: {e}: {HARM}"), next);
+    }
+    // A thread of its own: this one stays as it is.
+    match std::thread::spawn(|| set_class(0, Class::Realtime)).join() {
+        Ok(Ok(())) => Finding::ok(CHECK, "allowed while memory is short"),
+        Ok(Err(e)) => Finding::warn(CHECK, format!("{e}: {HARM}"), "give CAP_SYS_NICE"),
+        Err(_) => Finding::warn(CHECK, "not tried", "run it again"),
     }
 }
 

@@ -266,6 +266,7 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         data_listen: Address::Unix(root.data_socket(&replica.name)),
         insecure: false,
         key_file: root.key(&record.name),
+        realtime: None,
     }
 }
 
@@ -299,6 +300,7 @@ pub(super) fn engine_args(
         authority: Some(root.volume(&record.name)),
         key_file: root.key(&record.name),
         queues: 0,
+        realtime: None,
         root: root.path().to_owned(),
     })
 }

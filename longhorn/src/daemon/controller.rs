@@ -17,7 +17,7 @@ pub(super) use run::run;
 pub(crate) use show::{device_of, nbd_identifier, target_name, ublk_owner};
 
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, block_size, process_name, size_or_none, unix_address,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,
     volume_name,
 };
 
@@ -80,6 +80,9 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=64))]
     pub queues: u8,
+    /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
+    #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
+    pub realtime: Option<Realtime>,
     /// The root that the volume belongs to
     #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
     pub root: PathBuf,
@@ -118,6 +121,9 @@ impl ControllerArgs {
         option("listen", format!("unix:{}", self.listen.display()));
         if self.queues != 0 {
             option("queues", self.queues.to_string());
+        }
+        if let Some(when) = self.realtime {
+            option("realtime", when.to_string());
         }
         option("root", self.root.display().to_string());
         for (name, address) in &self.replicas {
@@ -174,6 +180,7 @@ mod tests {
             key_file: "/r/volumes/demo/key".into(),
             listen: "/r/run/demo-e-0.grpc.sock".into(),
             queues: 2,
+            realtime: Some(Realtime::Always),
             root: "/r".into(),
         };
         let line = args.command_line();

@@ -1,10 +1,25 @@
 //! A process that serves a block device must not wait for memory that waits for that device.
 
-use lh_ring::sys;
+use std::io;
+use std::time::Duration;
+
+use lh_ring::sys::{self, Class, PressureTrigger};
+
+use crate::arguments::Realtime;
+
+/// So much waiting for memory, by some task of the machine, within [`WINDOW`] is pressure. Long before nobody gets any.
+const STALLED: Duration = Duration::from_millis(10);
+
+/// The shortest that the kernel allows.
+const WINDOW: Duration = Duration::from_millis(500);
+
+/// Without pressure for so long, it is over.
+const CALM: Duration = Duration::from_secs(10);
 
 /// Asks the kernel for what keeps such a process going when memory is short. Called first in the process: threads
-/// inherit it. What the kernel refuses (containers) is said in the log, and the volume runs.
-pub(super) fn prepare() {
+/// inherit it. What the kernel refuses (containers) is said in the log, and the volume runs. `short` is told when memory
+/// becomes short, and when it no longer is, by a thread that lives as long as the process.
+pub(super) fn prepare(realtime: Realtime, short: impl Fn(bool) + Send + 'static) {
     if let Err(e) = sys::set_io_flusher() {
         tracing::warn!(
             "PR_SET_IO_FLUSHER was refused ({e}): under memory pressure this process may wait for itself"
@@ -18,5 +33,68 @@ pub(super) fn prepare() {
     // Killing it stops a volume; other processes go first (proc_pid_oom_score_adj(5)).
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::warn!("the OOM score cannot be lowered: {e}");
+    }
+    let done = match realtime {
+        Realtime::Never => Ok(()),
+        // Threads inherit it.
+        Realtime::Always => sys::set_class(0, Class::Realtime).and_then(|()| look_out(short)),
+        Realtime::Pressure => look_out(move |now_short| {
+            put_all(if now_short { Class::Realtime } else { Class::Usual });
+            short(now_short);
+        }),
+    };
+    if let Err(e) = done {
+        tracing::warn!(
+            "threads cannot be of the real-time class when memory is short ({e}): this process may wait for itself then"
+        );
+    }
+}
+
+/// Starts a thread that tells `short` what the kernel says of memory.
+fn look_out(short: impl Fn(bool) + Send + 'static) -> io::Result<()> {
+    let trigger = PressureTrigger::new(STALLED, WINDOW)?;
+    // Refused here, it is said.
+    let before = sys::class();
+    sys::set_class(0, Class::Realtime)?;
+    sys::set_class(0, before)?;
+    let care = move || {
+        // The one that helps the others may not wait itself; it hardly ever runs.
+        let _ = sys::set_class(0, Class::Realtime);
+        let ended = care(&trigger, &short);
+        short(false);
+        tracing::warn!("memory pressure is not seen any more: {ended}");
+    };
+    std::thread::Builder::new().name("memory".into()).spawn(care)?;
+    Ok(())
+}
+
+/// Goes on for ever, but for an error.
+fn care(trigger: &PressureTrigger, short: &impl Fn(bool)) -> io::Error {
+    loop {
+        if let Err(e) = trigger.wait(None) {
+            return e;
+        }
+        tracing::info!("memory is short");
+        loop {
+            // Every time: threads may be new.
+            short(true);
+            match trigger.wait(Some(CALM)) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => return e,
+            }
+        }
+        short(false);
+        tracing::info!("memory is no longer short");
+    }
+}
+
+/// Those of io_uring, too; not the calling one. A thread that cannot be changed has ended, or the next time tells.
+fn put_all(class: Class) {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return };
+    let own = nix::unistd::gettid().as_raw();
+    let numbers = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    for thread in numbers.filter(|n| *n != own) {
+        let _ = sys::set_class(thread, class);
     }
 }

@@ -15,7 +15,7 @@ use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
-use crate::arguments::{process_name, snapshot_name, unix_address, volume_name};
+use crate::arguments::{Realtime, process_name, snapshot_name, unix_address, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
@@ -59,6 +59,9 @@ pub struct ReplicaArgs {
     /// The volume's key, 32 bytes
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,
+    /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
+    #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
+    pub realtime: Option<Realtime>,
 }
 
 impl ReplicaArgs {
@@ -78,6 +81,9 @@ impl ReplicaArgs {
         option("listen", format!("unix:{}", self.listen.display()));
         option("data-listen", self.data_listen.to_string());
         option("key-file", self.key_file.display().to_string());
+        if let Some(when) = self.realtime {
+            option("realtime", when.to_string());
+        }
         if self.insecure {
             line.push("--insecure".to_owned());
         }
@@ -107,7 +113,8 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         listen: args.data_listen.clone(),
         status: status.clone(),
     };
-    super::memory::prepare();
+    let told = status.clone();
+    super::memory::prepare(args.realtime.unwrap_or_default(), move |short| told.set_memory_short(short));
     let face = std::thread::Builder::new().name("grpc".into());
     face.spawn(move || match serve_control(&args, &status) {
         Ok(()) => status.stop(),
@@ -259,6 +266,7 @@ mod tests {
             data_listen: Address::Unix("/r/run/demo-r-0a1b2c3d.sock".into()),
             insecure: false,
             key_file: "/r/volumes/demo/key".into(),
+            realtime: Some(Realtime::Never),
         };
         let line = args.command_line();
         assert_eq!(line.first().map(String::as_str), Some("replica"));

@@ -8,7 +8,7 @@ use lh_wire::{BlockDigest, BlockState, LayerDigest, flags};
 use super::core::{Completed, Failure, Input, RequestId};
 use super::read::runs_of;
 use super::request::{Digesting, Part, Work};
-use super::server::{READS_MAX, Server};
+use super::server::Server;
 use super::worker::note;
 use crate::store::{LayerNo, Source};
 
@@ -34,7 +34,7 @@ impl Server {
             }
         };
         let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
-        if self.gather(id, parts, READS_MAX) {
+        if self.gather(id, parts, self.reads_max()) {
             self.requests.get(id).work = Work::Digest { layer, states, body, to };
             self.read_parts(id);
         } else {

@@ -25,8 +25,8 @@ use crate::store::{CreateOptions, Directory, OpenOptions, Store};
 /// Entries of the submission queue: more than one turn queues at any sensible load.
 const ENTRIES: u32 = 256;
 
-/// Memory that is kept when idle: a read or write of 1 MiB and what small requests need.
-const POOL_SOFT: usize = 2 << 20;
+/// Memory that is resident from the start, and kept: all that is used while the machine is short of memory.
+pub(super) const POOL_SOFT: usize = 4 << 20;
 
 /// Memory for buffers at most. Reads stop at `READS_MAX`, receiving at `RECEIVED_MAX`: what is left above both
 /// lets every received request end, and 64 connections finish receiving one message of the largest size (77 MiB).
@@ -91,6 +91,11 @@ impl Server {
         let mut ring = Ring::new(ENTRIES).map_err(system("an io_uring"))?;
         ring.wake_on(Token::new(OWNER, kind::BELL, 0, 0), &bell);
         let pool = Pool::new(POOL_SOFT, POOL_HARD).map_err(system("memory for buffers"))?;
+        if let Err(e) = pool.lock().and_then(|()| pool.populate()) {
+            tracing::warn!(
+                "buffers are not resident ({e}): when memory is short this replica may wait for itself"
+            );
+        }
         let status = options.status.clone();
         let hasher = Hasher::new(options.directory.clone());
         let checksums = Checksums::new(options.directory.clone());

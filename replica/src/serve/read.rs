@@ -9,7 +9,7 @@ use lh_wire::{BlockState, flags};
 use super::compare::digests;
 use super::core::{Completed, Failure, Input, RequestId};
 use super::request::{Part, Work, trailer};
-use super::server::{AT_ONCE_MAX, OWNER, READS_MAX, Server, kind};
+use super::server::{AT_ONCE_MAX, OWNER, Server, kind};
 use super::worker::note;
 use crate::store::{LayerNo, Source, Store};
 
@@ -22,7 +22,7 @@ impl Server {
         let mut pieces = std::mem::take(&mut self.pieces);
         self.store.plan_read(range, &mut pieces);
         let parts = pieces.drain(..).map(|piece| (piece.extent, piece.source));
-        let enough = self.gather(id, parts, READS_MAX);
+        let enough = self.gather(id, parts, self.reads_max());
         self.pieces = pieces;
         if enough {
             self.requests.get(id).work = Work::Read;
@@ -53,7 +53,7 @@ impl Server {
         };
         let (states, parts) = together(&layers, range.offset);
         let parts = parts.into_iter();
-        if self.gather(id, parts, READS_MAX) {
+        if self.gather(id, parts, self.reads_max()) {
             self.requests.get(id).work = Work::ReadLayer { layer, states, name };
             self.read_parts(id);
         } else {

@@ -162,6 +162,11 @@ impl Requests {
         (0..).zip(&self.slots).filter(|(_, s)| s.used).filter_map(|(n, s)| Some((RequestId(n), s.job?)))
     }
 
+    /// How many are in flight.
+    pub(super) const fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     /// How many requests there were.
     pub(super) const fn begun(&self) -> u64 {
         self.begun

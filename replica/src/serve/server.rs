@@ -48,7 +48,7 @@ pub(super) mod kind {
 pub(super) const AT_ONCE_MAX: usize = 64 << 10;
 
 /// Memory in use above which no read begins.
-pub(super) const READS_MAX: usize = 48 << 20;
+const READS_MAX: usize = 48 << 20;
 
 /// Memory in use above which no layer image is compared with what is there. Images hold memory themselves: the limit
 /// lies above [`RECEIVED_MAX`], so that they always end.
@@ -56,6 +56,10 @@ pub(super) const IMAGES_MAX: usize = 200 << 20;
 
 /// Memory in use above which nothing is received: above reads and half-received messages together.
 const RECEIVED_MAX: usize = 160 << 20;
+
+/// While the machine is short of memory nothing begins above this, so that what is resident from the start suffices with
+/// one more message of the largest size: what waits stays with the engine, whose memory is resident.
+const SHORT_MAX: usize = super::open::POOL_SOFT - (1 << 20);
 
 /// A record that nothing may be done beside: a punch or a sync that nobody asked for is waited for.
 pub(super) enum Held {
@@ -390,9 +394,20 @@ impl Server {
         }
     }
 
+    /// Memory in use above which no read begins.
+    pub(super) fn reads_max(&self) -> usize {
+        if self.status.is_memory_short() { SHORT_MAX } else { READS_MAX }
+    }
+
+    fn may_receive(&self) -> bool {
+        let most = if self.status.is_memory_short() { SHORT_MAX } else { RECEIVED_MAX };
+        // When all requests wait for memory, it is with messages that have come in part: they have to come whole.
+        self.pool.used_bytes() < most || self.requests.count() == self.hungry.len()
+    }
+
     /// Submits receives and sends.
     fn pump_streams(&mut self, now: u64) {
-        let may_receive = self.pool.used_bytes() < RECEIVED_MAX;
+        let may_receive = self.may_receive();
         for peer in self.peers.iter_mut() {
             if peer.wants > 0 && may_receive && !peer.rx.is_outstanding() && !peer.is_clogged() {
                 // Without memory just now it is tried again with the next turn: something is in flight that holds it.

@@ -65,6 +65,7 @@ pub struct Status(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
+    memory_short: AtomicBool,
     counts: Counts,
     live: Mutex<Live>,
     snapshot_count: AtomicU32,
@@ -75,6 +76,7 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             stop: AtomicBool::default(),
+            memory_short: AtomicBool::default(),
             counts: Counts::default(),
             live: Mutex::default(),
             snapshot_count: AtomicU32::new(u32::MAX),
@@ -127,6 +129,16 @@ impl Status {
             },
             last_error: live.last_error.clone(),
         }
+    }
+
+    /// Says whether the machine is short of memory: while it is, the server takes on no more than the memory suffices for that
+    /// it has had from the start.
+    pub fn set_memory_short(&self, short: bool) {
+        self.0.memory_short.store(short, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_memory_short(&self) -> bool {
+        self.0.memory_short.load(Ordering::Relaxed)
     }
 
     /// What the directory says: size, chain, epoch, marks. What only the server's memory holds (`in_doubt`, `intent`,
