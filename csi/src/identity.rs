@@ -38,6 +38,7 @@ impl Identity for IdentityService {
             Service::ControllerService,
             Service::VolumeAccessibilityConstraints,
             Service::GroupControllerService,
+            Service::SnapshotMetadataService,
         ];
         let services = services.map(|kind| Type::Service(plugin_capability::Service { r#type: kind.into() }));
         let expansion =

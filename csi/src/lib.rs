@@ -2,7 +2,7 @@
 //!
 //! What a request may ask is decided purely (`names`, `parameters`, `capability`); what it asks is written to the API
 //! server as Longhorn's resources, on which the managers act (`cluster`); the node's part calls mount and its like. No
-//! block I/O happens here, and nothing is kept: a driver that starts again knows what the last one knew.
+//! block I/O happens here (what reads snapshots is handed in), and nothing is kept: a driver that starts again knows what the last one knew.
 
 mod capability;
 mod cluster;
@@ -10,6 +10,7 @@ mod controller;
 mod guard;
 mod health;
 mod identity;
+mod metadata;
 pub mod names;
 mod node;
 pub mod parameters;
@@ -18,6 +19,7 @@ mod refused;
 mod registration;
 mod serve;
 
+pub use metadata::{Holder, Page, ReadSnapshots, SnapshotMap, Source};
 pub use refused::Refused;
 pub use serve::{Options, RunError, run, run_here};
 

@@ -27,7 +27,7 @@ pub enum Refused {
     /// It is not done yet, or another request is at it: to be asked again.
     #[error("{0}")]
     NotYet(String),
-    /// The API server does not answer as it should: to be asked again.
+    /// The API server, or whoever else is needed, does not answer as it should: to be asked again.
     #[error("{0}")]
     Unavailable(String),
     /// A command or a system call of this node failed.

@@ -14,11 +14,13 @@ use crate::cluster::Cluster;
 use crate::controller::ControllerService;
 use crate::guard::Guard;
 use crate::identity::IdentityService;
+use crate::metadata::{MetadataService, Source, forget_tickets};
 use crate::node::NodeService;
 use crate::proto::csi::controller_server::ControllerServer;
 use crate::proto::csi::group_controller_server::GroupControllerServer;
 use crate::proto::csi::identity_server::IdentityServer;
 use crate::proto::csi::node_server::NodeServer;
+use crate::proto::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
 
@@ -76,12 +78,17 @@ pub enum RunError {
 }
 
 /// Runs the driver until `stop` is ready, with the API server that `KUBECONFIG` or the pod's service account names.
+/// `snapshots`: what reads them.
 ///
 /// # Errors
 /// [`RunError`].
-pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run_here(
+    options: Options,
+    snapshots: Source,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
     let client = Client::try_default().await.map_err(Box::new)?;
-    run(options, client, stop).await
+    run(options, client, snapshots, stop).await
 }
 
 /// Runs the driver until `stop` is ready. What is mounted stays so. Before anything, it makes sure that Longhorn's own
@@ -89,7 +96,12 @@ pub async fn run_here(options: Options, stop: impl Future<Output = ()>) -> Resul
 ///
 /// # Errors
 /// [`RunError`].
-pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run(
+    options: Options,
+    client: Client,
+    snapshots: Source,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
     let mut stop = std::pin::pin!(stop);
     tokio::select! {
         alone = lh_cluster::run::alone(&client, &options.namespace) => alone?,
@@ -100,6 +112,12 @@ pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()
         cluster = cluster.with_patience(patience);
     }
     let controller = ControllerService::new(cluster.clone(), options.most_volumes);
+    let metadata =
+        MetadataService { cluster: cluster.clone(), node: options.node.clone(), source: snapshots };
+    if let Err(e) = forget_tickets(&cluster, &options.node).await {
+        // A driver that serves a kubelet alone may not see attachments, and has put no tickets there.
+        tracing::debug!(error = %e, "tickets of an earlier driver are not looked for");
+    }
     let node = NodeService {
         cluster: cluster.clone(),
         node: options.node.clone(),
@@ -111,6 +129,7 @@ pub async fn run(options: Options, client: Client, stop: impl Future<Output = ()
         .add_service(IdentityServer::new(IdentityService { cluster }))
         .add_service(ControllerServer::new(controller.clone()))
         .add_service(GroupControllerServer::new(controller))
+        .add_service(SnapshotMetadataServer::new(metadata))
         .add_service(NodeServer::new(node));
     let serve = server.serve_with_incoming(listen(&options.endpoint)?);
     tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");

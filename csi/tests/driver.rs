@@ -1,189 +1,43 @@
 //! The driver over an API server in memory, with managers that do at once what resources ask: what it writes, what it
 //! answers, what it refuses, and that every call may be made again.
 
-#[path = "../../control/cluster/tests/api_server/mod.rs"]
-mod api_server;
+mod cluster;
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use api_server::ApiServer;
+use cluster::api_server::ApiServer;
+use cluster::{Cluster, MIB, capability, wish, words};
 use csi::proto::csi as proto;
-use csi::{Options, run};
-use proto::controller_client::ControllerClient;
+use csi::{Holder, Options, ReadSnapshots, SnapshotMap, Source as Snapshots, run};
 use proto::group_controller_client::GroupControllerClient;
 use proto::identity_client::IdentityClient;
 use proto::node_client::NodeClient;
 use proto::volume_capability::access_mode::Mode;
-use proto::volume_capability::{AccessMode, AccessType, MountVolume};
 use proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use proto::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
-    ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, CreateSnapshotRequest,
-    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, ListVolumesRequest, VolumeCapability,
-    VolumeContentSource,
+    CreateVolumeRequest, DeleteSnapshotRequest, ListVolumesRequest, VolumeContentSource,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tonic::Code;
-use tonic::transport::Channel;
 
-const MIB: i64 = 1 << 20;
+/// Nobody reads snapshots here.
+struct Nothing;
 
-struct Cluster {
-    server: ApiServer,
-    channel: Channel,
-    _scratch: tempfile::TempDir,
-}
-
-impl Cluster {
-    async fn start(most_volumes: i64) -> Self {
-        let scratch = tempfile::tempdir().unwrap();
-        let server = ApiServer::new(1);
-        for node in ["n1", "n2"] {
-            server.apply(
-                "nodes",
-                node,
-                &json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} }),
-            );
-        }
-        let endpoint: PathBuf = scratch.path().join("csi.sock");
-        let options = Options {
-            endpoint: endpoint.clone(),
-            node: "n1".to_owned(),
-            namespace: "longhorn-system".to_owned(),
-            most_volumes,
-            devices: scratch.path().join("dev"),
-            registry: None,
-            kubelet_endpoint: None,
-            health: None,
-            patience: Some(Duration::from_secs(5)),
-        };
-        tokio::spawn(run(options, server.client(), std::future::pending()));
-        tokio::spawn(manage(server.clone()));
-        let channel = loop {
-            match control::transport::connect(&endpoint).await {
-                Ok(channel) => break channel,
-                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        };
-        Self { server, channel, _scratch: scratch }
-    }
-
-    fn controller(&self) -> ControllerClient<Channel> {
-        ControllerClient::new(self.channel.clone())
-    }
-
-    async fn create(&self, request: CreateVolumeRequest) -> Result<proto::Volume, Code> {
-        let answer = self.controller().create_volume(request).await;
-        answer.map(|a| a.into_inner().volume.unwrap()).map_err(|e| e.code())
-    }
-
-    async fn publish(&self, volume: &str, node: &str, readonly: bool) -> Result<(), Code> {
-        let request = ControllerPublishVolumeRequest {
-            volume_id: volume.to_owned(),
-            node_id: node.to_owned(),
-            volume_capability: Some(capability(Mode::SingleNodeWriter)),
-            readonly,
-            ..ControllerPublishVolumeRequest::default()
-        };
-        self.controller().controller_publish_volume(request).await.map(drop).map_err(|e| e.code())
-    }
-
-    async fn unpublish(&self, volume: &str, node: &str) {
-        let (volume_id, node_id) = (volume.to_owned(), node.to_owned());
-        let request = ControllerUnpublishVolumeRequest { volume_id, node_id, ..Default::default() };
-        self.controller().controller_unpublish_volume(request).await.unwrap();
-    }
-
-    async fn delete(&self, volume: &str) -> Result<(), Code> {
-        let request = DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
-        self.controller().delete_volume(request).await.map(drop).map_err(|e| e.code())
-    }
-
-    async fn snapshot(&self, volume: &str, name: &str) -> Result<proto::Snapshot, Code> {
-        let (source_volume_id, name) = (volume.to_owned(), name.to_owned());
-        let request = CreateSnapshotRequest { source_volume_id, name, ..Default::default() };
-        let answer = self.controller().create_snapshot(request).await;
-        answer.map(|a| a.into_inner().snapshot.unwrap()).map_err(|e| e.code())
+impl ReadSnapshots for Nothing {
+    fn open(&self, _: &Holder, _: &str, _: Option<&str>) -> Result<Box<dyn SnapshotMap>, String> {
+        Err("there are none".to_owned())
     }
 }
 
-/// What managers would make of the resources.
-async fn manage(server: ApiServer) {
-    loop {
-        for volume in server.all("volumes") {
-            let (name, spec) = (volume["metadata"]["name"].as_str().unwrap().to_owned(), &volume["spec"]);
-            if server.get("volumeattachments", &name).is_none() {
-                server.apply(
-                    "volumeattachments",
-                    &name,
-                    &json!({
-                        "apiVersion": "longhorn.io/v1beta2", "kind": "VolumeAttachment",
-                        "spec": { "volume": name, "attachmentTickets": {} },
-                    }),
-                );
-            }
-            let attachment = server.get("volumeattachments", &name).unwrap();
-            let tickets = attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default();
-            let node = tickets.values().next().map_or("", |t| t["nodeID"].as_str().unwrap());
-            let state = if node.is_empty() { "detached" } else { "attached" };
-            let clone = if spec["dataSource"].is_string() { "completed" } else { "" };
-            server.apply("volumes", &name, &json!({ "status": {
-                "state": state, "currentNodeID": node, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
-            let met: serde_json::Map<String, Value> =
-                tickets.keys().map(|id| (id.clone(), json!({ "id": id, "satisfied": true }))).collect();
-            server.apply(
-                "volumeattachments",
-                &name,
-                &json!({ "status": { "attachmentTicketStatuses": met } }),
-            );
-            server.apply(
-                "engines",
-                &format!("{name}-e-0"),
-                &json!({
-                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine",
-                "spec": {}, "status": { "currentSize": spec["size"] } }),
-            );
-        }
-        for snapshot in server.all("snapshots") {
-            let name = snapshot["metadata"]["name"].as_str().unwrap();
-            if snapshot["status"]["readyToUse"] != true {
-                server.apply(
-                    "snapshots",
-                    name,
-                    &json!({ "status": {
-                    "readyToUse": true, "restoreSize": 64 * MIB, "creationTime": "2026-01-01T00:00:00Z" } }),
-                );
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-fn capability(mode: Mode) -> VolumeCapability {
-    VolumeCapability {
-        access_type: Some(AccessType::Mount(MountVolume::default())),
-        access_mode: Some(AccessMode { mode: mode.into() }),
-    }
-}
-
-fn wish(name: &str, mib: i64) -> CreateVolumeRequest {
-    CreateVolumeRequest {
-        name: name.to_owned(),
-        capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
-        volume_capabilities: vec![capability(Mode::SingleNodeWriter)],
-        ..CreateVolumeRequest::default()
-    }
-}
-
-fn words(pairs: &[(&str, &str)]) -> HashMap<String, String> {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+fn no_snapshots() -> Snapshots {
+    Arc::new(Nothing)
 }
 
 #[tokio::test]
 async fn a_volume_is_made_once_and_only_as_it_was_asked_for() {
-    let cluster = Cluster::start(0).await;
+    let cluster = Cluster::start(0, no_snapshots()).await;
     let mut request = wish("pvc-1", 63);
     request.parameters = words(&[("numberOfReplicas", "2"), ("fsType", "xfs"), ("mkfsParams", "-K")]);
     request.volume_capabilities = vec![capability(Mode::SingleNodeSingleWriter)];
@@ -242,7 +96,7 @@ async fn a_volume_is_made_once_and_only_as_it_was_asked_for() {
 
 #[tokio::test]
 async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
-    let cluster = Cluster::start(2).await;
+    let cluster = Cluster::start(2, no_snapshots()).await;
     for name in ["a", "b", "c"] {
         cluster.create(wish(name, 64)).await.unwrap();
     }
@@ -268,7 +122,7 @@ async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
 
 #[tokio::test]
 async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
-    let cluster = Cluster::start(0).await;
+    let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();
     cluster.create(wish("w", 64)).await.unwrap();
     let taken = cluster.snapshot("v", "s").await.unwrap();
@@ -307,7 +161,7 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
 
 #[tokio::test]
 async fn a_volume_grows_changes_and_is_listed() {
-    let cluster = Cluster::start(0).await;
+    let cluster = Cluster::start(0, no_snapshots()).await;
     for name in ["a", "b", "c"] {
         cluster.create(wish(name, 64)).await.unwrap();
     }
@@ -346,7 +200,7 @@ async fn a_volume_grows_changes_and_is_listed() {
 
 #[tokio::test]
 async fn a_group_is_of_one_moment_or_refused() {
-    let cluster = Cluster::start(0).await;
+    let cluster = Cluster::start(0, no_snapshots()).await;
     for name in ["a", "b"] {
         cluster.create(wish(name, 64)).await.unwrap();
     }
@@ -370,18 +224,37 @@ async fn a_group_is_of_one_moment_or_refused() {
     let refused = groups.create_volume_group_snapshot(request("h", &["a", "b"])).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     groups.create_volume_group_snapshot(request("i", &["a"])).await.unwrap();
+    // Another group of that name, and the rest of one that was begun: its first part is of another moment.
+    cluster.create(wish("c", 64)).await.unwrap();
+    for of in [&["c"][..], &["a", "c"], &["a"]] {
+        let refused = groups.create_volume_group_snapshot(request("g", of)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::AlreadyExists, "{of:?}");
+    }
+    let of_a = || {
+        let all = cluster.server.all("snapshots");
+        let is_it = |s: &&serde_json::Value| {
+            s["metadata"]["labels"]["csi.longhorn.io/group"] == "i" && s["spec"]["volume"] == "a"
+        };
+        all.iter().find(is_it).unwrap()["metadata"].clone()
+    };
+    let old = json!({ "metadata": { "labels": { "taken": "before" } } });
+    cluster.server.apply("snapshots", of_a()["name"].as_str().unwrap(), &old);
+    cluster.unpublish("b", "n1").await;
+    let whole = groups.create_volume_group_snapshot(request("i", &["a", "b"])).await.unwrap().into_inner();
+    assert_eq!(whole.group_snapshot.unwrap().snapshots.len(), 2);
+    assert!(of_a()["labels"]["taken"].is_null(), "it was taken at another time than the rest");
     let delete = || proto::DeleteVolumeGroupSnapshotRequest {
         group_snapshot_id: group.group_snapshot_id.clone(),
         ..Default::default()
     };
     groups.delete_volume_group_snapshot(delete()).await.unwrap();
     groups.delete_volume_group_snapshot(delete()).await.unwrap();
-    assert_eq!(cluster.server.all("snapshots").len(), 1);
+    assert_eq!(cluster.server.all("snapshots").len(), 2);
 }
 
 #[tokio::test]
 async fn the_driver_tells_who_it_is_and_what_is_not_on_its_node() {
-    let cluster = Cluster::start(7).await;
+    let cluster = Cluster::start(7, no_snapshots()).await;
     let mut identity = IdentityClient::new(cluster.channel.clone());
     let info = identity.get_plugin_info(proto::GetPluginInfoRequest {}).await.unwrap().into_inner();
     assert_eq!(info.name, csi::DRIVER);
@@ -424,7 +297,7 @@ async fn the_socket_of_longhorns_own_driver_is_left_alone() {
     server.apply("core/pods", "longhorn-manager-x", &labels);
     let theirs = scratch.path().join("csi.sock");
     std::fs::write(&theirs, "theirs").unwrap();
-    let running = run(options(scratch.path(), 1), server.client(), std::future::pending());
+    let running = run(options(scratch.path(), 1), server.client(), no_snapshots(), std::future::pending());
     let ended = tokio::time::timeout(Duration::from_secs(20), running).await;
     let refused = ended.expect("it serves beside Longhorn's own driver").unwrap_err();
     assert!(refused.to_string().contains("longhorn-manager-x"), "{refused}");
@@ -446,7 +319,8 @@ async fn health(port: u16) -> Option<String> {
 async fn probes_hear_whether_the_socket_answers() {
     let (scratch, server) = (tempfile::tempdir().unwrap(), ApiServer::new(1));
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    tokio::spawn(run(options(scratch.path(), port), server.client(), std::future::pending()));
+    let running = run(options(scratch.path(), port), server.client(), no_snapshots(), std::future::pending());
+    tokio::spawn(running);
     let mut first = None;
     for _ in 0..2000 {
         first = health(port).await;

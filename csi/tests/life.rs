@@ -1,128 +1,14 @@
 //! A volume's life through a driver that runs: made, mounted, written, grown, snapshotted, cloned, read again, for both
 //! file systems and for the device itself. Needs root and `CSI_ENDPOINT`, as `scripts/cluster env` prints it.
 
-use std::collections::HashMap;
+mod pod;
+
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use csi::proto::csi as proto;
-use proto::controller_client::ControllerClient;
-use proto::node_client::NodeClient;
-use proto::volume_capability::access_mode::Mode;
-use proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use proto::volume_content_source::{SnapshotSource, Type as Source};
-use proto::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
-    ControllerUnpublishVolumeRequest, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
-    DeleteVolumeRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
-    VolumeContentSource,
-};
+use pod::Pod;
 use tonic::transport::Channel;
-
-const MIB: i64 = 1 << 20;
-
-struct Pod {
-    controller: ControllerClient<Channel>,
-    node: NodeClient<Channel>,
-    place: PathBuf,
-    capability: VolumeCapability,
-}
-
-impl Pod {
-    fn path(&self, volume: &str, what: &str) -> String {
-        self.place.join(format!("{volume}-{what}")).display().to_string()
-    }
-
-    async fn create(&mut self, name: &str, snapshot: Option<&str>) -> String {
-        let source = |id: &str| VolumeContentSource {
-            r#type: Some(Source::Snapshot(SnapshotSource { snapshot_id: id.to_owned() })),
-        };
-        let request = CreateVolumeRequest {
-            name: name.to_owned(),
-            capacity_range: Some(CapacityRange { required_bytes: 320 * MIB, limit_bytes: 0 }),
-            volume_capabilities: vec![self.capability.clone()],
-            volume_content_source: snapshot.map(source),
-            ..CreateVolumeRequest::default()
-        };
-        self.controller.create_volume(request).await.unwrap().into_inner().volume.unwrap().volume_id
-    }
-
-    /// Brings a volume into the pod. Gives back where it is.
-    async fn mount(&mut self, volume: &str, readonly: bool) -> PathBuf {
-        let request = ControllerPublishVolumeRequest {
-            volume_id: volume.to_owned(),
-            node_id: "node-1".to_owned(),
-            volume_capability: Some(self.capability.clone()),
-            readonly,
-            ..ControllerPublishVolumeRequest::default()
-        };
-        let answer = self.controller.controller_publish_volume(request).await.unwrap().into_inner();
-        let (staging, target) = (self.path(volume, "staging"), self.path(volume, "target"));
-        let request = NodeStageVolumeRequest {
-            volume_id: volume.to_owned(),
-            publish_context: answer.publish_context.clone(),
-            staging_target_path: staging.clone(),
-            volume_capability: Some(self.capability.clone()),
-            ..NodeStageVolumeRequest::default()
-        };
-        self.node.node_stage_volume(request).await.unwrap();
-        let request = NodePublishVolumeRequest {
-            volume_id: volume.to_owned(),
-            publish_context: answer.publish_context,
-            staging_target_path: staging,
-            target_path: target.clone(),
-            volume_capability: Some(self.capability.clone()),
-            readonly,
-            ..NodePublishVolumeRequest::default()
-        };
-        self.node.node_publish_volume(request).await.unwrap();
-        target.into()
-    }
-
-    async fn unmount(&mut self, volume: &str) {
-        let (volume_id, target_path) = (volume.to_owned(), self.path(volume, "target"));
-        self.node.node_unpublish_volume(NodeUnpublishVolumeRequest { volume_id, target_path }).await.unwrap();
-        let (volume_id, staging_target_path) = (volume.to_owned(), self.path(volume, "staging"));
-        self.node
-            .node_unstage_volume(NodeUnstageVolumeRequest { volume_id, staging_target_path })
-            .await
-            .unwrap();
-        let (volume_id, node_id) = (volume.to_owned(), "node-1".to_owned());
-        let request = ControllerUnpublishVolumeRequest { volume_id, node_id, secrets: HashMap::new() };
-        self.controller.controller_unpublish_volume(request).await.unwrap();
-    }
-
-    async fn grow(&mut self, volume: &str, mib: i64) {
-        let range = Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 });
-        let request = ControllerExpandVolumeRequest {
-            volume_id: volume.to_owned(),
-            capacity_range: range,
-            ..ControllerExpandVolumeRequest::default()
-        };
-        self.controller.controller_expand_volume(request).await.unwrap();
-        let request = NodeExpandVolumeRequest {
-            volume_id: volume.to_owned(),
-            volume_path: self.path(volume, "target"),
-            capacity_range: range,
-            ..NodeExpandVolumeRequest::default()
-        };
-        self.node.node_expand_volume(request).await.unwrap();
-    }
-
-    async fn total(&mut self, volume: &str) -> i64 {
-        let (volume_id, volume_path) = (volume.to_owned(), self.path(volume, "target"));
-        let request =
-            NodeGetVolumeStatsRequest { volume_id, volume_path, staging_target_path: String::new() };
-        self.node.node_get_volume_stats(request).await.unwrap().into_inner().usage[0].total
-    }
-
-    async fn delete(&mut self, volume: &str) {
-        let request = DeleteVolumeRequest { volume_id: volume.to_owned(), secrets: HashMap::new() };
-        self.controller.delete_volume(request).await.unwrap();
-    }
-}
 
 /// True with the capability that the kernel asks for where ext4 grows (capability 24).
 fn has_sys_resource() -> bool {
@@ -159,38 +45,15 @@ fn read(at: &Path, length: usize) -> Vec<u8> {
     bytes
 }
 
-async fn live(endpoint: &Path, kind: &str) {
-    let channel = control::transport::connect(endpoint).await.unwrap();
+async fn live(channel: &Channel, kind: &str) {
     let place = tempfile::tempdir().unwrap();
-    let access = match kind {
-        "block" => AccessType::Block(BlockVolume {}),
-        _ => AccessType::Mount(MountVolume {
-            fs_type: kind.to_owned(),
-            mount_flags: vec!["noatime".to_owned()],
-            ..MountVolume::default()
-        }),
-    };
-    let capability = VolumeCapability {
-        access_type: Some(access),
-        access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
-    };
-    let mut pod = Pod {
-        controller: ControllerClient::new(channel.clone()),
-        node: NodeClient::new(channel),
-        place: place.path().to_owned(),
-        capability,
-    };
+    let mut pod = Pod::new(channel, place.path(), kind);
     let (old, new) = (bytes(1), bytes(2));
     let volume = pod.create(&format!("life-{kind}"), None).await;
     let at = pod.mount(&volume, false).await;
     assert_eq!(fs::metadata(&at).unwrap().file_type().is_block_device(), kind == "block");
     write(&at, &old);
-    let request = CreateSnapshotRequest {
-        source_volume_id: volume.clone(),
-        name: format!("life-{kind}-s"),
-        ..CreateSnapshotRequest::default()
-    };
-    let snapshot = pod.controller.create_snapshot(request).await.unwrap().into_inner().snapshot.unwrap();
+    let snapshot = pod.snapshot(&volume, &format!("life-{kind}-s")).await;
     write(&at, &new);
     if kind == "ext4" && !has_sys_resource() {
         println!(
@@ -215,7 +78,7 @@ async fn live(endpoint: &Path, kind: &str) {
     };
     assert!(!written, "{kind}: written to though it is for reading only");
     // The clone is mounted beside its source, whose UUID it has.
-    let clone = pod.create(&format!("life-{kind}-clone"), Some(&snapshot.snapshot_id)).await;
+    let clone = pod.create(&format!("life-{kind}-clone"), Some(&snapshot)).await;
     let at = pod.mount(&clone, false).await;
     assert!(read(&at, old.len()) == old, "{kind}: a clone without its snapshot's bytes");
     write(&at, &new);
@@ -228,20 +91,18 @@ async fn live(endpoint: &Path, kind: &str) {
     write(&at, &old);
     pod.unmount(&volume).await;
     pod.delete(&clone).await;
-    let request = DeleteSnapshotRequest { snapshot_id: snapshot.snapshot_id, secrets: HashMap::new() };
-    pod.controller.delete_snapshot(request).await.unwrap();
+    pod.delete_snapshot(&snapshot).await;
     pod.delete(&volume).await;
 }
 
 #[tokio::test]
 async fn what_a_pod_writes_is_there_again_and_in_a_clone() {
-    let endpoint = std::env::var("CSI_ENDPOINT").unwrap_or_default();
-    let Some(endpoint) = endpoint.strip_prefix("unix://").map(PathBuf::from) else {
+    let Some(channel) = pod::driver().await else {
         println!("SKIP life: CSI_ENDPOINT does not name a driver (scripts/cluster up, then env)");
         return;
     };
     for kind in ["ext4", "xfs", "block"] {
-        live(&endpoint, kind).await;
+        live(&channel, kind).await;
         println!("SHOWN {kind}: made, written, mounted for reading, snapshotted, cloned, deleted");
     }
 }

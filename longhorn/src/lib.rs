@@ -5,4 +5,5 @@ pub mod ctl;
 pub mod daemon;
 mod kernel;
 mod progress;
+mod reader;
 mod sentence;

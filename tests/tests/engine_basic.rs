@@ -62,6 +62,7 @@ impl Replica {
             volume: "v".into(),
             replica: self.name.clone(),
             key: [7; 32],
+            map_key: [0; 32],
             listen: serve::Address::Unix(self.socket.clone()),
             status: self.status.clone(),
         };

@@ -178,6 +178,7 @@ fn start_replica(directory: PathBuf, socket: PathBuf) -> (serve::Status, JoinHan
         volume: "v".into(),
         replica: "v-r-1".into(),
         key: [7; 32],
+        map_key: [0; 32],
         listen: serve::Address::Unix(socket),
         status: status.clone(),
     };

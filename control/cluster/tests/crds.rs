@@ -29,6 +29,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Replica", "spec.cloneFrom.snapshot"),
     ("Replica", "status.address"),
     ("Replica", "status.generation"),
+    ("Replica", "status.mapKey"),
     ("Volume", "spec.ioTimeout"),
     ("Volume", "spec.quorum"),
     ("Volume", "status.epoch"),

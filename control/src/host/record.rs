@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lh_block::{BLOCK, NameError, check_name};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::durable::{create_dir_durably, replace_file, sync_dir};
@@ -364,6 +365,12 @@ pub fn read_key(path: &Path) -> Result<[u8; KEY_LEN], RecordError> {
     }
     let len = bytes.len();
     bytes.try_into().map_err(|_| damaged(path, &format!("a key has {KEY_LEN} bytes, not {len}")))
+}
+
+/// What proves to a volume's replicas that one may ask where its snapshots hold data, and nothing beyond that: the key
+/// does not follow from it.
+pub fn map_key(key: &[u8; KEY_LEN]) -> [u8; KEY_LEN] {
+    Sha256::new().chain_update(b"longhorn map 1").chain_update(key).finalize().into()
 }
 
 fn record_path(root: &Root, volume: &str) -> PathBuf {

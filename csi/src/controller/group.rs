@@ -38,19 +38,24 @@ impl ControllerService {
         let group = resource_name(given);
         let _held = self.guard.take(&group_handle(&group))?;
         let there = self.members(&group).await?;
-        if !there.is_empty() && there.len() == volumes.len() {
-            let mut of: Vec<&str> = there.iter().map(|s| s.spec.volume.as_str()).collect();
-            of.sort_unstable();
-            if of != volumes {
-                return Err(Refused::Different(format!(
-                    "group {given} exists, of the volumes {}",
-                    of.join(", ")
-                )));
-            }
+        let mut of: Vec<&str> = there.iter().map(|s| s.spec.volume.as_str()).collect();
+        of.sort_unstable();
+        if of.iter().any(|volume| !volumes.iter().any(|wanted| wanted == volume)) {
+            return Err(Refused::Different(format!(
+                "group {given} exists, of the volumes {}",
+                of.join(", ")
+            )));
+        }
+        let is_taken = |s: &Snapshot| s.status.as_ref().is_some_and(|s| s.ready_to_use);
+        if of == volumes && there.iter().all(is_taken) {
             return group_of(&group, &there);
         }
         for volume in &volumes {
             self.cluster.volume(volume).await?;
+        }
+        // What an earlier attempt has taken is of another moment.
+        for snapshot in &there {
+            self.drop_snapshot(&snapshot.name_any()).await?;
         }
         self.check_one_moment(&volumes).await?;
         let mut taken = Vec::new();

@@ -21,6 +21,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::header::VERSION;
 
+/// Flags of a hello: payloads carry checksums; it is of a reader.
+const CHECKSUMS: u8 = 1;
+const READER: u8 = 2;
+
 /// First bytes of each handshake message: "LHhs".
 const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
 
@@ -239,10 +243,34 @@ impl Hello {
         key: &Key,
         nonce: [u8; 32],
     ) -> Result<[u8; HELLO_LEN], HandshakeError> {
+        self.encode_with(challenge, key, nonce, 0)
+    }
+
+    /// The same of somebody who only reads snapshots ([`crate::Ask`]): it joins no session, and the numbers of engine,
+    /// session and queue mean nothing.
+    ///
+    /// # Errors
+    /// As for `encode`.
+    pub fn encode_as_reader(
+        &self,
+        challenge: &Challenge,
+        key: &Key,
+        nonce: [u8; 32],
+    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
+        self.encode_with(challenge, key, nonce, READER)
+    }
+
+    fn encode_with(
+        &self,
+        challenge: &Challenge,
+        key: &Key,
+        nonce: [u8; 32],
+        flags: u8,
+    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
         let raw = RawHello {
             magic: MAGIC.into(),
             version: VERSION,
-            flags: u8::from(self.checksums),
+            flags: flags | if self.checksums { CHECKSUMS } else { 0 },
             queue: self.queue.into(),
             queues: self.queues.into(),
             reserved: 0.into(),
@@ -285,13 +313,18 @@ impl Hello {
             session: Instance(raw.session.get()),
             queue: raw.queue.get(),
             queues: raw.queues.get(),
-            checksums: raw.flags & 1 != 0,
+            checksums: raw.flags & CHECKSUMS != 0,
         };
-        if raw.flags & !1 != 0 || hello.queue >= hello.queues {
+        if raw.flags & !(CHECKSUMS | READER) != 0 || hello.queue >= hello.queues {
             return Err(Verdict::Invalid);
         }
         Ok(hello)
     }
+}
+
+/// True for a hello, which was decoded, of somebody who only reads snapshots.
+pub fn is_reader(hello: &[u8; HELLO_LEN]) -> bool {
+    RawHello::read_from_bytes(hello).is_ok_and(|raw| raw.flags & READER != 0)
 }
 
 /// The replica's last message. `generation` is the highest that it has seen.
@@ -367,6 +400,9 @@ mod tests {
         let challenge = Challenge::new([1; 32]);
         let bytes = hello().encode(&challenge, &key, [2; 32]).unwrap();
         assert_eq!(Hello::decode(&bytes, &challenge, &key), Ok(hello()));
+        let reader = hello().encode_as_reader(&challenge, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&reader, &challenge, &key), Ok(hello()));
+        assert!(is_reader(&reader) && !is_reader(&bytes));
         let welcome = encode_welcome(Verdict::Welcome, hello().generation, &challenge, &bytes, &key);
         assert_eq!(
             decode_welcome(&welcome, &challenge, &bytes, &key),

@@ -11,6 +11,7 @@ mod digest;
 pub mod handshake;
 mod header;
 mod layer;
+mod reader;
 
 pub use control::{
     ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState,
@@ -24,6 +25,7 @@ pub use header::{
     VERSION, flags, padding,
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
+pub use reader::{Ask, Opened};
 
 /// Writes of one connection that a replica remembers as possibly unfinished elsewhere, and that an engine may run
 /// beyond its oldest one not complete on every member (`docs/invariants.md`, 4).

@@ -38,7 +38,7 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
     let from = from.map(open).transpose()?;
     let to = open(to)?;
     let changes: Vec<DiffView> = to
-        .diff(from.as_ref())?
+        .diff(from.as_ref(), 0)?
         .map(|change| DiffView {
             offset: change.extent.offset,
             length: change.extent.len,

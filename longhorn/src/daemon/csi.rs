@@ -1,12 +1,14 @@
 //! `longhorn csi`: the CSI driver of a Kubernetes node.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Result;
-use csi::{Options, run_here};
+use csi::{Holder, Options, Page, ReadSnapshots, SnapshotMap, run_here};
 use lh_cluster::api::NAMESPACE;
 
 use crate::arguments::unix_address;
+use crate::reader::{ReplicaAt, SnapshotReader};
 
 /// Arguments of a driver.
 #[derive(Debug, clap::Args)]
@@ -65,6 +67,45 @@ pub(super) fn run(args: CsiArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;
-        Ok(run_here(options, stop).await?)
+        Ok(run_here(options, Arc::new(OverTheNetwork), stop).await?)
     })
+}
+
+/// Reads snapshots from replicas wherever they are, over the data protocol.
+struct OverTheNetwork;
+
+impl ReadSnapshots for OverTheNetwork {
+    fn open(&self, at: &Holder, snapshot: &str, base: Option<&str>) -> Result<Box<dyn SnapshotMap>, String> {
+        let key = from_hex(&at.key).ok_or("the key for maps is not of 32 bytes")?;
+        let at = ReplicaAt {
+            volume: at.volume.clone(),
+            replica: at.replica.clone(),
+            address: at.address.parse()?,
+            key,
+        };
+        let reader = SnapshotReader::open(&at, snapshot, base).map_err(|e| e.to_string())?;
+        Ok(Box::new(Map(reader)))
+    }
+}
+
+/// 32 bytes from 64 digits.
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 2 * bytes.len() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+struct Map(SnapshotReader);
+
+impl SnapshotMap for Map {
+    fn page(&mut self, from: u64) -> Result<Page, String> {
+        let page = self.0.map(from).map_err(|e| e.to_string())?;
+        let ranges = page.ranges.iter().map(|extent| extent.offset..extent.end()).collect();
+        Ok(Page { ranges, next: page.next })
+    }
 }

@@ -110,6 +110,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         volume: args.volume_name.clone(),
         replica: args.replica_instance_name.clone(),
         key,
+        map_key: control::host::map_key(&key),
         listen: args.data_listen.clone(),
         status: status.clone(),
     };

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use lh_block::Generation;
 use lh_ring::sys::random;
 use lh_ring::{Completion, Fd, Token};
-use lh_wire::handshake::{CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome};
+use lh_wire::handshake::{
+    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome, is_reader,
+};
 
 use super::core::{ConnId, Input, SessionHello};
 use super::peer::{HELLO_PATIENCE_NS, HELLOS_MAX, Peer, Phase};
@@ -18,6 +20,15 @@ use super::{Address, Options, ServeError};
 
 /// How long nothing is accepted after the system refused to: it is out of descriptors or memory.
 const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
+
+/// Which key a peer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proven {
+    /// The volume's: it may have everything.
+    Key,
+    /// It may ask where snapshots hold data.
+    MapKey,
+}
 
 /// The listening socket and what a peer must know.
 #[derive(Debug)]
@@ -29,6 +40,7 @@ pub(super) struct Door {
     volume: String,
     replica: String,
     key: Key,
+    map_key: Key,
     /// Removed at the end.
     socket: Option<PathBuf>,
 }
@@ -56,6 +68,7 @@ impl Door {
             volume: options.volume,
             replica: options.replica,
             key: options.key,
+            map_key: options.map_key,
             socket,
         })
     }
@@ -64,17 +77,30 @@ impl Door {
         &self.address
     }
 
+    pub(super) const fn key(&self, proven: Proven) -> &Key {
+        match proven {
+            Proven::Key => &self.key,
+            Proven::MapKey => &self.map_key,
+        }
+    }
+
     pub(super) const fn wake_at(&self) -> Option<u64> {
         self.retry_at
     }
 
-    /// Reads a hello; an error is what to answer.
-    fn examine(&self, bytes: &[u8; HELLO_LEN], challenge: &Challenge) -> Result<Hello, Verdict> {
-        let hello = Hello::decode(bytes, challenge, &self.key)?;
+    /// Reads a hello and finds by which key it is proved; an error is what to answer.
+    fn examine(&self, bytes: &[u8; HELLO_LEN], challenge: &Challenge) -> Result<(Hello, Proven), Verdict> {
+        let (hello, proven) = match Hello::decode(bytes, challenge, &self.key) {
+            Err(Verdict::BadKey) => (Hello::decode(bytes, challenge, &self.map_key)?, Proven::MapKey),
+            whole => (whole?, Proven::Key),
+        };
+        if proven == Proven::MapKey && !is_reader(bytes) {
+            return Err(Verdict::BadKey);
+        }
         if hello.volume != self.volume || hello.replica != self.replica {
             return Err(Verdict::WrongName);
         }
-        Ok(hello)
+        Ok((hello, proven))
     }
 }
 
@@ -192,9 +218,12 @@ impl Server {
         peer.deadline = None;
         let Phase::Hello(challenge) = std::mem::replace(&mut peer.phase, Phase::Leaving) else { return };
         let examined = self.door.examine(&bytes, &challenge);
-        peer.phase = Phase::Waiting(Box::new((*challenge, bytes)));
+        peer.phase = Phase::Waiting(Box::new(((*challenge).clone(), bytes)));
         match examined {
-            Ok(hello) => {
+            Ok((hello, proven)) if is_reader(&bytes) => {
+                self.admit_reader(conn, &challenge, &bytes, hello.checksums, proven);
+            }
+            Ok((hello, _)) => {
                 peer.checksums = hello.checksums;
                 let hello = SessionHello {
                     generation: hello.generation,

@@ -1,7 +1,7 @@
 //! The server of a replica: a pure machine that decides ([`core`]), and the driver that carries out ([`run`]).
 //!
-//! One thread with one ring serves all connections and does all reads, writes, punches and syncs of the layers; one
-//! worker thread does what creates, renames and syncs metadata. A request and its answer never leave the ring's
+//! One thread with one ring serves all connections of engines and does all reads, writes, punches and syncs of the layers;
+//! one worker thread does what creates, renames and syncs metadata, and readers of snapshots have threads of their own. A request and its answer never leave the ring's
 //! thread, and in the steady state nothing is allocated for them.
 
 pub mod core;
@@ -18,6 +18,7 @@ mod open;
 mod peer;
 mod put;
 mod read;
+mod reader;
 mod request;
 mod server;
 mod status;
@@ -54,6 +55,8 @@ pub struct Options {
     pub replica: String,
     /// The volume's key.
     pub key: Key,
+    /// What lets readers in who may know where snapshots hold data, and not what.
+    pub map_key: Key,
     /// Where to listen.
     pub listen: Address,
     /// Through this other threads see how the server fares, and stop it.

@@ -15,6 +15,7 @@ use super::fold::Folder;
 use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::Peers;
+use super::reader::Readers;
 use super::request::Requests;
 use super::server::{OWNER, Server, kind};
 use super::verify::Checksums;
@@ -99,6 +100,7 @@ impl Server {
         let status = options.status.clone();
         let hasher = Hasher::new(options.directory.clone());
         let checksums = Checksums::new(options.directory.clone());
+        let readers = Readers::new(options.directory.clone(), status.clone());
         let worker = Worker::start(directory, bell.clone(), status.clone()).map_err(system("a thread"))?;
         let door = Door::open(options)?;
         status.begin(door.address().clone(), bell, worker.tasks(), hasher.clone());
@@ -122,6 +124,7 @@ impl Server {
             folder: Folder::default(),
             checksums,
             hasher,
+            readers,
             reverting,
             hungry: VecDeque::new(),
             parked: Vec::new(),

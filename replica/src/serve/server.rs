@@ -15,6 +15,7 @@ use super::fold::Folder;
 use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
+use super::reader::Readers;
 use super::request::{Digesting, Requests};
 use super::verify::Checksums;
 use super::worker::{Change, Report, Saved, Task, Worker};
@@ -91,6 +92,7 @@ pub(super) struct Server {
     pub(super) folder: Folder,
     pub(super) checksums: Checksums,
     pub(super) hasher: Hasher,
+    pub(super) readers: Readers,
     /// A prepared revert.
     pub(super) reverting: Option<Instance>,
     /// Requests that wait for memory, in order of arrival.

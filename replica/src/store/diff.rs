@@ -37,17 +37,22 @@ const ELSEWHERE: u8 = u8::MAX;
 impl SnapshotView {
     /// The ranges in which this snapshot differs from another one of the same directory, ascending; neighbours differ in
     /// kind or do not touch. `None`: from a volume of zeroes. The other one may be older, newer or on another branch.
+    /// Nothing before the block of the byte `start`.
     ///
     /// # Errors
     /// The disk's.
-    pub fn diff<'a>(&'a self, from: Option<&'a Self>) -> io::Result<impl Iterator<Item = Change> + 'a> {
+    pub fn diff<'a>(
+        &'a self,
+        from: Option<&'a Self>,
+        start: u64,
+    ) -> io::Result<impl Iterator<Item = Change> + 'a> {
         let same = match from {
             Some(from) => self.same_files(from)?,
             None => vec![0],
         };
-        let blocks = self.size().div_ceil(BLOCK);
-        let mut now = self.index.runs(0..blocks);
-        let mut then = from.map(|from| from.index.runs(0..blocks));
+        let blocks = start / BLOCK..self.size().div_ceil(BLOCK);
+        let mut now = self.index.runs(blocks.clone());
+        let mut then = from.map(|from| from.index.runs(blocks.clone()));
         let (mut run, mut before) = (now.next(), None);
         let mut pieces = std::iter::from_fn(move || {
             loop {
@@ -55,7 +60,7 @@ impl SnapshotView {
                 let at = held.start;
                 if before.as_ref().is_none_or(|(range, _): &(std::ops::Range<u64>, u8)| range.end <= at) {
                     // Behind the end of the other index there is nothing.
-                    before = then.as_mut().and_then(Iterator::next).or(Some((at..blocks, 0)));
+                    before = then.as_mut().and_then(Iterator::next).or(Some((at..blocks.end, 0)));
                 }
                 let (other, was) = before.clone()?;
                 let end = held.end.min(other.end);

@@ -15,6 +15,7 @@ use lh_wire::{Control, HEADER_LEN, Header, OpCode, ReplicaState, Status, flags, 
 use replica::serve::{Address, Options, ServeError, Status as Handle, run};
 
 pub(crate) const KEY: [u8; 32] = [7; 32];
+pub(crate) const MAP_KEY: [u8; 32] = [8; 32];
 pub(crate) const VOLUME: &str = "demo";
 pub(crate) const REPLICA: &str = "demo-r-0a1b2c3d";
 pub(crate) const SIZE: u64 = 64 << 20;
@@ -43,6 +44,7 @@ pub(crate) fn options(place: &Path) -> Options {
         volume: VOLUME.into(),
         replica: REPLICA.into(),
         key: KEY,
+        map_key: MAP_KEY,
         listen: Address::Unix(place.join("socket")),
         status: Handle::default(),
     }
@@ -145,6 +147,7 @@ pub(crate) fn serve_if_child() {
 /// Who connects.
 #[derive(Clone)]
 pub(crate) struct Who {
+    pub(crate) reader: bool,
     pub(crate) hello: Hello,
     pub(crate) key: [u8; 32],
 }
@@ -160,7 +163,7 @@ pub(crate) fn who(n: u32, session: u128) -> Who {
         queues: 1,
         checksums: false,
     };
-    Who { hello, key: KEY }
+    Who { reader: false, hello, key: KEY }
 }
 
 /// One connection.
@@ -200,7 +203,8 @@ pub(crate) fn shake<S: Read + Write>(mut stream: S, who: &Who) -> Result<Client<
     let mut bytes = [0; CHALLENGE_LEN];
     stream.read_exact(&mut bytes).unwrap();
     let challenge = Challenge::decode(&bytes).unwrap();
-    let hello = who.hello.encode(&challenge, &who.key, [9; 32]).unwrap();
+    let encode = if who.reader { Hello::encode_as_reader } else { Hello::encode };
+    let hello = encode(&who.hello, &challenge, &who.key, [9; 32]).unwrap();
     stream.write_all(&hello).unwrap();
     let mut bytes = [0; WELCOME_LEN];
     stream.read_exact(&mut bytes).unwrap();

@@ -194,4 +194,7 @@ pub struct ReplicaStatus {
     /// Where an engine reaches the replica's data.
     #[serde(skip_serializing_if = "is_default")]
     pub address: String,
+    /// What proves to the replica that one may ask where its snapshots hold data; what the data is it tells nobody for it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub map_key: String,
 }

@@ -29,6 +29,8 @@ pub struct Observed<'a> {
     pub disk_trouble: Option<&'a str>,
     /// Where an engine would reach it.
     pub address: &'a str,
+    /// What proves to it that one may ask where its snapshots hold data.
+    pub map_key: &'a str,
     /// The process of that name on this node.
     pub process: Option<&'a ProcessView>,
     /// What the replica says; `None`: it does not answer.
@@ -135,6 +137,7 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
                 status.current_state = InstanceState::Running;
                 status.starting = false;
                 o.address.clone_into(&mut status.address);
+                o.map_key.clone_into(&mut status.map_key);
                 status.current_image.clone_from(&o.replica.spec.image);
                 let seen = status.generation.map_or(view.generation, |old| old.0.max(view.generation));
                 status.generation = Some(GenerationText(seen));
@@ -194,6 +197,7 @@ mod tests {
             instance_manager: "im",
             disk_trouble,
             address: "unix:/r",
+            map_key: "k",
             process: process.as_ref(),
             view: view.as_ref(),
             now: now(),
@@ -216,6 +220,7 @@ mod tests {
         assert_eq!(decide(&replica, None, Some(Running), None), [], "it is on its way");
         let status = status_in(&decide(&replica, None, Some(Running), Some(7)));
         assert_eq!((status.current_state, status.address.as_str()), (Running, "unix:/r"));
+        assert_eq!(status.map_key, "k");
         replica.status = Some(status);
         assert_eq!(decide(&replica, None, Some(Running), Some(7)), [], "at rest nothing is written");
     }

@@ -1,6 +1,7 @@
 //! What a manager does for its own node: the node's resources, its engines, replicas and snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -272,6 +273,25 @@ async fn lay_key(context: &Context, volume: &str) -> Done {
     Ok(context.agent.store_key(volume, &key.0).await?)
 }
 
+/// What a replica is asked for maps with, from the key that was laid here before it was started.
+fn map_key(context: &Context, resource: &Replica) -> String {
+    let known = resource.status.as_ref().map(|s| s.map_key.clone()).unwrap_or_default();
+    if !known.is_empty() {
+        return known;
+    }
+    // Without it nobody is told where snapshots hold data, and all else goes on.
+    let Ok(root) = control::host::Root::at(&context.options.root) else { return String::new() };
+    let Ok(key) = control::host::read_key(&root.key(&resource.spec.volume_name)) else {
+        return String::new();
+    };
+    let mut text = String::new();
+    for byte in control::host::map_key(&key) {
+        // Writing to a String does not fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
 /// Looks at a replica.
 pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
@@ -284,12 +304,14 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     };
     let trouble = disk_trouble(context, &resource);
     let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
+    let map_key = map_key(context, &resource);
     let actions = replica::plan(&replica::Observed {
         replica: &resource,
         node: here,
         instance_manager: &instance_manager(here),
         disk_trouble: trouble.as_deref(),
         address: &address,
+        map_key: &map_key,
         process,
         view: view.as_ref(),
         now: Timestamp::now(),

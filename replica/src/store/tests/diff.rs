@@ -37,7 +37,7 @@ fn by_who_holds_a_block() {
     volume.write(extent(5, 1), 1);
     volume.close();
     let (one, two, head) = (view(&path, Some("one")), view(&path, Some("two")), view(&path, None));
-    let diff = |to: &SnapshotView, from| to.diff(from).unwrap().collect::<Vec<_>>();
+    let diff = |to: &SnapshotView, from| to.diff(from, 0).unwrap().collect::<Vec<_>>();
     assert_eq!(diff(&one, None), [change(2, 8, Data), change(20, 1, Data)]);
     assert_eq!(diff(&two, Some(&one)), [change(5, 2, Zero), change(9, 3, Data)]);
     assert_eq!(diff(&head, Some(&two)), [change(5, 1, Data)]);
@@ -46,6 +46,10 @@ fn by_who_holds_a_block() {
     assert_eq!(diff(&one, Some(&two)), [change(5, 2, Data), change(9, 1, Data), change(10, 2, Zero)]);
     assert_eq!(diff(&two, Some(&two)), []);
     assert_eq!(diff(&head, None), [change(2, 4, Data), change(7, 5, Data), change(20, 1, Data)]);
+    // From a place on, also from within a range.
+    let rest: Vec<_> = head.diff(Some(&one), 10 * BLOCK + 7).unwrap().collect();
+    assert_eq!(rest, [change(10, 2, Data)]);
+    assert_eq!(head.diff(None, SIZE).unwrap().count(), 0);
 }
 
 /// Two branches have layers of the same height that are not the same.
@@ -66,7 +70,7 @@ fn between_branches() {
     volume.close();
     let (two, three) = (view(&path, Some("two")), view(&path, Some("three")));
     assert_eq!(
-        three.diff(Some(&two)).unwrap().collect::<Vec<_>>(),
+        three.diff(Some(&two), 0).unwrap().collect::<Vec<_>>(),
         [change(5, 2, Data), change(9, 1, Data), change(10, 2, Zero)]
     );
 }
@@ -107,7 +111,7 @@ fn random_volumes() {
                 let (now, then) = (bytes(to), from.map_or(vec![0; now_len()], bytes));
                 let mut named = [None; 64];
                 let mut end = 0;
-                for change in to.diff(from).unwrap() {
+                for change in to.diff(from, 0).unwrap() {
                     assert!(change.extent.offset >= end && !change.extent.is_empty(), "round {round}");
                     end = change.extent.end();
                     for block in change.extent.offset / BLOCK..end / BLOCK {
@@ -144,7 +148,7 @@ fn a_large_empty_volume_costs_nothing() {
     volume.write(extent(1 << 30, 2), 2);
     volume.close();
     let (one, head) = (view(&path, Some("one")), view(&path, None));
-    let found: Vec<_> = head.diff(Some(&one)).unwrap().collect();
+    let found: Vec<_> = head.diff(Some(&one), 0).unwrap().collect();
     assert_eq!(found, [Change { extent: Extent::new(BLOCK << 30, 2 * BLOCK), kind: ChangeKind::Data }]);
-    assert_eq!(head.diff(None).unwrap().count(), 2);
+    assert_eq!(head.diff(None, 0).unwrap().count(), 2);
 }

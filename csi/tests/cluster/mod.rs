@@ -1,0 +1,201 @@
+//! A driver over an API server in memory, with managers that do at once what resources ask.
+
+#![allow(dead_code, reason = "every test uses some of it")]
+
+#[path = "../../../control/cluster/tests/api_server/mod.rs"]
+pub(crate) mod api_server;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use api_server::ApiServer;
+use csi::proto::csi as proto;
+use csi::{Options, Source, run};
+use proto::controller_client::ControllerClient;
+use proto::volume_capability::access_mode::Mode;
+use proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use proto::{
+    CapacityRange, ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, CreateSnapshotRequest,
+    CreateVolumeRequest, DeleteVolumeRequest, VolumeCapability,
+};
+use serde_json::{Value, json};
+use tonic::Code;
+use tonic::transport::Channel;
+
+pub(crate) const MIB: i64 = 1 << 20;
+
+/// A driver and what it talks with.
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
+    pub(crate) channel: Channel,
+    _scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub(crate) async fn start(most_volumes: i64, snapshots: Source) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = ApiServer::new(1);
+        for node in ["n1", "n2"] {
+            server.apply(
+                "nodes",
+                node,
+                &json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} }),
+            );
+        }
+        let options = options(scratch.path(), most_volumes);
+        let endpoint = options.endpoint.clone();
+        tokio::spawn(run(options, server.client(), snapshots, std::future::pending()));
+        tokio::spawn(manage(server.clone()));
+        let channel = loop {
+            match control::transport::connect(&endpoint).await {
+                Ok(channel) => break channel,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        Self { server, channel, _scratch: scratch }
+    }
+
+    /// Another driver of the same node, as after the end of the one before.
+    pub(crate) fn start_again(&self, snapshots: Source) -> tempfile::TempDir {
+        let scratch = tempfile::tempdir().unwrap();
+        let running =
+            run(options(scratch.path(), 0), self.server.client(), snapshots, std::future::pending());
+        tokio::spawn(running);
+        scratch
+    }
+
+    pub(crate) fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel.clone())
+    }
+
+    pub(crate) async fn create(&self, request: CreateVolumeRequest) -> Result<proto::Volume, Code> {
+        let answer = self.controller().create_volume(request).await;
+        answer.map(|a| a.into_inner().volume.unwrap()).map_err(|e| e.code())
+    }
+
+    pub(crate) async fn publish(&self, volume: &str, node: &str, readonly: bool) -> Result<(), Code> {
+        let request = ControllerPublishVolumeRequest {
+            volume_id: volume.to_owned(),
+            node_id: node.to_owned(),
+            volume_capability: Some(capability(Mode::SingleNodeWriter)),
+            readonly,
+            ..ControllerPublishVolumeRequest::default()
+        };
+        self.controller().controller_publish_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    pub(crate) async fn unpublish(&self, volume: &str, node: &str) {
+        let (volume_id, node_id) = (volume.to_owned(), node.to_owned());
+        let request = ControllerUnpublishVolumeRequest { volume_id, node_id, ..Default::default() };
+        self.controller().controller_unpublish_volume(request).await.unwrap();
+    }
+
+    pub(crate) async fn delete(&self, volume: &str) -> Result<(), Code> {
+        let request = DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
+        self.controller().delete_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    pub(crate) async fn snapshot(&self, volume: &str, name: &str) -> Result<proto::Snapshot, Code> {
+        let (source_volume_id, name) = (volume.to_owned(), name.to_owned());
+        let request = CreateSnapshotRequest { source_volume_id, name, ..Default::default() };
+        let answer = self.controller().create_snapshot(request).await;
+        answer.map(|a| a.into_inner().snapshot.unwrap()).map_err(|e| e.code())
+    }
+}
+
+fn options(scratch: &Path, most_volumes: i64) -> Options {
+    Options {
+        endpoint: scratch.join("csi.sock"),
+        node: "n1".to_owned(),
+        namespace: "longhorn-system".to_owned(),
+        most_volumes,
+        devices: scratch.join("dev"),
+        registry: None,
+        kubelet_endpoint: None,
+        health: None,
+        patience: Some(Duration::from_secs(5)),
+    }
+}
+
+/// What an engine says of the replicas that are there.
+fn modes(server: &ApiServer, volume: &str) -> Value {
+    let replicas = server.all("replicas").into_iter().filter(|r| r["spec"]["volumeName"] == volume);
+    let modes = replicas.map(|r| {
+        let mode = r["status"]["mode"].as_str().unwrap_or("RW").to_owned();
+        (r["metadata"]["name"].as_str().unwrap().to_owned(), json!(mode))
+    });
+    Value::Object(modes.collect())
+}
+
+/// What managers would make of the resources.
+async fn manage(server: ApiServer) {
+    loop {
+        for volume in server.all("volumes") {
+            let (name, spec) = (volume["metadata"]["name"].as_str().unwrap().to_owned(), &volume["spec"]);
+            if server.get("volumeattachments", &name).is_none() {
+                server.apply(
+                    "volumeattachments",
+                    &name,
+                    &json!({
+                        "apiVersion": "longhorn.io/v1beta2", "kind": "VolumeAttachment",
+                        "spec": { "volume": name, "attachmentTickets": {} },
+                    }),
+                );
+            }
+            let attachment = server.get("volumeattachments", &name).unwrap();
+            let tickets = attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default();
+            let node = tickets.values().next().map_or("", |t| t["nodeID"].as_str().unwrap());
+            let state = if node.is_empty() { "detached" } else { "attached" };
+            let clone = if spec["dataSource"].is_string() { "completed" } else { "" };
+            server.apply("volumes", &name, &json!({ "spec": { "nodeID": node }, "status": {
+                "state": state, "currentNodeID": node, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
+            let met: serde_json::Map<String, Value> =
+                tickets.keys().map(|id| (id.clone(), json!({ "id": id, "satisfied": true }))).collect();
+            server.apply(
+                "volumeattachments",
+                &name,
+                &json!({ "status": { "attachmentTicketStatuses": met } }),
+            );
+            server.apply(
+                "engines",
+                &format!("{name}-e-0"),
+                &json!({
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine",
+                "spec": {}, "status": { "currentSize": spec["size"], "replicaModeMap": modes(&server, &name) } }),
+            );
+        }
+        for snapshot in server.all("snapshots") {
+            let name = snapshot["metadata"]["name"].as_str().unwrap();
+            if snapshot["status"]["readyToUse"] != true {
+                server.apply(
+                    "snapshots",
+                    name,
+                    &json!({ "status": {
+                    "readyToUse": true, "restoreSize": 64 * MIB, "creationTime": "2026-01-01T00:00:00Z" } }),
+                );
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) fn capability(mode: Mode) -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+pub(crate) fn wish(name: &str, mib: i64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
+        volume_capabilities: vec![capability(Mode::SingleNodeWriter)],
+        ..CreateVolumeRequest::default()
+    }
+}
+
+pub(crate) fn words(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}

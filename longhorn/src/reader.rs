@@ -1,0 +1,203 @@
+//! Reads a snapshot from a replica's process, on this host or another: where it differs from another one, and its bytes.
+//!
+//! It proves a key of the volume's and is proved it, joins no session and fences nobody (`lh_wire::Ask`). Calls block.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use lh_block::{Address, Generation, Instance};
+use lh_wire::handshake::{
+    CHALLENGE_LEN, Challenge, HandshakeError, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
+};
+use lh_wire::{Ask, HEADER_LEN, Header, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// How long the connection and the handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How long an answer may take: opening a snapshot reads what its layers hold, of terabytes perhaps.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a snapshot that was just taken may not be settled on every replica.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// Between two attempts to open it.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Why a replica is not read. Another one of the volume may do.
+#[derive(Debug, Error)]
+pub(crate) enum ReadError {
+    /// Nobody answers, or not any more.
+    #[error("{0}: {1}")]
+    Unreachable(Address, io::Error),
+    /// Something else answers, or without the key.
+    #[error("{0}: {1}")]
+    Handshake(Address, HandshakeError),
+    /// It does not let us in.
+    #[error("{0} turns readers away: {1:?}")]
+    TurnedAway(Address, Verdict),
+    /// It does not give what was asked for; its own words.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A volume's replica, and what proves to it that it may be asked.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplicaAt {
+    /// Name of the volume.
+    pub(crate) volume: String,
+    /// Name of the replica.
+    pub(crate) replica: String,
+    /// Where its data is served.
+    pub(crate) address: Address,
+    /// The volume's key, for its bytes too, or what `control::host::map_key` makes of it, for maps alone.
+    pub(crate) key: Key,
+}
+
+trait Stream: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Stream for S {}
+
+/// A snapshot that is open for reading. Everything ends when it is dropped.
+pub(crate) struct SnapshotReader {
+    address: Address,
+    stream: Box<dyn Stream>,
+    tag: u64,
+    /// Bytes of the volume, now.
+    size: u64,
+}
+
+impl SnapshotReader {
+    /// Connects and opens a snapshot; one that was just taken is waited for, until it is settled. `base`: the snapshot
+    /// that its map is relative to; `None`: a volume of zeroes.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub(crate) fn open(at: &ReplicaAt, snapshot: &str, base: Option<&str>) -> Result<Self, ReadError> {
+        let deadline = Instant::now() + SETTLING;
+        let mut reader = Self::connect(at)?;
+        let ask = Ask::Open { snapshot: snapshot.to_owned(), base: base.map(str::to_owned) };
+        loop {
+            match reader.ask_json::<Opened>(&ask) {
+                Ok(opened) => {
+                    reader.size = opened.size;
+                    return Ok(reader);
+                }
+                Err(ReadError::Refused(_)) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn connect(at: &ReplicaAt) -> Result<Self, ReadError> {
+        let unreachable = |e| ReadError::Unreachable(at.address.clone(), e);
+        let foreign = |e| ReadError::Handshake(at.address.clone(), e);
+        let mut stream = open_stream(&at.address).map_err(unreachable)?;
+        let mut random = [0; 32];
+        lh_ring::sys::random(&mut random).map_err(unreachable)?;
+        let mut bytes = [0; CHALLENGE_LEN];
+        stream.read_exact(&mut bytes).map_err(unreachable)?;
+        let challenge = Challenge::decode(&bytes).map_err(foreign)?;
+        let hello = Hello {
+            volume: at.volume.clone(),
+            replica: at.replica.clone(),
+            generation: Generation::default(),
+            instance: Instance(0),
+            session: Instance(0),
+            queue: 0,
+            queues: 1,
+            checksums: !at.address.is_local(),
+        };
+        let hello = hello.encode_as_reader(&challenge, &at.key, random).map_err(foreign)?;
+        stream.write_all(&hello).map_err(unreachable)?;
+        let mut bytes = [0; WELCOME_LEN];
+        stream.read_exact(&mut bytes).map_err(unreachable)?;
+        match decode_welcome(&bytes, &challenge, &hello, &at.key).map_err(foreign)? {
+            (Verdict::Welcome, _) => Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 }),
+            (verdict, _) => Err(ReadError::TurnedAway(at.address.clone(), verdict)),
+        }
+    }
+
+    /// Bytes of the volume, now: the snapshot may be of a time when it was smaller.
+    pub(crate) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The ranges, in whole blocks, in which the snapshot differs from its base, from the block of a byte on; as many as
+    /// a message holds.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub(crate) fn map(&mut self, from: u64) -> Result<MapPage, ReadError> {
+        self.ask_json(&Ask::Map { from })
+    }
+
+    /// Bytes of the snapshot: at most [`lh_wire::MAX_DATA`].
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub(crate) fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>, ReadError> {
+        let bytes = self.ask(&Ask::Read { offset, length })?;
+        if bytes.len() == length as usize {
+            return Ok(bytes);
+        }
+        Err(self.broken("the answer has another length than was asked for"))
+    }
+
+    fn ask_json<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T, ReadError> {
+        let bytes = self.ask(ask)?;
+        serde_json::from_slice(&bytes).map_err(|e| self.broken(e))
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Result<Vec<u8>, ReadError> {
+        let request = serde_json::to_vec(ask).map_err(|e| self.broken(e))?;
+        self.tag += 1;
+        let mut header = Header::request(OpCode::Control, self.tag, 0, 0, Generation::default());
+        header.payload = u32::try_from(request.len()).unwrap_or(u32::MAX);
+        let unreachable = |e| ReadError::Unreachable(self.address.clone(), e);
+        self.stream.write_all(&header.encode()).map_err(unreachable)?;
+        self.stream.write_all(&request).map_err(unreachable)?;
+        let mut bytes = [0; HEADER_LEN];
+        self.stream.read_exact(&mut bytes).map_err(unreachable)?;
+        let answer = Header::decode(&bytes).map_err(|e| self.broken(e))?;
+        if answer.tag != self.tag || !answer.has(flags::RESPONSE) || answer.payload > MAX_PAYLOAD {
+            return Err(self.broken("it is no answer to what was asked"));
+        }
+        let mut payload = vec![0; usize::from(answer.pad) + answer.payload as usize];
+        self.stream.read_exact(&mut payload).map_err(unreachable)?;
+        payload.drain(..usize::from(answer.pad));
+        if answer.has(flags::CRC) && crc32c::crc32c(&payload) != answer.payload_crc {
+            return Err(self.broken("bytes changed on the way: their checksum does not fit"));
+        }
+        match answer.status {
+            Status::Ok => Ok(payload),
+            Status::Refused => Err(ReadError::Refused(String::from_utf8_lossy(&payload).into_owned())),
+            other => Err(ReadError::Refused(format!("{} answers {other:?}", self.address))),
+        }
+    }
+
+    fn broken(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ReadError {
+        ReadError::Unreachable(self.address.clone(), io::Error::other(why))
+    }
+}
+
+fn open_stream(address: &Address) -> io::Result<Box<dyn Stream>> {
+    match address {
+        Address::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(Box::new(stream))
+        }
+        Address::Tcp(address) => {
+            let stream = TcpStream::connect_timeout(address, HANDSHAKE)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(Box::new(stream))
+        }
+    }
+}
