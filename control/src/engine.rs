@@ -10,6 +10,7 @@ use thiserror::Error;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use crate::cloning::{CloneProgress, CloneSource};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::{ControllerService, ControllerServiceServer};
 use crate::transport::{Identity, TrustedPeers, bind_private};
@@ -39,6 +40,13 @@ pub trait EngineControl: Send + Sync + 'static {
 
     /// The scrub that runs, or the last one since the engine started.
     fn scrub(&self) -> Option<ScrubProgress>;
+
+    /// Fills the volume, which is empty and shown nowhere, from a snapshot of another one. Answers when it holds all of
+    /// it, and is carried on if nobody waits any more.
+    fn fill_from(&self, source: CloneSource) -> Answer<()>;
+
+    /// The clone that runs, or the last one since the engine started.
+    fn cloning(&self) -> Option<CloneProgress>;
 
     /// Takes the frontend away, flushes, closes every replica cleanly and ends the engine's process soon afterwards.
     /// Refused, with nothing changed, while somebody uses the device.

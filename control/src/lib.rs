@@ -2,6 +2,7 @@
 //! replicas are processes that this crate starts and talks to.
 
 pub mod authority;
+pub mod cloning;
 pub mod deposit;
 pub mod engine;
 pub mod host;

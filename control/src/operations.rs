@@ -1,10 +1,12 @@
 //! The gRPC face of what a volume can be asked beyond Longhorn's `ControllerService`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
+use crate::cloning::CloneSource;
 use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
@@ -104,5 +106,24 @@ impl VolumeOperations for Service {
 
     async fn scrub_cancel(&self, _: Request<()>) -> Result<Response<()>, Status> {
         self.operate(Operation::CancelScrub).await
+    }
+
+    async fn snapshot_clone(&self, request: Request<volume::CloneSource>) -> Result<Response<()>, Status> {
+        let volume::CloneSource { engine, volume, instance, snapshot } = request.into_inner();
+        let Some(path) = engine.strip_prefix("unix:").map(PathBuf::from).filter(|path| path.is_absolute())
+        else {
+            let text =
+                format!("{engine:?} is not unix:PATH, the control socket of the other volume's engine");
+            return Err(Status::invalid_argument(text));
+        };
+        if snapshot.is_empty() {
+            return Err(Status::invalid_argument("the snapshot's name is missing"));
+        }
+        self.engine.fill_from(CloneSource { engine: path, volume, instance, snapshot }).await?;
+        Ok(Response::new(()))
+    }
+
+    async fn snapshot_clone_status(&self, _: Request<()>) -> Result<Response<volume::CloneState>, Status> {
+        Ok(Response::new(self.engine.cloning().into()))
     }
 }

@@ -110,7 +110,8 @@ impl SyncAgentService for SyncAgent {
             "FileSend is not built: the engine copies layers over the data connection";
         files_sync(ptypes::FilesSyncRequest) -> (),
             "FilesSync is not built: the engine copies layers over the data connection";
-        snapshot_clone(ptypes::SnapshotCloneRequest) -> (), "SnapshotClone is not built yet";
+        snapshot_clone(ptypes::SnapshotCloneRequest) -> (),
+            "SnapshotClone is not built here: ask the engine, which fills all its replicas";
         volume_export(ptypes::VolumeExportRequest) -> (),
             "VolumeExport is not built: `longhornctl snapshot export` writes a snapshot into a file";
         receiver_launch(ptypes::ReceiverLaunchRequest) -> ptypes::ReceiverLaunchResponse,
@@ -127,6 +128,7 @@ impl SyncAgentService for SyncAgent {
             "SnapshotPurge is not built here: ask the engine, which folds on every replica";
         replica_rebuild_status(()) -> ptypes::ReplicaRebuildStatusResponse,
             "ReplicaRebuildStatus is not built here: ask the engine, which rebuilds";
-        snapshot_clone_status(()) -> ptypes::SnapshotCloneStatusResponse, "SnapshotCloneStatus is not built yet";
+        snapshot_clone_status(()) -> ptypes::SnapshotCloneStatusResponse,
+            "SnapshotCloneStatus is not built here: ask the engine, which fills all its replicas";
     }
 }

@@ -69,8 +69,6 @@ const UNSERVED: &[(&str, &[&str])] = &[
     (
         "imrpc.ProxyEngineService",
         &[
-            "SnapshotClone",
-            "SnapshotCloneStatus",
             "SnapshotBackup",
             "SnapshotBackupStatus",
             "BackupRestore",
@@ -117,6 +115,14 @@ const UNSERVED: &[(&str, &[&str])] = &[
 struct Willing;
 
 impl EngineControl for Willing {
+    fn fill_from(&self, _: control::cloning::CloneSource) -> Answer<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn cloning(&self) -> Option<control::cloning::CloneProgress> {
+        None
+    }
+
     fn scrub(&self) -> Option<control::engine::ScrubProgress> {
         None
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
@@ -27,6 +28,7 @@ use stand_in::{Replica, reach};
 #[derive(Default)]
 struct Engine {
     asked: Mutex<Vec<Operation>>,
+    cloned: Mutex<Vec<CloneSource>>,
     purging: bool,
 }
 
@@ -78,6 +80,15 @@ impl EngineControl for Engine {
 
     fn scrub(&self) -> Option<ScrubProgress> {
         None
+    }
+
+    fn fill_from(&self, source: CloneSource) -> Answer<()> {
+        self.cloned.lock().unwrap().push(source);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn cloning(&self) -> Option<CloneProgress> {
+        Some(CloneProgress { running: true, done: 1, total: 2, snapshot: "s1".into(), ..Default::default() })
     }
 
     fn shutdown(&self) -> Answer<()> {
@@ -223,6 +234,40 @@ async fn operations_reach_the_engine_as_they_were_meant() {
             Operation::RemoveReplica { name: named("demo-r-2") },
         ]
     );
+}
+
+#[tokio::test]
+async fn a_clone_is_of_an_engine_of_this_root_and_told_of_every_replica() {
+    let manager = Manager::start().await;
+    let engine = manager.engine(Engine::default()).await;
+    let mut proxy = manager.proxy();
+    let clone = |address: &str, name: &str| imrpc::EngineSnapshotCloneRequest {
+        proxy_engine_request: Some(demo()),
+        from_engine_address: address.into(),
+        from_engine_name: name.into(),
+        from_volume_name: "old".into(),
+        snapshot_name: "s1".into(),
+        ..Default::default()
+    };
+    proxy.snapshot_clone(clone("10.0.0.1:10000", "old-e-0")).await.unwrap();
+    let by_address = manager.root.control_socket("old-e-0");
+    proxy.snapshot_clone(clone(&format!("unix:{}", by_address.display()), "")).await.unwrap();
+    let asked = engine.cloned.lock().unwrap().clone();
+    assert_eq!((asked[0].engine.clone(), asked[0].instance.as_str()), (by_address.clone(), "old-e-0"));
+    assert_eq!((asked[1].engine.clone(), asked[1].instance.as_str()), (by_address, ""));
+    assert!(asked.iter().all(|source| source.volume == "old" && source.snapshot == "s1"));
+    let refused = proxy.snapshot_clone(clone("10.0.0.1:10000", "")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "only sockets of this root are opened");
+    let linked = imrpc::CloneMode::LinkedClone.into();
+    let refused = proxy
+        .snapshot_clone(imrpc::EngineSnapshotCloneRequest { clone_mode: linked, ..clone("", "old-e-0") })
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    let status = proxy.snapshot_clone_status(demo()).await.unwrap().into_inner().status;
+    let one = &status["unix:/r/demo-r-1.sock"];
+    assert_eq!((one.state.as_str(), one.progress, one.snapshot_name.as_str()), ("in_progress", 50, "s1"));
+    assert_eq!(status.len(), 1, "who is not in sync is filled otherwise");
 }
 
 #[tokio::test]

@@ -26,6 +26,14 @@ struct Engine {
 }
 
 impl EngineControl for Engine {
+    fn fill_from(&self, _: control::cloning::CloneSource) -> Answer<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn cloning(&self) -> Option<control::cloning::CloneProgress> {
+        None
+    }
+
     fn status(&self) -> EngineStatus {
         EngineStatus {
             volume: "demo".into(),

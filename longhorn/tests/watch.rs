@@ -1,12 +1,13 @@
 //! `status --watch` on a volume that is being written, with real processes: rates, times and replicas as objects and as
 //! lines.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+mod nbd;
+
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nbd::Client;
 use serde_json::Value;
 
 const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
@@ -77,30 +78,13 @@ impl Drop for Watcher {
     }
 }
 
-/// Writes 4 KiB again and again over NBD ("NBD_OPT_EXPORT_NAME", simple replies) until it is told to stop.
-fn write_until(socket: &Path, export: &str, stop: &AtomicBool) {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    let mut hello = [0; 18];
-    stream.read_exact(&mut hello).unwrap();
-    // Fixed newstyle, no zeroes.
-    stream.write_all(&3_u32.to_be_bytes()).unwrap();
-    let name_len = u32::try_from(export.len()).unwrap();
-    let option = [&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &name_len.to_be_bytes(), export.as_bytes()];
-    stream.write_all(&option.concat()).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    let mut cookie = 0_u64;
+/// Writes 4 KiB again and again until it is told to stop.
+fn write_until(volume: &str, stop: &AtomicBool) {
+    let mut client = Client::of(volume);
+    let mut turn = 0;
     while !stop.load(Ordering::Relaxed) {
-        cookie += 1;
-        let offset = cookie % 1024 * 4096;
-        let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
-        request.extend(cookie.to_be_bytes());
-        request.extend(offset.to_be_bytes());
-        request.extend(4096_u32.to_be_bytes());
-        request.resize(request.len() + 4096, 7);
-        stream.write_all(&request).unwrap();
-        let mut reply = [0; 16];
-        stream.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[4..8], [0; 4], "an error of the volume");
+        turn += 1;
+        client.write(turn % 1024 * 4096, &[7; 4096]);
     }
 }
 
@@ -113,10 +97,9 @@ fn rates_times_and_replicas_of_a_volume_in_use() {
     let volume = Volume { root: tempfile::tempdir().unwrap(), name };
     let up = volume.run(&["up", "--size", "16MiB", "--replicas", "2", "--frontend", "nbd-server"]);
     assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
-    let socket = format!("/run/longhorn/{}.nbd.sock", volume.name);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| write_until(Path::new(&socket), &volume.name, &stop));
+        scope.spawn(|| write_until(&volume.name, &stop));
         let checks = std::panic::catch_unwind(|| {
             let object = volume.watch(&["-o", "json", "status", "--watch"], |line| {
                 let object: Value = serde_json::from_str(line).unwrap();

@@ -133,6 +133,11 @@ pub(super) struct Engine {
 }
 
 impl Engine {
+    /// Its control socket.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// The same engine, which may take so long.
     pub(super) fn waiting(self, limit: Duration) -> Self {
         Self { limit, ..self }

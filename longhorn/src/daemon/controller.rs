@@ -2,7 +2,9 @@
 
 mod activity;
 mod authority;
+mod cloning;
 mod face;
+mod fill;
 mod queues;
 mod run;
 mod scrub;

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Subcommand;
+use control::cloning::clone_statuses;
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
-use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
+use control::proto::volume::{CloneSource, SnapshotName};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -138,6 +139,32 @@ pub(super) enum SnapshotCommand {
     PurgeStatus,
     /// Snapshots with all that is known of them, as JSON
     Info,
+    /// Fill this volume, which is empty and not shown, from a snapshot of another one
+    Clone {
+        /// Name of the snapshot
+        #[arg(long, value_name = "NAME")]
+        snapshot_name: String,
+        /// The control socket of the other volume's engine: unix:PATH
+        #[arg(long, value_name = "URL")]
+        from_controller_address: String,
+        /// Refuse an engine of another volume than this
+        #[arg(long, default_value = "", value_name = "NAME")]
+        from_volume_name: String,
+        /// Refuse another engine than this
+        #[arg(long, default_value = "", value_name = "NAME")]
+        from_controller_instance_name: String,
+        /// Accepted as Longhorn's; what a backing file holds is always copied
+        #[arg(long)]
+        export_backing_image_if_exist: bool,
+        /// Accepted as Longhorn's, without effect
+        #[arg(long, default_value_t = 5, value_name = "SECONDS")]
+        file_sync_http_client_timeout: u32,
+        /// Accepted as Longhorn's, without effect
+        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+        grpc_timeout_seconds: u64,
+    },
+    /// How far a clone is, as JSON
+    CloneStatus,
 }
 
 /// Says to each call which engine it is meant for, as Longhorn's clients do.
@@ -306,6 +333,28 @@ impl Line {
                 show::print_json(&show::purges(&status))
             }
             SnapshotCommand::Info => show::print_json(&show::snapshots(&self.any_replica().await?)),
+            SnapshotCommand::Clone {
+                snapshot_name,
+                from_controller_address,
+                from_volume_name,
+                from_controller_instance_name,
+                ..
+            } => {
+                let source = unix_address(&from_controller_address).map_err(|e| anyhow!(e))?;
+                let clone = CloneSource {
+                    engine: format!("unix:{}", source.display()),
+                    volume: from_volume_name,
+                    instance: from_controller_instance_name,
+                    snapshot: snapshot_name,
+                };
+                self.operations.snapshot_clone(clone).await?;
+                Ok(())
+            }
+            SnapshotCommand::CloneStatus => {
+                let list = self.engine.replica_list(()).await?.into_inner();
+                let state = self.operations.snapshot_clone_status(()).await?.into_inner();
+                show::print_json(&show::clones(&clone_statuses(&list, &state)))
+            }
         }
     }
 

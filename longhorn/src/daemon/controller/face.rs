@@ -3,10 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineLimits, EngineReplica, EngineStatus, Operation, PurgeProgress,
     ScrubProgress, SnapshotRequest,
 };
+use control::host::Root;
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::{self, ReplicaMode};
 use crossbeam_channel::{Receiver, Sender};
 use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
@@ -14,9 +17,11 @@ use datapath::engine::{EngineHandle, ReplicaAddress};
 use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
+use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
 use super::show::Endpoint;
 use crate::daemon::clock;
 use crate::daemon::freeze::Frozen;
+use crate::reader::ReplicaAt;
 
 /// Where whoever sent an errand hears how it went.
 pub(super) type Reply = tokio::sync::oneshot::Sender<Result<(), EngineError>>;
@@ -30,6 +35,8 @@ pub(super) enum Errand {
     Show(Reply),
     /// Takes the frontend away.
     Hide(Reply),
+    /// Fills the volume from a snapshot of another one.
+    Clone(Box<Source>, Reply),
 }
 
 /// How many copies a rebuild has in flight beyond Longhorn's count of files that it copies at once.
@@ -55,16 +62,21 @@ pub(super) struct Face {
     pub(super) shown: Arc<Mutex<Shown>>,
     pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
+    pub(super) root: Root,
+    /// The volume's key.
+    pub(super) key: [u8; 32],
+    pub(super) progress: Progress,
 }
 
 impl EngineControl for Face {
     fn status(&self) -> EngineStatus {
         let status = self.engine.status();
         let shown = lock(&self.shown).clone();
-        let up = shown.endpoint.is_some();
+        let up = shown.endpoint.is_some() && !is_unfinished(&status.chain);
         let waiting_for = match status.waiting_for {
             Some(reason) => reason,
             None if !status.open => "the replicas are being asked for what they hold".to_owned(),
+            None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),
             None if !up => format!("the frontend {} is being made", shown.frontend),
             None => String::new(),
         };
@@ -86,6 +98,9 @@ impl EngineControl for Face {
 
     fn snapshot(&self, request: SnapshotRequest) -> Answer<()> {
         let SnapshotRequest { name, labels, freeze } = request;
+        if let Err(refused) = self.check_no_clone(&name) {
+            return Box::pin(std::future::ready(Err(refused)));
+        }
         let command = Command::Snapshot { name, user_created: true, created: clock::now(), labels };
         if !freeze {
             return ended(self.engine.command(command));
@@ -123,6 +138,23 @@ impl EngineControl for Face {
 
     fn scrub(&self) -> Option<ScrubProgress> {
         self.engine.status().scrub.map(super::scrub::progress)
+    }
+
+    fn fill_from(&self, source: CloneSource) -> Answer<()> {
+        let own = self.own_replica();
+        let (root, insecure, errands) = (self.root.clone(), self.insecure, self.errands.clone());
+        Box::pin(async move {
+            let (snapshot, own) = (source.snapshot.clone(), own?);
+            let replicas = other_replicas(&root, insecure, source).await?;
+            let (sender, answer) = tokio::sync::oneshot::channel();
+            let source = Box::new(Source { replicas, own, snapshot });
+            errands.send(Errand::Clone(source, sender)).map_err(|_| ending())?;
+            answer.await.map_err(|_| ending())?
+        })
+    }
+
+    fn cloning(&self) -> Option<CloneProgress> {
+        self.progress.get()
     }
 
     fn shutdown(&self) -> Answer<()> {
@@ -222,6 +254,30 @@ impl Face {
         })
     }
 
+    /// Refuses what would spoil a clone that runs, or would make one look whole.
+    fn check_no_clone(&self, snapshot: &str) -> Result<(), EngineError> {
+        if snapshot == MARK {
+            return Err(EngineError::Invalid(format!("{MARK} is the name of the mark of a clone")));
+        }
+        if self.progress.is_running() {
+            return Err(EngineError::NotNow("the volume is being filled with a clone".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// A replica of this volume that is in sync.
+    fn own_replica(&self) -> Result<ReplicaAt, EngineError> {
+        let status = self.engine.status();
+        let addresses = lock(&self.addresses);
+        let in_sync = status.replicas.iter().filter(|r| r.mode == Mode::Rw);
+        let address = in_sync.filter_map(|r| addresses.iter().find(|(name, _)| *name == r.name)).next();
+        let Some((replica, address)) = address else {
+            return Err(EngineError::NotNow("no replica of the volume is in sync".to_owned()));
+        };
+        let address = address.parse().map_err(EngineError::Invalid)?;
+        Ok(ReplicaAt { volume: self.volume.clone(), replica: replica.clone(), address, key: self.key })
+    }
+
     /// An engine has one frontend for life: that of its command line. Longhorn's names for a block device and for a
     /// target stand for whatever gives one here.
     fn check_frontend(&self, wanted: &str) -> Result<(), EngineError> {
@@ -253,6 +309,11 @@ impl Face {
     }
 
     fn begin(&self, operation: Operation) -> Result<Receiver<Result<(), CommandError>>, EngineError> {
+        match &operation {
+            Operation::RemoveSnapshot { name } => self.check_no_clone(name)?,
+            Operation::Revert { .. } | Operation::Expand { .. } => self.check_no_clone("")?,
+            _ => {}
+        }
         let command = match operation {
             Operation::RemoveSnapshot { name } => Command::RemoveSnapshot { name },
             Operation::RemoveReplica { name } => Command::RemoveReplica { name },
@@ -309,7 +370,45 @@ impl Face {
     }
 }
 
-fn refusal(e: CommandError) -> EngineError {
+/// The replicas of another volume that hold everything, as its engine says.
+async fn other_replicas(
+    root: &Root,
+    insecure: bool,
+    source: CloneSource,
+) -> Result<Vec<ReplicaAt>, EngineError> {
+    let unreachable = |e: &dyn std::fmt::Display| {
+        EngineError::NotNow(format!("the other volume's engine at {}: {e}", source.engine.display()))
+    };
+    let channel = control::transport::connect(&source.engine).await.map_err(|e| unreachable(&e))?;
+    let ask = || {
+        let mut request = tonic::Request::new(());
+        for (key, name) in [("volume-name", &source.volume), ("instance-name", &source.instance)] {
+            if let Some(name) = name.parse().ok().filter(|_| !name.is_empty()) {
+                request.metadata_mut().insert(key, name);
+            }
+        }
+        request
+    };
+    let mut engine = ControllerServiceClient::new(channel);
+    let volume = engine.volume_get(ask()).await.map_err(|e| unreachable(&e.message()))?.into_inner().name;
+    let list = engine.replica_list(ask()).await.map_err(|e| unreachable(&e.message()))?.into_inner();
+    let key = control::host::read_key(&root.key(&volume)).map_err(|e| EngineError::NotNow(e.to_string()))?;
+    let mut found = Vec::new();
+    for replica in list.replicas.into_iter().filter(|r| r.mode() == ReplicaMode::Rw) {
+        let at = replica.address.unwrap_or_default();
+        let address: Address = at.address.parse().map_err(EngineError::Invalid)?;
+        if !address.is_local() && !insecure {
+            return Err(EngineError::Invalid(super::UNENCRYPTED.to_owned()));
+        }
+        found.push(ReplicaAt { volume: volume.clone(), replica: at.instance_name, address, key });
+    }
+    if found.is_empty() {
+        return Err(EngineError::NotNow(format!("no replica of volume {volume} is in sync")));
+    }
+    Ok(found)
+}
+
+pub(super) fn refusal(e: CommandError) -> EngineError {
     let text = e.to_string();
     match e {
         CommandError::Name(_) | CommandError::BadSize { .. } => EngineError::Invalid(text),

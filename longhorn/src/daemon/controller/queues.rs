@@ -14,6 +14,8 @@ use lh_block::Device;
 use lh_ring::{Completion, Fd, Frontend, Payload, Pool, Ring};
 use nbd_frontend::{Ending, Export, Limits, Listener};
 
+use super::fill::Filler;
+
 /// Memory for the data of a queue's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
@@ -43,6 +45,8 @@ pub(super) enum Order {
     Ublk(Vec<ublk_frontend::Channel>),
     /// Show the volume as an iSCSI target.
     Iscsi(iscsi_frontend::Target, iscsi_frontend::Listener),
+    /// Write what a clone is filled with.
+    Fill(Filler),
     /// Nothing is shown through this queue.
     Nothing,
     /// End the NBD export or the iSCSI target.
@@ -138,6 +142,8 @@ enum Shown {
     Fuse(Box<fuse_frontend::Server>),
     Ublk(Box<ublk_frontend::Server>),
     Iscsi(Box<iscsi_frontend::Server>),
+    /// Shown to nobody: the process itself writes.
+    Filling(Box<Filler>, Pool),
 }
 
 impl Shown {
@@ -149,6 +155,7 @@ impl Shown {
             Self::Fuse(server) => server.is_gone(),
             Self::Ublk(server) => server.is_gone(),
             Self::Iscsi(server) => server.is_done(),
+            Self::Filling(filler, _) => filler.is_over(),
         }
     }
 }
@@ -156,7 +163,7 @@ impl Shown {
 impl Frontend for Shown {
     fn completion(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>, completion: Completion) {
         match self {
-            Self::Nothing => {}
+            Self::Nothing | Self::Filling(..) => {}
             Self::Nbd(server) => server.completion(ring, device, completion),
             Self::Fuse(server) => server.completion(ring, device, completion),
             Self::Ublk(server) => server.completion(ring, device, completion),
@@ -172,6 +179,7 @@ impl Frontend for Shown {
             Self::Fuse(server) => server.turn(ring, device),
             Self::Ublk(server) => server.turn(ring, device),
             Self::Iscsi(server) => server.turn(ring, device),
+            Self::Filling(filler, pool) => filler.turn(pool, device),
         }
     }
 }
@@ -195,8 +203,11 @@ impl Overseer<Shown> for Conduct {
             }
         }
         if shown.is_over() && !matches!(shown, Shown::Nothing) {
+            let was_shown = !matches!(shown, Shown::Filling(..));
             *shown = Shown::Nothing;
-            let _ = self.notices.send(Notice::Hidden);
+            if was_shown {
+                let _ = self.notices.send(Notice::Hidden);
+            }
         }
         !(engine.is_ending() && shown.is_over())
     }
@@ -243,12 +254,13 @@ impl Conduct {
                 server.listen(ring, listener);
                 *shown = Shown::Iscsi(Box::new(server));
             }
+            Order::Fill(filler) => *shown = Shown::Filling(Box::new(filler), pool),
             Order::Nothing => {}
             Order::Hide => match shown {
                 Shown::Nbd(server) => server.stop(ring, Ending::Refuse),
                 Shown::Iscsi(server) => server.stop(ring, iscsi_frontend::Ending::Refuse),
                 // Whoever hides waits for every queue.
-                Shown::Nothing => drop(self.notices.send(Notice::Hidden)),
+                Shown::Nothing | Shown::Filling(..) => drop(self.notices.send(Notice::Hidden)),
                 Shown::Fuse(_) | Shown::Ublk(_) => {}
             },
         }

@@ -15,8 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost};
+use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
 use super::face::{Errand, Face, Reply, Shown};
-use super::queues::{DEPTH, Notice, Queues};
+use super::fill;
+use super::queues::{DEPTH, Notice, Order, Queues};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED};
 use crate::arguments::Checksum;
@@ -57,8 +59,24 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         .context("the engine cannot be started")?;
     let queues = Queues::start(&handle, parts, show.memory())?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
-    let errands = serve_face(args, name, &replicas, generation, &handle, &shown)?;
-    Life { volume: args.volume.clone(), handle, events, errands, queues, show, shown, open: None }.live()
+    let (sender, errands) = unbounded();
+    let progress = Progress::default();
+    let face = Face {
+        volume: args.volume.clone(),
+        generation,
+        insecure: args.insecure,
+        addresses: Mutex::new(replicas.iter().map(|(n, address)| (n.clone(), address.to_string())).collect()),
+        engine: handle.clone(),
+        shown: shown.clone(),
+        errands: sender,
+        looks: Mutex::new(Looks::new(Instant::now())),
+        key: host::read_key(&args.key_file)?,
+        root,
+        progress: progress.clone(),
+    };
+    serve_face(args, name, face)?;
+    let volume = args.volume.clone();
+    Life { volume, handle, events, errands, queues, show, shown, progress, cloning: None, open: None }.live()
 }
 
 fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
@@ -159,27 +177,10 @@ fn queues_by_processors() -> u8 {
     u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
 }
 
-/// Starts the thread that answers on the control socket and hears signals. What comes out are wishes to end.
-fn serve_face(
-    args: &ControllerArgs,
-    instance: String,
-    replicas: &[(String, Address)],
-    generation: Generation,
-    handle: &EngineHandle,
-    shown: &Arc<Mutex<Shown>>,
-) -> Result<Receiver<Errand>> {
-    let (sender, errands) = unbounded();
-    let address = |(name, address): &(String, Address)| (name.clone(), address.to_string());
-    let face = Arc::new(Face {
-        volume: args.volume.clone(),
-        generation,
-        insecure: args.insecure,
-        addresses: Mutex::new(replicas.iter().map(address).collect()),
-        engine: handle.clone(),
-        shown: shown.clone(),
-        errands: sender.clone(),
-        looks: Mutex::new(Looks::new(Instant::now())),
-    });
+/// Starts the thread that answers on the control socket and hears signals.
+fn serve_face(args: &ControllerArgs, instance: String, face: Face) -> Result<()> {
+    let sender = face.errands.clone();
+    let face = Arc::new(face);
     let socket = args.listen.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
@@ -200,7 +201,7 @@ fn serve_face(
         });
     };
     std::thread::Builder::new().name("grpc".into()).spawn(work).context("a thread for the control socket")?;
-    Ok(errands)
+    Ok(())
 }
 
 /// Asks for the end at each signal that asks for it.
@@ -231,6 +232,9 @@ struct Life {
     queues: Queues,
     show: Show,
     shown: Arc<Mutex<Shown>>,
+    progress: Progress,
+    /// A clone that is being filled, or was.
+    cloning: Option<Cloning>,
     /// Bytes, once the volume is open.
     open: Option<u64>,
 }
@@ -269,12 +273,18 @@ impl Life {
                 recv(self.errands) -> errand => {
                     match errand.context("the control socket's thread has ended")? {
                         Errand::End(reply) => match self.hide() {
-                            Ok(()) => return self.shut_down(reply),
+                            Ok(()) => {
+                                if let Some(cloning) = self.cloning.take() {
+                                    cloning.end();
+                                }
+                                return self.shut_down(reply);
+                            }
                             // Whoever asked may be gone.
                             Err(refused) => drop(reply.send(Err(refused))),
                         },
                         Errand::Hide(reply) => drop(reply.send(self.hide())),
                         Errand::Show(reply) => drop(reply.send(self.show_again())),
+                        Errand::Clone(source, reply) => self.fill(*source, reply),
                     }
                 }
                 recv(care) -> _ => self.show.look_after(&self.queues),
@@ -284,6 +294,10 @@ impl Life {
 
     fn open(&mut self, size: u64) -> Result<()> {
         self.open = Some(size);
+        if is_unfinished(&self.handle.status().chain) {
+            tracing::warn!("not shown: {UNFINISHED}");
+            return Ok(());
+        }
         let endpoint = self.show.show(&self.queues, size)?;
         tracing::info!(?endpoint, "shown");
         if endpoint.device.is_some() {
@@ -301,11 +315,47 @@ impl Life {
         if self.is_shown() {
             return Ok(());
         }
+        if self.progress.is_running() || is_unfinished(&self.handle.status().chain) {
+            return Err(EngineError::NotNow(UNFINISHED.to_owned()));
+        }
         self.open(size).map_err(|e| EngineError::Failed(format!("{e:#}")))
     }
 
     fn is_shown(&self) -> bool {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint.is_some()
+    }
+
+    /// Begins to fill the volume with a clone. Who asked hears when it holds everything.
+    fn fill(&mut self, source: Source, reply: Reply) {
+        let refusal = if self.open.is_none() {
+            "the volume is not open yet"
+        } else if self.progress.is_running() {
+            "the volume is being filled with a clone already"
+        } else if self.is_visible() {
+            "the volume is shown: hide it before it is filled with a clone (`longhorn frontend shutdown`)"
+        } else {
+            return self.begin_clone(source, reply);
+        };
+        drop(reply.send(Err(EngineError::NotNow(refusal.to_owned()))));
+    }
+
+    fn begin_clone(&mut self, source: Source, reply: Reply) {
+        let (writer, filler) = fill::channel(&self.handle);
+        let begun = self.queues.tell(0, Order::Fill(filler)).and_then(|()| {
+            let done = |result| drop(reply.send(result));
+            Ok(Cloning::start(&self.handle, writer, source, &self.progress, done)?)
+        });
+        match begun {
+            Ok(cloning) => self.cloning = Some(cloning),
+            // The reply is gone with it, which says to who asked that nothing was begun.
+            Err(e) => tracing::error!("no clone is begun: {e:#}"),
+        }
+    }
+
+    /// Somebody can reach the volume's bytes.
+    fn is_visible(&self) -> bool {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.endpoint.as_ref().is_some_and(|e| e.device.is_some() || e.uri.is_some())
     }
 
     /// Takes the frontend away.

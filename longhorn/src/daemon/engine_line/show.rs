@@ -1,6 +1,6 @@
 //! What Longhorn's engine command line prints: JSON indented by tabs, and columns as Go's tabwriter aligns them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use anyhow::Result;
@@ -114,6 +114,33 @@ pub(super) fn purges(status: &volume::PurgeStatus) -> BTreeMap<String, Purge> {
         },
     };
     status.replicas.iter().map(|r| (r.replica.clone(), purge(r))).collect()
+}
+
+/// `snapshot clone-status`, by address.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Clone {
+    is_cloning: bool,
+    error: String,
+    progress: i32,
+    state: String,
+    from_replica_address: String,
+    snapshot_name: String,
+}
+
+/// By address.
+pub(super) fn clones(
+    statuses: &HashMap<String, ptypes::SnapshotCloneStatusResponse>,
+) -> BTreeMap<&str, Clone> {
+    let clone = |s: &ptypes::SnapshotCloneStatusResponse| Clone {
+        is_cloning: s.is_cloning,
+        error: s.error.clone(),
+        progress: s.progress,
+        state: s.state.clone(),
+        from_replica_address: s.from_replica_address.clone(),
+        snapshot_name: s.snapshot_name.clone(),
+    };
+    statuses.iter().map(|(address, status)| (address.as_str(), clone(status))).collect()
 }
 
 /// `replica-rebuild-status`, by address.

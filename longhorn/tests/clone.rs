@@ -1,0 +1,321 @@
+//! A volume filled over gRPC from a snapshot of another one, with real processes: the bytes, on every replica; a replica of
+//! the source that dies, and all of them; and that what is not whole is shown to nobody, however often it is started.
+
+mod nbd;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use control::proto::imrpc;
+use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
+use control::proto::ptypes::SnapshotCloneStatusResponse;
+use nbd::Client;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use replica::store::SnapshotView;
+use serde_json::Value;
+use tonic::{Code, Status};
+
+const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
+const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
+
+/// Far more than anything here takes, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const MIB: usize = 1 << 20;
+
+/// A root with its processes; nothing of it is left when it is dropped.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIP clone: not root");
+            return None;
+        }
+        Some(Self { dir: tempfile::tempdir().unwrap() })
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn ctl(&self, args: &[&str]) -> String {
+        said(Command::new(CTL).arg("--root").arg(self.path()).args(args))
+    }
+
+    fn status(&self, volume: &str) -> Value {
+        serde_json::from_str(&self.ctl(&["-o", "json", "status", volume])).unwrap()
+    }
+
+    fn wait(&self, what: &str, volume: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status(volume);
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < until, "{what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn up(&self, volume: &str, size: &str, replicas: &str, frontend: &str) {
+        self.ctl(&["up", volume, "--size", size, "--replicas", replicas, "--frontend", frontend]);
+    }
+
+    fn socket(&self, volume: &str) -> String {
+        format!("unix:{}/run/{volume}-e-0.grpc.sock", self.path().display())
+    }
+
+    /// Longhorn's engine command line.
+    fn engine(&self, volume: &str, args: &[&str]) -> Output {
+        Command::new(LONGHORN).args(["--url", &self.socket(volume)]).args(args).output().unwrap()
+    }
+
+    /// The bytes of every replica of a volume that is down.
+    fn replicas(&self, volume: &str) -> Vec<Vec<u8>> {
+        let status = self.status(volume);
+        let directories =
+            status["replicas"].as_array().unwrap().iter().map(|r| PathBuf::from(r["path"].as_str().unwrap()));
+        let read = |directory: PathBuf| {
+            let view = SnapshotView::open(&directory, None).unwrap();
+            let mut bytes = vec![0; usize::try_from(view.size()).unwrap()];
+            view.read_at(0, &mut bytes).unwrap();
+            bytes
+        };
+        directories.map(read).collect()
+    }
+
+    fn remove(&self, volume: &str) {
+        self.ctl(&["down", volume]);
+        self.ctl(&["rm", volume, "--yes"]);
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let root = self.path().to_str().unwrap().to_owned();
+        for _ in 0..50 {
+            let mut left = false;
+            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let text = String::from_utf8_lossy(&line);
+                let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+                if let Some(pid) = pid
+                    && text.starts_with(LONGHORN)
+                    && text.contains(&root)
+                {
+                    left = true;
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                }
+            }
+            if !left {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn said(command: &mut Command) -> String {
+    let done = command.stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn kill_9(pid: &Value) {
+    let pid = i32::try_from(pid.as_i64().unwrap()).unwrap();
+    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+}
+
+/// Bytes that are nowhere by chance.
+fn random(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = vec![0; length];
+    for eight in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        eight.copy_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+/// A source with a snapshot `one` and something after it. Gives back what the snapshot holds.
+fn source(host: &Host, volume: &str, mib: usize, replicas: &str) -> Vec<u8> {
+    host.up(volume, &format!("{mib}MiB"), replicas, "nbd-server");
+    let mut client = Client::of(volume);
+    let mut image = vec![0; mib * MIB];
+    // All but a quarter, some of it twice, in two layers.
+    for (turn, seed) in [(0, 1), (1, 2)] {
+        for at in (turn..mib * 3 / 4).step_by(turn + 1) {
+            let bytes = random(seed + at as u64, MIB);
+            client.write((at * MIB) as u64, &bytes);
+            image[at * MIB..(at + 1) * MIB].copy_from_slice(&bytes);
+        }
+        client.flush();
+        host.ctl(&["snapshot", "create", volume, ["zero", "one"][turn]]);
+    }
+    client.write(0, &random(3, MIB));
+    client.flush();
+    image
+}
+
+/// Asks the instance manager.
+struct Proxy(ProxyEngineServiceClient<tonic::transport::Channel>);
+
+impl Proxy {
+    async fn of(host: &Host) -> Self {
+        let socket = host.path().join("run/instance-manager.sock");
+        Self(ProxyEngineServiceClient::new(control::transport::connect(&socket).await.unwrap()))
+    }
+
+    fn engine(volume: &str) -> imrpc::ProxyEngineRequest {
+        imrpc::ProxyEngineRequest {
+            engine_name: format!("{volume}-e-0"),
+            volume_name: volume.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    async fn clone(&self, to: &str, from: &str, snapshot: &str) -> Result<(), Status> {
+        let request = imrpc::EngineSnapshotCloneRequest {
+            proxy_engine_request: Some(Self::engine(to)),
+            from_engine_name: format!("{from}-e-0"),
+            from_volume_name: from.to_owned(),
+            snapshot_name: snapshot.to_owned(),
+            ..Default::default()
+        };
+        self.0.clone().snapshot_clone(request).await.map(drop)
+    }
+
+    async fn status(&self, volume: &str) -> Vec<SnapshotCloneStatusResponse> {
+        let answer = self.0.clone().snapshot_clone_status(Self::engine(volume)).await.unwrap();
+        answer.into_inner().status.into_values().collect()
+    }
+
+    /// Waits until something was copied, but not all of it.
+    async fn halfway(&self, volume: &str) -> i32 {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status(volume).await;
+            let progress = status.iter().map(|s| s.progress).max().unwrap_or_default();
+            if progress > 5 {
+                assert!(progress < 70, "the clone was faster than the test: at {progress} %");
+                return progress;
+            }
+            assert!(Instant::now() < until, "the clone does not begin: {status:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_replica_holds_the_snapshots_bytes_also_if_one_of_the_source_dies() {
+    let Some(host) = Host::new() else { return };
+    let name = |word: &str| format!("test-{}-{word}", std::process::id());
+    let (old, new, cli) = (name("co"), name("cn"), name("cl"));
+    let image = source(&host, &old, 192, "2");
+    host.up(&new, "200MiB", "2", "none");
+    let proxy = Proxy::of(&host).await;
+    let missing = proxy.clone(&new, &old, "none").await.unwrap_err();
+    assert_eq!(missing.code(), Code::Internal, "{missing}");
+    assert!(missing.message().contains("none"), "{missing}");
+
+    let (cloned, reached) = tokio::join!(proxy.clone(&new, &old, "one"), async {
+        let reached = proxy.halfway(&new).await;
+        // The one that is read: the first in sync.
+        let from = proxy.status(&new).await[0].from_replica_address.clone();
+        let replicas = host.status(&old)["replicas"].as_array().unwrap().clone();
+        let read = replicas.iter().find(|r| from.contains(r["name"].as_str().unwrap())).unwrap();
+        kill_9(&read["pid"]);
+        reached
+    });
+    cloned.unwrap();
+    println!("SHOWN a clone whose source's replica died at {reached} %");
+    let status = proxy.status(&new).await;
+    assert_eq!(status.len(), 2);
+    assert!(status.iter().all(|s| s.state == "complete" && s.progress == 100 && !s.is_cloning), "{status:?}");
+    let list: Value = serde_json::from_str(&host.ctl(&["-o", "json", "snapshot", "ls", &new])).unwrap();
+    let names: Vec<_> = list.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["one"]);
+    // It is whole, and a clone does not go over what is there.
+    assert_eq!(proxy.clone(&new, &old, "one").await.unwrap_err().code(), Code::FailedPrecondition);
+
+    // Longhorn's own words for the same thing; a smaller volume is refused.
+    host.up(&cli, "16MiB", "1", "none");
+    let words =
+        ["snapshot", "clone", "--snapshot-name", "one", "--from-controller-address", &host.socket(&old)];
+    let refused = host.engine(&cli, &words);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("at least as large"), "{refused:?}");
+    let status = host.engine(&cli, &["snapshot", "clone-status"]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let status = status.as_object().unwrap().values().next().unwrap().clone();
+    assert_eq!((&status["state"], &status["snapshotName"]), (&"error".into(), &"one".into()));
+
+    host.ctl(&["down", &new]);
+    for bytes in host.replicas(&new) {
+        assert!(bytes[..image.len()] == image, "a replica has other bytes than the snapshot");
+        assert!(bytes[image.len()..].iter().all(|b| *b == 0));
+    }
+    for volume in [&cli, &old] {
+        host.remove(volume);
+    }
+    host.ctl(&["rm", &new, "--yes"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_whole_is_shown_to_nobody() {
+    let Some(host) = Host::new() else { return };
+    let name = |word: &str| format!("test-{}-{word}", std::process::id());
+    let (old, new) = (name("ho"), name("hn"));
+    let image = source(&host, &old, 256, "1");
+    host.up(&new, "256MiB", "1", "nbd-server");
+    let proxy = Proxy::of(&host).await;
+    let shown = proxy.clone(&new, &old, "one").await.unwrap_err();
+    assert_eq!(shown.code(), Code::FailedPrecondition, "somebody could read meanwhile: {shown}");
+    assert!(host.engine(&new, &["frontend", "shutdown"]).status.success());
+
+    let (cloned, ()) = tokio::join!(proxy.clone(&new, &old, "one"), async {
+        proxy.halfway(&new).await;
+        kill_9(&host.status(&old)["replicas"][0]["pid"]);
+    });
+    let failed = cloned.unwrap_err();
+    assert_eq!(failed.code(), Code::Internal, "{failed}");
+    let status = proxy.status(&new).await.remove(0);
+    assert_eq!((status.state.as_str(), status.is_cloning), ("error", false));
+    assert!(!status.error.is_empty() && status.progress < 100, "{status:?}");
+
+    let not_shown = || {
+        let start = host.engine(&new, &["frontend", "start", "nbd-server"]);
+        let said = String::from_utf8_lossy(&start.stderr).into_owned();
+        assert!(!start.status.success() && said.contains("not whole"), "{said}");
+        let mark = host.engine(&new, &["snapshot", "rm", "clone-unfinished"]);
+        assert!(!mark.status.success(), "whoever removes the mark has a volume that looks whole");
+    };
+    not_shown();
+    // The next engine does not know of the clone, but of the mark.
+    let before = host.status(&new);
+    kill_9(&before["engine_pid"]);
+    host.wait("another engine", &new, |now| {
+        let is_another = now["engine_pid"].is_i64() && now["engine_pid"] != before["engine_pid"];
+        is_another && host.ctl(&["status", &new]).contains("not whole")
+    });
+    assert!(!nbd::is_served(&new), "half a clone is served");
+    not_shown();
+
+    // Again, from the beginning.
+    host.wait("the source is whole again", &old, |s| s["robustness"] == "healthy");
+    proxy.clone(&new, &old, "one").await.unwrap();
+    assert!(host.engine(&new, &["frontend", "start", "nbd-server"]).status.success());
+    let mut client = Client::of(&new);
+    for (at, expected) in image.chunks(MIB).enumerate() {
+        assert!(client.read((at * MIB) as u64, MIB) == expected, "other bytes than the snapshot's");
+    }
+    host.remove(&new);
+    host.remove(&old);
+}
