@@ -17,7 +17,7 @@ pub use durable::{create_dir_durably, replace_file, sync_dir};
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{
-    Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name, map_key,
+    MapKey, Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
     new_replica_suffix, read_key, replica_name,
 };
 pub use root::Root;

@@ -53,7 +53,7 @@ pub(crate) struct ReplicaAt {
     pub(crate) replica: String,
     /// Where its data is served.
     pub(crate) address: Address,
-    /// The volume's key, for its bytes too, or what `control::host::map_key` makes of it, for maps alone.
+    /// The volume's key, for its bytes too, or its [`control::host::MapKey`], for maps alone.
     pub(crate) key: Key,
 }
 

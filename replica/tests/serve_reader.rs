@@ -25,6 +25,15 @@ impl Engine {
         Self { c, bytes: vec![0; usize::try_from(SIZE).unwrap()], count: 0 }
     }
 
+    /// With the second block written in snapshot `one`.
+    fn with_a_snapshot(server: &Server) -> Self {
+        let mut engine = Self::new(session(&server.socket, 1, 1));
+        engine.write(1, 1);
+        engine.snapshot("one");
+        engine.settle("one");
+        engine
+    }
+
     fn carry_out(&mut self, op: ChainOp) {
         self.count += 1;
         let id = Instance(self.count.into());
@@ -178,10 +187,7 @@ fn a_map_of_more_ranges_than_a_message_holds_comes_in_pages() {
 fn what_may_change_and_who_may_not_know_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let server = Server::start(place.path());
-    let mut engine = Engine::new(session(&server.socket, 1, 1));
-    engine.write(1, 1);
-    engine.snapshot("one");
-    engine.settle("one");
+    let mut engine = Engine::with_a_snapshot(&server);
     let mut r = reader(&server.socket).unwrap();
     open(&mut r, "one", None).unwrap();
     engine.carry_out(ChainOp::MarkRemoved { name: "one".into() });
@@ -208,10 +214,7 @@ fn what_may_change_and_who_may_not_know_is_refused() {
 fn whoever_may_know_where_does_not_learn_what() {
     let place = tempfile::tempdir().unwrap();
     let server = Server::start(place.path());
-    let mut engine = Engine::new(session(&server.socket, 1, 1));
-    engine.write(1, 1);
-    engine.snapshot("one");
-    engine.settle("one");
+    let _engine = Engine::with_a_snapshot(&server);
     let mut r = reader_with(&server.socket, MAP_KEY).unwrap();
     open(&mut r, "one", None).unwrap();
     assert_eq!(map(&mut r, 0), [Extent::new(BLOCK, BLOCK)]);

@@ -367,10 +367,35 @@ pub fn read_key(path: &Path) -> Result<[u8; KEY_LEN], RecordError> {
     bytes.try_into().map_err(|_| damaged(path, &format!("a key has {KEY_LEN} bytes, not {len}")))
 }
 
-/// What proves to a volume's replicas that one may ask where its snapshots hold data, and nothing beyond that: the key
-/// does not follow from it.
-pub fn map_key(key: &[u8; KEY_LEN]) -> [u8; KEY_LEN] {
-    Sha256::new().chain_update(b"longhorn map 1").chain_update(key).finalize().into()
+/// What proves to a volume's replicas that one may ask where its snapshots hold data, and nothing beyond that: the
+/// volume's key does not follow from it. As text it is hex digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapKey(pub [u8; KEY_LEN]);
+
+impl MapKey {
+    /// That of a volume with this key.
+    pub fn of(key: &[u8; KEY_LEN]) -> Self {
+        Self(Sha256::new().chain_update(b"longhorn map 1").chain_update(key).finalize().into())
+    }
+
+    /// The opposite of its text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digit = |c: u8| char::from(c).to_digit(16);
+        let mut key = [0; KEY_LEN];
+        if text.len() != 2 * key.len() {
+            return None;
+        }
+        for (byte, pair) in key.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
+        }
+        Some(Self(key))
+    }
+}
+
+impl std::fmt::Display for MapKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&random::hex(&self.0))
+    }
 }
 
 fn record_path(root: &Root, volume: &str) -> PathBuf {
@@ -399,6 +424,18 @@ mod tests {
             record.add_replica(&root).unwrap();
         }
         (root, record)
+    }
+
+    #[test]
+    fn a_map_key_is_not_the_key_and_comes_back_from_its_text() {
+        let key = MapKey::of(&[7; KEY_LEN]);
+        assert_ne!(key.0, [7; KEY_LEN]);
+        assert_ne!(key, MapKey::of(&[8; KEY_LEN]));
+        let text = key.to_string();
+        assert_eq!(MapKey::parse(&text), Some(key));
+        for wrong in ["", &text[1..], &text[2..], &format!("{text}00"), &text.replace(&text[..1], "g")] {
+            assert_eq!(MapKey::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

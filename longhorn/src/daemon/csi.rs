@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
+use control::host::MapKey;
 use csi::{Holder, Options, Page, ReadSnapshots, SnapshotMap, run_here};
 use lh_cluster::api::NAMESPACE;
 
@@ -76,7 +77,7 @@ struct OverTheNetwork;
 
 impl ReadSnapshots for OverTheNetwork {
     fn open(&self, at: &Holder, snapshot: &str, base: Option<&str>) -> Result<Box<dyn SnapshotMap>, String> {
-        let key = from_hex(&at.key).ok_or("the key for maps is not of 32 bytes")?;
+        let MapKey(key) = MapKey::parse(&at.key).ok_or("the key for maps is not one")?;
         let at = ReplicaAt {
             volume: at.volume.clone(),
             replica: at.replica.clone(),
@@ -86,18 +87,6 @@ impl ReadSnapshots for OverTheNetwork {
         let reader = SnapshotReader::open(&at, snapshot, base).map_err(|e| e.to_string())?;
         Ok(Box::new(Map(reader)))
     }
-}
-
-/// 32 bytes from 64 digits.
-fn from_hex(text: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    if text.len() != 2 * bytes.len() {
-        return None;
-    }
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(bytes)
 }
 
 struct Map(SnapshotReader);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use control::host::MapKey;
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use lh_block::Address;
 use lh_wire::LayerInfo;
@@ -110,7 +111,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         volume: args.volume_name.clone(),
         replica: args.replica_instance_name.clone(),
         key,
-        map_key: control::host::map_key(&key),
+        map_key: MapKey::of(&key).0,
         listen: args.data_listen.clone(),
         status: status.clone(),
     };

@@ -65,8 +65,8 @@ pub enum Action {
 pub fn plan(o: &Observed<'_>) -> Option<Action> {
     let template = o.template?;
     let Some(pod) = o.pod else {
-        // One on a node that is being drained would have to be evicted again and again.
-        // Nor one that nobody seems to make anew: kubectl drain stops at it.
+        // On a node that is being drained it would have to be evicted again and again; and kubectl drain stops at a pod
+        // that has no owner, since nobody seems to make it anew.
         let may_be = !o.cordoned && o.owner.is_some();
         return may_be.then(|| Action::Create(Box::new(pod_of(o, template))));
     };

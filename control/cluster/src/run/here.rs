@@ -1,7 +1,6 @@
 //! What a manager does for its own node: the node's resources, its engines, replicas and snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -284,12 +283,7 @@ fn map_key(context: &Context, resource: &Replica) -> String {
     let Ok(key) = control::host::read_key(&root.key(&resource.spec.volume_name)) else {
         return String::new();
     };
-    let mut text = String::new();
-    for byte in control::host::map_key(&key) {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    control::host::MapKey::of(&key).to_string()
 }
 
 /// Looks at a replica.
