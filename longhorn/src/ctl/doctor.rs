@@ -6,7 +6,6 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 use control::host::Root;
@@ -218,9 +217,8 @@ fn memlock() -> Finding {
 fn realtime() -> Finding {
     const CHECK: &str = "real time";
     const HARM: &str = "when memory is short a volume of this host may wait for itself";
-    let window = Duration::from_secs(2);
-    if let Err(e) = PressureTrigger::new(window / 2, window) {
-        let next = "start the kernel with psi=1, or set LONGHORN_REALTIME=always";
+    if let Err(e) = PressureTrigger::new() {
+        let next = "give CAP_SYS_RESOURCE, and start the kernel with psi=1";
         return Finding::warn(CHECK, format!("/proc/pressure/memory: {e}: {HARM}"), next);
     }
     // A thread of its own: this one stays as it is.

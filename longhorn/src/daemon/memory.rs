@@ -7,12 +7,6 @@ use lh_ring::sys::{self, Class, PressureTrigger};
 
 use crate::arguments::Realtime;
 
-/// So much waiting for memory, by some task of the machine, within [`WINDOW`] is pressure. Long before nobody gets any.
-const STALLED: Duration = Duration::from_millis(10);
-
-/// The shortest that the kernel allows.
-const WINDOW: Duration = Duration::from_millis(500);
-
 /// Without pressure for so long, it is over.
 const CALM: Duration = Duration::from_secs(10);
 
@@ -45,14 +39,14 @@ pub(super) fn prepare(realtime: Realtime, short: impl Fn(bool) + Send + 'static)
     };
     if let Err(e) = done {
         tracing::warn!(
-            "threads cannot be of the real-time class when memory is short ({e}): this process may wait for itself then"
+            "what gives this process memory when it is short was refused ({e}): it may wait for itself then"
         );
     }
 }
 
 /// Starts a thread that tells `short` what the kernel says of memory.
 fn look_out(short: impl Fn(bool) + Send + 'static) -> io::Result<()> {
-    let trigger = PressureTrigger::new(STALLED, WINDOW)?;
+    let trigger = PressureTrigger::new()?;
     // Refused here, it is said.
     let before = sys::class();
     sys::set_class(0, Class::Realtime)?;
@@ -96,5 +90,29 @@ fn put_all(class: Class) {
     let numbers = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     for thread in numbers.filter(|n| *n != own) {
         let _ = sys::set_class(thread, class);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_but_the_calling_one_change_their_class() {
+        let (ask, asked) = crossbeam_channel::bounded::<()>(0);
+        let (tell, told) = crossbeam_channel::bounded(0);
+        let other = std::thread::spawn(move || asked.iter().for_each(|()| tell.send(sys::class()).unwrap()));
+        let class_of_other = || {
+            ask.send(()).unwrap();
+            told.recv().unwrap()
+        };
+        let allowed = std::thread::spawn(|| sys::set_class(0, Class::Realtime)).join().unwrap().is_ok();
+        put_all(Class::Realtime);
+        let during = (class_of_other(), sys::class());
+        put_all(Class::Usual);
+        assert_eq!(during, (if allowed { Class::Realtime } else { Class::Usual }, Class::Usual));
+        assert_eq!(class_of_other(), Class::Usual);
+        drop(ask);
+        other.join().unwrap();
     }
 }

@@ -43,8 +43,8 @@ pub enum Class {
     /// As everybody.
     Usual,
     /// Real time, at the lowest priority. What counts here is not the processor: when memory is short, such a thread may go
-    /// below the kernel's low-water mark by half, where everybody else waits for pages to be written out
-    /// (`gfp_to_alloc_flags` in mm/page_alloc.c, Linux 2.6.0 and later).
+    /// below the zone's minimum watermark (WMARK_MIN), at which everybody else waits for pages to be written out: by half of
+    /// it (ALLOC_MIN_RESERVE, `gfp_to_alloc_flags` in mm/page_alloc.c).
     Realtime,
 }
 
@@ -78,12 +78,20 @@ pub fn class() -> Class {
 pub struct PressureTrigger(File);
 
 impl PressureTrigger {
-    /// One that goes off when some task has waited for memory for `stalled` within a `window` (500 ms to 10 s).
+    /// So much waiting within [`Self::WINDOW`] is pressure: long before nobody gets any memory.
+    const STALLED: Duration = Duration::from_millis(10);
+    /// The shortest that the kernel allows.
+    const WINDOW: Duration = Duration::from_millis(500);
+
+    /// One that goes off when some task has waited for memory for 10 ms within 500 ms.
     ///
     /// # Errors
-    /// `NotFound` or `EOPNOTSUPP` where the kernel does not count that; `EINVAL` for a window that is no multiple of 2 s
-    /// without CAP_SYS_RESOURCE.
-    pub fn new(stalled: Duration, window: Duration) -> io::Result<Self> {
+    /// `NotFound` or `EOPNOTSUPP` where the kernel does not count that; `EINVAL` without CAP_SYS_RESOURCE.
+    pub fn new() -> io::Result<Self> {
+        Self::of(Self::STALLED, Self::WINDOW)
+    }
+
+    fn of(stalled: Duration, window: Duration) -> io::Result<Self> {
         let path = "/proc/pressure/memory";
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let wanted = format!("some {} {}\0", stalled.as_micros(), window.as_micros());
@@ -141,10 +149,10 @@ mod tests {
     #[test]
     fn a_trigger_that_is_not_reached_does_not_go_off() {
         let ten = Duration::from_secs(10);
-        match PressureTrigger::new(ten, ten) {
+        match PressureTrigger::of(ten, ten) {
             Ok(trigger) => {
                 assert!(!trigger.wait(Some(Duration::from_millis(20))).unwrap());
-                assert!(PressureTrigger::new(2 * ten, ten).is_err(), "longer than its window");
+                assert!(PressureTrigger::of(2 * ten, ten).is_err(), "longer than its window");
             }
             // A kernel without, or a container that may not.
             Err(e) => assert!(
