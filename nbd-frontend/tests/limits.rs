@@ -248,8 +248,12 @@ fn connections_take_turns() {
     for _ in 0..3 {
         assert_eq!(server.load().requests, 32);
     }
-    // The places of the first are shared by the others, to equal parts.
+    // The places of the first are shared by the others, to equal parts. All its answers are awaited: until then
+    // the server counts 32 requests because nothing has happened yet.
     server.inside(|inside| inside.disk.set_answers(Answers::Next(32)));
+    for _ in 0..32 {
+        clients[0].reply().unwrap();
+    }
     server.until("full again", |load| load.requests == 32);
     server.inside(|inside| inside.disk.set_answers(Answers::Next(32)));
     for client in &mut clients[1..] {
