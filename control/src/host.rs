@@ -13,7 +13,7 @@ mod record;
 mod root;
 
 pub use authority::{Authority, AuthorityError};
-pub use durable::{create_dir_durably, replace_file, sync_dir};
+pub use durable::{create_dir_durably, replace_file, store_program, sync_dir};
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{

@@ -180,9 +180,9 @@ impl Cluster {
             settings.iter().filter_map(|s| Some((s.metadata.name.as_deref()?, s.spec.value.as_str()))),
         );
         let up = nodes.iter().filter_map(|n| n.metadata.name.clone()).collect();
-        // What a cordoned node takes its own condition says.
-        let drains = BTreeMap::new();
-        Ok(lh_cluster::plan::node::picture(&nodes, &replicas, &up, &drains, &settings).0)
+        // What a cordoned node takes its own condition says, and a new volume is of the managers' image, which is everywhere.
+        let (drains, programs) = (BTreeMap::new(), BTreeMap::new());
+        Ok(lh_cluster::plan::node::picture(&nodes, &replicas, &up, &drains, &programs, &settings).0)
     }
 
     /// A setting's value; empty if there is none.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
 };
 use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -107,6 +107,22 @@ impl Agent for PretendedNode {
             replicas: start.spec.replica_address_map.clone(),
         };
         self.change(|p| drop(p.engines.insert(start.name.to_owned(), engine)))
+    }
+
+    async fn exchange(&self, _: &str, _: Part<'_>) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("there are no programs here".to_owned()))
+    }
+
+    fn program(&self, image: &str) -> PathBuf {
+        image.into()
+    }
+
+    async fn has_program(&self, _: &str) -> bool {
+        true
+    }
+
+    async fn install_program(&self, _: &str) -> Result<(), AgentError> {
+        Ok(())
     }
 
     async fn stop(&self, name: &str) -> Result<(), AgentError> {

@@ -4,6 +4,7 @@
 //! is read first and handed over as plain values.
 
 mod command;
+mod device;
 mod disk;
 mod local;
 mod reach;
@@ -34,6 +35,8 @@ pub struct ProcessView {
     pub uuid: String,
     /// The TCP port that it was given; `None`: none.
     pub port: Option<u16>,
+    /// The program that it was told to run; empty for the instance manager's own.
+    pub binary: String,
 }
 
 /// A replica as its engine sees it.
@@ -51,6 +54,29 @@ pub struct EngineReplica {
     pub rebuild_progress: i32,
 }
 
+/// One device. Another one at the same path is another one, and so is everything after the node was started anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceId {
+    /// The node's boot.
+    pub boot: String,
+    /// The kernel's number of the disk, which it gives only once (`diskseq`, Linux 5.15).
+    pub sequence: u64,
+}
+
+impl DeviceId {
+    /// As it is written.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (boot, sequence) = text.split_once('/')?;
+        Some(Self { boot: boot.to_owned(), sequence: sequence.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.boot, self.sequence)
+    }
+}
+
 /// What an engine says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineView {
@@ -60,6 +86,8 @@ pub struct EngineView {
     pub size: u64,
     /// A device path or a URI; empty for none.
     pub endpoint: String,
+    /// Which device that is, of all that there ever were; `None`: it is no device, or was not found.
+    pub device: Option<DeviceId>,
     /// Its number.
     pub generation: Generation,
     /// What requests wait for; empty while they are answered.
@@ -109,6 +137,15 @@ pub struct EngineStart<'a> {
     pub generation: Generation,
 }
 
+/// A process whose program is to be exchanged.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// An engine's.
+    Engine(&'a EngineSpec),
+    /// A replica's.
+    Replica(&'a ReplicaSpec),
+}
+
 /// Why a node did not do what it was asked.
 #[derive(Debug, Error)]
 pub enum AgentError {
@@ -135,11 +172,24 @@ pub trait Agent: Send + Sync + 'static {
     /// Hears of changes for as long as it is polled, which is for ever.
     async fn listen(&self);
 
-    /// Starts a replica's process. One that is there already is left as it is.
+    /// Starts a replica's process, of the image that its spec names. One that is there already is left as it is.
     async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError>;
 
-    /// Starts an engine's process. One that is there already is left as it is.
+    /// Starts an engine's process, of the image that its spec names. One that is there already is left as it is.
     async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError>;
+
+    /// Has the process of an engine, or of a replica, end and run the program that its image has here. An engine's device
+    /// stays, and its number becomes the next one. The old program goes on if the new one cannot be run at all.
+    async fn exchange(&self, name: &str, part: Part<'_>) -> Result<(), AgentError>;
+
+    /// Where the program of an image is on this node, or would be.
+    fn program(&self, image: &str) -> PathBuf;
+
+    /// True if the program of an image is on this node.
+    async fn has_program(&self, image: &str) -> bool;
+
+    /// Lays this program on the node as that of the image, unless it is there.
+    async fn install_program(&self, image: &str) -> Result<(), AgentError>;
 
     /// Asks a process to end. It is gone when it is not listed any more.
     async fn stop(&self, name: &str) -> Result<(), AgentError>;

@@ -5,6 +5,7 @@
 //! waits, and one that was carried out half is simply made again.
 
 pub mod attachment;
+pub mod automatic_upgrade;
 pub mod drain;
 pub mod engine;
 pub mod instance_manager;
@@ -13,6 +14,7 @@ pub mod orphan;
 pub mod pods;
 pub mod replica;
 pub mod snapshot;
+pub mod upgrade;
 pub mod volume;
 
 use std::time::Duration;

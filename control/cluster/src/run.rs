@@ -20,8 +20,10 @@ mod nodes;
 mod orphans;
 mod patch;
 mod pods;
+mod programs;
 mod queue;
 mod shelf;
+mod upgrades;
 mod webhook;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -176,7 +178,9 @@ pub async fn run_here(
     let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
     let root = root.map_err(|source| RunError::Root { root: options.root.clone(), source })?;
     let client = Client::try_default().await.map_err(Box::new)?;
-    let agent = Arc::new(LocalAgent::new(root, options.authority.clone(), reach));
+    // What runs, whatever lies by now where it was started from.
+    let own = PathBuf::from("/proc/self/exe");
+    let agent = Arc::new(LocalAgent::new(root, options.authority.clone(), reach, own));
     run(options, client, agent, stop).await
 }
 
@@ -223,7 +227,7 @@ pub async fn run(
     tasks.spawn(listen(Arc::clone(&context)));
     tasks.spawn(rounds(Arc::clone(&context)));
     tasks.spawn(keep_leases(Arc::clone(&context)));
-    context.news.tell([Key::Here, Key::Certificate]);
+    context.news.tell([Key::Here, Key::Programs, Key::Certificate]);
     tracing::info!(node = context.options.node, "manager is ready");
     tokio::select! {
         () = work(&context) => Ok(()),
@@ -298,6 +302,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
     let lead = context.lead();
     match (key, &lead) {
         (Key::Here, _) => here::node(context).await,
+        (Key::Programs, _) => programs::look(context).await,
         (Key::Engine(name), _) => here::engine(context, name).await,
         (Key::Replica(name), _) => here::replica(context, name).await,
         (Key::Snapshot(name), None) => here::snapshot(context, name).await,
@@ -321,6 +326,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
         (Key::Setting(name), Some(_)) => leader::setting(context, name).await,
         (Key::Nodes, Some(lead)) => nodes::look(context, lead).await,
         (Key::PodsOf(node), Some(_)) => pods::of_dead_node(context, node).await,
+        (Key::Remount(volume), Some(lead)) => pods::after_loss(context, lead, volume).await,
         (Key::All, Some(lead)) => {
             context.news.tell(leader::everything(context, lead));
             Ok(Outcome::Done)

@@ -1,8 +1,8 @@
 //! Which disk a replica goes to, and which replica goes: decided from what is known of the cluster, without I/O, the same
 //! every time for the same input.
 //!
-//! What is forbidden (`fit`): a node or disk that is not ready, takes no new replicas, or lacks a tag; a disk without
-//! room under the two limits; another replica of the volume on the same node, zone or disk where the volume's
+//! What is forbidden (`fit`): a node or disk that is not ready, takes no new replicas, or lacks a tag or the volume's
+//! program; a disk without room under the two limits; another replica of the volume on the same node, zone or disk where the volume's
 //! anti-affinity is hard. What is preferred (`place`): the node that the volume is attached to, if its locality asks;
 //! then an unused zone, an unused node, an unused disk; then the disk with the most room.
 
@@ -42,6 +42,8 @@ pub struct Node {
     pub protected: bool,
     /// Its tags.
     pub tags: BTreeSet<String>,
+    /// The images whose programs are on it.
+    pub programs: BTreeSet<String>,
     /// Its disks, by UUID.
     pub disks: BTreeMap<String, Disk>,
 }
@@ -117,6 +119,8 @@ pub struct Want {
     pub disk_soft: bool,
     /// Where one replica should be.
     pub locality: Locality,
+    /// The image whose program the node must have; `None`: no node tells that it has it.
+    pub program: Option<String>,
 }
 
 /// Where one replica should be.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::api::{AutoBalance, DataLocality};
 use crate::plan::drain::DrainPolicy;
 use crate::plan::orphan::AutoDeletion;
-use crate::plan::pods::NodeDown;
+use crate::plan::pods::{NodeDown, Remount};
 use crate::schedule::Limits;
 
 /// What a setting's value may be.
@@ -76,9 +76,12 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("allow-empty-disk-selector-volume", "true", Form::Bool),
     acts("allow-empty-node-selector-volume", "true", Form::Bool),
     acts("allow-volume-creation-with-degraded-availability", "true", Form::Bool),
+    acts("auto-delete-pod-when-volume-detached-unexpectedly", "true", Form::Bool),
     acts("auto-salvage", "true", Form::Bool),
     stored("backup-compression-method", "lz4", COMPRESSION),
     stored("backup-concurrent-limit", "2", Form::Number(1, 64)),
+    acts("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly", "", Form::Text),
+    acts("concurrent-automatic-engine-upgrade-per-node-limit", "0", Form::Number(0, 1000)),
     acts("create-default-disk-labeled-nodes", "false", Form::Bool),
     stored("csi-allowed-topology-keys", "", Form::Text),
     stored("csi-storage-capacity-tracking", "false", Form::Bool),
@@ -263,6 +266,11 @@ impl Settings {
         }
     }
 
+    /// How many volumes of a node change to their managers' image at once without being asked; 0: none.
+    pub fn upgrades_at_once(&self) -> usize {
+        usize::try_from(self.number("concurrent-automatic-engine-upgrade-per-node-limit")).unwrap_or_default()
+    }
+
     /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.
     pub fn default_disk_by_label(&self) -> bool {
         self.flag("create-default-disk-labeled-nodes")
@@ -299,6 +307,13 @@ impl Settings {
             }
             _ => NodeDown::default(),
         }
+    }
+
+    /// Whose pods are deleted when their volume's device was lost; `None`: nobody's.
+    pub fn remount(&self) -> Option<Remount> {
+        let spared = listed(self.text("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly"));
+        let spared = spared.map(str::to_owned).collect();
+        self.flag("auto-delete-pod-when-volume-detached-unexpectedly").then_some(Remount { spared })
     }
 
     /// Most snapshots of a volume that does not say.

@@ -12,7 +12,7 @@ use api_server::ApiServer;
 use control::authority::{RemoteAuthority, Reply};
 use lh_block::{Epoch, Generation, Instance};
 use lh_cluster::agent::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, ReplicaView,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -40,6 +40,7 @@ struct FakeEngine {
 
 struct FakeAgent {
     node: String,
+    server: ApiServer,
     machine: Arc<Mutex<Machine>>,
     bell: Arc<Notify>,
 }
@@ -92,6 +93,9 @@ impl Agent for FakeAgent {
     }
 
     async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        // Whoever detaches or deletes the volume from now on knows that there is a process.
+        let status = self.server.get("engines", start.name).map(|e| e["status"].clone()).unwrap_or_default();
+        assert_eq!((&status["currentState"], &status["ownerID"]), (&json!("starting"), &json!(self.node)));
         let mut machine = self.machine();
         let highest = machine.generations.iter().max().copied().unwrap_or_default();
         assert!(u64::from(start.generation) > highest, "generation {} was used already", start.generation);
@@ -109,6 +113,22 @@ impl Agent for FakeAgent {
         }
         machine.engines.entry(start.name.to_owned()).or_default().push(engine);
         self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn exchange(&self, _: &str, _: Part<'_>) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("there are no programs here".to_owned()))
+    }
+
+    fn program(&self, image: &str) -> PathBuf {
+        image.into()
+    }
+
+    async fn has_program(&self, _: &str) -> bool {
+        true
+    }
+
+    async fn install_program(&self, _: &str) -> Result<(), AgentError> {
         Ok(())
     }
 
@@ -232,7 +252,8 @@ impl Cluster {
 
     fn start(&mut self, node: &str) {
         let bell = self.bells.entry(node.to_owned()).or_default().clone();
-        let agent = FakeAgent { node: node.to_owned(), machine: Arc::clone(&self.machine), bell };
+        let (machine, server) = (Arc::clone(&self.machine), self.server.clone());
+        let agent = FakeAgent { node: node.to_owned(), server, machine, bell };
         let options = Options {
             node: node.to_owned(),
             namespace: "longhorn-system".to_owned(),

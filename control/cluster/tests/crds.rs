@@ -20,6 +20,9 @@ const LEFT_OUT: &[&str] = &["EngineFrontend", "Shard", "ShardGroup"];
 const ADDED: &[(&str, &str)] = &[
     ("Engine", "spec.ioTimeout"),
     ("Engine", "spec.quorum"),
+    ("Engine", "status.device"),
+    ("Engine", "status.deviceLostAt"),
+    ("Engine", "status.failedImage"),
     ("Engine", "status.generation"),
     ("Engine", "status.replicaReasons"),
     ("Engine", "status.replicaReasons.{}"),
@@ -28,6 +31,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Replica", "spec.cloneFrom.directory"),
     ("Replica", "spec.cloneFrom.snapshot"),
     ("Replica", "status.address"),
+    ("Replica", "status.failedImage"),
     ("Replica", "status.generation"),
     ("Replica", "status.mapKey"),
     ("Volume", "spec.ioTimeout"),

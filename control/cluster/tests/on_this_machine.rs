@@ -48,7 +48,12 @@ impl Machine {
             .expect("the instance manager starts");
         let manager = InstanceManager(child);
         let authority = authority_socket(root.path()).unwrap();
-        let agent = Arc::new(LocalAgent::new(root.clone(), authority.clone(), Reach::ThisMachine));
+        let agent = Arc::new(LocalAgent::new(
+            root.clone(),
+            authority.clone(),
+            Reach::ThisMachine,
+            program.to_owned(),
+        ));
         let server = ApiServer::new(1);
         server.apply("core/nodes", "n1", &json!({}));
         // Both replicas are on the one node that there is, on a disk that may be nearly full.

@@ -1,7 +1,7 @@
 //! Replacing files so that a crash leaves the old or the new content, never a mixture and never nothing.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,21 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    sync_dir(parent(path))
+}
+
+/// Lays a program that everybody may run and its owner replace: there as a whole, or not at all, and durable.
+///
+/// # Errors
+/// The first system call that failed.
+pub fn store_program(path: &Path, content: &mut impl Read) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(parent(path))?;
+    let temporary = temporary_name(path)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&temporary)?;
+    io::copy(content, &mut file)?;
+    file.sync_all()?;
+    drop(file);
     fs::rename(&temporary, path)?;
     sync_dir(parent(path))
 }

@@ -153,6 +153,12 @@ impl Root {
         self.path.join("engine-binaries")
     }
 
+    /// The program of an image, in a folder named as Longhorn does: like the image, with `-` for what a file name has not.
+    /// Longhorn's own engines, which take other words, lie one level above.
+    pub fn engine_binary(&self, image: &str) -> PathBuf {
+        self.engine_binaries().join("images").join(image.replace(['/', ':', '@'], "-")).join("longhorn")
+    }
+
     fn run(&self) -> PathBuf {
         self.path.join("run")
     }

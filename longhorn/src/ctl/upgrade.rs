@@ -4,14 +4,13 @@
 //! takes the device over. Requests wait meanwhile. A program that does not come up is exchanged for the one before.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{Root, VolumeLock, VolumeRecord, engine_name};
+use control::host::{Root, VolumeLock, VolumeRecord, engine_name, store_program};
 use control::proto::imrpc::{ProcessResponse, ProcessSpec};
 
 use super::args::{Output, UpgradeArgs};
@@ -122,19 +121,6 @@ fn install(root: &Root, program: &Path) -> Result<PathBuf> {
     if place.exists() {
         return Ok(place);
     }
-    let written = write_program(&directory, &place, &bytes);
-    written.with_context(|| place.display().to_string())?;
+    store_program(&place, &mut bytes.as_slice()).with_context(|| place.display().to_string())?;
     Ok(place)
-}
-
-/// There as a whole, or not at all.
-fn write_program(directory: &Path, place: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
-    let beside = place.with_extension("new");
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(&beside, place)
 }

@@ -1,33 +1,40 @@
 //! The node that this program runs on, asked over the unix sockets below its root.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use control::host::{Root, create_dir_durably, replace_file};
+use control::host::{Root, create_dir_durably, replace_file, store_program};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
-    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessSpec, ProcessStatus,
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
+    ProcessSpec,
 };
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
-use lh_block::Address;
+use lh_block::{Address, Generation};
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
 
+use super::device::device_at;
 use super::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, ProcessView, Reach, ReplicaView,
-    engine_command, inspect, replica_command,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
+    ReplicaView, engine_command, inspect, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
 
 /// How long a process may take to say how it is. One that is busy with a slow disk answers later, and is asked again.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The one signal by which the instance manager replaces a process; Longhorn's.
+const REPLACE_SIGNAL: &str = "SIGHUP";
 
 /// Between two attempts to hear the instance manager's news.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
@@ -39,14 +46,19 @@ pub struct LocalAgent {
     /// Where engines ask for their volume's authority.
     authority: PathBuf,
     reach: Reach,
+    /// What is laid on the node as the program of this manager's image.
+    own: PathBuf,
+    /// It was laid, or compared with what is there, since this program started.
+    laid: AtomicBool,
     /// Woken at every change of a process.
     news: Notify,
 }
 
 impl LocalAgent {
-    /// The node with this root. `authority` is the socket that engines get for `--authority`.
-    pub fn new(root: Root, authority: PathBuf, reach: Reach) -> Self {
-        Self { root, authority, reach, news: Notify::new() }
+    /// The node with this root. `authority` is the socket that engines get for `--authority`, `own` the program of this
+    /// manager's image.
+    pub fn new(root: Root, authority: PathBuf, reach: Reach, own: PathBuf) -> Self {
+        Self { root, authority, reach, own, laid: AtomicBool::new(false), news: Notify::new() }
     }
 
     async fn manager(&self) -> Result<ProcessManagerServiceClient<Channel>, AgentError> {
@@ -56,17 +68,28 @@ impl LocalAgent {
         Ok(ProcessManagerServiceClient::new(channel))
     }
 
-    /// Starts a process. `port_argument`: it gets a TCP port at the end of that.
-    async fn create(
-        &self,
-        name: &str,
-        args: Vec<String>,
-        port_argument: Option<String>,
-    ) -> Result<(), AgentError> {
+    /// What the instance manager is told of a process. Of `generation` an engine's number is made.
+    fn process(&self, name: &str, part: Part<'_>, generation: Generation) -> ProcessSpec {
+        let (image, args, port_argument) = match part {
+            Part::Engine(spec) => {
+                let start = EngineStart { name, spec, generation };
+                (&spec.image, engine_command(&self.root, &self.authority, self.reach, &start), None)
+            }
+            Part::Replica(spec) => {
+                let args = replica_command(&self.root, self.reach, name, spec);
+                (&spec.image, args, self.reach.port_argument())
+            }
+        };
+        let binary = match image.as_str() {
+            "" => String::new(),
+            image => self.root.engine_binary(image).display().to_string(),
+        };
         let port_args: Vec<String> = port_argument.into_iter().collect();
         let port_count = i32::from(!port_args.is_empty());
-        let spec =
-            ProcessSpec { name: name.to_owned(), args, port_count, port_args, ..ProcessSpec::default() };
+        ProcessSpec { name: name.to_owned(), binary, args, port_count, port_args }
+    }
+
+    async fn create(&self, spec: ProcessSpec) -> Result<(), AgentError> {
         let request = ProcessCreateRequest { spec: Some(spec) };
         match self.manager().await?.process_create(request).await {
             Ok(_) => Ok(()),
@@ -112,10 +135,11 @@ fn refusal(status: &Status) -> AgentError {
     }
 }
 
-fn process_view(status: ProcessStatus) -> ProcessView {
+fn process_view(process: ProcessResponse) -> ProcessView {
+    let (spec, status) = (process.spec.unwrap_or_default(), process.status.unwrap_or_default());
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
     let port = u16::try_from(status.port_start).ok().filter(|port| *port > 0);
-    ProcessView { state, error: status.error_msg, uuid: status.uuid, port }
+    ProcessView { state, error: status.error_msg, uuid: status.uuid, port, binary: spec.binary }
 }
 
 const fn mode(number: i32) -> ReplicaMode {
@@ -153,6 +177,7 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
         waiting_for: volume.waiting_for,
         expanding: volume.is_expanding,
         replicas: replicas.into_iter().map(replica).collect(),
+        device: None,
         chain: None,
     })
 }
@@ -170,10 +195,7 @@ impl Agent for LocalAgent {
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         let answer = self.manager().await?.process_list(ProcessListRequest {}).await;
         let processes = answer.map_err(|e| refusal(&e))?.into_inner().processes;
-        Ok(processes
-            .into_iter()
-            .map(|(name, process)| (name, process_view(process.status.unwrap_or_default())))
-            .collect())
+        Ok(processes.into_iter().map(|(name, process)| (name, process_view(process))).collect())
     }
 
     async fn changed(&self) {
@@ -191,13 +213,41 @@ impl Agent for LocalAgent {
     }
 
     async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
-        let line = replica_command(&self.root, self.reach, name, spec);
-        self.create(name, line, self.reach.port_argument()).await
+        self.create(self.process(name, Part::Replica(spec), Generation::default())).await
     }
 
     async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
-        let line = engine_command(&self.root, &self.authority, self.reach, &start);
-        self.create(start.name, line, None).await
+        self.create(self.process(start.name, Part::Engine(start.spec), start.generation)).await
+    }
+
+    async fn exchange(&self, name: &str, part: Part<'_>) -> Result<(), AgentError> {
+        // The instance manager raises a number that is below the next one of the process that it ends.
+        let spec = Some(self.process(name, part, Generation::default()));
+        let request = ProcessReplaceRequest { spec, terminate_signal: REPLACE_SIGNAL.to_owned() };
+        self.manager().await?.process_replace(request).await.map(drop).map_err(|e| refusal(&e))
+    }
+
+    fn program(&self, image: &str) -> PathBuf {
+        self.root.engine_binary(image)
+    }
+
+    async fn has_program(&self, image: &str) -> bool {
+        let place = self.root.engine_binary(image);
+        tokio::task::spawn_blocking(move || place.is_file()).await.unwrap_or(false)
+    }
+
+    async fn install_program(&self, image: &str) -> Result<(), AgentError> {
+        if self.laid.load(Ordering::Relaxed) && self.has_program(image).await {
+            return Ok(());
+        }
+        let (own, place) = (self.own.clone(), self.root.engine_binary(image));
+        let task = tokio::task::spawn_blocking(move || install(&own, &place));
+        let done = task.await.map_err(|e| AgentError::Failed(e.to_string()))?;
+        done.map_err(|e| {
+            AgentError::Failed(format!("the program of {image} cannot be laid on this node: {e}"))
+        })?;
+        self.laid.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn stop(&self, name: &str) -> Result<(), AgentError> {
@@ -212,6 +262,8 @@ impl Agent for LocalAgent {
     async fn engine(&self, name: &str) -> Option<EngineView> {
         let channel = soon(self.channel(name)).await?;
         let mut view = soon(ask_engine(channel)).await?;
+        let endpoint = view.endpoint.clone();
+        view.device = tokio::task::spawn_blocking(move || device_at(&endpoint)).await.ok().flatten();
         // Every member has the same chain; one that is on this node tells it.
         for replica in view.replicas.iter().filter(|r| r.mode == ReplicaMode::ReadWrite) {
             if let Some(told) = self.replica(&replica.name).await {
@@ -327,6 +379,32 @@ fn unfinished_copy(directory: &str) -> String {
     format!(".{directory}.copy")
 }
 
+/// Copies a program, unless it is there already. It is never in memory as a whole: that is as much as all else a manager has.
+fn install(program: &Path, place: &Path) -> io::Result<()> {
+    let is_there = File::open(place).is_ok_and(|there| is_same(program, there).unwrap_or(false));
+    if is_there { Ok(()) } else { store_program(place, &mut File::open(program)?) }
+}
+
+fn is_same(program: &Path, there: File) -> io::Result<bool> {
+    let program = File::open(program)?;
+    if program.metadata()?.len() != there.metadata()?.len() {
+        return Ok(false);
+    }
+    let (mut one, mut other) = (BufReader::new(program), BufReader::new(there));
+    loop {
+        let (left, right) = (one.fill_buf()?, other.fill_buf()?);
+        let length = left.len().min(right.len());
+        if left.get(..length) != right.get(..length) {
+            return Ok(false);
+        }
+        if length == 0 {
+            return Ok(left.len() == right.len());
+        }
+        one.consume(length);
+        other.consume(length);
+    }
+}
+
 /// Writes a file that its owner alone may read, unless it holds that already.
 fn store_private(directory: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
     if std::fs::read(file).is_ok_and(|old| old == content) {
@@ -338,6 +416,8 @@ fn store_private(directory: &Path, file: &Path, content: &[u8]) -> io::Result<()
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -356,11 +436,36 @@ mod tests {
         remove_replica_directory(dir.path(), "demo-1").unwrap();
     }
 
+    #[test]
+    fn a_program_is_laid_once_and_anew_where_it_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, place) = (dir.path().join("own"), dir.path().join("images/longhorn-1/longhorn"));
+        let inode = || std::os::unix::fs::MetadataExt::ino(&place.metadata().unwrap());
+        std::fs::write(&own, [1; 20_000]).unwrap();
+        install(&own, &place).unwrap();
+        let first = inode();
+        install(&own, &place).unwrap();
+        assert_eq!(inode(), first, "what runs from there is not replaced for nothing");
+        let mut other = [1; 20_000];
+        other[19_999] = 2;
+        for content in [&other[..], &other[..19_999]] {
+            std::fs::write(&own, content).unwrap();
+            install(&own, &place).unwrap();
+            assert_eq!(std::fs::read(&place).unwrap(), content);
+        }
+        assert_eq!(place.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+    }
+
     #[tokio::test]
     async fn without_an_instance_manager_the_node_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path()).unwrap();
-        let agent = LocalAgent::new(root.clone(), dir.path().join("authority.sock"), Reach::ThisMachine);
+        let agent = LocalAgent::new(
+            root.clone(),
+            dir.path().join("authority.sock"),
+            Reach::ThisMachine,
+            "/bin/true".into(),
+        );
         assert!(matches!(agent.processes().await, Err(AgentError::Away(_))));
         assert_eq!(agent.engine("demo-e-0").await, None);
         agent.store_key("demo", &[7; 32]).await.unwrap();

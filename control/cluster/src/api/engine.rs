@@ -240,6 +240,15 @@ pub struct EngineStatus {
     /// Why a replica is not RW, by name.
     #[serde(skip_serializing_if = "is_default")]
     pub replica_reasons: BTreeMap<String, String>,
+    /// The image that was tried last and did not serve.
+    #[serde(skip_serializing_if = "is_default")]
+    pub failed_image: String,
+    /// Which device the endpoint is: the boot of its node and the number that the kernel gave it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub device: String,
+    /// When another device took the place of the one that clients had, RFC 3339.
+    #[serde(skip_serializing_if = "is_default")]
+    pub device_lost_at: String,
 }
 
 /// A backup that the engine is making.

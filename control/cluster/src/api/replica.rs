@@ -197,4 +197,7 @@ pub struct ReplicaStatus {
     /// What proves to the replica that one may ask where its snapshots hold data; what the data is it tells nobody for it.
     #[serde(skip_serializing_if = "is_default")]
     pub map_key: String,
+    /// The image that was tried last and did not serve.
+    #[serde(skip_serializing_if = "is_default")]
+    pub failed_image: String,
 }

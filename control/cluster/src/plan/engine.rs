@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::upgrade::{self, Programs, UPGRADED};
 use super::{Event, age, written};
-use crate::agent::{EngineReplica, EngineView, ProcessView};
+use crate::agent::{DeviceId, EngineReplica, EngineView, ProcessView};
 use crate::api::{
     Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
     ReplicaMode, SnapshotInfo,
@@ -33,6 +34,8 @@ pub struct Observed<'a> {
     pub instance_manager: &'a str,
     /// The process of that name on this node.
     pub process: Option<&'a ProcessView>,
+    /// What that process runs.
+    pub programs: Programs,
     /// What the engine says; `None`: it does not answer.
     pub view: Option<&'a EngineView>,
     /// The time.
@@ -44,6 +47,8 @@ pub struct Observed<'a> {
 pub enum Action {
     /// Start the process, under a new generation.
     Start,
+    /// Have the process run the program of this image.
+    Exchange(String),
     /// End the process.
     Stop,
     /// Let the engine have one more replica.
@@ -83,8 +88,16 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let mut status = o.engine.status.clone().unwrap_or_default();
     o.node.clone_into(&mut status.owner_id);
     o.instance_manager.clone_into(&mut status.instance_manager_name);
+    // What the status has to say before it is done: whoever decided otherwise meanwhile made that write fail, and whoever
+    // decides afterwards knows that there may be a process.
+    let mut then = None;
     match (spec.desire_state, o.process) {
-        (DesireState::Stopped, None) => stopped(&mut status),
+        (DesireState::Stopped, None) => {
+            stopped(&mut status);
+            // It was taken away on purpose.
+            status.device.clear();
+            status.conditions.retain(|c| c.kind != UPGRADED);
+        }
         (DesireState::Stopped, Some(_)) => {
             status.current_state = InstanceState::Stopping;
             actions.push(Action::Stop);
@@ -92,22 +105,26 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
         (DesireState::Running, None) => {
             stopped(&mut status);
             status.current_state = InstanceState::Starting;
-            if !spec.replica_address_map.is_empty() {
-                actions.push(Action::Start);
+            then = (!spec.replica_address_map.is_empty()).then_some(Action::Start);
+        }
+        (DesireState::Running, Some(process)) => {
+            process.uuid.clone_into(&mut status.uuid);
+            status.started = true;
+            match exchange(o, process, &mut status, &mut actions) {
+                Some(image) => then = Some(Action::Exchange(image)),
+                None => run(o, process, &mut status, &mut actions),
             }
         }
-        (DesireState::Running, Some(process)) => run(o, process, &mut status, &mut actions),
     }
     if o.engine.status.as_ref() != Some(&status) {
         actions.push(Action::SetStatus(Box::new(status)));
     }
+    actions.extend(then);
     actions
 }
 
 fn run(o: &Observed<'_>, process: &ProcessView, status: &mut EngineStatus, actions: &mut Vec<Action>) {
     let now = written(o.now);
-    process.uuid.clone_into(&mut status.uuid);
-    status.started = true;
     match process.state {
         InstanceState::Error | InstanceState::Stopped => {
             let is_news = status.current_state != InstanceState::Error;
@@ -136,17 +153,54 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut EngineStatus, actio
     }
 }
 
+/// Exchanges the program for that of the image that is given back, or sees how that fares.
+fn exchange(
+    o: &Observed<'_>,
+    process: &ProcessView,
+    status: &mut EngineStatus,
+    actions: &mut Vec<Action>,
+) -> Option<String> {
+    let wanted = &o.engine.spec.image;
+    let serves = process.state == InstanceState::Running && o.view.is_some_and(|view| view.up);
+    let images = (&mut status.current_image, &mut status.failed_image);
+    let advance = upgrade::advance(
+        wanted,
+        (o.programs, serves, trouble(process)),
+        images,
+        &mut status.conditions,
+        o.now,
+    );
+    actions.extend(advance.wait.map(Action::LookAgain));
+    if let Some(why) = advance.failure {
+        let message = format!("image {wanted} does not serve ({why}); back to {}", status.current_image);
+        actions.push(Action::Tell(Event { warning: true, reason: "UpgradeFailed", message }));
+    }
+    advance.exchange
+}
+
+/// Why a process does not run; empty if it does, or is on its way for the first time.
+pub(super) fn trouble(process: &ProcessView) -> &str {
+    match process.state {
+        InstanceState::Running => "",
+        _ if !process.error.is_empty() => &process.error,
+        InstanceState::Error | InstanceState::Stopped => "the process ended",
+        _ => "",
+    }
+}
+
 fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions: &mut Vec<Action>) {
     let (spec, now) = (&o.engine.spec, written(o.now));
-    status.current_state = if view.up { InstanceState::Running } else { InstanceState::Starting };
+    // While its program is exchanged it is what it was: whoever uses the volume only waits.
+    let goes_on = status.current_state == InstanceState::Running && upgrade::is_on(&status.conditions);
+    status.current_state = if view.up || goes_on { InstanceState::Running } else { InstanceState::Starting };
     status.starting = !view.up;
     status.endpoint.clone_from(&view.endpoint);
     status.current_size = Int64Text::of_bytes(view.size);
     status.generation = Some(GenerationText(view.generation));
     status.waiting_for.clone_from(&view.waiting_for);
-    status.current_image.clone_from(&spec.image);
     let reason = if view.waiting_for.is_empty() { "" } else { "Waiting" };
     status.conditions.set_condition(SERVES, view.up && reason.is_empty(), reason, &view.waiting_for, &now);
+    follow_device(view, status, &now, actions);
     follow_replicas(view, status, &now);
     follow_chain(view, status);
     if !view.up {
@@ -173,6 +227,19 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
         status.last_expansion_error.clear();
         status.last_expansion_failed_at.clear();
     }
+}
+
+/// Notes which device the volume is, and that it became another one under those who use it: what they have open or mounted
+/// is dead. After its node was started anew nobody has anything open.
+fn follow_device(view: &EngineView, status: &mut EngineStatus, now: &str, actions: &mut Vec<Action>) {
+    let Some(device) = &view.device else { return };
+    let before = DeviceId::parse(&status.device);
+    if before.is_some_and(|before| before.boot == device.boot && before.sequence != device.sequence) {
+        now.clone_into(&mut status.device_lost_at);
+        let message = "another device took the place of the one that is in use".to_owned();
+        actions.push(Action::Tell(Event { warning: true, reason: "DeviceLost", message }));
+    }
+    status.device = device.to_string();
 }
 
 /// Modes, reasons and rebuilds as the engine says.
@@ -238,6 +305,10 @@ fn stopped(status: &mut EngineStatus) {
         last_expansion_error: std::mem::take(&mut status.last_expansion_error),
         last_expansion_failed_at: std::mem::take(&mut status.last_expansion_failed_at),
         current_size: status.current_size,
+        current_image: std::mem::take(&mut status.current_image),
+        failed_image: std::mem::take(&mut status.failed_image),
+        device: std::mem::take(&mut status.device),
+        device_lost_at: std::mem::take(&mut status.device_lost_at),
         ..EngineStatus::default()
     };
     *status = keep;
@@ -248,6 +319,9 @@ fn stopped(status: &mut EngineStatus) {
 mod tests {
     use super::*;
     use crate::api::EngineSpec;
+
+    /// It runs what it should.
+    const RUNS: Programs = Programs { runs_target: true, installed: true };
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_700_000_000).unwrap()
@@ -285,7 +359,15 @@ mod tests {
     }
 
     fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineView>) -> Vec<Action> {
-        plan(&Observed { engine, node: "n1", instance_manager: "im", process, view, now: now() })
+        plan(&Observed {
+            engine,
+            node: "n1",
+            instance_manager: "im",
+            process,
+            programs: RUNS,
+            view,
+            now: now(),
+        })
     }
 
     fn status_in(actions: &[Action]) -> EngineStatus {
@@ -312,7 +394,9 @@ mod tests {
         let empty = engine("n1", DesireState::Running, &[]);
         assert!(!decide(&empty, None, None).contains(&Action::Start));
         let engine = engine("n1", DesireState::Running, &["a"]);
-        assert!(decide(&engine, None, None).contains(&Action::Start));
+        let starts = decide(&engine, None, None);
+        assert_eq!(status_in(&starts).current_state, Starting);
+        assert_eq!(starts.last(), Some(&Action::Start), "only once it is told");
         let running = process(Running);
         assert_eq!(status_in(&decide(&engine, Some(&running), None)).current_state, Starting);
         let not_yet = view(false, &[("a", ReplicaMode::ReadWrite)]);
@@ -375,6 +459,7 @@ mod tests {
             node: "n1",
             instance_manager: "im",
             process: Some(&dead),
+            programs: RUNS,
             view: None,
             now: now() + RETRY,
         };
@@ -393,5 +478,84 @@ mod tests {
         engine.status = Some(EngineStatus { endpoint: "/dev/longhorn/v".into(), ..status });
         let status = status_in(&decide(&engine, None, None));
         assert_eq!((status.current_state, status.endpoint.as_str()), (InstanceState::Stopped, ""));
+    }
+
+    #[test]
+    fn another_program_takes_over_while_the_engine_is_said_to_run() {
+        let mut engine = engine("n1", DesireState::Running, &["a"]);
+        let (running, serves) =
+            (process(InstanceState::Running), view(true, &[("a", ReplicaMode::ReadWrite)]));
+        engine.spec.image = "old".into();
+        engine.status = Some(status_in(&decide(&engine, Some(&running), Some(&serves))));
+        assert_eq!(engine.status.as_ref().unwrap().current_image, "old");
+        engine.spec.image = "new".into();
+        let with = |engine: &Engine, runs_target, view: Option<&EngineView>| {
+            let programs = Programs { runs_target, installed: true };
+            let process = Some(&running);
+            plan(&Observed {
+                engine,
+                node: "n1",
+                instance_manager: "im",
+                process,
+                programs,
+                view,
+                now: now(),
+            })
+        };
+        let actions = with(&engine, false, Some(&serves));
+        let exchange = Action::Exchange("new".into());
+        assert_eq!(actions.last(), Some(&exchange), "only once it is told: {actions:?}");
+        engine.status = Some(status_in(&actions));
+        let again = with(&engine, false, Some(&serves));
+        assert!(!again.contains(&exchange), "once: {again:?}");
+        let starts = view(false, &[]);
+        engine.status = Some(status_in(&with(&engine, true, Some(&starts))));
+        let status = engine.status.as_ref().unwrap();
+        assert_eq!((status.current_state, &*status.current_image), (InstanceState::Running, "old"));
+        let status = status_in(&with(&engine, true, Some(&serves)));
+        assert_eq!((&*status.current_image, status.conditions.holds(UPGRADED)), ("new", true));
+        let dead = ProcessView { error: "bad".into(), ..process(InstanceState::Starting) };
+        let actions = decide(&engine, Some(&dead), None);
+        assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
+        assert_eq!(status_in(&actions).failed_image, "new");
+        // Its process was lost meanwhile, with the pod that it ran in: the next one is of the new program, and goes back, too.
+        let starts = decide(&engine, None, None);
+        assert_eq!(starts.last(), Some(&Action::Start));
+        engine.status = Some(status_in(&starts));
+        let actions = decide(&engine, Some(&dead), None);
+        assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
+    }
+
+    #[test]
+    fn a_device_that_another_one_replaced_under_its_users_is_lost() {
+        let running = process(InstanceState::Running);
+        let on = |boot: &str, sequence| EngineView {
+            device: Some(DeviceId { boot: boot.into(), sequence }),
+            ..view(true, &[("a", ReplicaMode::ReadWrite)])
+        };
+        let lost = |first: &EngineView, between: Option<DesireState>, then: &EngineView| {
+            let mut engine = engine("n1", DesireState::Running, &["a"]);
+            engine.status = Some(status_in(&decide(&engine, Some(&running), Some(first))));
+            if let Some(desire) = between {
+                engine.spec.desire_state = desire;
+                engine.status = Some(status_in(&decide(&engine, None, None)));
+                engine.spec.desire_state = DesireState::Running;
+            }
+            let actions = decide(&engine, Some(&running), Some(then));
+            let told = actions.iter().any(|a| matches!(a, Action::Tell(e) if e.reason == "DeviceLost"));
+            let status = actions.iter().find_map(|a| match a {
+                Action::SetStatus(status) => Some(!status.device_lost_at.is_empty()),
+                _ => None,
+            });
+            assert_eq!(status.unwrap_or_default(), told);
+            told
+        };
+        let (stays, stops) = (Some(DesireState::Running), Some(DesireState::Stopped));
+        assert!(!lost(&on("b", 7), None, &on("b", 7)), "the same one, taken over");
+        assert!(lost(&on("b", 7), None, &on("b", 8)));
+        assert!(lost(&on("b", 7), stays, &on("b", 8)), "its process was gone meanwhile");
+        assert!(!lost(&on("b", 7), stops, &on("b", 8)), "it was detached meanwhile");
+        assert!(!lost(&on("b", 7), None, &on("c", 1)), "its node was started anew");
+        assert!(!lost(&view(true, &[]), None, &on("b", 7)), "the first one");
     }
 }

@@ -179,12 +179,13 @@ fn to_u64(bytes: i64) -> u64 {
 
 /// What the scheduler gets: every node and disk as its resource tells, of nodes whose manager answers. Room that
 /// replicas were promised counts from the replicas themselves: a replica made a moment ago is on no node's list yet.
-/// `drains`: which nodes are cordoned, which protected.
+/// `drains`: which nodes are cordoned, which protected. `programs`: the images whose programs are there, by node.
 pub fn picture<'a>(
     nodes: impl IntoIterator<Item = &'a Node>,
     replicas: impl IntoIterator<Item = &'a Replica>,
     nodes_up: &BTreeSet<String>,
     drains: &BTreeMap<String, NodeView>,
+    programs: &BTreeMap<String, BTreeSet<String>>,
     settings: &Settings,
 ) -> (Cluster, BTreeMap<(String, String), String>) {
     let mut promised: BTreeMap<&str, u64> = BTreeMap::new();
@@ -227,6 +228,7 @@ pub fn picture<'a>(
             },
             protected: drain.protected,
             tags: node.spec.tags.iter().cloned().collect(),
+            programs: programs.get(&name).cloned().unwrap_or_default(),
             disks,
         };
         cluster.nodes.insert(name, seen);
@@ -353,12 +355,14 @@ mod tests {
         one.status = Some(look(&one, Some(&plain), &[("a", view("u1", "f1"))], &[], None));
         let up: BTreeSet<String> = ["n1".to_owned()].into();
         let new = replica("r1", "u1", 70);
-        let (cluster, paths) = picture([&one], [&new], &up, &BTreeMap::new(), &Settings::default());
+        let (drains, settings) = (BTreeMap::new(), Settings::default());
+        let programs = [("n1".to_owned(), ["image".to_owned()].into())].into();
+        let (cluster, paths) = picture([&one], [&new], &up, &drains, &programs, &settings);
         let seen = &cluster.nodes["n1"];
-        assert!(seen.schedulable && seen.disks["u1"].schedulable);
+        assert!(seen.schedulable && seen.disks["u1"].schedulable && seen.programs.contains("image"));
         assert_eq!((seen.disks["u1"].scheduled, seen.disks["u1"].reserved), (70, 10));
         assert_eq!(paths[&("n1".to_owned(), "u1".to_owned())], "/a");
-        let (cluster, _) = picture([&one], [], &BTreeSet::new(), &BTreeMap::new(), &Settings::default());
+        let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &programs, &settings);
         assert!(!cluster.nodes["n1"].schedulable);
     }
 
@@ -369,7 +373,7 @@ mod tests {
             one.spec.eviction_requested = asked;
             let settings = Settings::of([("node-drain-policy", policy)]);
             let drains = [("n1".to_owned(), NodeView { cordoned, protected: true })].into();
-            let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &settings);
+            let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &BTreeMap::new(), &settings);
             (cluster.nodes["n1"].emptying, cluster.nodes["n1"].protected)
         };
         let cases = [

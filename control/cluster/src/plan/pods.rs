@@ -1,10 +1,14 @@
-//! Pods that are stuck on a node that is down: Kubernetes makes them anew elsewhere once they are gone, and waits for their
-//! node until somebody says otherwise.
+//! Pods that do not help themselves. On a node that is down they are stuck: Kubernetes makes them anew elsewhere once they are
+//! gone, and waits for their node until somebody says otherwise. And where a volume's device was lost under them, what they
+//! have mounted is dead until they begin anew.
 //!
 //! What a pod on a silent node may still be doing does no harm to a volume: the next engine's generation shuts the old
 //! one out (`docs/invariants.md`, 2).
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 
 /// Pods of which owners are deleted by force when their node is down.
@@ -29,6 +33,13 @@ impl NodeDown {
             _ => false,
         }
     }
+}
+
+/// Whose pods are left alone when their volume's device was lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remount {
+    /// Kinds of owners, each as `apps/StatefulSet`.
+    pub spared: BTreeSet<String>,
 }
 
 /// A claim of a volume of this driver.
@@ -82,10 +93,14 @@ impl PodName {
     }
 }
 
-/// The kind of what made the pod, and makes it anew.
-fn owner(pod: &Pod) -> Option<&str> {
+/// What made the pod, and makes it anew.
+fn controller(pod: &Pod) -> Option<&OwnerReference> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    owners.iter().find(|o| o.controller == Some(true)).map(|o| o.kind.as_str())
+    owners.iter().find(|o| o.controller == Some(true))
+}
+
+fn owner(pod: &Pod) -> Option<&str> {
+    controller(pod).map(|o| o.kind.as_str())
 }
 
 /// True if the pod mounts that claim of its namespace.
@@ -93,6 +108,36 @@ fn mounts(pod: &Pod, namespace: &str, claim: &str) -> bool {
     let volumes = pod.spec.as_ref().and_then(|s| s.volumes.as_deref()).unwrap_or_default();
     let claims = volumes.iter().filter_map(|v| v.persistent_volume_claim.as_ref());
     pod.metadata.namespace.as_deref() == Some(namespace) && claims.into_iter().any(|c| c.claim_name == claim)
+}
+
+/// What a volume whose device was lost at some time means for a pod of its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing.
+    Stays,
+    /// It goes already.
+    Goes,
+    /// It has to begin anew.
+    Delete(PodName),
+}
+
+/// What happens to a pod that mounts one of the volume's claims. One that began afterwards has the new device; one that nobody
+/// makes anew is its user's.
+pub fn after_loss(pod: &Pod, claims: &[Claim], lost: Timestamp, policy: &Remount) -> Fate {
+    let began = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
+    let is_older = began.is_some_and(|began| began.0 < lost);
+    if !is_older || !claims.iter().any(|c| mounts(pod, &c.namespace, &c.name)) {
+        return Fate::Stays;
+    }
+    let Some(owner) = controller(pod) else { return Fate::Stays };
+    let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+    if policy.spared.contains(&format!("{group}/{}", owner.kind)) {
+        return Fate::Stays;
+    }
+    match &pod.metadata.deletion_timestamp {
+        Some(_) => Fate::Goes,
+        None => Fate::Delete(PodName::of(pod)),
+    }
 }
 
 /// Pods of a node that is down that Kubernetes itself gave up: they are being deleted, their time is over, and nobody there is
@@ -121,8 +166,10 @@ pub fn leave<'a>(stuck: impl IntoIterator<Item = &'a Pod>, claims: &[Claim]) -> 
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, PodSpec, Volume as PodVolume};
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+    use k8s_openapi::api::core::v1::{
+        PersistentVolumeClaimVolumeSource, PodSpec, PodStatus, Volume as PodVolume,
+    };
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::api::ObjectMeta;
 
     use super::*;
@@ -136,7 +183,12 @@ mod tests {
     /// A pod of namespace `apps`, which mounts the claim `data`.
     fn pod(owner: &str, deleted: Option<i64>) -> Pod {
         let owners = (!owner.is_empty()).then(|| {
-            vec![OwnerReference { kind: owner.into(), controller: Some(true), ..OwnerReference::default() }]
+            vec![OwnerReference {
+                api_version: "apps/v1".into(),
+                kind: owner.into(),
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]
         });
         let claim = PersistentVolumeClaimVolumeSource { claim_name: "data".into(), ..Default::default() };
         let volume = PodVolume { persistent_volume_claim: Some(claim), ..PodVolume::default() };
@@ -194,6 +246,49 @@ mod tests {
         ];
         for (what, pod, policy, is_stuck) in cases {
             assert_eq!(stuck(&[pod], policy, at(0)).next().is_some(), is_stuck, "{what}");
+        }
+    }
+
+    #[test]
+    fn pods_that_had_a_lost_device_begin_anew_if_somebody_makes_them_anew() {
+        let began = |owner: &str, deleted, seconds: Option<i64>| {
+            let status = PodStatus { start_time: seconds.map(|s| Time(at(s))), ..PodStatus::default() };
+            Pod { status: Some(status), ..pod(owner, deleted) }
+        };
+        let spared = |kinds: &[&str]| Remount { spared: kinds.iter().map(|k| (*k).to_owned()).collect() };
+        let ours = || vec![claim("data", None)];
+        let none = spared(&[]);
+        let cases = [
+            ("older", began("StatefulSet", None, Some(-1)), ours(), none.clone(), Fate::Delete(name())),
+            ("any owner", began("DaemonSet", None, Some(-1)), ours(), none.clone(), Fate::Delete(name())),
+            ("goes already", began("ReplicaSet", Some(5), Some(-1)), ours(), none.clone(), Fate::Goes),
+            ("younger", began("StatefulSet", None, Some(0)), ours(), none.clone(), Fate::Stays),
+            ("not begun", began("StatefulSet", None, None), ours(), none.clone(), Fate::Stays),
+            ("nobody's", began("", None, Some(-1)), ours(), none.clone(), Fate::Stays),
+            (
+                "another claim",
+                began("StatefulSet", None, Some(-1)),
+                vec![claim("x", None)],
+                none,
+                Fate::Stays,
+            ),
+            (
+                "spared",
+                began("StatefulSet", None, Some(-1)),
+                ours(),
+                spared(&["apps/StatefulSet"]),
+                Fate::Stays,
+            ),
+            (
+                "another kind is spared",
+                began("StatefulSet", None, Some(-1)),
+                ours(),
+                spared(&["batch/Job"]),
+                Fate::Delete(name()),
+            ),
+        ];
+        for (what, pod, claims, policy, expected) in cases {
+            assert_eq!(after_loss(&pod, &claims, at(0), &policy), expected, "{what}");
         }
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::engine::trouble;
+use super::upgrade::{self, Programs, UPGRADED};
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
 use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus};
@@ -33,6 +35,8 @@ pub struct Observed<'a> {
     pub map_key: &'a str,
     /// The process of that name on this node.
     pub process: Option<&'a ProcessView>,
+    /// What that process runs.
+    pub programs: Programs,
     /// What the replica says; `None`: it does not answer.
     pub view: Option<&'a ReplicaView>,
     /// The time.
@@ -46,6 +50,8 @@ pub enum Action {
     AddFinalizer,
     /// Start the process.
     Start,
+    /// Have the process run the program of this image.
+    Exchange(String),
     /// End the process.
     Stop,
     /// Remove the data, then let the resource go.
@@ -72,11 +78,15 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
         };
     }
     let mut actions = if is_kept { Vec::new() } else { vec![Action::AddFinalizer] };
+    let mut then = None;
     let mut status = o.replica.status.clone().unwrap_or_default();
     o.node.clone_into(&mut status.owner_id);
     o.instance_manager.clone_into(&mut status.instance_manager_name);
     match (spec.desire_state, o.process) {
-        (DesireState::Stopped, None) => stopped(&mut status),
+        (DesireState::Stopped, None) => {
+            stopped(&mut status);
+            status.conditions.retain(|c| c.kind != UPGRADED);
+        }
         (DesireState::Stopped, Some(_)) => {
             status.current_state = InstanceState::Stopping;
             actions.push(Action::Stop);
@@ -95,12 +105,21 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
                 }
             }
         }
-        (DesireState::Running, Some(process)) => run(o, process, &mut status, &mut actions),
+        (DesireState::Running, Some(process)) => {
+            process.uuid.clone_into(&mut status.uuid);
+            status.started = true;
+            match exchange(o, process, &mut status, &mut actions) {
+                Some(image) => then = Some(Action::Exchange(image)),
+                None => run(o, process, &mut status, &mut actions),
+            }
+        }
     }
     let before = o.replica.status.as_ref();
     if before != Some(&status) && !only_begins(before, &status) {
         actions.push(Action::SetStatus(Box::new(status)));
     }
+    // What goes wrong with it is judged by what the status says of it.
+    actions.extend(then);
     actions
 }
 
@@ -116,8 +135,6 @@ fn only_begins(before: Option<&ReplicaStatus>, now: &ReplicaStatus) -> bool {
 
 fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, actions: &mut Vec<Action>) {
     let now = written(o.now);
-    process.uuid.clone_into(&mut status.uuid);
-    status.started = true;
     match process.state {
         InstanceState::Error | InstanceState::Stopped => {
             status.current_state = InstanceState::Error;
@@ -138,7 +155,6 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
                 status.starting = false;
                 o.address.clone_into(&mut status.address);
                 o.map_key.clone_into(&mut status.map_key);
-                status.current_image.clone_from(&o.replica.spec.image);
                 let seen = status.generation.map_or(view.generation, |old| old.0.max(view.generation));
                 status.generation = Some(GenerationText(seen));
                 status.conditions.set_condition(SERVES, true, "", "", &now);
@@ -152,6 +168,26 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
     }
 }
 
+/// Exchanges the program for that of the image that is given back, or sees how that fares.
+fn exchange(
+    o: &Observed<'_>,
+    process: &ProcessView,
+    status: &mut ReplicaStatus,
+    actions: &mut Vec<Action>,
+) -> Option<String> {
+    let serves = process.state == InstanceState::Running && o.view.is_some();
+    let images = (&mut status.current_image, &mut status.failed_image);
+    let advance = upgrade::advance(
+        &o.replica.spec.image,
+        (o.programs, serves, trouble(process)),
+        images,
+        &mut status.conditions,
+        o.now,
+    );
+    actions.extend(advance.wait.map(Action::LookAgain));
+    advance.exchange
+}
+
 /// What stays known of a replica without a process: the highest generation that it has seen, above all.
 fn stopped(status: &mut ReplicaStatus) {
     let keep = ReplicaStatus {
@@ -159,6 +195,8 @@ fn stopped(status: &mut ReplicaStatus) {
         instance_manager_name: std::mem::take(&mut status.instance_manager_name),
         generation: status.generation,
         conditions: std::mem::take(&mut status.conditions),
+        current_image: std::mem::take(&mut status.current_image),
+        failed_image: std::mem::take(&mut status.failed_image),
         ..ReplicaStatus::default()
     };
     *status = keep;
@@ -199,6 +237,7 @@ mod tests {
             address: "unix:/r",
             map_key: "k",
             process: process.as_ref(),
+            programs: Programs { runs_target: true, installed: true },
             view: view.as_ref(),
             now: now(),
         })

@@ -11,6 +11,7 @@
 mod clone;
 mod draft;
 mod health;
+mod image;
 mod life;
 mod replicas;
 #[cfg(test)]
@@ -62,7 +63,7 @@ pub struct Observed<'a> {
     pub nodes_up: &'a BTreeSet<String>,
     /// The settings in force.
     pub settings: &'a Settings,
-    /// The image of new engines and replicas.
+    /// The image of volumes that name none.
     pub image: &'a str,
     /// The time.
     pub now: Timestamp,
@@ -128,6 +129,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         draft.fill_up();
         draft.thin_out();
         draft.attach_or_detach();
+        draft.follow_image();
         draft.judge();
     }
     draft.finish()

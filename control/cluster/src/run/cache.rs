@@ -40,10 +40,14 @@ pub(super) enum Key {
     Nodes,
     /// Leader: the pods of a node whose manager is silent.
     PodsOf(String),
+    /// Leader: the pods of a volume whose device was lost.
+    Remount(String),
     /// Leader: everything, anew.
     All,
     /// The webhook's certificate: the leader keeps it, every manager serves it.
     Certificate,
+    /// This node: which images' programs are on it.
+    Programs,
     /// This node: itself and its disks.
     Here,
     /// This node: an engine.
@@ -156,6 +160,8 @@ pub(super) struct Local {
     /// This one's alone.
     pub(super) instance_managers: Shelf<InstanceManager>,
     pub(super) orphans: Shelf<Orphan>,
+    /// All.
+    pub(super) engine_images: Shelf<EngineImage>,
     /// This one alone.
     pub(super) kube_nodes: Shelf<KubeNode>,
     /// The webhook's certificate alone.
@@ -198,6 +204,7 @@ impl Local {
             }),
             instance_managers: to.watch(desk.api(), &named(&instance_manager(here)), |_| vec![Key::Here]),
             orphans: to.watch(desk.api(), &of_node, |_| vec![Key::Here]),
+            engine_images: to.watch(desk.api(), "", |_: &EngineImage| vec![Key::Programs, Key::Nodes]),
             kube_nodes: to.watch(Api::all(desk.client.clone()), &named(here), |_| vec![Key::Here]),
             secrets: to.watch(desk.api(), &named(SECRET), |_| vec![Key::Certificate]),
             pod: (run_by == RunBy::Pod).then(|| OwnPod {
@@ -219,6 +226,7 @@ impl Local {
             self.settings.ready(),
             self.instance_managers.ready(),
             self.orphans.ready(),
+            self.engine_images.ready(),
             self.kube_nodes.ready(),
             self.secrets.ready(),
         );
@@ -243,7 +251,6 @@ pub(super) struct Global {
     pub(super) replicas: Shelf<Replica>,
     pub(super) attachments: Shelf<VolumeAttachment>,
     pub(super) nodes: Shelf<Node>,
-    pub(super) engine_images: Shelf<EngineImage>,
     pub(super) kube_nodes: Shelf<KubeNode>,
     /// Those of instance managers among others.
     pub(super) budgets: Shelf<PodDisruptionBudget>,
@@ -266,7 +273,6 @@ impl Global {
                 vec![Key::Attachment(a.name_any()), Key::Volume(a.spec.volume.clone())]
             }),
             nodes: to.watch(desk.api(), "", |_: &Node| vec![Key::Nodes]),
-            engine_images: to.watch(desk.api(), "", |_: &EngineImage| vec![Key::Nodes]),
             kube_nodes: to.watch(Api::all(desk.client.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
             budgets: to.watch(desk.api(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
         };
@@ -281,7 +287,6 @@ impl Global {
             self.replicas.ready(),
             self.attachments.ready(),
             self.nodes.ready(),
-            self.engine_images.ready(),
             self.kube_nodes.ready(),
             self.budgets.ready(),
         );

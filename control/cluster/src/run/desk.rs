@@ -127,6 +127,14 @@ impl Desk {
         Ok(())
     }
 
+    /// Changes a part of a status that nobody else writes, whatever else changes beside it.
+    pub(super) async fn patch_status<K: Kind>(&self, name: &str, patch: serde_json::Value) -> Done {
+        match self.api::<K>().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(e) if !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Puts the finalizer on an object that was read, or takes it off. Gives back the new version.
     pub(super) async fn set_finalizer<K: Kind>(&self, read: &K, keep: bool) -> Done<Option<String>> {
         let mut finalizers: Vec<String> =

@@ -16,12 +16,13 @@ use super::desk::{Done, Kind, ReconcileError};
 use super::leader::key_secret;
 use super::queue::Outcome;
 use super::shelf::{Item, Shelf};
-use super::{Context, authority, instance_pod, orphans};
-use crate::agent::{AgentError, EngineStart};
+use super::{Context, authority, instance_pod, orphans, programs};
+use crate::agent::{AgentError, EngineStart, Part};
 use crate::api::{
-    Conditions, DataEngine, DiskSpec, Engine, InstanceManager, InstanceManagerSpec, InstanceManagerStatus,
-    InstanceState, Node, NodeSpec, Replica, Snapshot, Volume,
+    Conditions, DataEngine, DiskSpec, Engine, EngineSpec, InstanceManager, InstanceManagerSpec,
+    InstanceManagerStatus, InstanceState, Node, NodeSpec, Replica, ReplicaSpec, Snapshot, Volume,
 };
+use crate::plan::upgrade::{Images, target};
 use crate::plan::volume::CLONED;
 use crate::plan::{self, engine, node, replica, snapshot, written};
 
@@ -168,11 +169,16 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
         Some(_) => context.agent.engine(name).await,
         None => None,
     };
+    let known = resource.status.clone().unwrap_or_default();
+    let images =
+        Images { wanted: &resource.spec.image, current: &known.current_image, failed: &known.failed_image };
+    let spec = EngineSpec { image: target(images).to_owned(), ..resource.spec.clone() };
     let actions = engine::plan(&engine::Observed {
         engine: &resource,
         node: here,
         instance_manager: &instance_manager(here),
         process,
+        programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
         now: Timestamp::now(),
     });
@@ -182,8 +188,12 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     for action in actions {
         tracing::debug!(engine = name, ?action, "engine");
         match action {
-            // What follows is written all the same: people look there.
-            engine::Action::Start => failure = start_engine(context, &resource).await.err(),
+            engine::Action::Start => failure = start_engine(context, name, &spec).await.err(),
+            engine::Action::Exchange(image) => {
+                tracing::info!(engine = name, image, "the engine's program is exchanged");
+                let spec = EngineSpec { image, ..spec.clone() };
+                context.agent.exchange(name, Part::Engine(&spec)).await?;
+            }
             engine::Action::Stop => context.agent.stop(name).await?,
             engine::Action::AddReplica { name: replica, address } => {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
@@ -249,8 +259,8 @@ async fn say_not_expanded(
 }
 
 /// Starts an engine under a new generation: above everything that the volume issued and its replicas have seen.
-async fn start_engine(context: &Context, resource: &Engine) -> Done {
-    let (name, volume) = (resource.name_any(), &resource.spec.volume_name);
+async fn start_engine(context: &Context, name: &str, spec: &EngineSpec) -> Done {
+    let volume = &spec.volume_name;
     lay_key(context, volume).await?;
     let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
     let replicas = context.desk.api::<Replica>().list(&of_volume).await?;
@@ -259,7 +269,7 @@ async fn start_engine(context: &Context, resource: &Engine) -> Done {
     let here = &context.options.node;
     let generation = authority::issue_generation(&context.desk, volume, here, seen).await?;
     tracing::info!(engine = name, %generation, "engine starts");
-    context.agent.start_engine(EngineStart { name: &name, spec: &resource.spec, generation }).await?;
+    context.agent.start_engine(EngineStart { name, spec, generation }).await?;
     Ok(())
 }
 
@@ -299,6 +309,10 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     let trouble = disk_trouble(context, &resource);
     let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
     let map_key = map_key(context, &resource);
+    let known = resource.status.clone().unwrap_or_default();
+    let images =
+        Images { wanted: &resource.spec.image, current: &known.current_image, failed: &known.failed_image };
+    let spec = ReplicaSpec { image: target(images).to_owned(), ..resource.spec.clone() };
     let actions = replica::plan(&replica::Observed {
         replica: &resource,
         node: here,
@@ -307,6 +321,7 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
         address: &address,
         map_key: &map_key,
         process,
+        programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
         now: Timestamp::now(),
     });
@@ -320,7 +335,13 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
                 version = context.desk.set_finalizer(resource.as_ref(), true).await?
             }
             replica::Action::Start => {
-                failure = start_replica(context, &resource).await.err();
+                failure = start_replica(context, name, &spec).await.err();
+                outcome = Outcome::Again(SOON);
+            }
+            replica::Action::Exchange(image) => {
+                tracing::info!(replica = name, image, "the replica's program is exchanged");
+                let spec = ReplicaSpec { image, ..spec.clone() };
+                context.agent.exchange(name, Part::Replica(&spec)).await?;
                 outcome = Outcome::Again(SOON);
             }
             replica::Action::Stop => {
@@ -348,9 +369,9 @@ pub(super) async fn replica(context: &Context, name: &str) -> Done<Outcome> {
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
-async fn start_replica(context: &Context, resource: &Replica) -> Done {
-    lay_key(context, &resource.spec.volume_name).await?;
-    Ok(context.agent.start_replica(&resource.name_any(), &resource.spec).await?)
+async fn start_replica(context: &Context, name: &str, spec: &ReplicaSpec) -> Done {
+    lay_key(context, &spec.volume_name).await?;
+    Ok(context.agent.start_replica(name, spec).await?)
 }
 
 /// Why the disk of a replica cannot be used; `None` if it can.

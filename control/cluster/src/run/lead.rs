@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
-use super::{Context, drain};
+use super::{Context, drain, programs};
 use crate::plan::node;
 use crate::schedule;
 use crate::settings::Settings;
@@ -42,6 +42,7 @@ struct Stamps {
     settings: u64,
     kube_nodes: u64,
     budgets: u64,
+    engine_images: u64,
     up: Arc<BTreeSet<String>>,
 }
 
@@ -82,6 +83,7 @@ impl Lead {
             settings: context.cache.settings.stamp(),
             kube_nodes: self.cache.kube_nodes.stamp(),
             budgets: self.cache.budgets.stamp(),
+            engine_images: context.cache.engine_images.stamp(),
             up: context.nodes_up(),
         };
         let mut kept = self.picture.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,8 +95,8 @@ impl Lead {
         let (nodes, replicas) = (self.cache.nodes.all(), self.cache.replicas.all());
         let (up, settings) = (Arc::clone(&stamps.up), context.cache.settings());
         let (nodes, replicas) = (nodes.iter().map(Arc::as_ref), replicas.iter().map(Arc::as_ref));
-        let drains = drain::views(&self.cache);
-        let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &drains, &settings);
+        let (drains, programs) = (drain::views(&self.cache), programs::by_node(&context.cache));
+        let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &drains, &programs, &settings);
         let picture = Arc::new(Picture { up, settings, cluster, disk_paths });
         *kept = Some((stamps, Arc::clone(&picture)));
         picture

@@ -64,6 +64,9 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
         image: &context.options.image,
         now: Timestamp::now(),
     });
+    if volume.status.as_ref().is_some_and(|s| !s.remount_requested_at.is_empty()) {
+        context.news.tell([Key::Remount(name.to_owned())]);
+    }
     let mut hands =
         Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
     for action in actions {

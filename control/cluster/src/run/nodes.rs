@@ -14,8 +14,8 @@ use super::desk::Done;
 use super::lead::Lead;
 use super::lease::{NODE_LABEL, Watchers, mark};
 use super::queue::Outcome;
-use super::{Context, drain};
-use crate::api::{Conditions, EngineImage, EngineImageSpec, EngineImageStatus, Node, Setting, SettingSpec};
+use super::{Context, drain, programs, upgrades};
+use crate::api::{Conditions, EngineImage, EngineImageSpec, Node, Setting, SettingSpec, Volume};
 use crate::plan::{node, written};
 use crate::settings::DEFINITIONS;
 
@@ -53,20 +53,25 @@ pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
         context.news.tell([Key::PodsOf(dead.name_any())]);
     }
     keep_settings(context).await?;
-    keep_engine_image(context, lead, &up).await?;
+    keep_engine_images(context, lead, &up).await?;
     if picture_changed(context, lead, &up) {
-        // A volume may wait for room, or have a replica on what is to be emptied.
+        // A volume may wait for room or for a program, or have a replica on what is to be emptied.
         context.news.tell([Key::All]);
     }
-    drain::look(context, lead).await
+    let (upgrades, drains) = (upgrades::look(context, lead).await?, drain::look(context, lead).await?);
+    Ok(match (upgrades, drains) {
+        (Outcome::Again(one), Outcome::Again(other)) => Outcome::Again(one.min(other)),
+        (Outcome::Done, other) | (other, _) => other,
+    })
 }
 
-/// True if nodes and disks are not what they were in a way that could change where a replica goes. Free bytes alone do
-/// not count: a volume that waits for them looks again by itself.
+/// True if nodes and disks are not what they were in a way that could change where a replica goes, or what it runs. Free
+/// bytes alone do not count: a volume that waits for them looks again by itself.
 fn picture_changed(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> bool {
     let (nodes, settings) = (lead.cache.nodes.all(), context.cache.settings());
-    let drains = drain::views(&lead.cache);
-    let (mut picture, _) = node::picture(nodes.iter().map(AsRef::as_ref), [], up, &drains, &settings);
+    let (drains, programs) = (drain::views(&lead.cache), programs::by_node(&context.cache));
+    let (mut picture, _) =
+        node::picture(nodes.iter().map(AsRef::as_ref), [], up, &drains, &programs, &settings);
     for disk in picture.nodes.values_mut().flat_map(|n| n.disks.values_mut()) {
         disk.available = 0;
     }
@@ -87,30 +92,27 @@ async fn keep_settings(context: &Context) -> Done {
     Ok(())
 }
 
-/// The image that engines and replicas are of. The programs are part of the manager's own image, so that they are on a
-/// node as soon as its manager is.
-async fn keep_engine_image(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> Done {
+/// The images that engines and replicas may be of: the manager's own, which each manager lays on its node, and others that
+/// are or were there.
+async fn keep_engine_images(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> Done {
     let image = &context.options.image;
     let name = format!(
         "ei-{}",
         image.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
     );
-    let Some(resource) = lead.cache.engine_images.get(&name) else {
+    if context.cache.engine_images.get(&name).is_none() {
         let resource = EngineImage::new(&name, EngineImageSpec { image: image.clone() });
-        return context.desk.create(&resource).await;
-    };
-    let old = resource.status.clone().unwrap_or_default();
+        context.desk.create(&resource).await?;
+    }
+    let nodes: BTreeSet<String> = lead.cache.nodes.all().iter().map(|n| n.name_any()).collect();
     let volumes = lead.cache.volumes.all();
-    let uses =
-        volumes.iter().filter(|v| v.status.as_ref().is_some_and(|s| s.current_image == *image)).count();
-    let new = EngineImageStatus {
-        owner_id: context.options.node.clone(),
-        state: "deployed".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ref_count: i64::try_from(uses).unwrap_or(i64::MAX),
-        node_deployment_map: up.iter().map(|node| (node.clone(), true)).collect(),
-        ..old.clone()
-    };
-    let version = resource.resource_version();
-    context.desk.set_status::<EngineImage, _>(&name, version.as_deref(), &old, &new).await
+    for resource in context.cache.engine_images.all() {
+        let image = &resource.spec.image;
+        let uses = |v: &&Arc<Volume>| v.status.as_ref().is_some_and(|s| s.current_image == *image);
+        let new = programs::judge(&resource, context, up, &nodes, volumes.iter().filter(uses).count());
+        let (old, version) = (resource.status.clone().unwrap_or_default(), resource.resource_version());
+        let name = resource.name_any();
+        context.desk.set_status::<EngineImage, _>(&name, version.as_deref(), &old, &new).await?;
+    }
+    Ok(())
 }

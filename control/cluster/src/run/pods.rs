@@ -1,7 +1,7 @@
-//! Frees pods that are stuck on a node that is down (`crate::plan::pods`): what they depend on is read while one is, and not
-//! watched.
+//! Helps pods that are stuck on a node that is down, or whose volume's device was lost (`crate::plan::pods`): what they depend
+//! on is read while that is so, and not watched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, Pod};
@@ -12,12 +12,20 @@ use kube::{Api, ResourceExt};
 
 use super::Context;
 use super::desk::{Done, is_missing};
+use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::DRIVER;
-use crate::plan::pods::{Action, Claim, Held, leave, stuck};
+use crate::plan::Event;
+use crate::plan::pods::{self, Action, Claim, Fate, Held, PodName, leave, stuck};
 
 /// How often the pods of a node that is down are looked at.
 const ROUND: Duration = Duration::from_secs(10);
+
+/// A device that was lost longer ago than this is nobody's reason any more: pods that it had are gone, or are kept on purpose.
+const REMOUNT: Duration = Duration::from_secs(600);
+
+/// Seconds that a pod gets to end by itself; Longhorn's.
+const GRACE: u32 = 30;
 
 /// Looks at the pods of a node whose manager is silent.
 pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome> {
@@ -40,6 +48,50 @@ pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome>
         }
     }
     Ok(Outcome::Again(ROUND))
+}
+
+/// Deletes the pods that had the device of a volume before it was lost.
+pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> Done<Outcome> {
+    let (Some(policy), Some(resource)) = (context.cache.settings().remount(), lead.cache.volumes.get(volume))
+    else {
+        return Ok(Outcome::Done);
+    };
+    let status = resource.status.clone().unwrap_or_default();
+    let now = Timestamp::now();
+    let lost: Option<Timestamp> = status.remount_requested_at.parse().ok();
+    let is_recent = |lost: &Timestamp| now.duration_since(*lost).unsigned_abs() < REMOUNT;
+    let Some(lost) = lost.filter(is_recent).filter(|_| !status.current_node_id.is_empty()) else {
+        return Ok(Outcome::Done);
+    };
+    let client = &context.desk.client;
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let volumes = volumes.list(&ListParams::default()).await?.items;
+    let of_volume = volumes.iter().filter(|v| handle_of(v) == Some(volume)).filter_map(claim_of);
+    let claims: Vec<Claim> =
+        of_volume.map(|(namespace, name)| Claim { namespace, name, held: None }).collect();
+    let there = ListParams::default().fields(&format!("spec.nodeName={}", status.current_node_id));
+    let mut outcome = Outcome::Done;
+    for namespace in claims.iter().map(|c| c.namespace.clone()).collect::<BTreeSet<_>>() {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        for pod in pods.list(&there).await?.items {
+            match pods::after_loss(&pod, &claims, lost, &policy) {
+                Fate::Stays => {}
+                // Until it is gone: it may be one that a finalizer or a kubelet keeps.
+                Fate::Goes => outcome = Outcome::Again(ROUND),
+                Fate::Delete(pod) => {
+                    delete(&pods, &pod, GRACE).await?;
+                    let message = format!(
+                        "pod {}/{} is deleted: it had the device that was lost",
+                        pod.namespace, pod.name
+                    );
+                    let event = Event { warning: false, reason: "PodDeleted", message };
+                    context.desk.tell(resource.as_ref(), &event).await;
+                    outcome = Outcome::Again(ROUND);
+                }
+            }
+        }
+    }
+    Ok(outcome)
 }
 
 /// What the kubelet last said of itself; what it said too long ago Kubernetes calls Unknown.
@@ -68,6 +120,12 @@ async fn claims(context: &Context, node: &str) -> Done<Vec<Claim>> {
     Ok(volumes.into_iter().filter_map(claim).collect())
 }
 
+/// The volume of one of this driver's PersistentVolumes.
+fn handle_of(volume: &PersistentVolume) -> Option<&str> {
+    let csi = volume.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
+    Some(&csi.volume_handle)
+}
+
 /// Namespace and name of the claim that one of this driver's PersistentVolumes is bound to.
 fn claim_of(volume: &PersistentVolume) -> Option<(String, String)> {
     let spec = volume.spec.as_ref().filter(|s| s.csi.as_ref().is_some_and(|csi| csi.driver == DRIVER))?;
@@ -85,15 +143,20 @@ async fn carry_out(context: &Context, action: Action) -> Done {
         }
         Action::Force(pod) => {
             let pods: Api<Pod> = Api::namespaced(client, &pod.namespace);
-            let this_one = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-            let at_once = DeleteParams {
-                grace_period_seconds: Some(0),
-                preconditions: Some(this_one),
-                ..DeleteParams::default()
-            };
-            gone(pods.delete(&pod.name, &at_once).await)
+            delete(&pods, &pod, 0).await
         }
     }
+}
+
+/// Deletes a pod, and no other one of its name.
+async fn delete(pods: &Api<Pod>, pod: &PodName, grace_seconds: u32) -> Done {
+    let this_one = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+    let how = DeleteParams {
+        grace_period_seconds: Some(grace_seconds),
+        preconditions: Some(this_one),
+        ..DeleteParams::default()
+    };
+    gone(pods.delete(&pod.name, &how).await)
 }
 
 /// What is gone already, or is another one by now, is as good as deleted.

@@ -30,6 +30,8 @@ pub enum Obstacle {
     NodeEvicting,
     /// The node lacks a tag.
     NodeTags,
+    /// The node lacks the program of the volume's image.
+    NoProgram,
     /// The disk does not work, or takes no new replicas.
     DiskUnschedulable,
     /// The disk is being emptied.
@@ -58,6 +60,7 @@ impl Obstacle {
             }
             Self::NodeEvicting => "on a node that is being emptied (evictionRequested, node-drain-policy)",
             Self::NodeTags => "on a node without the tags of the volume's nodeSelector",
+            Self::NoProgram => "on a node without the program of the volume's image (engineimages)",
             Self::DiskUnschedulable => "not ready or closed to new replicas (allowScheduling)",
             Self::DiskEvicting => "being emptied (evictionRequested)",
             Self::DiskTags => "without the tags of the volume's diskSelector",
@@ -109,6 +112,7 @@ pub(super) fn obstacle(
         (!node.schedulable, Obstacle::NodeUnschedulable),
         (node.emptying != Emptying::No, Obstacle::NodeEvicting),
         (!has_tags(&node.tags, &want.node_selector, want.tagged_nodes_serve_all), Obstacle::NodeTags),
+        (want.program.as_ref().is_some_and(|image| !node.programs.contains(image)), Obstacle::NoProgram),
         (!disk.schedulable, Obstacle::DiskUnschedulable),
         (disk.evicting, Obstacle::DiskEvicting),
         (!has_tags(&disk.tags, &want.disk_selector, want.tagged_disks_serve_all), Obstacle::DiskTags),

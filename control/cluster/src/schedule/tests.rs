@@ -155,6 +155,15 @@ fn tags_are_all_needed() {
 }
 
 #[test]
+fn a_node_needs_the_volumes_program() {
+    let mut c = cluster(&["n1: a", "n2: a"]);
+    node(&mut c, "n2").programs = ["old".to_owned(), "new".to_owned()].into();
+    let of = |image: &str| Want { program: Some(image.into()), ..want(1) };
+    assert_eq!((placed(&c, &of("new"), ""), placed(&c, &want(1), "")), ("n2-a".into(), "n1-a".into()));
+    assert_eq!(placed(&c, &of("newest"), ""), "[NoProgram]");
+}
+
+#[test]
 fn the_limits_hold_to_the_byte() {
     let limits = |over, minimal| Limits { over_provisioning: over, minimal_available: minimal };
     let cases: &[(&str, Limits, Disk, u64, u64, bool)] = &[
@@ -349,10 +358,13 @@ prop_compose! {
         over in 50_u32..300, minimal in 0_u32..50,
     ) -> Cluster {
         let nodes = nodes.into_iter().enumerate().map(|(i, (zone, schedulable, evicting, tagged, disks))| {
+            let has_program = i % 2 == disks.len() % 2;
             let disks = disks.into_iter().enumerate().map(|(d, disk)| (format!("n{i}-d{d}"), disk)).collect();
             let tags = if tagged { tags("fast") } else { BTreeSet::new() };
             let emptying = if evicting { Emptying::All } else { Emptying::No };
-            (format!("n{i}"), Node { zone: format!("z{zone}"), schedulable, emptying, tags, disks, ..Node::default() })
+            let programs = if has_program { ["i".to_owned()].into() } else { BTreeSet::new() };
+            let zone = format!("z{zone}");
+            (format!("n{i}"), Node { zone, schedulable, emptying, tags, programs, disks, ..Node::default() })
         });
         Cluster {
             nodes: nodes.collect(),
@@ -377,6 +389,7 @@ prop_compose! {
                 6..=9 => Locality::Prefer(format!("n{}", locality - 6)),
                 _ => Locality::Only(format!("n{}", locality - 10)),
             },
+            program: (fill % 5 == 0).then(|| "i".to_owned()),
         }
     }
 }
@@ -414,6 +427,7 @@ fn is_allowed(c: &Cluster, w: &Want, beside: &[Resident], node: &str, disk: &str
         && (!w.node_selector.is_empty() || w.tagged_nodes_serve_all || n.tags.is_empty());
     let disk_tags = w.disk_selector.iter().all(|t| d.tags.contains(t))
         && (!w.disk_selector.is_empty() || w.tagged_disks_serve_all || d.tags.is_empty());
+    let program = w.program.iter().all(|image| n.programs.contains(image));
     let mut apart = true;
     for r in beside.iter().filter(|r| !r.failed) {
         let (same_node, same_disk) = (r.node == node, r.node == node && r.disk == disk);
@@ -429,7 +443,7 @@ fn is_allowed(c: &Cluster, w: &Want, beside: &[Resident], node: &str, disk: &str
     let promised = (d.scheduled + w.size) as f64 <= offered;
     let free = d.available >= w.fill
         && (d.available - w.fill) as f64 > percent(d.maximum, c.limits.minimal_available);
-    local && open && node_tags && disk_tags && apart && promised && free
+    local && open && node_tags && disk_tags && program && apart && promised && free
 }
 
 /// The same clusters in every run; `LH_SEED` chooses others, `LH_CASES` how many.

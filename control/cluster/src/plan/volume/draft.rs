@@ -58,17 +58,12 @@ impl<'a> Draft<'a> {
                 active: true,
                 data_engine: spec.data_engine,
                 frontend: spec.frontend,
-                image: self.image(),
+                image: self.engine_image(),
                 quorum: spec.quorum,
                 io_timeout: spec.io_timeout,
                 ..EngineSpec::default()
             });
         }
-    }
-
-    pub(super) fn image(&self) -> String {
-        let own = &self.o.volume.spec.image;
-        if own.is_empty() { self.o.image.to_owned() } else { own.clone() }
     }
 
     /// How many replicas the volume should have.
@@ -109,6 +104,7 @@ impl<'a> Draft<'a> {
                 DataLocality::StrictLocal if !node.is_empty() => Locality::Only(node.clone()),
                 _ => Locality::Anywhere,
             },
+            program: Some(self.image()).filter(|image| self.is_anywhere(image)),
         }
     }
 

@@ -63,7 +63,11 @@ impl Draft<'_> {
     }
 
     fn attach(&mut self, target: &str) {
+        let image = self.image();
         for replica in self.replicas.values_mut() {
+            if replica.desire_state == DesireState::Stopped {
+                replica.image.clone_from(&image);
+            }
             replica.desire_state = DesireState::Running;
         }
         let was_here = self.status.state == VolumeState::Attached && self.status.current_node_id == target;
@@ -87,13 +91,29 @@ impl Draft<'_> {
         self.status.state = VolumeState::Attached;
         target.clone_into(&mut self.status.current_node_id);
         target.clone_into(&mut self.status.current_engine_node_id);
-        self.status.current_image = self.image();
         self.status.frontend_disabled = self.o.volume.spec.disable_frontend;
+        self.ask_for_remount();
         self.status.conditions.retain(|c| c.kind != READY);
         let addresses = self.addresses();
         if let Some(engine) = &mut self.engine {
             engine.replica_address_map = addresses;
             engine.active = true;
+        }
+    }
+
+    /// What has the volume open or mounted has to let go of it and begin anew, once there is a device again.
+    fn ask_for_remount(&mut self) {
+        let lost = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.device_lost_at.as_str());
+        let since = |time: &str| age(time, self.o.now);
+        let Some(lost) = lost.and_then(since) else { return };
+        let asked = since(&self.status.remount_requested_at);
+        if asked.is_none_or(|asked| asked > lost) {
+            self.status.remount_requested_at.clone_from(&self.now);
+            self.tell(
+                true,
+                "Remount",
+                "the volume's device was lost: its pods have to start anew".to_owned(),
+            );
         }
     }
 
@@ -147,9 +167,10 @@ impl Draft<'_> {
     }
 
     fn start(&mut self, target: &str) {
-        let addresses = self.addresses();
+        let (addresses, image) = (self.addresses(), self.engine_image());
         let volume = &self.o.volume.spec;
         if let Some(engine) = &mut self.engine {
+            engine.image = image;
             target.clone_into(&mut engine.node_id);
             engine.desire_state = DesireState::Running;
             engine.replica_address_map = addresses;
@@ -165,11 +186,13 @@ impl Draft<'_> {
     pub(super) fn remove(&mut self) {
         self.status.state = VolumeState::Deleting;
         self.status.robustness = Robustness::Unknown;
-        let runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
+        let mut runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
+        if let Some(engine) = &mut self.engine {
+            // One that should run may be about to be started, whatever is said of it: first nobody may start it any more.
+            runs |= engine.desire_state == DesireState::Running;
+            engine.desire_state = DesireState::Stopped;
+        }
         if runs {
-            if let Some(engine) = &mut self.engine {
-                engine.desire_state = DesireState::Stopped;
-            }
             return;
         }
         if self.engine.take().is_some() {

@@ -9,6 +9,7 @@ use crate::api::{
 };
 use crate::schedule::Emptying;
 
+mod image;
 mod world;
 
 use world::World;
@@ -429,6 +430,25 @@ fn a_deleted_volume_goes_engine_first_and_itself_last() {
     world.settle();
     assert!(world.volume.is_none() && world.engine.is_none() && world.replicas.is_empty());
     assert!(world.attachment.is_none());
+}
+
+#[test]
+fn an_engine_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
+    let mut world = World::attached_to("n1");
+    world.attach("");
+    let engine = world.engine.as_mut().unwrap();
+    // What is said of it is from before it was told to run.
+    assert_eq!(engine.status.as_ref().unwrap().current_state, InstanceState::Stopped);
+    (engine.spec.node_id, engine.spec.desire_state) = ("n1".into(), DesireState::Running);
+    engine.status.as_mut().unwrap().owner_id = "n1".into();
+    let deleted = world.now;
+    world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
+    let first = world.plan();
+    let is_stop = |a: &Action| matches!(a, Action::SetEngine(e) if e.desire_state == DesireState::Stopped);
+    assert!(first.iter().any(is_stop), "{first:?}");
+    assert!(!first.contains(&Action::DeleteEngine("v-e-0".into())), "{first:?}");
+    world.settle();
+    assert!(world.volume.is_none() && world.engine.is_none());
 }
 
 #[test]

@@ -6,10 +6,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::super::*;
 use crate::api::{
-    DesireState, EngineStatus, EpochRecord, InstanceState, Int64Text, ReplicaMode, ReplicaStatus, VolumeSpec,
-    VolumeState,
+    Condition, DesireState, EngineStatus, EpochRecord, InstanceState, Int64Text, ReplicaMode, ReplicaStatus,
+    VolumeSpec, VolumeState,
 };
 use crate::plan::FINALIZER;
+use crate::plan::upgrade::{Step, note};
 use crate::schedule::{Cluster, Disk, Node};
 
 /// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
@@ -26,6 +27,8 @@ pub(super) struct World {
     pub(super) broken: BTreeSet<String>,
     /// Replicas that the engine calls ERR though their process runs.
     pub(super) cut_off: BTreeSet<String>,
+    /// Images that do not serve, and in what: an engine's or a replica's name.
+    pub(super) unfit: BTreeSet<(String, String)>,
     /// Rebuilds end at once.
     pub(super) rebuilds_end: bool,
     pub(super) told: Vec<&'static str>,
@@ -58,6 +61,7 @@ impl World {
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             broken: BTreeSet::new(),
             cut_off: BTreeSet::new(),
+            unfit: BTreeSet::new(),
             rebuilds_end: true,
             told: Vec::new(),
             tickets: Vec::new(),
@@ -145,6 +149,11 @@ impl World {
                 continue;
             }
             let status = replica.status.get_or_insert_with(ReplicaStatus::default);
+            if replica.spec.desire_state == DesireState::Running {
+                let fits = !self.unfit.contains(&(name.clone(), replica.spec.image.clone()));
+                let images = (&mut status.current_image, &mut status.failed_image);
+                exchange(&replica.spec.image, fits, images, &mut status.conditions, self.now);
+            }
             let state = match replica.spec.desire_state {
                 DesireState::Running if self.broken.contains(name) => InstanceState::Error,
                 DesireState::Running => InstanceState::Running,
@@ -161,9 +170,13 @@ impl World {
         let status = engine.status.get_or_insert_with(EngineStatus::default);
         status.owner_id.clone_from(&engine.spec.node_id);
         if engine.spec.desire_state == DesireState::Stopped {
-            *status = EngineStatus { owner_id: status.owner_id.clone(), ..EngineStatus::default() };
+            let (owner_id, current_image) = (status.owner_id.clone(), status.current_image.clone());
+            *status = EngineStatus { owner_id, current_image, ..EngineStatus::default() };
             return;
         }
+        let fits = !self.unfit.contains(&("v-e-0".to_owned(), engine.spec.image.clone()));
+        let images = (&mut status.current_image, &mut status.failed_image);
+        exchange(&engine.spec.image, fits, images, &mut status.conditions, self.now);
         let (mut modes, mut members) = (BTreeMap::new(), Vec::new());
         for name in engine.spec.replica_address_map.keys() {
             let Some(replica) = self.replicas.get(name) else { continue };
@@ -232,4 +245,21 @@ impl World {
         let found = self.replicas.iter().find(|(_, r)| r.spec.node_id == node);
         found.map(|(name, _)| name.clone()).expect("a replica there")
     }
+}
+
+/// What a node makes of an image: it serves, or the one before does again.
+fn exchange(
+    wanted: &str,
+    fits: bool,
+    images: (&mut String, &mut String),
+    conditions: &mut Vec<Condition>,
+    now: Timestamp,
+) {
+    let step = match (images.0 == wanted, fits) {
+        (true, _) => return,
+        (false, true) => Step::Done,
+        (false, false) if images.1 == wanted => return,
+        (false, false) => Step::GoBack("it is unfit".into()),
+    };
+    note(&step, wanted, images, conditions, now);
 }
