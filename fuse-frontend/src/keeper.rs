@@ -10,6 +10,7 @@
 //!   hands of the dying (`docs/invariants.md`, 6).
 //! - It takes no part in I/O and allocates nothing on its account.
 
+mod apart;
 mod client;
 mod connection;
 mod lock;

@@ -177,6 +177,70 @@ fn after_the_death_of_all_the_volume_comes_back_as_a_new_device() {
     rig.stop();
 }
 
+/// Ends a connection that nobody else could end any more, if its test has not been through in time.
+struct Rescue(Option<u64>);
+
+impl Drop for Rescue {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0 {
+            let _ = lh_ring::sys::mounts::abort_fuse(connection);
+        }
+    }
+}
+
+/// Takes what the kernel asks.
+fn take_requests(fuse: &OwnedFd) {
+    let mut room = vec![0; 1 << 20];
+    while readable(fuse) {
+        nix::unistd::read(fuse, &mut room).unwrap();
+    }
+}
+
+/// Somebody reads from the device, the engine answers nothing, and the keeper is killed while it waits for that.
+fn killed_while_it_waits(test: &str, ask: fn(&mut Keeper) -> Result<(), KeeperError>) {
+    if skip(test, &["dd"]) {
+        return;
+    }
+    let mut rig = Rig::start(test, 16 * MIB, 512, true);
+    rig.server().kill();
+    let mut engine = Keeper::connect(&rig.socket).unwrap();
+    let (fuse, info) = engine.attach("memory").unwrap();
+    let _rescue = Rescue(info.connection);
+    let mut dd = Command::new("dd")
+        .args([&format!("if={}", rig.node()), "of=/dev/null", "bs=4k", "count=1", "iflag=direct"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Requests are taken, since those that were not could be given up, and not answered.
+    wait_until("a read waits", || readable(&fuse));
+    take_requests(&fuse);
+    let asking = std::thread::spawn(move || ask(&mut engine).is_err());
+    std::thread::sleep(Duration::from_millis(500));
+    take_requests(&fuse);
+    assert!(!asking.is_finished(), "the keeper does not wait for the device");
+    kill(Pid::from_raw(info.pid), Signal::SIGKILL).unwrap();
+    // The engine's end is the connection's.
+    drop(fuse);
+    wait_until("the keeper's end is seen", || asking.is_finished());
+    assert!(asking.join().unwrap(), "the keeper has answered");
+    wait_until("the read fails", || dd.try_wait().unwrap().is_some());
+    assert!(!dd.wait().unwrap().success());
+    wait_until("the keeper has ended", || !Path::new(&format!("/proc/{}", info.pid)).exists());
+    // And the volume comes back.
+    rig.serve();
+    rig.stop();
+}
+
+#[test]
+fn a_keeper_killed_while_it_unbinds_leaves_nothing_that_waits() {
+    killed_while_it_waits("unbinds", Keeper::stop);
+}
+
+#[test]
+fn a_keeper_killed_while_it_grows_the_device_leaves_nothing_that_waits() {
+    killed_while_it_waits("grows", Keeper::resize);
+}
+
 #[test]
 fn without_an_engine_only_force_ends_the_device() {
     if skip("without_an_engine_only_force_ends_the_device", &["dd"]) {

@@ -71,7 +71,7 @@ impl Connection {
         Self { fuse, mount: Mutex::new(None), device, agreement }
     }
 
-    /// Opens the file for the loop driver. The server is asked.
+    /// Opens the file for the loop driver. The server is asked: see [`super::apart`].
     pub(super) fn open_file(&self) -> io::Result<File> {
         let mount = match &*self.mount.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(mount) => mount.try_clone()?,
@@ -81,7 +81,7 @@ impl Connection {
             .read(true)
             .write(true)
             .custom_flags(OFlag::O_DIRECT.bits())
-            .open(format!("/proc/self/fd/{}", mount.as_raw_fd()))
+            .open(format!("/proc/thread-self/fd/{}", mount.as_raw_fd()))
     }
 
     /// Has the kernel learn how large the file is, before the loop device is as large.

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::apart::apart;
 use super::connection::Connection;
 use super::lock::Lock;
 use super::loop_device::{ClearError, LoopDevice};
@@ -361,8 +362,10 @@ impl Service {
 
     /// Waits for the server of the file.
     fn bind(&self, connection: &Connection, block_size: u32) -> io::Result<LoopDevice> {
-        let file = connection.open_file()?;
-        let device = LoopDevice::bind(&file, block_size, &self.device_name())?;
+        let device = apart(connection, || {
+            let file = connection.open_file()?;
+            LoopDevice::bind(&file, block_size, &self.device_name())
+        })?;
         self.record(device);
         Ok(device)
     }
@@ -396,7 +399,7 @@ impl Service {
     }
 
     fn grow(connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
-        let grown = connection.learn_size().and_then(|()| device.grow());
+        let grown = apart(connection, || connection.learn_size().and_then(|()| device.grow()));
         grown.map_err(|e| refuse(kind::SYSTEM, format!("cannot grow {}: {e}", device.path().display())))
     }
 
@@ -427,7 +430,7 @@ impl Service {
         }
         if let Loop::Bound(device) = state.device {
             drop(state);
-            self.unbind(device)?;
+            self.unbind(&connection, device)?;
             state = self.lock();
             state.device = Loop::Absent;
         }
@@ -438,18 +441,18 @@ impl Service {
 
     /// Unbinds the device, with a little patience for those who are just letting go: a program's own ring closes its
     /// files after the program has ended, and udev looks at every new device.
-    fn clear(&self, device: LoopDevice) -> Result<(), ClearError> {
+    fn clear(&self, connection: &Connection, device: LoopDevice) -> Result<(), ClearError> {
         let deadline = Instant::now() + LETTING_GO;
         loop {
-            match device.clear(&self.device_name()) {
+            match apart(connection, || Ok(device.clear(&self.device_name()))).map_err(ClearError::Io)? {
                 Err(ClearError::InUse) if Instant::now() < deadline => std::thread::sleep(LETTING_GO / 20),
                 other => return other,
             }
         }
     }
 
-    fn unbind(&self, device: LoopDevice) -> Result<(), Refusal> {
-        self.clear(device).map_err(|e| match e {
+    fn unbind(&self, connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
+        self.clear(connection, device).map_err(|e| match e {
             ClearError::InUse => refuse(kind::IN_USE, format!("{} is in use", self.options.node.display())),
             ClearError::Io(e) => {
                 refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display()))
