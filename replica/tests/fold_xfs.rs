@@ -130,6 +130,17 @@ impl Volume {
                     let gone = fold.switched(store, &folded);
                     drop(store.release(gone));
                 }
+                FoldStep::Ready => {
+                    let ready = directory.ready_fold(fold.plan()).unwrap();
+                    fold.readied(ready);
+                }
+                FoldStep::Swap => {
+                    let folded = directory.swap_fold(fold.plan()).unwrap().unwrap();
+                    let gone = fold.switched(store, &folded);
+                    drop(store.release(gone));
+                    directory.finish_fold(fold.plan()).unwrap();
+                    fold.finished();
+                }
                 FoldStep::Ended => break,
                 other => panic!("{other:?}"),
             }
@@ -179,22 +190,29 @@ fn what_is_shared_is_not_copied() {
     assert_eq!(volume.fold("one").0, 0, "something was copied");
     let two = path.join("volume-snap-two.img");
     assert_eq!(unwritten(&two), 0);
-    let (copied, shared, pieces) = volume.fold("three");
-    assert_eq!((copied, shared), (0, MIB));
-    assert!(pieces < 10, "{pieces} pieces of work");
+    // The head is empty: the snapshot's file becomes the head.
+    assert_eq!(volume.fold("three").1, 0);
     let bytes = |volume: &Volume| [0, 8, 12, 15, 16, 100].map(|at| volume.byte(at * MIB));
     assert_eq!(bytes(&volume), [1, 2, 3, 2, 1, 0]);
     let mut read = vec![0; usize::try_from(16 * MIB).unwrap()];
     SnapshotView::open_beside(&path, "two").unwrap().read_at(0, &mut read).unwrap();
     assert_eq!((read[0], read[12 << 20], read[8 << 20]), (1, 2, 2));
-    // Everything, into the head: however much it is, a few calls.
+    // Into a head that has much itself: however much is missing, a few calls.
+    volume.write(Extent::new(32 * MIB, 16 * MIB), 4);
     let (copied, shared, pieces) = volume.fold("two");
-    assert_eq!((copied, shared), (0, 47 * MIB));
+    assert_eq!((copied, shared), (0, 31 * MIB));
     assert!(pieces < 10, "{pieces} pieces of work");
     assert_eq!(bytes(&volume), [1, 2, 3, 2, 1, 0]);
+    // And out of one that has little.
+    volume.snapshot("four");
+    volume.write(Extent::new(100 * MIB, MIB), 5);
+    let (copied, shared, pieces) = volume.fold("four");
+    assert_eq!((copied, shared), (0, MIB));
+    assert!(pieces < 20, "{pieces} pieces of work");
+    assert_eq!(bytes(&volume), [1, 2, 3, 2, 1, 5]);
     drop(volume);
     let (directory, store) = Directory::open(&path, &OpenOptions { lock_wait: WAIT }).unwrap();
     let volume = Volume { directory, store, operations: 0 };
-    assert_eq!(bytes(&volume), [1, 2, 3, 2, 1, 0]);
+    assert_eq!(bytes(&volume), [1, 2, 3, 2, 1, 5]);
     assert_eq!(fs::read_dir(&path).unwrap().count(), 4, "the head, its meta, volume.meta, engine");
 }

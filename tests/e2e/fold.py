@@ -1,7 +1,7 @@
-"""What folding a removed snapshot into the head costs: on XFS, where space is shared, it grows with extents and not with
-bytes; on ext4 it copies as fast as cp does."""
-import atexit, mmap, os, re, shutil, statistics, subprocess, tempfile, time
-from harness import Host, expect, full, have, run, say, shown, skip
+"""What folding a removed snapshot and the head into one costs: on XFS, where space is shared, it grows with extents and not with
+bytes; on ext4 it copies as fast as cp does; and a small head over a large snapshot costs what the head holds."""
+import atexit, glob, mmap, os, re, shutil, statistics, subprocess, tempfile, time
+from harness import Host, Watch, expect, full, have, run, say, shown, skip
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -54,12 +54,14 @@ def extents(path):
 
 
 def one_fold(host, word, size, pieces):
-    """A snapshot of these pieces, and a head of one block over it: seconds of its fold, and extents."""
+    """A snapshot of these pieces, and over it a head that holds a third as much behind them, so that the snapshot goes into it:
+    seconds of its fold, and extents."""
     volume = host.name(word)
-    path = host.up(volume, "--size", str(size), "--replicas", "1", "--frontend", "fuse")["replicas"][0]["path"]
+    held = sum(length for _, length in pieces)
+    path = host.up(volume, "--size", str(size + held), "--replicas", "1", "--frontend", "fuse")["replicas"][0]["path"]
     write(f"/dev/longhorn/{volume}", pieces)
     host.ctl("snapshot", "create", volume, "s")
-    write(f"/dev/longhorn/{volume}", [(pieces[0][0], BLOCK)])
+    write(f"/dev/longhorn/{volume}", [(pieces[0][0], BLOCK)] + [(size, held * 3 // 10 // BLOCK * BLOCK)])
     found = extents(os.path.join(path, "volume-snap-s.img"))
     host.ctl("snapshot", "rm", volume, "s")
     host.ctl("snapshot", "purge", volume, timeout=1800)
@@ -73,7 +75,7 @@ def one_fold(host, word, size, pieces):
 def shared():
     """The same number of extents at the same places: of 16 KiB each, and a thousand times as large."""
     count, apart = 640, full(2, 16) * MIB
-    xfs = Xfs(full(4, 14) << 30)
+    xfs = Xfs(full(4, 16) << 30)
     host = Host(xfs.mount)
     ratios = []
     for n in range(full(2, 5)):
@@ -112,6 +114,31 @@ def copied():
     return f"ext4: {ratio:.2f} of cp ({statistics.median(rates):.0f} MiB/s)"
 
 
+def small():
+    """A head of one block over a large snapshot, beside a client that writes: what is copied and how long a write waits."""
+    host, size = Host(), full(256, 2048) * MIB
+    volume = host.name("small")
+    path = host.up(volume, "--size", str(size), "--replicas", "1", "--frontend", "fuse")["replicas"][0]["path"]
+    write(f"/dev/longhorn/{volume}", [(0, size)])
+    longest, took = [], []
+    for n in range(full(5, 20)):
+        host.ctl("snapshot", "create", volume, "s")
+        write(f"/dev/longhorn/{volume}", [(BLOCK * n, BLOCK)])
+        inode = os.stat(os.path.join(path, "volume-snap-s.img")).st_ino
+        watch = Watch(f"/dev/longhorn/{volume}", size - BLOCK)
+        host.ctl("snapshot", "rm", volume, "s")
+        host.ctl("snapshot", "purge", volume)
+        watch.stop()
+        longest.append(watch.longest * 1000)
+        took.append(folded(host, volume, "s") * 1000)
+        (head,) = glob.glob(os.path.join(path, "volume-head-*.img"))
+        expect(os.stat(head).st_ino == inode, "the snapshot was copied into the head")
+    host.ctl("down", volume)
+    expect(max(longest) < 1000, f"a write waited for {max(longest):.0f} ms")
+    return (f"a head of one block over {size >> 20} MiB: {statistics.median(took):.0f} ms, a write beside it waits for at most "
+            f"{statistics.median(longest):.0f} ms at the median, {max(longest):.0f} ms at worst")
+
+
 def write_file(path, size):
     open(path, "wb").close()
     os.truncate(path, size)
@@ -120,7 +147,7 @@ def write_file(path, size):
 
 def main():
     figures = []
-    for part in (shared, copied):
+    for part in (shared, copied, small):
         if os.environ.get("LH_PART") not in (None, part.__name__):
             continue
         if part is shared and not have("mkfs.xfs", "filefrag"):

@@ -15,7 +15,7 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 22] = [
+const STATES: [&str; 23] = [
     "authority did not answer",
     "block rebuilt",
     "blocks repaired",
@@ -27,6 +27,7 @@ const STATES: [&str; 22] = [
     "expansion done",
     "fence refused an engine",
     "fold ended",
+    "fold of a head ended",
     "member lost: disk error",
     "member lost: disk full",
     "member lost: hung",

@@ -60,6 +60,11 @@ impl Flusher {
         self.commit = true;
     }
 
+    /// A sync is to begin, and may.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.run.is_none() && (self.core || self.rebuild.is_some() || self.fold)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.run.is_none() && !self.core && self.rebuild.is_none() && !self.fold && self.punching.is_none()
     }
@@ -79,8 +84,7 @@ impl Server {
         let flusher = &mut self.flusher;
         let free = self.core.is_in_use() && !self.stopping;
         let quiet = free && flusher.quiet_at.is_some_and(|at| at <= now);
-        let wanted = flusher.core || flusher.rebuild.is_some() || flusher.fold || quiet;
-        if flusher.run.is_none() && wanted {
+        if flusher.is_wanted() || (quiet && flusher.run.is_none()) {
             self.begin_sync();
         }
         if free

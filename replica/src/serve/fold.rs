@@ -78,6 +78,9 @@ pub(super) enum FoldTask {
     Choose(FoldPlan, Direction),
     Note(FoldPlan, Direction, u64),
     Switch(FoldPlan, Direction),
+    Ready(FoldPlan),
+    /// Followed by what finishes it, before any other task.
+    Swap(FoldPlan),
 }
 
 /// What became of it.
@@ -90,6 +93,10 @@ pub(super) enum FoldReport {
     Noted(Result<(), Failure>),
     /// `None`: a chain operation is prepared.
     Switched(Result<Option<Folded>, Failure>),
+    /// Likewise.
+    Readied(Result<Option<bool>, Failure>),
+    Swapped(Result<Option<Folded>, Failure>),
+    Finished(Result<(), Failure>),
 }
 
 impl Folder {
@@ -275,6 +282,10 @@ impl Server {
             FoldStep::Choose(direction) => FoldTask::Choose(plan(), direction),
             FoldStep::Note(direction, at) => FoldTask::Note(plan(), direction, at),
             FoldStep::Switch(direction) => FoldTask::Switch(plan(), direction),
+            FoldStep::Ready => FoldTask::Ready(plan()),
+            FoldStep::Swap => FoldTask::Swap(plan()),
+            // It was asked for with the swap.
+            FoldStep::Finish => return,
         };
         self.ask_worker(Task::Fold(task));
     }
@@ -364,12 +375,33 @@ impl Server {
                 run.waits = Waits::Chain;
                 Ok(())
             }
-            FoldReport::Switched(Ok(Some(folded))) => {
+            FoldReport::Switched(Ok(Some(folded))) | FoldReport::Swapped(Ok(Some(folded))) => {
                 let layer = fold.switched(store, &folded);
                 self.folder.gone.push(Gone { layer, before: self.requests.begun() });
+                // The head has no checksums.
+                self.checksums.forget(store.head());
                 Ok(())
             }
-            FoldReport::Switched(Err(failure)) => Err(failure),
+            FoldReport::Readied(Ok(None)) => {
+                run.waits = Waits::Chain;
+                Ok(())
+            }
+            FoldReport::Readied(Ok(Some(ready))) => {
+                fold.readied(ready);
+                Ok(())
+            }
+            FoldReport::Swapped(Ok(None)) => {
+                fold.not_swapped();
+                Ok(())
+            }
+            FoldReport::Finished(Ok(())) => {
+                fold.finished();
+                Ok(())
+            }
+            FoldReport::Switched(Err(failure))
+            | FoldReport::Swapped(Err(failure))
+            | FoldReport::Readied(Err(failure))
+            | FoldReport::Finished(Err(failure)) => Err(failure),
         };
         match result {
             Ok(()) => {}

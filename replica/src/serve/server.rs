@@ -362,8 +362,8 @@ impl Server {
             self.pump_fold(now);
             self.release_held();
             self.pump_marks();
-            // What ended at once has something to say to the machine, which may want more.
-            if self.inputs.is_empty() {
+            // What ended at once has something to say to the machine, which may want more; and a fold may want a sync.
+            if self.inputs.is_empty() && !self.flusher.is_wanted() {
                 break;
             }
         }

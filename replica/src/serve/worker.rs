@@ -152,6 +152,24 @@ fn work(
                 Report::ZeroMapMade(made.map(|map| map.map(Box::new)))
             }
             Task::SyncCommit => Report::CommitSynced(directory.sync_commit().map_err(|e| note(status, &e))),
+            Task::Fold(FoldTask::Swap(plan)) => {
+                let swapped = directory.swap_fold(&plan).map_err(|e| note(status, &e));
+                let finishes = matches!(swapped, Ok(Some(_)));
+                // Writes wait no longer than this.
+                if outbox.send(Report::Fold(FoldReport::Swapped(swapped))).is_err() {
+                    return;
+                }
+                bell.ring();
+                if !finishes {
+                    continue;
+                }
+                // The names have half changed: there is no going on without the rest.
+                let finished = directory.finish_fold(&plan).map_err(|e| {
+                    note(status, &e);
+                    Failure::Io
+                });
+                Report::Fold(FoldReport::Finished(finished))
+            }
             Task::Fold(task) => Report::Fold(fold(&mut directory, task, status)),
             Task::Look(reply) => {
                 let _ = reply.send(ReplicaState { fold: status.fold(), ..directory.state() });
@@ -191,6 +209,12 @@ fn fold(directory: &mut Directory, task: FoldTask, status: &Status) -> FoldRepor
                 Err(e) => Err(Trouble::Chain(e).into_failure(status)),
             })
         }
+        FoldTask::Ready(plan) => FoldReport::Readied(match directory.ready_fold(&plan) {
+            Ok(ready) => Ok(Some(ready)),
+            Err(ChainError::OtherPrepared(_)) => Ok(None),
+            Err(e) => Err(Trouble::Chain(e).into_failure(status)),
+        }),
+        FoldTask::Swap(plan) => FoldReport::Swapped(directory.swap_fold(&plan).map_err(io)),
     }
 }
 

@@ -125,6 +125,9 @@ pub struct Store {
     pub(super) resolved: bool,
     /// A snapshot that is being folded away, and its zero marks with it: no hole may rely on them any more.
     pub(super) folding: Option<LayerNo>,
+    /// While the head is folded into the layer below: blocks (1) that were changed and not copied since. Zeroes of the head
+    /// are marks meanwhile.
+    pub(super) undrained: Option<Index>,
 }
 
 impl Store {
@@ -162,6 +165,7 @@ impl Store {
             free: Vec::new(),
             resolved: false,
             folding: None,
+            undrained: None,
         }
     }
 
@@ -280,6 +284,7 @@ impl Store {
         let rank = layer.rank;
         let wait = layer.zero.as_mut().is_some_and(|zero| zero.wrote(blocks(extent)));
         self.index.set(blocks(extent), rank);
+        self.changed_head(extent);
         if wait { Answer::AfterFlush } else { Answer::Now }
     }
 
@@ -297,6 +302,7 @@ impl Store {
         if layer.rank != 0 {
             let head = self.at(self.head()).rank;
             self.resolve(blocks(extent), head)?;
+            self.changed_head(extent);
         }
         Ok(())
     }
@@ -313,7 +319,9 @@ impl Store {
                 if held != 0 {
                     punch.insert(range);
                 }
-            } else if self.rebuilding || (held != 0 && self.holder(held) != Some(self.head())) {
+            } else if self.rebuilding
+                || (held != 0 && (self.undrained.is_some() || self.holder(held) != Some(self.head())))
+            {
                 marks.insert(range);
             } else if held != 0 {
                 let below = self.held_below(range.clone(), head.rank)?;
@@ -360,6 +368,7 @@ impl Store {
         }
         for extent in plan.punch.iter().chain(&plan.marks) {
             self.index.set(blocks(*extent), 0);
+            self.changed_head(*extent);
         }
         Ok(())
     }

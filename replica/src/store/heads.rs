@@ -23,6 +23,7 @@ impl Store {
             self.grow(new.size);
         }
         self.tidy_ranks(RANK_MAX - 1);
+        self.undrained = None;
         let head = self.head();
         let former = self.at_mut(head);
         former.name = Some(new.snapshot);

@@ -149,6 +149,7 @@ impl Store {
         }
         if rank != 0 {
             self.index_put(plan, rank)?;
+            self.changed_head(plan.extent);
         }
         Ok(if wait { Answer::AfterFlush } else { Answer::Now })
     }

@@ -175,8 +175,15 @@ impl Reader<'_> {
                 leftovers.push(name.clone());
                 continue;
             }
-            let layer = self.layer(name)?;
+            let mut layer = self.layer(name)?;
             self.check_layer(&layer, volume, folding.as_ref())?;
+            if let Some((folded, below)) = folding.as_ref().filter(|(folded, _)| *folded == layer.meta.parent)
+                && *name == volume.head
+                && self.stat(folded).is_ok_and(|stat| stat.ino() == head)
+            {
+                // The head was folded into this snapshot's file, and stands on what that stood on.
+                layer.meta.parent.clone_from(below);
+            }
             layers.insert(name.clone(), layer);
         }
         for name in names.iter().filter(|n| is_head(n) && **n != volume.head) {

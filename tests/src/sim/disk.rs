@@ -82,7 +82,9 @@ pub type Image = BTreeMap<String, Seen>;
 #[derive(Clone, Debug)]
 struct Fold {
     name: String,
-    /// Blocks of the removed snapshot that are still to be looked at.
+    /// The head goes into the removed snapshot, which holds more; else the snapshot goes into the layer above.
+    drains: bool,
+    /// Blocks of the layer that goes that are still to be looked at.
     left: Vec<u64>,
 }
 
@@ -383,36 +385,62 @@ impl Disk {
         if self.layers.iter().filter(|l| l.info.parent == name).count() > 1 {
             return refused("several stand on it");
         }
-        let left = self.layers[at].slots.keys().rev().copied().collect();
-        self.fold = Some(Fold { name: name.to_owned(), left });
+        let head = self.layers.len() - 1;
+        let held = |layer: usize| self.layers[layer].slots.len();
+        let drains = self.layers[head].info.parent == name && held(head) * 2 < held(at);
+        let goes = if drains { head } else { at };
+        let left = self.layers[goes].slots.keys().rev().copied().collect();
+        self.fold = Some(Fold { name: name.to_owned(), drains, left });
         Ok(())
+    }
+
+    /// The fold that runs takes the head into the snapshot below.
+    pub fn drains(&self) -> bool {
+        self.fold.as_ref().is_some_and(|fold| fold.drains)
     }
 
     /// Moves one block of the snapshot that is folded away, or ends the fold. `false`: none runs any more.
     pub fn fold_on(&mut self) -> bool {
         let Some(fold) = &mut self.fold else { return false };
-        let (name, block) = (fold.name.clone(), fold.left.pop());
+        let (name, drains, block) = (fold.name.clone(), fold.drains, fold.left.pop());
         let Some(at) = self.layer_at(&name) else {
             self.fold = None;
             return false;
         };
         let child = self.layers.iter().position(|l| l.info.parent == name);
         match (block, child) {
-            (Some(block), Some(child)) => {
-                let base = self.layers[at].info.parent.is_empty();
-                let cell = self.layers[at].slots.get(&block).map_or(Cell::Absent, Slot::current);
-                let slot = self.layers[child].slots.entry(block).or_default();
-                let needed = cell != Cell::Absent && !(base && cell == Cell::Zero);
-                if needed && slot.current() == Cell::Absent {
-                    slot.since.push(cell);
+            (Some(block), Some(child)) if drains => {
+                // Hidden below what the layer above has itself, whatever becomes of that.
+                let cell = self.layers[child].slots.get(&block).map_or(Cell::Absent, Slot::current);
+                if cell != Cell::Absent {
+                    self.layers[at].slots.entry(block).or_default().since.push(cell);
                 }
             }
+            (Some(block), Some(child)) => self.move_up(at, child, block),
             (Some(_), None) => {}
             // What is prepared names layers as they are.
             (None, _) if self.records.prepared.is_some() => {}
-            (None, child) => self.end_fold(at, child),
+            (None, child) => {
+                if let Some(child) = child.filter(|_| drains) {
+                    // What the layer above has itself counts, the last of it copied while writes wait.
+                    let blocks: Vec<u64> = self.layers[at].slots.keys().copied().collect();
+                    blocks.into_iter().for_each(|block| self.move_up(at, child, block));
+                }
+                self.end_fold(at, child);
+            }
         }
         self.fold.is_some()
+    }
+
+    /// What a removed snapshot has of a block is in the layer above, unless that has something itself.
+    fn move_up(&mut self, at: usize, child: usize, block: u64) {
+        let base = self.layers[at].info.parent.is_empty();
+        let cell = self.layers[at].slots.get(&block).map_or(Cell::Absent, Slot::current);
+        let slot = self.layers[child].slots.entry(block).or_default();
+        let needed = cell != Cell::Absent && !(base && cell == Cell::Zero);
+        if needed && slot.current() == Cell::Absent {
+            slot.since.push(cell);
+        }
     }
 
     /// Everything is on stable storage, and the names change.

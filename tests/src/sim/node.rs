@@ -254,11 +254,12 @@ impl Node {
 
     /// The fold that runs goes on, unless the process is stopped.
     fn fold(&mut self, now: u64, number: u64, dice: &mut Dice, out: &mut Outbox) {
+        let drains = self.disk.drains();
         if self.is_stopped() || self.disk.fold_on() {
             let latency = self.latency(dice).max(50_000);
             out.later(now + latency, self.ended(number, Ended::Fold));
         } else {
-            out.note("fold ended", 1);
+            out.note(if drains { "fold of a head ended" } else { "fold ended" }, 1);
         }
     }
 

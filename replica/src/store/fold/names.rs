@@ -10,6 +10,11 @@
 //! ```
 //!
 //! with a sync between any two. Who opens the directory in between sees C as it was, with or without P below it.
+//!
+//! If C is the head and goes into the parent, clients wait while its last blocks are copied. So what takes long is done before
+//! ([`Directory::ready_fold`]: the metas, the record, a second name for P's file) or after ([`Directory::finish_fold`]: all but
+//! the link), and the record decides nothing: the head has become P's file once it has P's inode ([`Directory::swap_fold`],
+//! one rename and one sync), and a record of a head that has not is dropped by who opens the directory.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -149,12 +154,11 @@ impl Directory {
 
     /// Makes the child's meta, and volume.meta if the child is the head, as they will be.
     fn make_metas(&self, child: usize, parent: &str) -> io::Result<()> {
-        let (engine, child) = (self.engine(), &self.layers[child]);
-        let meta = LayerMeta { parent: parent.to_owned(), ..child.meta.clone() };
+        let engine = self.engine();
+        let (meta, volume) = self.metas_on(child, parent);
         self.fs.write(&engine.join(NEW_META), &meta.encode(), None)?;
         self.fs.remove(&engine.join(NEW_VOLUME))?;
-        if child.name.is_empty() {
-            let volume = VolumeMeta { parent: parent.to_owned(), ..self.volume.clone() };
+        if self.layers[child].name.is_empty() {
             let id = self.identity.volume.to_string();
             self.fs.write(&engine.join(NEW_VOLUME), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
         }
@@ -168,6 +172,18 @@ impl Directory {
         parent: usize,
         child: Option<usize>,
     ) -> io::Result<Folded> {
+        self.record_switch(plan, direction, parent, child)?;
+        self.finish_switch(direction, parent, child)
+    }
+
+    /// Makes all that the change of names needs, the record last.
+    fn record_switch(
+        &mut self,
+        plan: &FoldPlan,
+        direction: Direction,
+        parent: usize,
+        child: Option<usize>,
+    ) -> io::Result<()> {
         let goes = match (direction, child) {
             (Direction::IntoParent, Some(child)) => child,
             _ => parent,
@@ -192,11 +208,98 @@ impl Directory {
             self.make_metas(child, &grandparent)?;
         }
         self.records().store(&self.fs, &record)?;
-        self.fold = Some(record.clone());
-        finish(&self.fs, &self.path, &record)?;
+        self.fold = Some(record);
+        Ok(())
+    }
+
+    /// Carries out what the record says.
+    fn finish_switch(
+        &mut self,
+        direction: Direction,
+        parent: usize,
+        child: Option<usize>,
+    ) -> io::Result<Folded> {
+        let grandparent = self.layers[parent].meta.parent.clone();
+        if let Some(record) = &self.fold {
+            finish(&self.fs, &self.path, record)?;
+        }
         self.fold = None;
         let length = self.forget_layer(direction, parent, child, &grandparent);
         Ok(Folded { length })
+    }
+
+    /// The head goes into the parent, and all but its last blocks is there: makes what [`Directory::swap_fold`] needs.
+    /// `false`: the head has become a snapshot.
+    ///
+    /// # Errors
+    /// As [`Directory::switch_fold`].
+    pub fn ready_fold(&mut self, plan: &FoldPlan) -> Result<bool, ChainError> {
+        if let Some(prepared) = &self.chain.prepared {
+            return Err(ChainError::OtherPrepared(prepared.id));
+        }
+        let Some((parent, head)) = self.head_over(plan) else { return Ok(false) };
+        let made = self.record_switch(plan, Direction::IntoParent, parent, Some(head)).and_then(|()| {
+            let link = self.engine().join(NEW_LINK);
+            self.fs.remove(&link)?;
+            self.fs.link(&self.path.join(&self.layers[parent].file_name), &link)?;
+            self.fs.sync_directory(&self.engine())
+        });
+        made.map(|()| true).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull => ChainError::NoSpace(format!("folding {}", plan.name)),
+            _ => ChainError::Io { what: format!("folding {}", plan.name), source },
+        })
+    }
+
+    /// The parent's file becomes the head: it has everything, on stable storage, and no client's write is on its way.
+    /// [`Directory::finish_fold`] has to follow before anything else is asked of the directory. `None`: something has
+    /// changed since [`Directory::ready_fold`], and nothing was done.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn swap_fold(&mut self, plan: &FoldPlan) -> io::Result<Option<Folded>> {
+        let Some((parent, head)) = self.head_over(plan).filter(|_| self.chain.prepared.is_none()) else {
+            return Ok(None);
+        };
+        if !self.metas_are_as_made(head, &self.layers[parent].meta.parent)? {
+            return Ok(None);
+        }
+        let link = self.engine().join(NEW_LINK);
+        self.fs.rename(&link, &self.path.join(&self.layers[head].file_name))?;
+        self.fs.sync_directory(&self.path)?;
+        Ok(Some(Folded { length: self.layers[parent].length }))
+    }
+
+    /// The rest of what [`Directory::swap_fold`] began.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn finish_fold(&mut self, plan: &FoldPlan) -> io::Result<()> {
+        let Some((parent, head)) = self.head_over(plan) else { return Ok(()) };
+        self.finish_switch(Direction::IntoParent, parent, Some(head)).map(drop)
+    }
+
+    /// The places of the removed snapshot and of the head, if it is the head that stands on it.
+    fn head_over(&self, plan: &FoldPlan) -> Option<(usize, usize)> {
+        let (parent, child) = self.pair(&plan.name)?;
+        child.filter(|child| self.layers[*child].name.is_empty()).map(|head| (parent, head))
+    }
+
+    /// Nobody has changed volume.meta or the head's meta since [`Directory::ready_fold`].
+    fn metas_are_as_made(&self, head: usize, parent: &str) -> io::Result<bool> {
+        let (layer, volume) = self.metas_on(head, parent);
+        let is = |name: &str, bytes: Vec<u8>| match std::fs::read(self.engine().join(name)) {
+            Ok(found) => Ok(found == bytes),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        };
+        Ok(is(NEW_META, layer.encode())? && is(NEW_VOLUME, volume.encode())?)
+    }
+
+    /// The metas of a layer that stands on another parent than before: its own, and the volume's, should it be the head.
+    fn metas_on(&self, child: usize, parent: &str) -> (LayerMeta, VolumeMeta) {
+        let parent = || parent.to_owned();
+        let layer = LayerMeta { parent: parent(), ..self.layers[child].meta.clone() };
+        (layer, VolumeMeta { parent: parent(), ..self.volume.clone() })
     }
 
     /// The snapshot that everything is stable up to goes: the one below it takes its place.
@@ -231,12 +334,17 @@ impl Directory {
                 self.layers.remove(parent);
                 length
             }
-            // The child's name moves to the parent's place, which lies before all that stand on the child.
+            // The child's name moves to the parent's place, which lies before all that stand on the child; the head is last.
             Direction::IntoParent => {
                 let child = self.layers.remove(at);
                 let stays: &mut DirLayer = &mut self.layers[parent];
                 (stays.file_name, stays.name, stays.meta) = (child.file_name, child.name, child.meta);
-                stays.length
+                let length = stays.length;
+                if stays.name.is_empty() {
+                    let head = self.layers.remove(parent);
+                    self.layers.push(head);
+                }
+                length
             }
         }
     }
@@ -252,6 +360,15 @@ pub(in super::super) fn recover(
     let records = Records { directory };
     let record = records.load::<FoldRecord>()?.filter(|r| r.volume == volume);
     let failed = super::super::open::failed("recovering", directory);
+    let record = match record {
+        Some(record) if !is_decided(directory, &record) => {
+            if let Err(e) = records.remove::<FoldRecord>(fs) {
+                return Err(failed(e));
+            }
+            None
+        }
+        other => other,
+    };
     let Some(record) = record else {
         let stale = [NEW_LINK, NEW_META, NEW_VOLUME].map(|name| directory.join(ENGINE).join(name));
         return stale.iter().try_for_each(|path| fs.remove(path)).map(|()| None).map_err(failed);
@@ -263,6 +380,24 @@ pub(in super::super) fn recover(
         return records.remove::<FoldRecord>(fs).map(|()| None).map_err(failed);
     }
     Ok(Some(record))
+}
+
+/// `false`: the head was about to go into the parent's file, and has not.
+fn is_decided(directory: &Path, record: &FoldRecord) -> bool {
+    let (Some(switch), Direction::IntoParent, Some("")) =
+        (&record.switch, record.direction, record.child.as_deref())
+    else {
+        return true;
+    };
+    let inode = |path: &Path| path.symlink_metadata().map(|m| m.ino()).ok();
+    match inode(&directory.join(snapshot_file(&record.name))) {
+        Some(parent) => {
+            let child = switch.child_file.as_deref().map(|child| directory.join(child));
+            child.and_then(|child| inode(&child)) == Some(parent)
+        }
+        // The parent's own name goes near the end, when the metas have their places.
+        None => inode(&directory.join(ENGINE).join(NEW_META)).is_none(),
+    }
 }
 
 /// The steps; what is done already is passed over.

@@ -5,7 +5,6 @@
 //! client's change of that range of the head is between plan and report.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +14,14 @@ use lh_wire::FoldState;
 
 use super::super::data::{LayerNo, Store};
 use super::super::directory::NewZeroMap;
-use super::super::heads::RANKS_TIDY;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
+use super::drain::{DRAIN_WORTH, Drain, Held};
 use super::work::{Found, Moved, Pair, Result as Worked};
 use super::{Direction, FoldPlan, Folded, Work};
 
 /// Bytes that one look goes over at most: bounds the zero marks that are handed over with it.
-const LOOK: u64 = 1 << 30;
+pub(super) const LOOK: u64 = 1 << 30;
 /// Bytes that one piece of work copies at most between two snapshots: at 100 MB/s it stops within a tenth of a second.
 const BATCH: u64 = 8 << 20;
 /// Bytes of the head that are claimed for a copy: a client's write there waits as long as that takes.
@@ -57,12 +56,19 @@ pub enum Step {
     /// [`super::super::Directory::switch_fold`], then [`Fold::switched`]; when it is refused because a chain operation is
     /// prepared, later.
     Switch(Direction),
+    /// [`super::super::Directory::ready_fold`], then [`Fold::readied`]; refused as [`Step::Switch`] is.
+    Ready,
+    /// [`super::super::Directory::swap_fold`], then [`Fold::switched`] or [`Fold::not_swapped`].
+    Swap,
+    /// [`super::super::Directory::finish_fold`], which must follow the swap at once, then [`Fold::finished`]. The driver need
+    /// not wait with it for this step.
+    Finish,
     /// It is over: [`Fold::state`] says how.
     Ended,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Survey,
     Choose(Direction),
     /// Looks for the next runs, or ends.
@@ -77,36 +83,60 @@ enum Stage {
     },
     Note,
     Switch,
+    /// These are of a head that goes into the parent, see [`super::drain`].
+    Ready,
+    /// All writes are to wait, for this.
+    Hold(Held),
+    Held(Held),
+    LetGo {
+        swapped: bool,
+    },
+    Finish,
     Ended,
+}
+
+impl Stage {
+    /// Where a fold that cannot go on gets from here: a claim is given back first, a change of names finished.
+    const fn broken_off(self) -> Self {
+        match self {
+            Self::Claimed(..) | Self::Release | Self::LetGo { .. } | Self::Finish => self,
+            Self::Held(_) => Self::LetGo { swapped: false },
+            _ => Self::Ended,
+        }
+    }
 }
 
 /// A fold that runs.
 #[derive(Debug)]
 pub struct Fold {
     plan: FoldPlan,
-    stage: Stage,
-    direction: Direction,
-    parent: LayerNo,
-    child: LayerNo,
+    pub(super) stage: Stage,
+    pub(super) direction: Direction,
+    pub(super) parent: LayerNo,
+    pub(super) child: LayerNo,
     /// Nothing lies below the parent: what is zero there needs no mark.
     base: bool,
     /// Everything before is done; `end` is where the longer layer ends.
-    at: u64,
-    end: u64,
-    found: Found,
+    pub(super) at: u64,
+    pub(super) end: u64,
+    pub(super) found: Found,
     /// `found` is about a head: clients may have written since.
     found_head: bool,
-    runs: VecDeque<Extent>,
-    marks: VecDeque<Extent>,
+    /// The head goes into the parent.
+    pub(super) drain: Option<Drain>,
+    pub(super) runs: VecDeque<Extent>,
+    pub(super) marks: VecDeque<Extent>,
     /// What the piece of work in hand moves, and the marks that follow it.
-    moving: Vec<Extent>,
-    marking: Vec<Extent>,
+    pub(super) moving: Vec<Extent>,
+    pub(super) marking: Vec<Extent>,
     share: bool,
-    done: u64,
-    total: u64,
+    pub(super) done: u64,
+    pub(super) total: u64,
+    /// Bytes that the other direction would move.
+    pub(super) other_way: u64,
     unnoted: u64,
     moved: Moved,
-    error: Option<String>,
+    pub(super) error: Option<String>,
     cancel: Arc<AtomicBool>,
 }
 
@@ -132,6 +162,7 @@ impl Fold {
             end,
             found: Found::default(),
             found_head: false,
+            drain: None,
             runs: VecDeque::new(),
             marks: VecDeque::new(),
             moving: Vec::new(),
@@ -139,6 +170,7 @@ impl Fold {
             share: true,
             done: 0,
             total: 0,
+            other_way: 0,
             unnoted: 0,
             moved: Moved::default(),
             error: None,
@@ -210,13 +242,18 @@ impl Fold {
     /// # Errors
     /// The disk's: the replica has failed.
     pub fn next(&mut self, store: &mut Store) -> io::Result<Step> {
-        if self.error.is_some() && !matches!(self.stage, Stage::Claimed(..) | Stage::Release) {
-            self.stage = Stage::Ended;
+        if self.error.is_some() {
+            self.stage = self.stage.broken_off();
         }
+        self.watch_head(store);
         loop {
             return Ok(match self.stage {
                 Stage::Survey => Step::Work(Work::survey(self.pair(store), &self.cancel)),
                 Stage::Choose(direction) => Step::Choose(direction),
+                Stage::Look if self.drain.is_some() => match self.drain(store) {
+                    Some(step) => step,
+                    None => continue,
+                },
                 Stage::Look if self.at >= self.end && store.resolved => {
                     // Somebody made a part of the index anew meanwhile, perhaps by what the source holds.
                     store.resolved = false;
@@ -255,8 +292,22 @@ impl Fold {
                 Stage::Flush { .. } => Step::Flush,
                 Stage::Note => Step::Note(self.direction, self.at),
                 Stage::Switch => Step::Switch(self.direction),
+                Stage::Ready => Step::Ready,
+                Stage::Hold(held) => {
+                    self.stage = Stage::Held(held);
+                    Step::Claim(Extent::new(0, store.size()))
+                }
+                Stage::Held(held) => match self.held(store, held)? {
+                    Some(step) => step,
+                    None => continue,
+                },
+                Stage::LetGo { swapped } => {
+                    self.stage = self.let_go(swapped);
+                    Step::Release
+                }
+                Stage::Finish => Step::Finish,
                 Stage::Ended => {
-                    store.folding = None;
+                    (store.folding, store.undrained) = (None, None);
                     Step::Ended
                 }
             });
@@ -314,8 +365,7 @@ impl Fold {
             self.stage = Stage::Look;
             return Ok(None);
         }
-        if self.runs.is_empty() && self.marks.is_empty() && self.moving.is_empty() && self.marking.is_empty()
-        {
+        if !self.is_moving() {
             self.at = self.found.until;
             self.stage = Stage::Look;
             return Ok(None);
@@ -325,11 +375,7 @@ impl Fold {
             self.stage = Stage::Claimed(span, false);
             return Ok(Some(Step::Claim(span)));
         }
-        if self.moving.is_empty() && self.marking.is_empty() {
-            let most = if self.share { LOOK } else { BATCH };
-            self.moving = take(&mut self.runs, most);
-            self.marking = take(&mut self.marks, LOOK);
-        }
+        self.take_moves();
         self.begin_move(store)
     }
 
@@ -375,8 +421,23 @@ impl Fold {
         self.begin_move(store)
     }
 
+    /// Something that was found is not moved yet.
+    pub(super) fn is_moving(&self) -> bool {
+        let nothing = self.runs.is_empty() && self.marks.is_empty();
+        !(nothing && self.moving.is_empty() && self.marking.is_empty())
+    }
+
+    /// Takes the next of what was found, if nothing is in hand.
+    pub(super) fn take_moves(&mut self) {
+        if self.moving.is_empty() && self.marking.is_empty() {
+            let most = if self.share { LOOK } else { BATCH };
+            self.moving = take(&mut self.runs, most);
+            self.marking = take(&mut self.marks, LOOK);
+        }
+    }
+
     /// Everything in `moving` and `marking` may begin, or what has to come before.
-    fn begin_move(&mut self, store: &mut Store) -> io::Result<Option<Step>> {
+    pub(super) fn begin_move(&mut self, store: &mut Store) -> io::Result<Option<Step>> {
         let target = self.target();
         let marks = !self.marking.is_empty() && !self.marks_are_holes();
         if marks && store.at(target).zero.is_none() {
@@ -438,9 +499,13 @@ impl Fold {
         let direction = match self.plan.resume {
             Some(_) if !head => Direction::IntoParent,
             _ if !head && into_parent < into_child => Direction::IntoParent,
+            _ if head && into_parent < into_child / DRAIN_WORTH => Direction::IntoParent,
             _ => Direction::IntoChild,
         };
-        self.total = if direction == Direction::IntoParent { into_parent } else { into_child };
+        (self.total, self.other_way) = match direction {
+            Direction::IntoParent => (into_parent, into_child),
+            Direction::IntoChild => (into_child, into_parent),
+        };
         self.stage = Stage::Choose(direction);
     }
 
@@ -451,10 +516,13 @@ impl Fold {
         let target = self.target();
         store.at_mut(target).length = self.end;
         store.touched = true;
-        if direction == Direction::IntoParent {
+        self.at = 0;
+        self.stage = Stage::Look;
+        if direction == Direction::IntoParent && self.child == store.head() {
+            self.stage = self.begin_drain();
+        } else if direction == Direction::IntoParent {
             self.at = self.plan.resume.unwrap_or(0).min(self.end);
         }
-        self.stage = Stage::Look;
     }
 
     fn copied(&mut self, store: &mut Store, runs: &[Extent], moved: Moved) -> io::Result<()> {
@@ -486,9 +554,7 @@ impl Fold {
         for extent in self.moving.drain(..).chain(self.marking.drain(..)) {
             store.fold_broken_off(target, extent)?;
         }
-        if !matches!(self.stage, Stage::Claimed(..)) {
-            self.stage = Stage::Ended;
-        }
+        self.stage = self.stage.broken_off();
         Ok(())
     }
 
@@ -505,9 +571,13 @@ impl Fold {
 
     /// The flush has ended.
     pub fn flushed(&mut self) {
-        if let Stage::Flush { end } = self.stage {
-            self.stage = if end { Stage::Switch } else { Stage::Note };
-        }
+        self.stage = match self.stage {
+            Stage::Flush { end: true } => Stage::Switch,
+            Stage::Flush { end: false } if self.drain.is_some() => Stage::Ready,
+            Stage::Flush { end: false } => Stage::Note,
+            Stage::Held(Held::Flush) => Stage::Held(Held::Swap),
+            other => other,
+        };
     }
 
     /// The place is noted.
@@ -519,7 +589,7 @@ impl Fold {
     /// The names have changed. The layer that is gone is let go of by [`Store::release`], once nothing in flight reads
     /// it any more.
     pub fn switched(&mut self, store: &mut Store, folded: &Folded) -> LayerNo {
-        self.stage = Stage::Ended;
+        self.stage = if self.drain.is_some() { Stage::LetGo { swapped: true } } else { Stage::Ended };
         self.error = None;
         self.done = self.total;
         let (goes, stays) = match (&self.plan.child, self.direction) {
@@ -551,88 +621,6 @@ fn take(from: &mut VecDeque<Extent>, most: u64) -> Vec<Extent> {
         left -= len;
     }
     taken
-}
-
-impl Store {
-    /// Nothing lies below the layer: no other layer, no backing file.
-    pub(in super::super) fn is_base(&self, layer: LayerNo) -> bool {
-        let rank = self.at(layer).rank;
-        // What a layer of another branch stands on is not known here.
-        rank != 0 && self.up_to(rank - 1).next().is_none()
-    }
-
-    /// The ranges are in the target's file now, as the source has them.
-    fn folded_in(&mut self, source: LayerNo, target: LayerNo, direction: Direction, runs: &[Extent]) {
-        self.touched = true;
-        let layer = self.at_mut(target);
-        let to = layer.rank;
-        layer.dirty |= !runs.is_empty();
-        for run in runs {
-            if let Some(zero) = &mut layer.zero {
-                // The end of the fold waits for a flush anyway.
-                let _ = zero.wrote(blocks(*run));
-            }
-        }
-        if direction == Direction::IntoParent || to == 0 {
-            return;
-        }
-        for run in runs {
-            let held = self.index.runs(blocks(*run)).filter(|(_, held)| self.holder(*held) == Some(source));
-            let held: Vec<_> = held.map(|(part, _)| part).collect();
-            self.index.set_all(held.into_iter(), to);
-        }
-    }
-
-    /// Something was begun in a range of a layer and broken off: what its file holds there counts as it is.
-    fn fold_broken_off(&mut self, target: LayerNo, extent: Extent) -> io::Result<()> {
-        if self.at(target).rank == 0 {
-            let layer = self.at_mut(target);
-            layer.dirty = true;
-            if let Some(zero) = &mut layer.zero {
-                zero.write_failed(blocks(extent));
-            }
-            return Ok(());
-        }
-        self.refresh(target, extent)
-    }
-
-    /// A layer is gone, and what it held is in another one: `stays`, with its new length. Takes no longer the more the
-    /// volume holds: in the index both ranks mean the same layer from now on.
-    fn end_fold(&mut self, goes: LayerNo, stays: Option<LayerNo>, direction: Direction, length: u64) {
-        self.touched = true;
-        let gone = self.at_mut(goes);
-        let (name, rank) = (gone.name.take(), std::mem::take(&mut gone.rank));
-        gone.zero = None;
-        gone.dirty = false;
-        if let Some(stays) = stays {
-            let layer = self.at_mut(stays);
-            layer.length = length;
-            layer.dirty = true;
-            if direction == Direction::IntoParent {
-                layer.name = name;
-            }
-            if rank != 0 {
-                // Whoever lies above the one lies above the other.
-                layer.rank = layer.rank.max(rank);
-                self.chain.iter_mut().filter(|place| **place == goes).for_each(|place| *place = stays);
-            }
-        }
-        self.folding = None;
-        self.tidy_ranks(RANKS_TIDY);
-    }
-
-    /// Lets go of a layer that was folded away: its number is used again. Nothing in flight uses it any more. The last
-    /// descriptor of the file gives its space back, which takes long: close it where blocking is allowed.
-    pub fn release(&mut self, layer: LayerNo) -> Option<Arc<File>> {
-        let stand_in = Arc::clone(&self.at(self.head()).file);
-        let gone = self.at_mut(layer);
-        if gone.name.is_some() || gone.rank != 0 {
-            return None;
-        }
-        let file = std::mem::replace(&mut gone.file, stand_in);
-        self.free.push(layer);
-        Some(file)
-    }
 }
 
 const _: () =

@@ -122,6 +122,10 @@ impl World {
         let Some(fold) = &mut self.fold else { return };
         let name = fold.plan().name.clone();
         self.volume.fold_step(fold).unwrap();
+        // Once the names have changed, what is left is that writes go on.
+        while !fold.is_ended() && !self.volume.directory.state().chain.iter().any(|l| l.name == name) {
+            self.volume.fold_step(fold).unwrap();
+        }
         if fold.is_ended() {
             let state = fold.state();
             assert!(state.error.as_deref().is_none_or(|e| e == "stopped"), "{state:?}");

@@ -5,6 +5,7 @@
 //! made and looked at, too, that a disk may hold which has some of the unsynced changes of names and not the others.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -80,6 +81,11 @@ fn sample(path: &Path) {
 
 const SAMPLE: [u8; 9] = [1, 1, 2, 2, 0, 1, 1, 1, 0];
 const ONE: [u8; 9] = [1, 1, 1, 1, 1, 1, 1, 1, 0];
+
+fn volume_head(path: &Path) -> String {
+    let names = fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|n| n.starts_with("volume-head-") && n.ends_with(".img")).max().unwrap()
+}
 
 fn reads(path: &Path, snapshot: Option<&str>) -> Vec<u8> {
     let view = SnapshotView::open(path, snapshot).unwrap();
@@ -301,59 +307,110 @@ const LAYERED: [(&str, [u8; 9]); 4] = [
     ("", [1, 2, 0, 3, 3, 4, 0, 0, 1]),
 ];
 
-fn fold_at_every_step(removed: &str) {
-    let live = || LAYERED.iter().filter(|(name, _)| *name != removed);
+/// Folds `removed` away. `live`: what is there besides; `stays`: the layer whose file is there afterwards.
+fn fold_at_every_step(before: impl Fn(&Path), removed: &str, live: &[(&str, [u8; 9])], stays: &str) {
+    let head = live.last().unwrap().1;
+    let inode = |path: &Path, name: &str| {
+        let file = match name {
+            "" => volume_head(path),
+            name => format!("volume-snap-{name}.img"),
+        };
+        fs::metadata(path.join(file)).unwrap().ino()
+    };
     let all_read = |path: &Path, what: &str| {
-        for (name, blocks) in live() {
+        for (name, blocks) in live {
             let snapshot = Some(*name).filter(|name| !name.is_empty());
             assert_eq!(reads(path, snapshot), *blocks, "{what}: {name:?}");
         }
     };
     at_every_step(
-        |path| layered(path, removed),
+        |path| before(path),
         |path, tape| {
             let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
-            volume.fold(removed).is_ok()
+            let above =
+                volume.directory.begin_fold(removed).ok().and_then(|plan| plan.child).unwrap_or_default();
+            let file = inode(path, stays);
+            let folded = volume.fold(removed).is_ok();
+            assert!(!folded || inode(path, &above) == file, "{stays:?} has not stayed");
+            folded
         },
         |path, finished, what| {
             all_read(path, what);
             let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
             is_tidy(path, &volume);
-            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            assert_eq!(volume.blocks()[..9], head, "{what}");
             let there = names(&volume).iter().any(|name| name == removed);
             assert!(!there || !finished, "{what}");
             if there {
                 volume.fold(removed).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
-            assert_eq!(names(&volume).len(), 3, "{what}");
-            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            assert_eq!(names(&volume).len(), live.len(), "{what}");
+            assert_eq!(volume.blocks()[..9], head, "{what}");
             is_tidy(path, &volume);
             assert!(!path.join("engine/fold").exists(), "{what}");
             drop(volume);
             all_read(path, what);
             let volume = Volume::open(path).unwrap();
-            assert_eq!(volume.blocks()[..9], LAYERED[3].1, "{what}");
+            assert_eq!(volume.blocks()[..9], head, "{what}");
             let path = volume.close();
             all_read(&path, what);
         },
     );
 }
 
+fn layers_but(removed: &str) -> Vec<(&'static str, [u8; 9])> {
+    LAYERED.into_iter().filter(|(name, _)| *name != removed).collect()
+}
+
 /// The child holds less: it goes into the parent, which is the base.
 #[test]
 fn fold_into_the_base() {
-    fold_at_every_step("one");
+    fold_at_every_step(|path| layered(path, "one"), "one", &layers_but("one"), "one");
 }
 
 /// The parent holds less than the child does.
 #[test]
 fn fold_into_the_child() {
-    fold_at_every_step("two");
+    fold_at_every_step(|path| layered(path, "two"), "two", &layers_but("two"), "three");
 }
 
 #[test]
 fn fold_into_the_head() {
-    fold_at_every_step("three");
+    fold_at_every_step(|path| layered(path, "three"), "three", &layers_but("three"), "");
+}
+
+/// The head holds far less than the snapshot below, whose file becomes the head.
+#[test]
+fn fold_of_a_small_head() {
+    let before = |path: &Path| {
+        layered(path, "two");
+        let mut volume = Volume::open(path).unwrap();
+        volume.fold("two").unwrap();
+        volume.write(extent(20, 12), 5);
+        volume.snapshot(15, "four").unwrap();
+        volume.write(extent(8, 1), 6);
+        volume.zero(extent(4, 1));
+        volume.remove(16, "four").unwrap();
+        volume.flush();
+    };
+    let mut head = LAYERED[3].1;
+    (head[8], head[4]) = (6, 0);
+    fold_at_every_step(before, "four", &[LAYERED[0], LAYERED[2], ("", head)], "four");
+}
+
+/// The same over the base, in which a zero is a mere hole.
+#[test]
+fn fold_of_a_small_head_into_the_base() {
+    let before = |path: &Path| {
+        let mut volume = Volume::create(path);
+        volume.write(extent(0, 20), 1);
+        volume.snapshot(15, "base").unwrap();
+        volume.write(extent(3, 2), 2);
+        volume.zero(extent(6, 1));
+        volume.remove(16, "base").unwrap();
+        volume.flush();
+    };
+    fold_at_every_step(before, "base", &[("", [1, 1, 1, 2, 2, 1, 0, 1, 1])], "base");
 }
 
 /// A removed snapshot that nothing stands on is deleted.

@@ -283,3 +283,166 @@ fn replicas_that_have_folded_differently_are_made_equal_by_what_is_read() {
         }
     }
 }
+
+/// A volume of 64 MiB with 32 MiB in a removed snapshot, and a head of 1 MiB over it.
+fn small_head(path: &std::path::Path) -> Volume {
+    let mut volume = Volume::create_sized(path, 64 * MIB);
+    volume.write(Extent::new(0, 32 * MIB), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(Extent::new(4 * MIB, MIB), 2);
+    volume.zero(Extent::new(8 * MIB, MIB));
+    volume.remove(2, "one").unwrap();
+    volume
+}
+
+/// The byte of each half megabyte.
+fn halves(volume: &Volume) -> Vec<u8> {
+    let bytes = volume.read(Extent::new(0, 64 * MIB));
+    bytes.chunks(usize::try_from(MIB / 2).unwrap()).map(|part| part[0]).collect()
+}
+
+/// What the volume of [`small_head`] reads as.
+fn expected_halves() -> Vec<u8> {
+    let byte = |half| match half {
+        8..10 => 2,
+        16..18 => 0,
+        0..64 => 1,
+        _ => 0,
+    };
+    (0..128).map(byte).collect()
+}
+
+#[test]
+fn a_small_head_goes_into_a_large_snapshot_whatever_clients_write() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = small_head(&path);
+    let mut expected = expected_halves();
+    let mut fold = volume.begin_fold("one").unwrap();
+    // Data over data and over a zero, a zero over data, what neither had, and the same again and again.
+    for (step, (half, byte)) in
+        [(8, 7), (16, 7), (9, 0), (100, 7), (12, 0), (8, 0), (8, 9), (60, 5)].into_iter().enumerate()
+    {
+        for _ in 0..=step {
+            volume.fold_step(&mut fold).unwrap();
+        }
+        let range = Extent::new(half * MIB / 2, MIB / 2);
+        while volume.claim.is_some() {
+            volume.fold_step(&mut fold).unwrap();
+        }
+        if byte == 0 {
+            volume.zero(range)
+        } else {
+            volume.write(range, byte)
+        }
+        expected[usize::try_from(half).unwrap()] = byte;
+        assert_eq!(halves(&volume), expected, "step {step}");
+    }
+    while volume.fold_step(&mut fold).unwrap() {}
+    assert_eq!(fold.state().error, None);
+    let moved = fold.moved().0 + fold.moved().1;
+    assert!(moved <= 6 * MIB, "{moved} bytes were moved");
+    assert_eq!(volume.directory.state().chain.len(), 1);
+    assert_eq!(halves(&volume), expected);
+    volume.write(Extent::new(0, MIB / 2), 3);
+    expected[0] = 3;
+    drop(volume);
+    assert_eq!(halves(&Volume::open(&path).unwrap()), expected);
+}
+
+/// The process dies after any step, and what was zeroed just before stays zero: below it lies a copy of what was there.
+#[test]
+fn zeroes_made_beside_the_fold_of_a_head_stay_zero() {
+    for stop in 1.. {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = small_head(&path);
+        let mut fold = volume.begin_fold("one").unwrap();
+        let mut goes_on = true;
+        for _ in 0..stop {
+            goes_on = goes_on && volume.fold_step(&mut fold).unwrap();
+        }
+        // Planned before a copy of it may begin, and made when it may have ended.
+        let zeroed = Extent::new(4 * MIB, MIB / 2);
+        let plan = (goes_on && volume.claim.is_none()).then(|| volume.store.plan_zero(zeroed).unwrap());
+        let step = goes_on.then(|| fold.next(&mut volume.store).unwrap());
+        let made = match (step, plan) {
+            (Some(super::super::FoldStep::Work(work)), Some(plan)) => {
+                fold.worked(&mut volume.store, work.run()).unwrap();
+                volume.make_zero(&plan);
+                true
+            }
+            _ => false,
+        };
+        drop(volume);
+        let volume = Volume::open(&path).unwrap();
+        let mut expected = expected_halves();
+        if made {
+            expected[8] = 0;
+        }
+        assert_eq!(halves(&volume), expected, "after {stop} steps");
+        if !goes_on {
+            assert!(stop > 8);
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_head_that_becomes_a_snapshot_is_folded_as_one() {
+    for stop in 1.. {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = small_head(&path);
+        let mut fold = volume.begin_fold("one").unwrap();
+        let mut goes_on = true;
+        for _ in 0..stop {
+            goes_on = goes_on && volume.fold_step(&mut fold).unwrap();
+        }
+        while goes_on && volume.claim.is_some() {
+            goes_on = volume.fold_step(&mut fold).unwrap();
+        }
+        if !goes_on {
+            assert!(stop > 8);
+            break;
+        }
+        volume.snapshot(3, "two").unwrap();
+        volume.write(Extent::new(4 * MIB, MIB / 2), 9);
+        while volume.fold_step(&mut fold).unwrap() {}
+        assert_eq!(fold.state().error, None, "after {stop} steps");
+        let mut expected = expected_halves();
+        let two = SnapshotView::open_beside(&path, "two").unwrap();
+        let mut byte = [0];
+        two.read_at(4 * MIB, &mut byte).unwrap();
+        assert_eq!(byte, [2], "after {stop} steps");
+        expected[8] = 9;
+        assert_eq!(halves(&volume), expected, "after {stop} steps");
+        assert_eq!(volume.directory.state().chain.len(), 2, "after {stop} steps");
+        drop(volume);
+        assert_eq!(halves(&Volume::open(&path).unwrap()), expected, "after {stop} steps");
+    }
+}
+
+/// Who writes faster than is copied makes the fold go into the head, which ends whatever is written.
+#[test]
+fn a_head_that_is_never_copied_gets_the_snapshot_instead() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = small_head(&path);
+    let mut fold = volume.begin_fold("one").unwrap();
+    let mut byte = 10;
+    while volume.fold_step(&mut fold).unwrap() {
+        byte = byte % 200 + 10;
+        if volume.claim.is_none() {
+            volume.write(Extent::new(4 * MIB, 2 * MIB), byte);
+        }
+    }
+    assert_eq!(fold.state().error, None);
+    assert_eq!(volume.directory.state().chain.len(), 1);
+    let mut expected = expected_halves();
+    expected[8..12].fill(volume.read(Extent::new(4 * MIB, 1))[0]);
+    assert!(expected[8] >= 10);
+    assert_eq!(halves(&volume), expected);
+    drop(volume);
+    assert_eq!(halves(&Volume::open(&path).unwrap()), expected);
+}

@@ -9,7 +9,7 @@ use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::{BlockState, ChainOp};
 
 use super::super::chain::Committed;
-use super::super::data::{Answer, LayerNo, Source, Store};
+use super::super::data::{Answer, LayerNo, Source, Store, ZeroPlan};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
 use super::super::error::{ChainError, OpenError};
 use super::super::fold::{Fold, Step};
@@ -111,13 +111,17 @@ impl Volume {
     pub(super) fn zero(&mut self, extent: Extent) {
         self.directory.begin_use().unwrap();
         let plan = self.store.plan_zero(extent).unwrap();
+        self.make_zero(&plan);
+    }
+
+    pub(super) fn make_zero(&mut self, plan: &ZeroPlan) {
         if plan.needs_mark {
             self.mark();
         }
         for hole in &plan.punch {
             self.raw(self.store.head(), *hole, None);
         }
-        self.store.zeroed(&plan).unwrap();
+        self.store.zeroed(plan).unwrap();
     }
 
     fn mark(&mut self) {
@@ -220,6 +224,20 @@ impl Volume {
                 let gone = fold.switched(&mut self.store, &folded);
                 drop(self.store.release(gone));
             }
+            Step::Ready => {
+                let ready = self.directory.ready_fold(fold.plan())?;
+                fold.readied(ready);
+            }
+            Step::Swap => match self.directory.swap_fold(fold.plan()).map_err(io)? {
+                Some(folded) => {
+                    let gone = fold.switched(&mut self.store, &folded);
+                    drop(self.store.release(gone));
+                    self.directory.finish_fold(fold.plan()).map_err(io)?;
+                    fold.finished();
+                }
+                None => fold.not_swapped(),
+            },
+            Step::Finish => panic!("that was done with the swap"),
             Step::Ended => return Ok(false),
         }
         Ok(true)
