@@ -5,6 +5,8 @@
 //! - The bytes of a write lie where the kernel put them, from a page boundary on, and go to the device uncopied;
 //!   those of a read go from where the device has them.
 //! - No request is read that the device has no place for: what is not read waits in the kernel, in order.
+//! - Requests never take all memory. What they wait for arrives in the same pool, and with none left for it nothing would
+//!   ever be answered.
 //! - Memory that the kernel copies to or from must be resident: a process killed while such a page is faulted in fails
 //!   the request with EIO instead of leaving it for the next server. The pool is therefore made with as much soft as
 //!   hard memory, populated and locked, before [`Server::new`].
@@ -24,6 +26,9 @@ use crate::session::{Answer, Reply, Session, Step};
 /// much of the pool while it is in flight, used or not: 3 chunks, 3 MiB in all. Measured at depth 32, system calls per
 /// request: 0.5 with two, 0.35 with four, 0.25 with eight, and hardly less with sixteen.
 const LANES: usize = 8;
+
+/// Of the pool, the part that no request is read into: answers of replicas arrive there.
+const SPARE: usize = 8;
 
 /// Where in a page a request begins, so that the bytes of a write begin a page.
 const HEAD_AT: u64 = 4096 - REQUEST_HEAD as u64;
@@ -57,6 +62,7 @@ pub struct Server {
     lanes: Vec<Rx>,
     /// Bytes of the longest request.
     want: u32,
+    pool: Pool,
     phase: Phase,
     /// Reads of the next batch. One more than last found something: the one in vain tells in the same system call that
     /// it is time to poll. All found something: twice as many.
@@ -83,6 +89,7 @@ impl Server {
             session: Session::new(depth),
             lanes: (0..LANES).map(|_| Rx::new(pool, 4096)).collect(),
             want,
+            pool: pool.clone(),
             phase: Phase::Idle { ready: false },
             batch: 1,
             held: VecDeque::with_capacity(LANES),
@@ -113,11 +120,13 @@ impl Server {
             return;
         }
         let mut left = 0;
+        let spare = self.pool.hard_bytes() / lh_ring::CHUNK / SPARE;
         for lane in 0..reads {
             let token = self.token(kind::READ, lane);
             let rx = &mut self.lanes[lane];
             // Without memory now: it comes back with answers, and each of those brings a turn.
-            if rx.set_position(HEAD_AT) && ring.read_rx(token, &self.fd, rx, self.want) {
+            let memory = self.pool.free_chunks() > spare;
+            if memory && rx.set_position(HEAD_AT) && ring.read_rx(token, &self.fd, rx, self.want) {
                 left += 1;
             } else {
                 break;

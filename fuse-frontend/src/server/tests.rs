@@ -217,6 +217,20 @@ fn a_pool_without_memory_delays_and_does_not_fail() {
 }
 
 #[test]
+fn requests_leave_memory_for_what_they_wait_for() {
+    let chunk = u32::try_from(lh_ring::CHUNK).unwrap();
+    let mut rig = Rig::new(16, 16);
+    let hold = [8, 6].map(|chunks| rig.pool.alloc(chunks * chunk, 4096).unwrap());
+    rig.write(2, 0, &[7; 32768]);
+    rig.settle();
+    assert_eq!((rig.answers(), rig.pool.free_chunks()), (vec![], 2), "an eighth is for the answers");
+    drop(hold);
+    rig.server.turn(&mut rig.ring, &mut rig.device);
+    rig.settle();
+    assert_eq!(rig.answers().len(), 1);
+}
+
+#[test]
 fn errors_are_told_and_those_of_a_stopping_engine_are_kept() {
     let mut rig = Rig::new(4, 64);
     rig.device.disk.set_failure(Some(IoError::TimedOut));

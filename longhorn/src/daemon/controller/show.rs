@@ -128,9 +128,9 @@ impl Show {
     /// The memory that a queue needs for it.
     pub(super) const fn memory(&self) -> Memory {
         match self {
-            // Four reads of /dev/fuse in flight take 4.5 MiB, used or not; the rest is 128 requests of 128 KiB. None of
-            // it may be given back: the kernel's copy into a page that is not there makes a killed engine lose the
-            // request.
+            // Eight reads of /dev/fuse in flight take 3 MiB, used or not, and as much is left for what replicas answer; the
+            // rest is 128 requests of 128 KiB, or fewer larger ones: the others wait in the kernel. None of it may be
+            // given back: the kernel's copy into a page that is not there makes a killed engine lose the request.
             Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
             // 64 requests of 1 MiB, of which a quiet server keeps 8.
             Self::NbdServer(_) | Self::Iscsi(_) | Self::Nothing => {
