@@ -125,11 +125,15 @@ pub(super) async fn check(device: &Path, kind: &str) -> Result<(), Refused> {
     let output = run("fsck.ext4", &["-p", path]).await?;
     match output.status.code() {
         Some(code) if code <= FSCK_CORRECTED => Ok(()),
-        _ => Err(Refused::Failed(format!(
-            "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {}",
-            said(&output)
-        ))),
+        _ => Err(needs_repair(path, &output)),
     }
+}
+
+fn needs_repair(path: &str, output: &Output) -> Refused {
+    Refused::Failed(format!(
+        "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {}",
+        said(output)
+    ))
 }
 
 /// Mounts a file system.
@@ -157,24 +161,45 @@ pub(super) async fn mount(
     must("mount", &args).await.map(drop)
 }
 
+/// What came of growing a mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    /// It is as large as its device.
+    Done,
+    /// The kernel lets nobody without CAP_SYS_RESOURCE do that to a mounted ext4.
+    NotMounted(Refused),
+}
+
 /// Grows a mounted file system to its device. One that is as large already stays as it is.
-pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<(), Refused> {
+pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<Growth, Refused> {
     match kind {
         "ext4" => {
             let output = run("resize2fs", &[text(device)?]).await?;
-            match output.status.success() {
-                true => Ok(()),
-                false if said(&output).contains("Permission denied") => Err(Refused::Failed(format!(
-                    "{} grows while it is mounted only with CAP_SYS_RESOURCE: give it to the driver. {}",
+            if output.status.success() {
+                return Ok(Growth::Done);
+            }
+            if said(&output).contains("Permission denied") {
+                return Ok(Growth::NotMounted(Refused::Failed(format!(
+                    "{} grows while it is mounted only with CAP_SYS_RESOURCE: give it to the driver, or mount the volume anew. {}",
                     device.display(),
                     said(&output)
-                ))),
-                false => Err(Refused::Failed(format!("resize2fs: {}: {}", output.status, said(&output)))),
+                ))));
             }
+            Err(Refused::Failed(format!("resize2fs: {}: {}", output.status, said(&output))))
         }
-        "xfs" => must("xfs_growfs", &[text(point)?]).await.map(drop),
+        "xfs" => must("xfs_growfs", &[text(point)?]).await.map(|_| Growth::Done),
         _ => Err(Refused::Precondition(format!("a file system {kind:?} is not grown by this driver"))),
     }
+}
+
+/// Grows an ext4 that is mounted nowhere to its device. resize2fs asks for a whole check before.
+pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
+    let path = text(device)?;
+    let output = run("fsck.ext4", &["-f", "-p", path]).await?;
+    if output.status.code().is_none_or(|code| code > FSCK_CORRECTED) {
+        return Err(needs_repair(path, &output));
+    }
+    must("resize2fs", &[path]).await.map(drop)
 }
 
 /// Bytes of a device.
@@ -213,5 +238,25 @@ mod tests {
             check(&file, kind).await.unwrap();
         }
         assert!(look(&dir.path().join("nowhere")).await.is_err(), "what cannot be read is not empty");
+    }
+
+    #[tokio::test]
+    async fn an_unmounted_ext4_grows_to_its_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let file = std::fs::File::create(&image).unwrap();
+        file.set_len(16 << 20).unwrap();
+        make(&image, "ext4", "-b1024").await.unwrap();
+        // Blocks of a file system, of 1 KiB (ext4's s_blocks_count_lo, 4 bytes into the second KiB).
+        let blocks = || {
+            let bytes = std::fs::read(&image).unwrap();
+            u32::from_le_bytes(bytes[1028..1032].try_into().unwrap())
+        };
+        assert_eq!(blocks(), 16 << 10);
+        file.set_len(32 << 20).unwrap();
+        grow_unmounted(&image).await.unwrap();
+        assert_eq!(blocks(), 32 << 10);
+        file.set_len(1 << 20).unwrap();
+        assert!(grow_unmounted(&image).await.is_err(), "half a file system is not grown");
     }
 }

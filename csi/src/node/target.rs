@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::filesystem::{self, Content, must, text};
+use super::filesystem::{self, Content, Growth, must, text};
 use super::mounts::{Mount, block_numbers, mount_at, mounts};
 use crate::Refused;
 use crate::capability::{Access, Use, check_file_system};
 
 /// How long a device may take to become as large as its volume.
-const GROWTH: Duration = Duration::from_secs(30);
+const DEVICE_GROWTH: Duration = Duration::from_secs(30);
 
 /// Between two looks at that.
 const LOOK: Duration = Duration::from_millis(200);
@@ -46,11 +46,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
             // One that is mounted may have been kept from growing.
-            return if wish.read_only {
-                Ok(())
-            } else {
-                filesystem::grow(device, staging, &there.kind).await
-            };
+            return if wish.read_only { Ok(()) } else { grow_mounted(device, staging, &there.kind).await };
         }
         return Err(Refused::Precondition(format!(
             "{} is mounted already, and not from {}: unmount it",
@@ -89,7 +85,24 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     }
     make_directory(staging)?;
     filesystem::mount(device, staging, &kind, flags, wish.read_only).await?;
-    if wish.read_only { Ok(()) } else { filesystem::grow(device, staging, &kind).await }
+    if wish.read_only {
+        return Ok(());
+    }
+    if let Growth::NotMounted(_) = filesystem::grow(device, staging, &kind).await? {
+        // Nobody uses it yet, so that it can be had otherwise.
+        unmount(staging).await?;
+        filesystem::grow_unmounted(device).await?;
+        filesystem::mount(device, staging, &kind, flags, false).await?;
+    }
+    Ok(())
+}
+
+/// Grows what is in use.
+async fn grow_mounted(device: &Path, point: &Path, kind: &str) -> Result<(), Refused> {
+    match filesystem::grow(device, point, kind).await? {
+        Growth::Done => Ok(()),
+        Growth::NotMounted(why) => Err(why),
+    }
 }
 
 fn is_of(mount: &Mount, device: &Path) -> bool {
@@ -199,7 +212,7 @@ pub(super) async fn unpublish(target: &Path) -> Result<(), Refused> {
 /// Waits until the device has so many bytes, and grows the file system on it, if it is mounted there. Gives back the
 /// device's bytes.
 pub(super) async fn grow(device: &Path, path: &Path, wanted: u64) -> Result<i64, Refused> {
-    let deadline = tokio::time::Instant::now() + GROWTH;
+    let deadline = tokio::time::Instant::now() + DEVICE_GROWTH;
     let size = loop {
         let size = filesystem::size(device).await?;
         if size >= wanted {
@@ -219,7 +232,7 @@ pub(super) async fn grow(device: &Path, path: &Path, wanted: u64) -> Result<i64,
         return Err(Refused::Missing(format!("the volume is not mounted at {}", path.display())));
     };
     if !mount.super_read_only {
-        filesystem::grow(device, &mount.point, &mount.kind).await?;
+        grow_mounted(device, &mount.point, &mount.kind).await?;
     }
     Ok(bytes)
 }
