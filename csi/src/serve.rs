@@ -156,14 +156,33 @@ fn listen(socket: &Path) -> Result<TrustedPeers, RunError> {
     Ok(TrustedPeers::new(listener))
 }
 
+/// The name of the socket in the kubelet's registry.
+///
+/// The kubelet's client (grpc-go) sends the socket's path as `:authority`, each slash as `%2F`, and a host may hold no `%`:
+/// requests would be refused as malformed. In what stands before an `@` it may.
+fn registration_socket() -> String {
+    format!("reg@{DRIVER}.sock")
+}
+
 /// Answers the kubelet for as long as it is polled.
 fn register(options: &Options) -> Result<impl Future<Output = Result<(), RunError>>, RunError> {
     let seen = options.kubelet_endpoint.as_ref().unwrap_or(&options.endpoint).display().to_string();
-    let socket = options.registry.as_ref().map(|registry| registry.join(format!("{DRIVER}-reg.sock")));
+    let socket = options.registry.as_ref().map(|registry| registry.join(registration_socket()));
     let incoming = socket.as_deref().map(listen).transpose()?;
     Ok(async move {
         let Some(incoming) = incoming else { return std::future::pending().await };
         let service = RegistrationServer::new(RegistrationService { endpoint: seen });
         Ok(Server::builder().add_service(service).serve_with_incoming(incoming).await?)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_the_registration_is_an_authority_as_the_kubelet_sends_it() {
+        let sent = format!("/var/lib/kubelet/plugins_registry/{}", registration_socket()).replace('/', "%2F");
+        assert!(sent.parse::<http::uri::Authority>().is_ok(), "{sent}");
+    }
 }
