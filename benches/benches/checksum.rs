@@ -1,4 +1,4 @@
-//! crc32c, as over payloads on TCP: 4 KiB and 1 MiB.
+//! crc32c, as over payloads on TCP: 4 KiB and 1 MiB; and the hash by which replicas' blocks are compared.
 
 use std::hint::black_box;
 
@@ -13,6 +13,12 @@ fn checksum(c: &mut Criterion) {
             b.iter(|| crc32c::crc32c(black_box(&data[..len])));
         });
     }
+    group.finish();
+    let mut group = c.benchmark_group("block_hash");
+    group.throughput(Throughput::Bytes(4 << 10));
+    group.bench_function("4KiB", |b| {
+        b.iter(|| lh_wire::block_hash(1, [black_box(&data[..4 << 10])].into_iter()));
+    });
     group.finish();
 }
 

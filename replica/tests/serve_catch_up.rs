@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 
 use lh_block::{Epoch, Extent, Instance};
 use lh_wire::{
-    BlockState, ChainOp, Control, Header, Keep, LayerDigest, MapPage, OpCode, ReplicaState, Status, differing,
+    BlockState, ChainOp, Control, Header, Keep, LayerDigest, MapPage, OpCode, ReplicaState, Status,
+    block_hash, differing,
 };
 use serve_client::{Client, MIB, SIZE, Server, generation, pattern, places, session};
 
@@ -167,6 +168,25 @@ fn what_is_missed_outlives_the_process_of_who_remembers_it() {
     assert_eq!(missed(&mut session(&server.socket, 4, 4), epoch(1, &["s", "t"])), None, "lost is lost");
 }
 
+/// As databases' pages and ext4's directories do. The crc32c of all such blocks is the same.
+#[test]
+fn blocks_that_end_with_their_own_checksum_are_made_the_same() {
+    let sealed = |byte| {
+        let mut block = vec![byte; 4092];
+        block.extend(crc32c::crc32c(&block).to_le_bytes());
+        block
+    };
+    let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let servers = places.each_ref().map(|place| Server::start(place.path()));
+    let [mut source, mut target] = servers.each_ref().map(|server| session(&server.socket, 1, 1));
+    for n in 0..8 {
+        source.write(n * 4096, &sealed(1));
+        target.write(n * 4096, &sealed(if n == 5 { 2 } else { 1 }));
+    }
+    assert_eq!(equalise(&mut source, &mut target, "", Extent::new(0, 8 * 4096)), 4096);
+    assert_eq!(target.read(5 * 4096, 4096), sealed(1));
+}
+
 #[test]
 fn digests_tell_data_zeroes_and_nothing_apart() {
     let place = tempfile::tempdir().unwrap();
@@ -178,8 +198,12 @@ fn digests_tell_data_zeroes_and_nothing_apart() {
     c.op(OpCode::WriteZeroes, 4096, 4096);
     let header = c.header(OpCode::DigestLayer, 0, 16384);
     let answer = c.ask(header, b"");
-    let blocks: Vec<_> = LayerDigest::decode(&answer.payload, 16384).unwrap().blocks().collect();
-    assert_eq!(blocks[0], (BlockState::Data, Some(crc32c::crc32c(&pattern(2, 4096)))));
+    let digest = LayerDigest::decode(&answer.payload, 16384).unwrap();
+    let blocks: Vec<_> = digest.blocks().collect();
+    let hash = block_hash(digest.seed, [&pattern(2, 4096)[..]].into_iter());
+    assert_eq!(blocks[0], (BlockState::Data, Some(hash)));
+    let again = c.ask(header, b"");
+    assert_ne!(LayerDigest::decode(&again.payload, 16384).unwrap().seed, digest.seed);
     assert_eq!((blocks[1].0, blocks[2].0), (BlockState::Zero, BlockState::Absent));
     let header = c.header(OpCode::CompareLayer, 0, 16384);
     assert_eq!(c.ask(header, b"nonsense").status(), Status::Invalid);

@@ -1,10 +1,11 @@
 //! What one layer holds of a range, in short: the payload of `DigestLayer` answers and `CompareLayer` requests.
 //!
-//! A byte per block ([`BlockState`]), then the crc32c of each block that holds data, little-endian and in order, then
-//! the layer's name. A comparison answers with a bit for each of 32 equal parts of the range, so that only what
-//! differs has to travel.
+//! A byte per block ([`BlockState`]), a seed, then the hash ([`block_hash`]) of each block that holds data, little-endian
+//! and in order, then the layer's name. A comparison answers with a bit for each of 32 equal parts of the range, so that
+//! only what differs has to travel.
 
 use lh_block::{BLOCK, Extent};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::layer::BlockState;
 
@@ -65,23 +66,43 @@ pub fn differing(range: Extent, bits: u32) -> impl Iterator<Item = Extent> {
     })
 }
 
+/// Bytes of the seed.
+const SEED: usize = size_of::<u64>();
+
+/// Bytes of a block's hash.
+const HASH: usize = size_of::<u128>();
+
+/// A block's content in short: XXH3 of 128 bits over its bytes, given in one piece or several.
+///
+/// No CRC does: a block that ends with the CRC of what stands before has one and the same CRC whatever it holds, and
+/// databases' pages and ext4's directories are such blocks (`docs/decisions/0011-blocks-are-compared-by-a-hash.md`). The
+/// seed is another one for each digest, so that what one comparison takes for equal the next one does not.
+pub fn block_hash<'a>(seed: u64, pieces: impl Iterator<Item = &'a [u8]>) -> u128 {
+    let mut hash = Xxh3::with_seed(seed);
+    pieces.for_each(|piece| hash.update(piece));
+    hash.digest128()
+}
+
 /// A block as a digest tells it.
-pub type BlockDigest = (BlockState, Option<u32>);
+pub type BlockDigest = (BlockState, Option<u128>);
 
 /// A decoded digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerDigest<'a> {
     states: &'a [u8],
-    sums: &'a [u8],
+    /// Of the hashes.
+    pub seed: u64,
+    hashes: &'a [u8],
     /// Name of the layer; empty for the head.
     pub layer: &'a str,
 }
 
 impl<'a> LayerDigest<'a> {
-    /// Writes the digest of these blocks.
-    pub fn encode(blocks: &[BlockDigest], layer: &str) -> Vec<u8> {
+    /// Writes the digest of these blocks, hashed with the seed.
+    pub fn encode(seed: u64, blocks: &[BlockDigest], layer: &str) -> Vec<u8> {
         let mut bytes: Vec<u8> = blocks.iter().map(|(state, _)| *state as u8).collect();
-        bytes.extend(blocks.iter().filter_map(|(_, sum)| *sum).flat_map(u32::to_le_bytes));
+        bytes.extend_from_slice(&seed.to_le_bytes());
+        bytes.extend(blocks.iter().filter_map(|(_, hash)| *hash).flat_map(u128::to_le_bytes));
         bytes.extend_from_slice(layer.as_bytes());
         bytes
     }
@@ -94,21 +115,23 @@ impl<'a> LayerDigest<'a> {
         let (states, rest) = bytes.split_at_checked((u64::from(length) / BLOCK) as usize)?;
         let known = states.iter().all(|s| BlockState::from_u8(*s).is_some());
         let data = states.iter().filter(|s| **s == BlockState::Data as u8).count();
-        let (sums, name) = rest.split_at_checked(data * 4).filter(|_| known)?;
-        Some(Self { states, sums, layer: std::str::from_utf8(name).ok()? })
+        let (seed, rest) = rest.split_first_chunk::<SEED>()?;
+        let (hashes, name) = rest.split_at_checked(data * HASH).filter(|_| known)?;
+        let seed = u64::from_le_bytes(*seed);
+        Some(Self { states, seed, hashes, layer: std::str::from_utf8(name).ok()? })
     }
 
     /// The blocks of the range, in order.
     pub fn blocks(&self) -> impl Iterator<Item = BlockDigest> + '_ {
-        let mut sums = self.sums.chunks_exact(4);
+        let mut hashes = self.hashes.chunks_exact(HASH);
         self.states.iter().map(move |state| {
             let state = BlockState::from_u8(*state).unwrap_or(BlockState::Absent);
-            let mut sum = || sums.next().and_then(|s| Some(u32::from_le_bytes(s.try_into().ok()?)));
-            (state, if state == BlockState::Data { sum() } else { None })
+            let mut hash = || hashes.next().and_then(|h| Some(u128::from_le_bytes(h.try_into().ok()?)));
+            (state, if state == BlockState::Data { hash() } else { None })
         })
     }
 
-    /// A bit for each part of the range in which these blocks differ from the digest's.
+    /// A bit for each part of the range in which these blocks, hashed with this seed, differ from the digest's.
     pub fn compare(&self, length: u32, own: &[BlockDigest]) -> u32 {
         let differ = self.blocks().zip(own).enumerate().filter(|(_, (theirs, own))| theirs != *own);
         differ.fold(0, |bits, (n, _)| bits | part_bit(length.into(), n as u64 * BLOCK))
@@ -127,9 +150,9 @@ mod tests {
             (BlockState::Zero, None),
             (BlockState::Data, Some(9)),
         ];
-        let bytes = LayerDigest::encode(&blocks, "s1");
+        let bytes = LayerDigest::encode(5, &blocks, "s1");
         let digest = LayerDigest::decode(&bytes, 4 * 4096).unwrap();
-        assert_eq!(digest.layer, "s1");
+        assert_eq!((digest.seed, digest.layer), (5, "s1"));
         assert_eq!(digest.blocks().collect::<Vec<_>>(), blocks);
         assert_eq!(digest.compare(4 * 4096, &blocks), 0);
         let mut other = blocks;
@@ -138,9 +161,36 @@ mod tests {
         assert_eq!(digest.compare(4 * 4096, &other), 0b1010);
         assert_eq!(LayerDigest::decode(&bytes, 100), None);
         assert_eq!(LayerDigest::decode(&bytes[..3], 4 * 4096), None);
-        assert_eq!(LayerDigest::decode(&bytes[..9], 4 * 4096), None, "a checksum is missing");
-        assert_eq!(LayerDigest::decode(&[3], 4096), None);
-        assert_eq!(LayerDigest::decode(&[0, 0xff], 4096), None);
+        assert_eq!(LayerDigest::decode(&bytes[..9], 4 * 4096), None, "the seed is cut off");
+        assert_eq!(LayerDigest::decode(&bytes[..4 + SEED + HASH], 4 * 4096), None, "a hash is missing");
+        let nothing = LayerDigest::encode(0, &[(BlockState::Absent, None)], "");
+        assert!(LayerDigest::decode(&nothing, 4096).is_some());
+        let unknown = [&[3], &nothing[1..]].concat();
+        assert_eq!(LayerDigest::decode(&unknown, 4096), None);
+        let no_name = [&nothing[..], &[0xff]].concat();
+        assert_eq!(LayerDigest::decode(&no_name, 4096), None);
+    }
+
+    #[test]
+    fn a_hash_is_of_all_bytes_and_the_seed() {
+        let block: Vec<u8> = (0..4096_u32).map(|n| (n * 7 + n / 256).to_le_bytes()[0]).collect();
+        let whole = block_hash(1, [&block[..]].into_iter());
+        // XXH3_128bits_withSeed of the reference implementation, by Python's xxhash 4.1.
+        assert_eq!(whole, 0x6a53_9771_8b83_726b_4cc7_048d_ab1b_fccc);
+        assert_eq!(whole, block_hash(1, block.chunks(100)));
+        assert_ne!(whole, block_hash(2, [&block[..]].into_iter()));
+    }
+
+    #[test]
+    fn blocks_that_end_with_their_own_checksum_are_told_apart() {
+        let sealed = |byte| {
+            let mut block = vec![byte; 4092];
+            block.extend(crc32c::crc32c(&block).to_le_bytes());
+            block
+        };
+        let (one, other) = (sealed(1), sealed(2));
+        assert_eq!(crc32c::crc32c(&one), crc32c::crc32c(&other), "which is why it is no CRC");
+        assert_ne!(block_hash(7, [&one[..]].into_iter()), block_hash(7, [&other[..]].into_iter()));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use control::{
     expansion_snapshot,
 };
 pub use digest::{
-    BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, differing, part_bit, part_len,
+    BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, block_hash, differing, part_bit, part_len,
 };
 pub use header::{
     DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN, Status,

@@ -1,19 +1,19 @@
-//! Comparing layers without sending them: checksums of what a layer holds, and where another replica's differ, or those on
+//! Comparing layers without sending them: hashes of what a layer holds, and where another replica's differ, or checksums on
 //! record.
 
 use lh_block::{BLOCK, Extent};
 use lh_ring::Payload;
-use lh_wire::{BlockDigest, BlockState, LayerDigest, flags};
+use lh_wire::{BlockDigest, BlockState, LayerDigest, block_hash, flags};
 
 use super::core::{Completed, Failure, Input, RequestId};
 use super::read::runs_of;
 use super::request::{Digesting, Part, Work};
 use super::server::Server;
 use super::worker::note;
-use crate::store::{LayerNo, Source};
+use crate::store::{BlockSum, LayerNo, Source};
 
 impl Server {
-    /// Reads what one layer holds of the range, to tell its checksums or, with `compare`, to compare them with those in
+    /// Reads what one layer holds of the range, to tell its hashes or, with `compare`, to compare them with those in
     /// the request.
     pub(super) fn start_digest(&mut self, id: RequestId, range: Extent, to: Digesting) {
         let body = self.requests.get(id).payload.to_vec();
@@ -52,23 +52,43 @@ impl Server {
         to: Digesting,
     ) {
         let slot = self.requests.get(id);
-        let own = digests(states, slot.parts.iter().filter_map(Part::data));
-        slot.parts.clear();
+        let parts = std::mem::take(&mut slot.parts);
+        let data = || parts.iter().filter_map(Part::data);
         let (len, verify) = (slot.header.length, slot.header.has(flags::VERIFY));
         let range = Extent::new(slot.header.offset, len.into());
-        let rotten = if verify { self.rotten_parts(layer, range, &own) } else { 0 };
-        let aux = match to {
-            Digesting::Tell => rotten,
+        let rotten = if verify { self.rotten_parts(layer, range, &block_sums(states, data())) } else { 0 };
+        match to {
+            Digesting::Tell => self.tell_digest(id, states, data(), body, rotten),
             Digesting::Compare => {
-                let differ = LayerDigest::decode(body, len).map(|theirs| theirs.compare(len, &own));
-                differ.unwrap_or(u32::MAX) | rotten
+                let differ = LayerDigest::decode(body, len)
+                    .map(|theirs| theirs.compare(len, &block_digests(theirs.seed, states, data())));
+                let aux = differ.unwrap_or(u32::MAX) | rotten;
+                self.end(id, Ok(Completed { aux, ..Completed::default() }));
             }
-            Digesting::Verify => self.verified(layer, range, &own).bits(),
-        };
-        if to != Digesting::Tell {
-            return self.end(id, Ok(Completed { aux, ..Completed::default() }));
+            Digesting::Verify => {
+                let aux = self.verified(layer, range, &block_sums(states, data())).bits();
+                self.end(id, Ok(Completed { aux, ..Completed::default() }));
+            }
         }
-        let bytes = LayerDigest::encode(&own, std::str::from_utf8(body).unwrap_or_default());
+    }
+
+    /// Answers with the digest, and with the parts that are rotten.
+    fn tell_digest<'a>(
+        &mut self,
+        id: RequestId,
+        states: &[BlockState],
+        data: impl Iterator<Item = &'a Payload>,
+        layer: &[u8],
+        rotten: u32,
+    ) {
+        let mut seed = [0; size_of::<u64>()];
+        if let Err(e) = lh_ring::sys::random(&mut seed) {
+            let failure = note(&self.status, &e);
+            return self.end(id, Err(failure));
+        }
+        let seed = u64::from_le_bytes(seed);
+        let own = block_digests(seed, states, data);
+        let bytes = LayerDigest::encode(seed, &own, std::str::from_utf8(layer).unwrap_or_default());
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let Some(mut payload) = self.pool.alloc(len, 1) else {
             // The pool keeps far more free than reads may take: this is the answer to a broken accounting.
@@ -77,7 +97,7 @@ impl Server {
         payload.write_at(0, &bytes);
         let part = Part::Bytes { offset: 0, len, layer: LayerNo(0), payload, again: false };
         self.requests.get(id).parts.push(part);
-        self.end(id, Ok(Completed { payload: len, aux, ..Completed::default() }));
+        self.end(id, Ok(Completed { payload: len, aux: rotten, ..Completed::default() }));
     }
 
     /// Where a layer holds something, for a rebuild.
@@ -94,15 +114,35 @@ impl Server {
     }
 }
 
-/// The digest of each block, given the data of those that hold some, in one piece or several.
-pub(super) fn digests<'a>(
+/// What checksums on record are compared with, given the data of the blocks that hold some, in one piece or several.
+pub(super) fn block_sums<'a>(
+    states: &[BlockState],
+    data: impl IntoIterator<Item = &'a Payload>,
+) -> Vec<BlockSum> {
+    each(states, data, |block| block.crc32c())
+}
+
+/// What another replica's blocks are compared with.
+fn block_digests<'a>(
+    seed: u64,
     states: &[BlockState],
     data: impl IntoIterator<Item = &'a Payload>,
 ) -> Vec<BlockDigest> {
+    each(states, data, |block| block_hash(seed, block.segments()))
+}
+
+fn each<'a, T>(
+    states: &[BlockState],
+    data: impl IntoIterator<Item = &'a Payload>,
+    tell: impl Fn(Payload) -> T,
+) -> Vec<(BlockState, Option<T>)> {
     let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
-    let mut sums =
-        data.into_iter().flat_map(|p| (0..p.len() / block).map(move |n| p.slice(n * block, block).crc32c()));
-    let sum = |state: &BlockState| if *state == BlockState::Data { sums.next() } else { None };
-    let sums: Vec<Option<u32>> = states.iter().map(sum).collect();
-    states.iter().copied().zip(sums).collect()
+    let mut blocks =
+        data.into_iter().flat_map(|p| (0..p.len() / block).map(move |n| p.slice(n * block, block)));
+    let told = |state: &BlockState| match state {
+        BlockState::Data => blocks.next().map(&tell),
+        BlockState::Absent | BlockState::Zero => None,
+    };
+    let told: Vec<Option<T>> = states.iter().map(told).collect();
+    states.iter().copied().zip(told).collect()
 }

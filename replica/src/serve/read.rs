@@ -6,7 +6,7 @@ use lh_block::{BLOCK, Extent};
 use lh_ring::{Completion, Payload, Token};
 use lh_wire::{BlockState, flags};
 
-use super::compare::digests;
+use super::compare::block_sums;
 use super::core::{Completed, Failure, Input, RequestId};
 use super::request::{Part, Work, trailer};
 use super::server::{AT_ONCE_MAX, OWNER, Server, kind};
@@ -195,7 +195,7 @@ impl Server {
             }
             Work::ReadLayer { layer, states, name } => {
                 if verify && self.has_checksums(layer) {
-                    let own = digests(&states, self.requests.get(id).parts.iter().filter_map(Part::data));
+                    let own = block_sums(&states, self.requests.get(id).parts.iter().filter_map(Part::data));
                     if self.rotten_parts(layer, range, &own) != 0 {
                         self.requests.get(id).parts.clear();
                         return self.end(id, Err(Failure::Rotten));

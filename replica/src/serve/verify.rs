@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use lh_block::{BLOCK, Extent};
 use lh_ring::Payload;
-use lh_wire::{BlockDigest, BlockState, MapPage, Verified, part_bit};
+use lh_wire::{BlockState, MapPage, Verified, part_bit};
 
-use super::compare::digests;
+use super::compare::block_sums;
 use super::core::RequestId;
 use super::request::Part;
 use super::server::Server;
-use crate::store::{FoldedChecksums, LayerChecksums, LayerNo, Store, Verdict};
+use crate::store::{BlockSum, FoldedChecksums, LayerChecksums, LayerNo, Store, Verdict};
 
 /// Ranges in a page that tells both what a layer holds and what it should hold: twice as many still fit a message.
 const RANGES_MAX: usize = 2 * MapPage::RANGES_MAX;
@@ -69,19 +69,19 @@ impl Checksums {
         self.open.remove(&layer);
     }
 
-    /// What is to be said of the blocks from `offset` on, given their own digests. Empty: nothing can be said.
+    /// What is to be said of the blocks from `offset` on, given what they hold. Empty: nothing can be said.
     fn verdicts(
         &mut self,
         store: &Store,
         layer: LayerNo,
         offset: u64,
-        own: &[BlockDigest],
+        own: &[BlockSum],
     ) -> Vec<(u64, Verdict)> {
         let Some(sums) = self.of(store, layer) else { return Vec::new() };
         let block = |n: usize| offset + n as u64 * BLOCK;
-        let judge = |(n, digest): (usize, &BlockDigest)| match store.is_marked(block(n)) {
+        let judge = |(n, sum): (usize, &BlockSum)| match store.is_marked(block(n)) {
             true => (n as u64, Verdict::Unknown),
-            false => (n as u64, sums.verdict(block(n) / BLOCK, *digest)),
+            false => (n as u64, sums.verdict(block(n) / BLOCK, *sum)),
         };
         own.iter().enumerate().map(judge).collect()
     }
@@ -94,14 +94,14 @@ impl Server {
     }
 
     /// A bit for each part of the range in which a block does not fit its checksum.
-    pub(super) fn rotten_parts(&mut self, layer: LayerNo, range: Extent, own: &[BlockDigest]) -> u32 {
+    pub(super) fn rotten_parts(&mut self, layer: LayerNo, range: Extent, own: &[BlockSum]) -> u32 {
         let verdicts = self.checksums.verdicts(&self.store, layer, range.offset, own);
         let rotten = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Rotten);
         rotten.fold(0, |bits, (n, _)| bits | part_bit(range.len, n * BLOCK))
     }
 
     /// What is known of each block of a short range.
-    pub(super) fn verified(&mut self, layer: LayerNo, range: Extent, own: &[BlockDigest]) -> Verified {
+    pub(super) fn verified(&mut self, layer: LayerNo, range: Extent, own: &[BlockSum]) -> Verified {
         let verdicts = self.checksums.verdicts(&self.store, layer, range.offset, own);
         verdicts.iter().fold(Verified::default(), |all, (n, verdict)| {
             let bit = u16::try_from(*n).ok().and_then(|n| 1_u16.checked_shl(n.into())).unwrap_or(0);
@@ -122,7 +122,7 @@ impl Server {
                 continue;
             }
             let sums = (0..payload.len() / block).map(|n| payload.slice(n * block, block).crc32c());
-            let own: Vec<BlockDigest> = sums.map(|sum| (BlockState::Data, Some(sum))).collect();
+            let own: Vec<BlockSum> = sums.map(|sum| (BlockState::Data, Some(sum))).collect();
             let verdicts = self.checksums.verdicts(&self.store, *layer, *offset, &own);
             if let Some((n, _)) = verdicts.iter().find(|(_, verdict)| *verdict == Verdict::Rotten) {
                 let at = offset + n * BLOCK;
@@ -155,7 +155,7 @@ impl Server {
         data: &Payload,
     ) -> bool {
         let Some(sums) = self.checksums.while_put(&self.store, layer) else { return false };
-        let own = digests(states, [data]);
+        let own = block_sums(states, [data]);
         let fits =
             own.iter().zip(range.offset / BLOCK..).all(|(d, n)| sums.verdict(n, *d) != Verdict::Rotten);
         if fits {

@@ -52,7 +52,7 @@ mod zero;
 use tests::tape;
 
 pub use chain::Committed;
-pub use checksum::{FoldedChecksums, LayerChecksums, Verdict};
+pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
 pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
 pub use diff::{Change, ChangeKind};

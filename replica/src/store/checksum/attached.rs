@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::Extent;
-use lh_wire::{BlockDigest, BlockState};
+use lh_wire::BlockState;
 
 use super::super::disk;
 use super::super::load::{blocks, bytes};
@@ -32,6 +32,9 @@ pub enum Verdict {
     Unknown,
 }
 
+/// A block as checksums on record tell it: the crc32c of what holds data.
+pub type BlockSum = (BlockState, Option<u32>);
+
 impl LayerChecksums {
     /// Looks for the checksums of a layer in a replica's directory. `None`: there are none of the file as it is now.
     pub fn open(directory: &Path, file: &Arc<File>) -> Option<Self> {
@@ -47,7 +50,7 @@ impl LayerChecksums {
     }
 
     /// Compares one block.
-    pub fn verdict(&mut self, block: u64, (state, sum): BlockDigest) -> Verdict {
+    pub fn verdict(&mut self, block: u64, (state, sum): BlockSum) -> Verdict {
         let Ok(stored) = self.sums.next(block..block + 1) else { return Verdict::Unknown };
         match (stored, state, sum) {
             (_, BlockState::Zero, _) => Verdict::Unknown,

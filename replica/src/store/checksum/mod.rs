@@ -8,7 +8,7 @@ mod crc64;
 mod longhorn;
 mod sums;
 
-pub use attached::{FoldedChecksums, LayerChecksums, Verdict};
+pub use attached::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub(super) use crc64::Crc64;
 pub(super) use longhorn::{Recorded, file_name};
 pub(super) use sums::{NEW_CHECKSUM, Sums, SumsWriter, Version, sweep};
