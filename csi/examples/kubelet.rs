@@ -66,7 +66,8 @@ impl Pod {
         directory: &Path,
     ) -> Result<Self> {
         let claim = Api::<PersistentVolumeClaim>::namespaced(client.clone(), "default").get(claim).await?;
-        let bound = claim.spec.as_ref().and_then(|s| s.volume_name.as_deref()).ok_or("the claim is not bound")?;
+        let bound =
+            claim.spec.as_ref().and_then(|s| s.volume_name.as_deref()).ok_or("the claim is not bound")?;
         let volume = Api::<PersistentVolume>::all(client.clone()).get(bound).await?;
         let (staging, target) = (directory.join(format!("{bound}-staging")), directory.join(bound));
         Ok(Self { client, driver, node: node.to_owned(), claim, volume, staging, target })

@@ -131,7 +131,7 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(18_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(40_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 sabotage! {

@@ -19,6 +19,7 @@ mod lease;
 mod nodes;
 mod orphans;
 mod patch;
+mod patience;
 mod pods;
 mod programs;
 mod queue;

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use super::certificate::SECRET;
 use super::desk::Desk;
+use super::patience::Patience;
 use super::shelf::{Item, Shelf};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
@@ -324,7 +325,7 @@ async fn follow<K: Item>(
 ) {
     // Who wrote which field is as large as the object itself, and nobody asks for it.
     let lean = |object: &mut K| object.meta_mut().managed_fields = None;
-    let events = watcher(api, config).default_backoff().modify(lean);
+    let events = watcher(api, config).backoff(Patience::default()).modify(lean);
     let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
         match event {
