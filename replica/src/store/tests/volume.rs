@@ -230,6 +230,8 @@ impl Volume {
             }
             Step::Swap => match self.directory.swap_fold(fold.plan()).map_err(io)? {
                 Some(folded) => {
+                    let parent = self.store.layer(&fold.plan().name).unwrap();
+                    assert!(!self.store.at(parent).dirty, "what was copied is not on stable storage");
                     let gone = fold.switched(&mut self.store, &folded);
                     drop(self.store.release(gone));
                     self.directory.finish_fold(fold.plan()).map_err(io)?;
