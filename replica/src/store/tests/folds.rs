@@ -291,8 +291,17 @@ fn small_head(path: &std::path::Path) -> Volume {
     volume.snapshot(1, "one").unwrap();
     volume.write(Extent::new(4 * MIB, MIB), 2);
     volume.zero(Extent::new(8 * MIB, MIB));
+    volume.write(Extent::new(40 * MIB, MIB / 2), 4);
     volume.remove(2, "one").unwrap();
     volume
+}
+
+/// The volume of [`small_head`] after so many steps of the fold; `false`: it has ended.
+fn folding(path: &std::path::Path, steps: usize) -> (Volume, super::super::Fold, bool) {
+    let mut volume = small_head(path);
+    let mut fold = volume.begin_fold("one").unwrap();
+    let goes_on = (0..steps).all(|_| volume.fold_step(&mut fold).unwrap());
+    (volume, fold, goes_on)
 }
 
 /// The byte of each half megabyte.
@@ -307,6 +316,7 @@ fn expected_halves() -> Vec<u8> {
         8..10 => 2,
         16..18 => 0,
         0..64 => 1,
+        80 => 4,
         _ => 0,
     };
     (0..128).map(byte).collect()
@@ -353,39 +363,37 @@ fn a_small_head_goes_into_a_large_snapshot_whatever_clients_write() {
 /// The process dies after any step, and what was zeroed just before stays zero: below it lies a copy of what was there.
 #[test]
 fn zeroes_made_beside_the_fold_of_a_head_stay_zero() {
-    for stop in 1.. {
-        let place = temporary();
-        let path = place.path().join("r");
-        let mut volume = small_head(&path);
-        let mut fold = volume.begin_fold("one").unwrap();
-        let mut goes_on = true;
-        for _ in 0..stop {
-            goes_on = goes_on && volume.fold_step(&mut fold).unwrap();
-        }
-        // Planned before a copy of it may begin, and made when it may have ended.
-        let zeroed = Extent::new(4 * MIB, MIB / 2);
-        let plan = (goes_on && volume.claim.is_none()).then(|| volume.store.plan_zero(zeroed).unwrap());
-        let step = goes_on.then(|| fold.next(&mut volume.store).unwrap());
-        let made = match (step, plan) {
-            (Some(super::super::FoldStep::Work(work)), Some(plan)) => {
-                fold.worked(&mut volume.store, work.run()).unwrap();
-                volume.make_zero(&plan);
-                true
+    // Where the snapshot holds something itself, and where a hole would do if nothing were copied there.
+    for (offset, half) in [(4 * MIB, 8), (40 * MIB, 80)] {
+        let mut made = 0;
+        for steps in 1.. {
+            let place = temporary();
+            let path = place.path().join("r");
+            let (mut volume, mut fold, goes_on) = folding(&path, steps);
+            let mut expected = expected_halves();
+            if goes_on && zeroed_beside_a_step(&mut volume, &mut fold, Extent::new(offset, MIB / 2)) {
+                expected[half] = 0;
+                made += 1;
             }
-            _ => false,
-        };
-        drop(volume);
-        let volume = Volume::open(&path).unwrap();
-        let mut expected = expected_halves();
-        if made {
-            expected[8] = 0;
+            drop(volume);
+            assert_eq!(halves(&Volume::open(&path).unwrap()), expected, "after {steps} steps");
+            if !goes_on {
+                break;
+            }
         }
-        assert_eq!(halves(&volume), expected, "after {stop} steps");
-        if !goes_on {
-            assert!(stop > 8);
-            break;
-        }
+        assert!(made > 0, "nothing was zeroed beside a copy");
     }
+}
+
+/// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
+/// piece of work.
+fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
+    let plan = volume.claim.is_none().then(|| volume.store.plan_zero(zeroed).unwrap());
+    let step = fold.next(&mut volume.store).unwrap();
+    let (super::super::FoldStep::Work(work), Some(plan)) = (step, plan) else { return false };
+    fold.worked(&mut volume.store, work.run()).unwrap();
+    volume.make_zero(&plan);
+    true
 }
 
 #[test]
@@ -393,12 +401,7 @@ fn a_head_that_becomes_a_snapshot_is_folded_as_one() {
     for stop in 1.. {
         let place = temporary();
         let path = place.path().join("r");
-        let mut volume = small_head(&path);
-        let mut fold = volume.begin_fold("one").unwrap();
-        let mut goes_on = true;
-        for _ in 0..stop {
-            goes_on = goes_on && volume.fold_step(&mut fold).unwrap();
-        }
+        let (mut volume, mut fold, mut goes_on) = folding(&path, stop);
         while goes_on && volume.claim.is_some() {
             goes_on = volume.fold_step(&mut fold).unwrap();
         }
