@@ -115,8 +115,7 @@ impl Volume {
                     pieces += 1;
                     fold.worked(store, work.run()).unwrap();
                 }
-                FoldStep::Claim(_) => fold.claimed(),
-                FoldStep::Release => {}
+                FoldStep::Claim(_) | FoldStep::Release => {}
                 FoldStep::Choose(direction) => {
                     directory.choose_fold(fold.plan(), direction).unwrap();
                     fold.chosen(store);

@@ -79,8 +79,6 @@ pub(super) enum FoldTask {
     Note(FoldPlan, Direction, u64),
     Switch(FoldPlan, Direction),
     Ready(FoldPlan),
-    /// Followed by what finishes it, before any other task.
-    Swap(FoldPlan),
 }
 
 /// What became of it.
@@ -235,9 +233,6 @@ impl Server {
             Waits::Report => false,
         };
         if let Some(run) = self.folder.run.as_mut().filter(|_| ready) {
-            if run.waits == Waits::Claim {
-                run.fold.claimed();
-            }
             run.waits = Waits::Nothing;
         }
         ready
@@ -283,7 +278,10 @@ impl Server {
             FoldStep::Note(direction, at) => FoldTask::Note(plan(), direction, at),
             FoldStep::Switch(direction) => FoldTask::Switch(plan(), direction),
             FoldStep::Ready => FoldTask::Ready(plan()),
-            FoldStep::Swap => FoldTask::Swap(plan()),
+            FoldStep::Swap => {
+                let swap = Task::SwapFold(plan());
+                return self.ask_worker(swap);
+            }
             // It was asked for with the swap.
             FoldStep::Finish => return,
         };

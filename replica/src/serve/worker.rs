@@ -12,7 +12,7 @@ use lh_wire::{ChainOp, Keep, LayerInfo, Outsider, ReplicaState};
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
 use super::fold::{FoldReport, FoldTask};
-use crate::store::{ChainError, Closing, Committed, Directory, NewZeroMap, Parts, Trail};
+use crate::store::{ChainError, Closing, Committed, Directory, FoldPlan, NewZeroMap, Parts, Trail};
 
 /// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
 /// what [`super::Status::state`] asks.
@@ -25,6 +25,8 @@ pub(super) enum Task {
     MakeZeroMap(String),
     SyncCommit,
     Fold(FoldTask),
+    /// A fold's change of heads. Two reports: writes go on after the first, and the second says that it is finished.
+    SwapFold(FoldPlan),
     /// For [`super::Status::state`].
     Look(Sender<ReplicaState>),
     Stop,
@@ -152,7 +154,7 @@ fn work(
                 Report::ZeroMapMade(made.map(|map| map.map(Box::new)))
             }
             Task::SyncCommit => Report::CommitSynced(directory.sync_commit().map_err(|e| note(status, &e))),
-            Task::Fold(FoldTask::Swap(plan)) => {
+            Task::SwapFold(plan) => {
                 let swapped = directory.swap_fold(&plan).map_err(|e| note(status, &e));
                 let finishes = matches!(swapped, Ok(Some(_)));
                 // Writes wait no longer than this.
@@ -214,7 +216,6 @@ fn fold(directory: &mut Directory, task: FoldTask, status: &Status) -> FoldRepor
             Err(ChainError::OtherPrepared(_)) => Ok(None),
             Err(e) => Err(Trouble::Chain(e).into_failure(status)),
         }),
-        FoldTask::Swap(plan) => FoldReport::Swapped(directory.swap_fold(&plan).map_err(io)),
     }
 }
 

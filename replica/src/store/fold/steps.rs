@@ -37,7 +37,7 @@ const NOTE_AFTER: u64 = 256 << 20;
 pub enum Step {
     /// Run it, where blocking is allowed; then [`Fold::worked`].
     Work(Work),
-    /// No client's change of the range may be on its way; then [`Fold::claimed`].
+    /// No client's change of the range may be on its way, until [`Step::Release`].
     Claim(Extent),
     /// The claim is given back.
     Release,
@@ -557,9 +557,6 @@ impl Fold {
         self.stage = self.stage.broken_off();
         Ok(())
     }
-
-    /// The range of [`Step::Claim`] is free.
-    pub const fn claimed(&mut self) {}
 
     /// The map of [`Step::MakeMap`] is there.
     pub fn map_made(&mut self, store: &mut Store, map: Option<NewZeroMap>) {

@@ -193,10 +193,7 @@ impl Volume {
         let io = |source| ChainError::Io { what: "folding".into(), source };
         match fold.next(&mut self.store).map_err(io)? {
             Step::Work(work) => fold.worked(&mut self.store, work.run()).map_err(io)?,
-            Step::Claim(range) => {
-                self.claim = Some(range);
-                fold.claimed();
-            }
+            Step::Claim(range) => self.claim = Some(range),
             Step::Release => self.claim = None,
             Step::Punching => panic!("no punch is in flight"),
             Step::MakeMap(name) => {
