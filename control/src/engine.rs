@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use lh_block::{BLOCK, Generation, check_name};
+use lh_block::{Address, BLOCK, Generation, check_name};
 use thiserror::Error;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -266,6 +266,8 @@ pub struct EngineStatus {
     pub replicas: Vec<EngineReplica>,
     /// What it may grow to.
     pub limits: EngineLimits,
+    /// Of a relay: where the volume's engine serves it. `None` for an engine.
+    pub relay_from: Option<Address>,
 }
 
 /// A replica as its engine sees it.
@@ -324,6 +326,7 @@ impl Service {
             generation: status.generation.into(),
             waiting_for: status.waiting_for,
             repaired_blocks: status.repaired_blocks,
+            relay_from: status.relay_from.map(|address| address.to_string()).unwrap_or_default(),
             ..Default::default()
         }
     }

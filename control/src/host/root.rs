@@ -138,6 +138,11 @@ impl Root {
         self.socket(&format!("{name}.sock"))
     }
 
+    /// Where the engine of that name serves the volume to relays on this host.
+    pub fn relay_socket(&self, name: &str) -> PathBuf {
+        self.socket(&format!("{name}.relay.sock"))
+    }
+
     /// The logs.
     pub fn logs(&self) -> PathBuf {
         self.path.join("log")
@@ -196,7 +201,12 @@ mod tests {
         let longest = format!("{}-r-0a1b2c3d", "v".repeat(64));
         for root in ["/var/lib/longhorn", &format!("/tmp/{}", "deep/".repeat(40))] {
             let root = Root::at(Path::new(root)).unwrap();
-            for path in [root.manager_socket(), root.control_socket(&longest), root.data_socket(&longest)] {
+            for path in [
+                root.manager_socket(),
+                root.control_socket(&longest),
+                root.data_socket(&longest),
+                root.relay_socket(&longest),
+            ] {
                 assert!(path.as_os_str().len() <= SOCKET_PATH_MAX, "{}", path.display());
             }
             assert_ne!(root.data_socket(&longest), root.control_socket(&longest));

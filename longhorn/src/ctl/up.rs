@@ -284,6 +284,8 @@ pub(super) fn engine_args(
         engine_instance_name: Some(name),
         replicas: replicas.collect(),
         insecure: false,
+        relay_listen: None,
+        relay_from: None,
         size: Some(record.size),
         block_size: record.block_size,
         frontend: match frontend_of(&record.frontend)? {

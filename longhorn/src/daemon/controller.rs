@@ -35,9 +35,15 @@ pub struct ControllerArgs {
     /// A replica and where it listens for the engine, unix:PATH or tcp:ADDRESS:PORT; once for each
     #[arg(long = "replica", value_parser = replica_address, value_name = "NAME=ADDRESS")]
     pub replicas: Vec<(String, Address)>,
-    /// Reach replicas over TCP without encryption
+    /// Reach replicas, and relays, over TCP without encryption
     #[arg(long)]
     pub insecure: bool,
+    /// Serve the volume to relays that prove its key, unix:PATH or tcp:ADDRESS:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub relay_listen: Option<Address>,
+    /// Be a relay: show the volume here and pass every request on to its engine, which serves relays there
+    #[arg(long, value_name = "ADDRESS")]
+    pub relay_from: Option<Address>,
     /// Size of the volume in bytes
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
@@ -128,6 +134,12 @@ impl ControllerArgs {
             option("realtime", when.to_string());
         }
         option("root", self.root.display().to_string());
+        if let Some(address) = &self.relay_listen {
+            option("relay-listen", address.to_string());
+        }
+        if let Some(address) = &self.relay_from {
+            option("relay-from", address.to_string());
+        }
         for (name, address) in &self.replicas {
             option("replica", format!("{name}={address}"));
         }
@@ -168,6 +180,8 @@ mod tests {
                 ("demo-r-3".into(), Address::Tcp("[::1]:10000".parse().unwrap())),
             ],
             insecure: true,
+            relay_listen: Some(Address::Tcp("10.0.0.1:10001".parse().unwrap())),
+            relay_from: Some(Address::Unix("/r/run/demo-e-0.relay.sock".into())),
             size: Some(1 << 30),
             block_size: 4096,
             frontend: Frontend::NbdServer,

@@ -93,6 +93,7 @@ impl EngineControl for Face {
             repaired_blocks: status.counters.repaired_blocks,
             replicas: status.replicas.into_iter().map(|r| self.replica(r)).collect(),
             limits: limits(&status.limits),
+            relay_from: None,
         }
     }
 

@@ -36,6 +36,9 @@ const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
+    if args.relay_from.is_some() || args.relay_listen.is_some() {
+        return Err(GivesUp("this program does not relay volumes: start it without --relay-from and --relay-listen".to_owned()).into());
+    }
     // Its queues have what they need from the start.
     memory::prepare(args.realtime.unwrap_or_default(), |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
