@@ -37,6 +37,8 @@ pub(crate) struct Use {
     pub(crate) read_only: bool,
     /// One pod only.
     pub(crate) one_pod: bool,
+    /// On two nodes while it moves from one to the other.
+    pub(crate) moves: bool,
 }
 
 /// File systems that can be made.
@@ -53,18 +55,19 @@ impl Use {
             None => return argument("the volume capability says neither block nor mount"),
         };
         let mode = capability.access_mode.as_ref().map_or(Mode::Unknown, |m| m.mode());
-        let (read_only, one_pod) = match mode {
-            Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => (false, false),
-            Mode::SingleNodeSingleWriter => (false, true),
-            Mode::SingleNodeReaderOnly => (true, false),
+        let (read_only, one_pod, moves) = match mode {
+            Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => (false, false, false),
+            Mode::SingleNodeSingleWriter => (false, true, false),
+            Mode::SingleNodeReaderOnly => (true, false, false),
+            Mode::MultiNodeMultiWriter if access == Access::Block => (false, false, true),
             Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => {
                 return argument(
-                    "a volume is used on one node at a time: choose ReadWriteOnce or ReadWriteOncePod (shared volumes are not built yet)",
+                    "a volume is used on one node at a time: choose ReadWriteOnce or ReadWriteOncePod, or ReadWriteMany with volumeMode Block and migratable \"true\" for what migrates (shared volumes are not built yet)",
                 );
             }
             Mode::Unknown => return argument("the volume capability has no access mode"),
         };
-        Ok(Self { access, read_only, one_pod })
+        Ok(Self { access, read_only, one_pod, moves })
     }
 
     /// Reads several, of which there must be one at least.
@@ -130,14 +133,16 @@ mod tests {
     #[test]
     fn one_node_uses_a_volume_in_every_way_and_several_do_not() {
         let block = || Some(AccessType::Block(BlockVolume {}));
-        for (mode, read_only, one_pod) in [
-            (Mode::SingleNodeWriter, false, false),
-            (Mode::SingleNodeMultiWriter, false, false),
-            (Mode::SingleNodeSingleWriter, false, true),
-            (Mode::SingleNodeReaderOnly, true, false),
+        for (mode, expected) in [
+            (Mode::SingleNodeWriter, (false, false, false)),
+            (Mode::SingleNodeMultiWriter, (false, false, false)),
+            (Mode::SingleNodeSingleWriter, (false, true, false)),
+            (Mode::SingleNodeReaderOnly, (true, false, false)),
+            (Mode::MultiNodeMultiWriter, (false, false, true)),
         ] {
             let used = Use::of(Some(&capability(mode, block()))).unwrap();
-            assert_eq!((used.read_only, used.one_pod, used.access), (read_only, one_pod, Access::Block));
+            assert_eq!((used.read_only, used.one_pod, used.moves), expected);
+            assert_eq!(used.access, Access::Block);
         }
         let wrong = [
             None,

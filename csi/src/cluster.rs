@@ -12,8 +12,10 @@ use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
-    AttachmentTicket, Node, Replica, Setting, Snapshot, TicketType, Volume, VolumeAttachment,
+    AttachmentTicket, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume, VolumeAttachment,
 };
+use lh_cluster::plan::VOLUME_LABEL;
+use lh_cluster::plan::volume::{engine_name, pair};
 use lh_cluster::settings::Settings;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -128,6 +130,14 @@ impl Cluster {
             }
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// The name of a volume's engine, which is another one after a migration.
+    pub(crate) async fn engine_of(&self, volume: &Volume) -> Result<String, Refused> {
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let engines = self.all::<Engine>(Some(&format!("{VOLUME_LABEL}={name}"))).await?;
+        let engine = pair(volume, &engines).0.and_then(|e| e.metadata.name.clone());
+        Ok(engine.unwrap_or_else(|| engine_name(name)))
     }
 
     /// Waits until the object is gone.

@@ -101,11 +101,7 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         "freezeFilesystemForSnapshot" => spec.freeze_filesystem_for_snapshot = toggle(key, value)?,
         "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
         "ublkNumberOfQueue" => spec.ublk_number_of_queue = number(key, value, 0, 64)?,
-        "migratable" => {
-            if flag(key, value)? {
-                return Err(wrong(key, value, "false, since migration is not built yet"));
-            }
-        }
+        "migratable" => spec.migratable = flag(key, value)?,
         "encrypted" => spec.encrypted = flag(key, value)?,
         "dataEngine" => {
             spec.data_engine = DataEngine::parse(value).ok_or_else(|| wrong(key, value, "v1"))?;
@@ -272,6 +268,7 @@ mod tests {
         assert_eq!(spec.disk_selector, ["ssd", "fast"]);
         assert_eq!((spec.quorum, spec.io_timeout), (Quorum::Majority, Some(0)));
         assert_eq!(volume(&HashMap::new()).unwrap().data_locality, DataLocality::Setting);
+        assert!(volume(&of(&[("migratable", "true")])).unwrap().migratable);
     }
 
     #[test]
@@ -289,7 +286,7 @@ mod tests {
             ("frontend", "floppy"),
             ("quorum", "all"),
             ("ioTimeout", "-1"),
-            ("migratable", "true"),
+            ("migratable", "yes"),
             ("share", "true"),
             ("recurringJobSelector", "[{\"name\":\"x\"}]"),
             ("cloneMode", "linked-clone"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::api_server::ApiServer;
-use cluster::{Cluster, MIB, capability, wish, words};
+use cluster::{Cluster, MIB, block, capability, wish, words};
 use csi::proto::csi as proto;
 use csi::{Holder, Options, ReadSnapshots, SnapshotMap, Source as Snapshots, run};
 use proto::group_controller_client::GroupControllerClient;
@@ -118,6 +118,84 @@ async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
     cluster.unpublish("a", "n1").await;
     cluster.unpublish("z", "").await;
     cluster.delete("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_device_that_migrates_is_on_two_nodes_until_one_of_them_lets_go() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let node = json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} });
+    cluster.server.apply("nodes", "n3", &node);
+    let both = || block(Mode::MultiNodeMultiWriter);
+    let of_class = |name: &str, migratable: &str, capability| CreateVolumeRequest {
+        parameters: words(&[("migratable", migratable)]),
+        volume_capabilities: vec![capability],
+        ..wish(name, 64)
+    };
+    let spec = |name: &str| cluster.server.get("volumes", name).unwrap()["spec"].clone();
+    cluster.create(of_class("vm", "true", both())).await.unwrap();
+    assert_eq!((&spec("vm")["accessMode"], &spec("vm")["migratable"]), (&json!("rwx"), &json!(true)));
+    cluster.create(of_class("scratch", "true", capability(Mode::SingleNodeWriter))).await.unwrap();
+    assert_eq!(
+        (&spec("scratch")["accessMode"], &spec("scratch")["migratable"]),
+        (&json!("rwo"), &json!(null))
+    );
+    for (migratable, wrong) in [("false", both()), ("true", capability(Mode::MultiNodeMultiWriter))] {
+        assert_eq!(cluster.create(of_class("x", migratable, wrong)).await, Err(Code::InvalidArgument));
+    }
+    assert_eq!(
+        cluster.create(of_class("vm", "true", block(Mode::SingleNodeWriter))).await,
+        Err(Code::AlreadyExists)
+    );
+    let validate = async |volume: &str| {
+        let request = proto::ValidateVolumeCapabilitiesRequest {
+            volume_id: volume.into(),
+            volume_capabilities: vec![both()],
+            ..Default::default()
+        };
+        let answer = cluster.controller().validate_volume_capabilities(request).await.unwrap().into_inner();
+        answer.confirmed.is_some()
+    };
+    assert!(validate("vm").await && !validate("scratch").await);
+    assert_eq!(cluster.publish_as("scratch", "n1", false, both()).await, Err(Code::InvalidArgument));
+
+    cluster.publish_as("vm", "n1", false, both()).await.unwrap();
+    assert_eq!(
+        cluster.publish_as("vm", "n2", false, block(Mode::SingleNodeWriter)).await,
+        Err(Code::FailedPrecondition)
+    );
+    for _ in 0..2 {
+        cluster.publish_as("vm", "n2", false, both()).await.unwrap();
+    }
+    assert_eq!(cluster.publish_as("vm", "n3", false, both()).await, Err(Code::FailedPrecondition), "a third");
+    let published = async || {
+        let get = ControllerGetVolumeRequest { volume_id: "vm".into() };
+        let seen =
+            cluster.controller().controller_get_volume(get).await.unwrap().into_inner().status.unwrap();
+        let mut nodes = seen.published_node_ids;
+        nodes.sort();
+        nodes
+    };
+    assert_eq!(published().await, ["n1", "n2"]);
+    let grow = || ControllerExpandVolumeRequest {
+        volume_id: "vm".into(),
+        capacity_range: Some(CapacityRange { required_bytes: 128 * MIB, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    let refused = cluster.controller().controller_expand_volume(grow()).await.unwrap_err();
+    assert!(
+        refused.code() == Code::FailedPrecondition && refused.message().contains("migrates"),
+        "{refused}"
+    );
+    cluster.unpublish("vm", "n1").await;
+    assert_eq!(published().await, ["n2"]);
+    let status = cluster.server.get("volumes", "vm").unwrap()["status"].clone();
+    assert_eq!((&status["currentNodeID"], &status["currentMigrationNodeID"]), (&json!("n2"), &json!("")));
+    cluster.controller().controller_expand_volume(grow()).await.unwrap();
+    cluster.publish_as("vm", "n3", false, both()).await.unwrap();
+    cluster.unpublish("vm", "n3").await;
+    assert_eq!(published().await, ["n2"], "rolled back");
+    cluster.unpublish("vm", "n2").await;
+    cluster.delete("vm").await.unwrap();
 }
 
 #[tokio::test]

@@ -113,6 +113,10 @@ impl Agent for PretendedNode {
         Err(AgentError::Unbuilt("there are no programs here".to_owned()))
     }
 
+    async fn take_over(&self, _: EngineStart<'_>) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("nothing migrates here".to_owned()))
+    }
+
     fn program(&self, image: &str) -> PathBuf {
         image.into()
     }
@@ -159,6 +163,10 @@ impl Agent for PretendedNode {
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {
         format!("unix:/nodes/{}/run/{name}.data.sock", self.name)
+    }
+
+    fn relay_address(&self, name: &str, _: &ProcessView) -> String {
+        format!("unix:/nodes/{}/run/{name}.relay.sock", self.name)
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {

@@ -37,6 +37,8 @@ pub struct ProcessView {
     pub port: Option<u16>,
     /// The program that it was told to run; empty for the instance manager's own.
     pub binary: String,
+    /// Where it was told that the volume's engine serves relays; empty for what is no relay.
+    pub relay_from: String,
 }
 
 /// A replica as its engine sees it.
@@ -98,6 +100,8 @@ pub struct EngineView {
     pub replicas: Vec<EngineReplica>,
     /// The layers, base first, the head last; `None`: no replica on this node could be asked.
     pub chain: Option<Vec<Layer>>,
+    /// Where the engine is that answers in its place; empty for an engine.
+    pub relay_from: String,
 }
 
 /// What a replica says of itself.
@@ -133,7 +137,7 @@ pub struct EngineStart<'a> {
     pub name: &'a str,
     /// What it is.
     pub spec: &'a EngineSpec,
-    /// Its number, issued by the volume's authority for this start alone.
+    /// Its number, issued by the volume's authority for this start alone; the lowest one for a relay, which needs none.
     pub generation: Generation,
 }
 
@@ -182,6 +186,9 @@ pub trait Agent: Send + Sync + 'static {
     /// stays, and its number becomes the next one. The old program goes on if the new one cannot be run at all.
     async fn exchange(&self, name: &str, part: Part<'_>) -> Result<(), AgentError>;
 
+    /// Has the process of a relay end and this one run under its device. Returns when that has begun, or has not for long.
+    async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError>;
+
     /// Where the program of an image is on this node, or would be.
     fn program(&self, image: &str) -> PathBuf;
 
@@ -202,6 +209,9 @@ pub trait Agent: Send + Sync + 'static {
 
     /// Where an engine reaches the data of the replica of that name, whose process this is.
     fn replica_address(&self, name: &str, process: &ProcessView) -> String;
+
+    /// Where relays reach the engine of that name, whose process this is.
+    fn relay_address(&self, name: &str, process: &ProcessView) -> String;
 
     /// Lets a running engine have one more replica.
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError>;

@@ -36,6 +36,7 @@ struct FakeEngine {
     generation: Generation,
     size: u64,
     replicas: BTreeMap<String, String>,
+    relay_from: String,
 }
 
 struct FakeAgent {
@@ -48,6 +49,34 @@ struct FakeAgent {
 impl FakeAgent {
     fn machine(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process of this node. Each engine's number is above those of all before it; a relay has none.
+    fn run(&self, start: &EngineStart<'_>) {
+        let mut machine = self.machine();
+        if !start.spec.relays() {
+            let highest = machine.generations.iter().max().copied().unwrap_or_default();
+            assert!(
+                u64::from(start.generation) > highest,
+                "generation {} was used already",
+                start.generation
+            );
+            machine.generations.push(start.generation.into());
+        }
+        let engine = FakeEngine {
+            node: self.node.clone(),
+            generation: start.generation,
+            size: start.spec.volume_size.bytes(),
+            replicas: start.spec.replica_address_map.clone(),
+            relay_from: start.spec.relay_from.clone(),
+        };
+        for ((_, name), seen) in &mut machine.replicas {
+            if start.spec.replica_address_map.contains_key(name) {
+                *seen = (*seen).max(start.generation);
+            }
+        }
+        machine.engines.entry(start.name.to_owned()).or_default().push(engine);
+        self.bell.notify_one();
     }
 
     fn directories(&self, disk: &std::path::Path) -> Vec<String> {
@@ -65,14 +94,17 @@ impl FakeAgent {
 impl Agent for FakeAgent {
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         let machine = self.machine();
-        let running = || ProcessView { state: InstanceState::Running, ..ProcessView::default() };
-        let engines = machine.engines.iter().filter(|(_, all)| all.iter().any(|e| e.node == self.node));
+        let running = |relay_from: &str| {
+            let relay_from = relay_from.to_owned();
+            ProcessView { state: InstanceState::Running, relay_from, ..ProcessView::default() }
+        };
+        let engine = |(name, all): (&String, &Vec<FakeEngine>)| {
+            let here = all.iter().find(|e| e.node == self.node)?;
+            Some((name.clone(), running(&here.relay_from)))
+        };
         let replicas = machine.replicas.keys().filter(|(node, _)| *node == self.node);
-        Ok(engines
-            .map(|(name, _)| name.clone())
-            .chain(replicas.map(|(_, name)| name.clone()))
-            .map(|n| (n, running()))
-            .collect())
+        let replicas = replicas.map(|(_, name)| (name.clone(), running("")));
+        Ok(machine.engines.iter().filter_map(engine).chain(replicas).collect())
     }
 
     async fn changed(&self) {
@@ -96,28 +128,20 @@ impl Agent for FakeAgent {
         // Whoever detaches or deletes the volume from now on knows that there is a process.
         let status = self.server.get("engines", start.name).map(|e| e["status"].clone()).unwrap_or_default();
         assert_eq!((&status["currentState"], &status["ownerID"]), (&json!("starting"), &json!(self.node)));
-        let mut machine = self.machine();
-        let highest = machine.generations.iter().max().copied().unwrap_or_default();
-        assert!(u64::from(start.generation) > highest, "generation {} was used already", start.generation);
-        machine.generations.push(start.generation.into());
-        let engine = FakeEngine {
-            node: self.node.clone(),
-            generation: start.generation,
-            size: start.spec.volume_size.bytes(),
-            replicas: start.spec.replica_address_map.clone(),
-        };
-        for ((_, name), seen) in &mut machine.replicas {
-            if start.spec.replica_address_map.contains_key(name) {
-                *seen = (*seen).max(start.generation);
-            }
-        }
-        machine.engines.entry(start.name.to_owned()).or_default().push(engine);
-        self.bell.notify_one();
+        self.run(&start);
         Ok(())
     }
 
     async fn exchange(&self, _: &str, _: Part<'_>) -> Result<(), AgentError> {
         Err(AgentError::Unbuilt("there are no programs here".to_owned()))
+    }
+
+    async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        for all in self.machine().engines.values_mut() {
+            all.retain(|e| e.node != self.node || e.relay_from.is_empty());
+        }
+        self.run(&start);
+        Ok(())
     }
 
     fn program(&self, image: &str) -> PathBuf {
@@ -153,11 +177,12 @@ impl Agent for FakeAgent {
             ..EngineReplica::default()
         };
         Some(EngineView {
-            up: engine.replicas.keys().any(|name| runs(name)),
+            up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
             size: engine.size,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
+            relay_from: engine.relay_from.clone(),
             ..EngineView::default()
         })
     }
@@ -169,6 +194,10 @@ impl Agent for FakeAgent {
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {
         format!("unix:/{}/{name}.sock", self.node)
+    }
+
+    fn relay_address(&self, name: &str, _: &ProcessView) -> String {
+        format!("unix:/{}/{name}.relay.sock", self.node)
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
@@ -493,6 +522,102 @@ async fn a_process_that_its_engine_left_behind_is_ended() {
     assert!(on_n1(&cluster), "nobody was there to end it");
     cluster.start("n1");
     cluster.wait("the old engine is ended", |c| !on_n1(c)).await;
+}
+
+/// Asks for the migratable volume on these nodes.
+fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
+    let all = ["n1", "n2", "n3"];
+    let ticket = |node: &&str| json!({ "id": format!("csi-{node}"), "type": "csi-attacher", "nodeID": node });
+    let tickets: serde_json::Map<String, Value> = all
+        .iter()
+        .map(|node| (format!("csi-{node}"), if nodes.contains(node) { ticket(node) } else { Value::Null }))
+        .collect();
+    cluster.server.apply("volumeattachments", "demo", &json!({ "spec": { "attachmentTickets": tickets } }));
+}
+
+/// What runs, as `ENGINE@NODE`, with `~` for a relay.
+fn running(cluster: &Cluster) -> Vec<String> {
+    let machine = cluster.machine();
+    let word = |name: &str, e: &FakeEngine| {
+        format!("{name}{}{}", if e.relay_from.is_empty() { "@" } else { "~" }, e.node)
+    };
+    machine.engines.iter().flat_map(|(name, all)| all.iter().map(|e| word(name, e))).collect()
+}
+
+#[tokio::test]
+async fn a_volume_moves_from_node_to_node_over_failing_requests_and_restarted_managers() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 11).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
+    cluster.create_volume();
+    let migratable = json!({ "spec": { "migratable": true, "accessMode": "rwx" } });
+    cluster.server.apply("volumes", "demo", &migratable);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    wanted_on(&cluster, &["n1"]);
+    cluster.wait("on n1", |c| running(c) == ["demo-e-0@n1"] && c.volume("state") == "attached").await;
+    cluster.server.fail(10);
+    for (round, (from, to)) in [("n1", "n2"), ("n2", "n3"), ("n3", "n1")].into_iter().enumerate() {
+        let (old, new) = if round % 2 == 0 { ("demo-e-0", "demo-e-1") } else { ("demo-e-1", "demo-e-0") };
+        let both = |c: &Cluster| {
+            let mut shown = [format!("{old}@{from}"), format!("{new}~{to}")];
+            shown.sort();
+            running(c) == shown && c.volume("currentMigrationNodeID") == *to
+        };
+        // Begun and given up, and begun again.
+        wanted_on(&cluster, &[from, to]);
+        cluster.wait(&format!("round {round}: shown on {to}"), both).await;
+        wanted_on(&cluster, &[from]);
+        cluster
+            .wait("given up", |c| {
+                running(c) == [format!("{old}@{from}")] && c.server.all("engines").len() == 1
+            })
+            .await;
+        wanted_on(&cluster, &[from, to]);
+        cluster.wait(&format!("round {round}: shown on {to} again"), both).await;
+        let issued = cluster.machine().generations.len();
+        // The manager that has to do it dies, or the one that has to stop the old one.
+        let victim = if round == 1 { from } else { to };
+        drop(cluster.stops.remove(victim));
+        wanted_on(&cluster, &[to]);
+        cluster.start(victim);
+        let there = |c: &Cluster| {
+            running(c) == [format!("{new}@{to}")]
+                && c.volume("currentNodeID") == *to
+                && c.volume("robustness") == "healthy"
+        };
+        cluster.wait(&format!("round {round}: moved to {to}"), there).await;
+        assert!(cluster.machine().generations.len() > issued);
+        cluster.wait("the old engine is forgotten", |c| c.server.all("engines").len() == 1).await;
+    }
+    cluster.server.fail(0);
+    wanted_on(&cluster, &[]);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("engines").is_empty()).await;
+    assert!(running(&cluster).is_empty());
+}
+
+#[tokio::test]
+async fn a_volume_moves_from_a_node_that_is_silent_and_what_runs_there_ends_when_it_is_back() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 12).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
+    cluster.create_volume();
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "migratable": true, "accessMode": "rwx" } }));
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    wanted_on(&cluster, &["n1", "n2"]);
+    cluster
+        .wait("shown on both", |c| {
+            running(c) == ["demo-e-0@n1", "demo-e-1~n2"] && c.volume("currentMigrationNodeID") == "n2"
+        })
+        .await;
+    drop(cluster.stops.remove("n1"));
+    wanted_on(&cluster, &["n2"]);
+    cluster
+        .wait("moved to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
+        .await;
+    assert_eq!(running(&cluster), ["demo-e-0@n1", "demo-e-1@n2"], "nobody was there to end it");
+    cluster.wait("its resource is gone", |c| c.server.all("engines").len() == 1).await;
+    cluster.start("n1");
+    cluster.wait("what ran there is ended", |c| running(c) == ["demo-e-1@n2"]).await;
 }
 
 /// An epoch that an engine of that attachment would make.

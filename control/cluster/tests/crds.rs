@@ -19,11 +19,15 @@ const LEFT_OUT: &[&str] = &["EngineFrontend", "Shard", "ShardGroup"];
 /// Fields that Longhorn does not have.
 const ADDED: &[(&str, &str)] = &[
     ("Engine", "spec.ioTimeout"),
+    ("Engine", "spec.migratable"),
     ("Engine", "spec.quorum"),
+    ("Engine", "spec.relayFrom"),
     ("Engine", "status.device"),
     ("Engine", "status.deviceLostAt"),
     ("Engine", "status.failedImage"),
     ("Engine", "status.generation"),
+    ("Engine", "status.relayAddress"),
+    ("Engine", "status.relaying"),
     ("Engine", "status.replicaReasons"),
     ("Engine", "status.replicaReasons.{}"),
     ("Engine", "status.waitingFor"),

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment};
 
 use super::ControllerService;
-use super::volumes::content_source;
+use super::volumes::{content_source, must_migrate};
 use crate::capability::Use;
 use crate::parameters;
 use crate::proto::csi::validate_volume_capabilities_response::Confirmed;
@@ -68,8 +68,11 @@ impl ControllerService {
         if request.volume_capabilities.is_empty() {
             return Err(Refused::Argument("no volume capability is given".to_owned()));
         }
-        self.cluster.volume(id).await?;
-        let checked = Use::of_all(&request.volume_capabilities).and_then(|_| {
+        let volume = self.cluster.volume(id).await?;
+        let checked = Use::of_all(&request.volume_capabilities).and_then(|uses| {
+            if uses.iter().any(|u| u.moves) {
+                must_migrate(&volume.spec)?;
+            }
             parameters::volume(&request.parameters)?;
             let mut spec = lh_cluster::api::VolumeSpec::default();
             parameters::change(&mut spec, &request.mutable_parameters)

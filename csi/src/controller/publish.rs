@@ -6,6 +6,7 @@ use kube::ResourceExt;
 use lh_cluster::api::{AttachmentTicket, Node, TicketType, Volume, VolumeAttachment, VolumeState};
 
 use super::ControllerService;
+use super::volumes::must_migrate;
 use crate::capability::Use;
 use crate::names::ticket_id;
 use crate::proto::csi::{
@@ -34,21 +35,31 @@ impl ControllerService {
         if self.cluster.find::<Node>(node).await?.is_none() {
             return Err(Refused::Missing(format!("node {node} does not exist in nodes.longhorn.io")));
         }
+        if used.moves {
+            must_migrate(&volume.spec)?;
+        }
         let read_only = request.readonly || used.read_only;
         let ticket = ticket_id(id, DRIVER, node);
-        self.take_ticket(id, node, &ticket, read_only).await?;
+        self.take_ticket(&volume, node, &ticket, (read_only, used.moves)).await?;
         let waited =
             self.cluster.wait::<VolumeAttachment, ()>(id, "the volume is being attached", |attachment| {
                 is_attached(attachment, &ticket)
             });
         waited.await?;
-        self.wait_for_size(id, volume.spec.size.bytes()).await?;
+        self.wait_for_size(&volume, volume.spec.size.bytes()).await?;
         let context: HashMap<String, String> = [(READ_ONLY.to_owned(), read_only.to_string())].into();
         Ok(ControllerPublishVolumeResponse { publish_context: context })
     }
 
-    /// Asks for the volume on the node, unless that was done.
-    async fn take_ticket(&self, id: &str, node: &str, ticket: &str, read_only: bool) -> Result<(), Refused> {
+    /// Asks for the volume on the node, unless that was done; on a second one only where it moves there.
+    async fn take_ticket(
+        &self,
+        volume: &Volume,
+        node: &str,
+        ticket: &str,
+        (read_only, moves): (bool, bool),
+    ) -> Result<(), Refused> {
+        let id = &volume.name_any();
         let made = |attachment: Option<&VolumeAttachment>| Ok(attachment.cloned());
         let attachment = self.cluster.wait(id, "the volume is being made", made).await?;
         let tickets = &attachment.spec.attachment_tickets;
@@ -63,10 +74,11 @@ impl ControllerService {
             }
             return Ok(());
         }
-        if let Some(other) = tickets.values().find(ours) {
+        let nodes: Vec<&str> = tickets.values().filter(ours).map(|t| t.node_id.as_str()).collect();
+        if nodes.len() > usize::from(moves) {
             return Err(Refused::Precondition(format!(
                 "volume {id} is published on node {}: unpublish it there first",
-                other.node_id
+                nodes.join(" and on node ")
             )));
         }
         let _counting = self.counting.lock().await;
@@ -106,8 +118,13 @@ impl ControllerService {
         for (ticket, _) in tickets {
             self.cluster.set_ticket(id, ticket, None).await?;
         }
-        // Somebody else may keep the volume there, a snapshot for instance: without this driver's device users.
-        let others = attachment.spec.attachment_tickets.values().any(|t| !concerned(t));
+        // Somebody else may keep the volume there, a snapshot for instance: without this driver's device users. One that
+        // migrates is waited for: it is another node's then, or is shown there no more.
+        let others = attachment
+            .spec
+            .attachment_tickets
+            .values()
+            .any(|t| !concerned(t) && (node.is_empty() || t.node_id == node));
         if !others {
             self.cluster
                 .wait::<Volume, ()>(id, "the volume is being detached", |v| Ok(is_detached(v, node)))
@@ -131,7 +148,8 @@ fn is_attached(attachment: Option<&VolumeAttachment>, ticket: &str) -> Result<Op
 
 fn is_detached(volume: Option<&Volume>, node: &str) -> Option<()> {
     let Some(status) = volume.map(|v| v.status.clone().unwrap_or_default()) else { return Some(()) };
-    let elsewhere = !node.is_empty() && !status.current_node_id.is_empty() && status.current_node_id != node;
+    let is_here = [&status.current_node_id, &status.current_migration_node_id].into_iter().any(|n| n == node);
+    let elsewhere = !node.is_empty() && !status.current_node_id.is_empty() && !is_here;
     let rests = matches!(status.state, VolumeState::Detached | VolumeState::Creating | VolumeState::Deleting);
     (elsewhere || rests).then_some(())
 }

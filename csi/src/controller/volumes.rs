@@ -61,6 +61,13 @@ impl ControllerService {
         if uses.iter().any(|u| u.one_pod) {
             spec.access_mode = AccessMode::ReadWriteOncePod;
         }
+        if uses.iter().any(|u| u.moves) {
+            must_migrate(&spec)?;
+            spec.access_mode = AccessMode::ReadWriteMany;
+        } else {
+            // As Longhorn's: what is used on one node, such as a virtual machine's scratch, is an ordinary volume of the class.
+            spec.migratable = false;
+        }
         if let Some(what) = unbuilt(&spec) {
             return Err(Refused::Precondition(format!("this version cannot do that yet: {what}")));
         }
@@ -165,12 +172,18 @@ impl ControllerService {
             )));
         }
         if new > volume.spec.size.bytes() {
+            if !volume.spec.migration_node_id.is_empty() {
+                return Err(Refused::Precondition(format!(
+                    "volume {id} migrates from node {} to node {}: expand it afterwards",
+                    volume.spec.node_id, volume.spec.migration_node_id
+                )));
+            }
             let patch = json!({ "spec": { "size": Int64Text::of_bytes(new) } });
             self.cluster.change::<Volume>(id, &patch).await?;
         }
         let attached = volume.status.as_ref().is_some_and(|s| s.state == VolumeState::Attached);
         if attached {
-            self.wait_for_size(id, new).await?;
+            self.wait_for_size(&volume, new).await?;
         }
         let used = request.volume_capability.as_ref().map(|c| Use::of(Some(c))).transpose()?;
         Ok(ControllerExpandVolumeResponse {
@@ -180,8 +193,8 @@ impl ControllerService {
     }
 
     /// Waits until the running engine serves so many bytes.
-    pub(super) async fn wait_for_size(&self, volume: &str, bytes: u64) -> Result<(), Refused> {
-        let engine = lh_cluster::plan::volume::engine_name(volume);
+    pub(super) async fn wait_for_size(&self, volume: &Volume, bytes: u64) -> Result<(), Refused> {
+        let engine = self.cluster.engine_of(volume).await?;
         let grown = move |engine: Option<&Engine>| {
             let status = engine.and_then(|e| e.status.clone()).unwrap_or_default();
             if status.current_size.bytes() >= bytes {
@@ -219,6 +232,17 @@ impl ControllerService {
     }
 }
 
+/// Refuses to have a volume on two nodes that does not migrate.
+pub(super) fn must_migrate(spec: &VolumeSpec) -> Result<(), Refused> {
+    if spec.migratable {
+        return Ok(());
+    }
+    Err(Refused::Argument(
+        "ReadWriteMany is for volumes that migrate: set migratable \"true\" in the StorageClass, or choose ReadWriteOnce (shared volumes are not built yet)"
+            .to_owned(),
+    ))
+}
+
 /// Refuses a volume of that name that is another one.
 fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec) -> Result<(), Refused> {
     let name = there.name_any();
@@ -236,6 +260,12 @@ fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec) -> Result<(), Re
         return Err(Refused::Different(format!(
             "volume {name} exists with {} bytes, not {}",
             there.spec.size, wanted.size
+        )));
+    }
+    if there.spec.migratable != wanted.migratable {
+        return Err(Refused::Different(format!(
+            "volume {name} exists and {}, unlike what is asked for",
+            if there.spec.migratable { "migrates" } else { "does not migrate" }
         )));
     }
     if there.spec.data_source != wanted.data_source {

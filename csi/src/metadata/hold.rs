@@ -9,9 +9,9 @@ use kube::ResourceExt;
 use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, ReplicaMode, TicketType, VolumeAttachment,
 };
+use lh_cluster::plan::VOLUME_LABEL;
 use lh_cluster::plan::attachment::DISABLE_FRONTEND;
 use lh_cluster::plan::node::READY;
-use lh_cluster::plan::{VOLUME_LABEL, volume::engine_name};
 
 use super::{Holder, MetadataService};
 use crate::Refused;
@@ -96,8 +96,8 @@ impl MetadataService {
         self.cluster
             .wait::<VolumeAttachment, ()>(volume, what, |attachment| is_met(attachment, &held.ticket))
             .await?;
-        let in_sync =
-            self.cluster.wait::<Engine, BTreeSet<String>>(&engine_name(volume), what, in_sync).await?;
+        let engine = self.cluster.engine_of(&self.cluster.volume(volume).await?).await?;
+        let in_sync = self.cluster.wait::<Engine, BTreeSet<String>>(&engine, what, in_sync).await?;
         let holder = |r: &Replica| {
             let status = r.status.as_ref().filter(|s| !s.address.is_empty() && !s.map_key.is_empty())?;
             let replica = r.name_any();

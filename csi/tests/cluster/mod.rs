@@ -14,7 +14,7 @@ use csi::proto::csi as proto;
 use csi::{Options, Source, run};
 use proto::controller_client::ControllerClient;
 use proto::volume_capability::access_mode::Mode;
-use proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use proto::{
     CapacityRange, ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, CreateSnapshotRequest,
     CreateVolumeRequest, DeleteVolumeRequest, VolumeCapability,
@@ -75,10 +75,20 @@ impl Cluster {
     }
 
     pub(crate) async fn publish(&self, volume: &str, node: &str, readonly: bool) -> Result<(), Code> {
+        self.publish_as(volume, node, readonly, capability(Mode::SingleNodeWriter)).await
+    }
+
+    pub(crate) async fn publish_as(
+        &self,
+        volume: &str,
+        node: &str,
+        readonly: bool,
+        capability: VolumeCapability,
+    ) -> Result<(), Code> {
         let request = ControllerPublishVolumeRequest {
             volume_id: volume.to_owned(),
             node_id: node.to_owned(),
-            volume_capability: Some(capability(Mode::SingleNodeWriter)),
+            volume_capability: Some(capability),
             readonly,
             ..ControllerPublishVolumeRequest::default()
         };
@@ -145,11 +155,15 @@ async fn manage(server: ApiServer) {
             }
             let attachment = server.get("volumeattachments", &name).unwrap();
             let tickets = attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default();
-            let node = tickets.values().next().map_or("", |t| t["nodeID"].as_str().unwrap());
+            let nodes: Vec<&str> = tickets.values().map(|t| t["nodeID"].as_str().unwrap()).collect();
+            let there = spec["nodeID"].as_str().filter(|n| nodes.contains(n));
+            let node = there.or_else(|| nodes.first().copied()).unwrap_or_default();
+            let second =
+                nodes.iter().find(|n| **n != node && spec["migratable"] == true).copied().unwrap_or_default();
             let state = if node.is_empty() { "detached" } else { "attached" };
             let clone = if spec["dataSource"].is_string() { "completed" } else { "" };
-            server.apply("volumes", &name, &json!({ "spec": { "nodeID": node }, "status": {
-                "state": state, "currentNodeID": node, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
+            server.apply("volumes", &name, &json!({ "spec": { "nodeID": node, "migrationNodeID": second }, "status": {
+                "state": state, "currentNodeID": node, "currentMigrationNodeID": second, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
             let met: serde_json::Map<String, Value> =
                 tickets.keys().map(|id| (id.clone(), json!({ "id": id, "satisfied": true }))).collect();
             server.apply(
@@ -185,6 +199,11 @@ pub(crate) fn capability(mode: Mode) -> VolumeCapability {
         access_type: Some(AccessType::Mount(MountVolume::default())),
         access_mode: Some(AccessMode { mode: mode.into() }),
     }
+}
+
+/// Of the device itself.
+pub(crate) fn block(mode: Mode) -> VolumeCapability {
+    VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), ..capability(mode) }
 }
 
 pub(crate) fn wish(name: &str, mib: i64) -> CreateVolumeRequest {

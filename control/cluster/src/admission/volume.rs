@@ -64,6 +64,7 @@ pub(super) fn judge(change: Change<'_, Volume>) -> Verdict {
                 return Err(format!("this version cannot do that yet: {what}"));
             }
             snapshot_limits(&new.spec)?;
+            stays_where_its_replica_is(&new.spec)?;
         }
         Change::Update { old, new } => {
             // One that goes only loses its finalizers.
@@ -101,9 +102,27 @@ fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
     if before.size != after.size && is_cloning {
         return Err("the volume is still being cloned: expand it when that is done".to_owned());
     }
+    if !before.migration_node_id.is_empty() {
+        let while_it_moves = [
+            ("grows", before.size != after.size),
+            ("changes to another image", before.image != after.image),
+            ("is shown without a device", before.disable_frontend != after.disable_frontend),
+        ];
+        if let Some((what, _)) = while_it_moves.into_iter().find(|(_, changed)| *changed) {
+            return Err(format!(
+                "the volume {what} when its migration from node {} to node {} is over",
+                before.node_id, before.migration_node_id
+            ));
+        }
+    }
     let is_strict = |spec: &VolumeSpec| spec.data_locality == DataLocality::StrictLocal;
+    if is_strict(before) != is_strict(after) || before.migratable != after.migratable {
+        stays_where_its_replica_is(after)?;
+    }
     let only_detached = [
         ("frontend", before.frontend != after.frontend),
+        ("migratable", before.migratable != after.migratable),
+        ("accessMode", before.access_mode != after.access_mode),
         ("dataLocality to or from strict-local", is_strict(before) != is_strict(after)),
     ];
     let is_down = matches!(status.state, VolumeState::Detached | VolumeState::Creating);
@@ -113,6 +132,14 @@ fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+fn stays_where_its_replica_is(spec: &VolumeSpec) -> Result<(), String> {
+    if spec.migratable && spec.data_locality == DataLocality::StrictLocal {
+        return Err("a strict-local volume is used where its replica is and does not migrate: choose another dataLocality"
+            .to_owned());
+    }
+    Ok(())
 }
 
 fn snapshot_limits(spec: &VolumeSpec) -> Result<(), String> {
@@ -250,6 +277,32 @@ mod tests {
         let attached = in_state(VolumeState::Attached, |_| {});
         let other = volume(|s| s.replica_soft_anti_affinity = Toggle::Enabled);
         judge(Change::Update { old: &attached, new: &other }).unwrap();
+    }
+
+    #[test]
+    fn what_migrates_grows_and_changes_afterwards() {
+        let moving = |change: fn(&mut VolumeSpec)| {
+            in_state(VolumeState::Attached, |s| {
+                (s.migratable, s.node_id, s.migration_node_id) = (true, "n1".into(), "n2".into());
+                change(s);
+            })
+        };
+        let cases: &[Case] = &[
+            (|s| s.size = Int64Text(2 * GIB), "grows when its migration from node n1 to node n2 is over"),
+            (|s| s.image = "longhorn:2".into(), "another image"),
+            (|s| s.disable_frontend = true, "without a device"),
+            (|s| s.migratable = false, "while the volume is detached"),
+        ];
+        for (change, says) in cases {
+            let refused = refusal(judge(Change::Update { old: &moving(|_| {}), new: &moving(*change) }));
+            assert!(refused.contains(says), "{refused}");
+        }
+        let confirmed = moving(|s| (s.node_id, s.migration_node_id) = ("n2".into(), String::new()));
+        judge(Change::Update { old: &moving(|_| {}), new: &confirmed }).unwrap();
+        let strict = volume(|s| {
+            (s.migratable, s.data_locality, s.number_of_replicas) = (true, DataLocality::StrictLocal, 1)
+        });
+        assert!(refusal(judge(Change::Create(&strict))).contains("does not migrate"));
     }
 
     #[test]

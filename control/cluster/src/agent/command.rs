@@ -21,7 +21,8 @@ const fn frontend_option(frontend: Frontend) -> &'static str {
     }
 }
 
-/// The arguments of an engine's process.
+/// The arguments of the process of an engine, or of a relay. On a network one of a migratable volume is told where to listen for
+/// relays by the instance manager, which gives it the port; it keeps that when it takes another one's place.
 pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &EngineStart<'_>) -> Vec<String> {
     let spec = start.spec;
     let frontend = if spec.disable_frontend { Frontend::None } else { spec.frontend };
@@ -37,6 +38,12 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("key-file", root.key(&spec.volume_name).display().to_string());
     option("listen", format!("unix:{}", root.control_socket(start.name).display()));
     option("root", root.path().display().to_string());
+    if spec.relays() {
+        option("relay-from", spec.relay_from.clone());
+    }
+    if spec.migratable && reach == Reach::ThisMachine {
+        option("relay-listen", format!("unix:{}", root.relay_socket(start.name).display()));
+    }
     for (name, address) in &spec.replica_address_map {
         option("replica", format!("{name}={address}"));
     }
@@ -101,6 +108,14 @@ mod tests {
              --listen unix:{path}/run/demo-e-0.grpc.sock --root {path} --replica demo-r-1=unix:/r/1.sock demo"
         );
         assert_eq!(line, expected);
+        let migratable =
+            EngineSpec { migratable: true, relay_from: "tcp:10.0.0.1:10003".into(), ..spec.clone() };
+        let line =
+            engine_command(&root, Path::new("/a"), here, &EngineStart { spec: &migratable, ..start.clone() })
+                .join(" ");
+        let relays =
+            format!("--relay-from tcp:10.0.0.1:10003 --relay-listen unix:{path}/run/demo-e-0.relay.sock");
+        assert!(line.contains(&relays), "{line}");
         let maintenance = EngineSpec { disable_frontend: true, ..spec.clone() };
         let start = EngineStart { spec: &maintenance, ..start };
         assert!(engine_command(&root, Path::new("/a"), here, &start).join(" ").contains("--frontend none"));

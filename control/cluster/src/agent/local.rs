@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::host::{Root, create_dir_durably, replace_file, store_program};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -18,7 +18,7 @@ use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
-use lh_block::{Address, Generation};
+use lh_block::Generation;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
@@ -35,6 +35,12 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The one signal by which the instance manager replaces a process; Longhorn's.
 const REPLACE_SIGNAL: &str = "SIGHUP";
+
+/// How long a process may take to end for another one: the instance manager kills it after 30 s.
+const TAKE_OVER_PATIENCE: Duration = Duration::from_secs(40);
+
+/// Between two looks at that.
+const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
 
 /// Between two attempts to hear the instance manager's news.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
@@ -73,11 +79,12 @@ impl LocalAgent {
         let (image, args, port_argument) = match part {
             Part::Engine(spec) => {
                 let start = EngineStart { name, spec, generation };
-                (&spec.image, engine_command(&self.root, &self.authority, self.reach, &start), None)
+                let port = self.reach.port_argument("relay-listen").filter(|_| spec.migratable);
+                (&spec.image, engine_command(&self.root, &self.authority, self.reach, &start), port)
             }
             Part::Replica(spec) => {
                 let args = replica_command(&self.root, self.reach, name, spec);
-                (&spec.image, args, self.reach.port_argument())
+                (&spec.image, args, self.reach.port_argument("data-listen"))
             }
         };
         let binary = match image.as_str() {
@@ -96,6 +103,11 @@ impl LocalAgent {
             Err(status) if status.code() == Code::AlreadyExists => Ok(()),
             Err(status) => Err(refusal(&status)),
         }
+    }
+
+    async fn replace(&self, spec: ProcessSpec) -> Result<(), AgentError> {
+        let request = ProcessReplaceRequest { spec: Some(spec), terminate_signal: REPLACE_SIGNAL.to_owned() };
+        self.manager().await?.process_replace(request).await.map(drop).map_err(|e| refusal(&e))
     }
 
     async fn channel(&self, process: &str) -> Result<Channel, AgentError> {
@@ -139,7 +151,14 @@ fn process_view(process: ProcessResponse) -> ProcessView {
     let (spec, status) = (process.spec.unwrap_or_default(), process.status.unwrap_or_default());
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
     let port = u16::try_from(status.port_start).ok().filter(|port| *port > 0);
-    ProcessView { state, error: status.error_msg, uuid: status.uuid, port, binary: spec.binary }
+    let relay_from = value_of(&spec.args, "--relay-from").unwrap_or_default().to_owned();
+    ProcessView { state, error: status.error_msg, uuid: status.uuid, port, binary: spec.binary, relay_from }
+}
+
+/// The value of an option of a command line.
+fn value_of<'a>(args: &'a [String], option: &str) -> Option<&'a str> {
+    let at = args.iter().position(|arg| arg == option)?;
+    args.get(at + 1).map(String::as_str)
 }
 
 const fn mode(number: i32) -> ReplicaMode {
@@ -179,6 +198,7 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
         replicas: replicas.into_iter().map(replica).collect(),
         device: None,
         chain: None,
+        relay_from: volume.relay_from,
     })
 }
 
@@ -222,9 +242,21 @@ impl Agent for LocalAgent {
 
     async fn exchange(&self, name: &str, part: Part<'_>) -> Result<(), AgentError> {
         // The instance manager raises a number that is below the next one of the process that it ends.
-        let spec = Some(self.process(name, part, Generation::default()));
-        let request = ProcessReplaceRequest { spec, terminate_signal: REPLACE_SIGNAL.to_owned() };
-        self.manager().await?.process_replace(request).await.map(drop).map_err(|e| refusal(&e))
+        self.replace(self.process(name, part, Generation::default())).await
+    }
+
+    async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        self.replace(self.process(start.name, Part::Engine(start.spec), start.generation)).await?;
+        // Until the process before has ended its arguments are told, and whoever looks would ask for the same again.
+        let deadline = Instant::now() + TAKE_OVER_PATIENCE;
+        while Instant::now() < deadline {
+            let is_other = |p: &ProcessView| p.relay_from != start.spec.relay_from;
+            if !self.processes().await?.get(start.name).is_some_and(is_other) {
+                break;
+            }
+            tokio::time::sleep(TAKE_OVER_LOOK).await;
+        }
+        Ok(())
     }
 
     fn program(&self, image: &str) -> PathBuf {
@@ -280,12 +312,11 @@ impl Agent for LocalAgent {
     }
 
     fn replica_address(&self, name: &str, process: &ProcessView) -> String {
-        let address = match (self.reach, process.port) {
-            (Reach::Network(ip), Some(port)) => Address::Tcp((ip, port).into()),
-            // One that was started before its node had an address listens where it did.
-            (Reach::Network(_), None) | (Reach::ThisMachine, _) => Address::Unix(self.root.data_socket(name)),
-        };
-        address.to_string()
+        self.reach.address(process.port, self.root.data_socket(name)).to_string()
+    }
+
+    fn relay_address(&self, name: &str, process: &ProcessView) -> String {
+        self.reach.address(process.port, self.root.relay_socket(name)).to_string()
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
@@ -419,6 +450,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::api::EngineSpec;
 
     #[test]
     fn only_a_directory_below_replicas_is_removed() {
@@ -454,6 +486,32 @@ mod tests {
             assert_eq!(std::fs::read(&place).unwrap(), content);
         }
         assert_eq!(place.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+    }
+
+    #[test]
+    fn a_relay_and_the_engine_after_it_have_the_same_port_and_others_have_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        let on_network = Reach::Network([10, 0, 0, 7].into());
+        let agent = LocalAgent::new(root.clone(), "/a.sock".into(), on_network, "/bin/true".into());
+        let told = |migratable, relay_from: &str| {
+            let relay_from = relay_from.to_owned();
+            let spec =
+                EngineSpec { volume_name: "demo".into(), migratable, relay_from, ..EngineSpec::default() };
+            let process = agent.process("demo-e-1", Part::Engine(&spec), Generation::default());
+            (
+                process.port_count,
+                process.port_args,
+                value_of(&process.args, "--relay-from").map(str::to_owned),
+            )
+        };
+        let port = vec!["--relay-listen,tcp:10.0.0.7:".to_owned()];
+        assert_eq!(told(true, ""), (1, port.clone(), None));
+        assert_eq!(told(true, "tcp:10.0.0.1:10003"), (1, port, Some("tcp:10.0.0.1:10003".to_owned())));
+        assert_eq!(told(false, ""), (0, Vec::new(), None));
+        let at = |port| agent.relay_address("demo-e-1", &ProcessView { port, ..ProcessView::default() });
+        assert_eq!(at(Some(10_004)), "tcp:10.0.0.7:10004");
+        assert_eq!(at(None), format!("unix:{}", root.relay_socket("demo-e-1").display()));
     }
 
     #[tokio::test]

@@ -114,6 +114,20 @@ pub struct EngineSpec {
     /// Seconds that requests wait for a replica; 0 for ever.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_timeout: Option<u32>,
+    /// It serves the volume to relays on other nodes, too.
+    #[serde(skip_serializing_if = "is_default")]
+    pub migratable: bool,
+    /// Where the volume's engine serves relays: the process shows the volume and passes requests on to there. Empty for an
+    /// engine.
+    #[serde(skip_serializing_if = "is_default")]
+    pub relay_from: String,
+}
+
+impl EngineSpec {
+    /// True for what shows the volume and has another node's engine answer.
+    pub fn relays(&self) -> bool {
+        !self.relay_from.is_empty()
+    }
 }
 
 /// What was observed of an Engine.
@@ -249,6 +263,12 @@ pub struct EngineStatus {
     /// When another device took the place of the one that clients had, RFC 3339.
     #[serde(skip_serializing_if = "is_default")]
     pub device_lost_at: String,
+    /// Where the running engine serves relays; empty while it does not.
+    #[serde(skip_serializing_if = "is_default")]
+    pub relay_address: String,
+    /// What runs is a relay.
+    #[serde(skip_serializing_if = "is_default")]
+    pub relaying: bool,
 }
 
 /// A backup that the engine is making.

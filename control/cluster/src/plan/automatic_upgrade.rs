@@ -37,6 +37,8 @@ pub fn plan(o: &Observed<'_>) -> Vec<String> {
                 *busy.entry(node).or_default() += 1;
             }
             VolumeState::Attached if runs == o.image || status.robustness != Robustness::Healthy => {}
+            // What moves does so as it is.
+            VolumeState::Attached if !volume.spec.migration_node_id.is_empty() => {}
             VolumeState::Attached => waiting.push((name, Some(node))),
             // One that names none follows by itself when it is attached.
             VolumeState::Detached if !asked.is_empty() && asked != o.image => waiting.push((name, None)),

@@ -1,7 +1,11 @@
 //! One engine on its node: the process that should be there, the replicas it should have, and what to say of it.
 //!
 //! Decided by the manager of the engine's node alone. A process of an engine that belongs elsewhere, or nowhere, is
-//! ended, whatever the resource says of it.
+//! ended, whatever the resource says of it. A relay, which only shows the volume here, becomes the engine under its device
+//! (`super::volume`, migration).
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,6 +42,8 @@ pub struct Observed<'a> {
     pub programs: Programs,
     /// What the engine says; `None`: it does not answer.
     pub view: Option<&'a EngineView>,
+    /// Where relays reach it, if it is one that listens.
+    pub relay_address: &'a str,
     /// The time.
     pub now: Timestamp,
 }
@@ -47,6 +53,8 @@ pub struct Observed<'a> {
 pub enum Action {
     /// Start the process, under a new generation.
     Start,
+    /// Replace a relay's process, under its device: by the engine, under a new generation, or by a relay from another address.
+    TakeOver,
     /// Have the process run the program of this image.
     Exchange(String),
     /// End the process.
@@ -105,14 +113,22 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
         (DesireState::Running, None) => {
             stopped(&mut status);
             status.current_state = InstanceState::Starting;
-            then = (!spec.replica_address_map.is_empty()).then_some(Action::Start);
+            then = (spec.relays() || !spec.replica_address_map.is_empty()).then_some(Action::Start);
         }
         (DesireState::Running, Some(process)) => {
             process.uuid.clone_into(&mut status.uuid);
             status.started = true;
-            match exchange(o, process, &mut status, &mut actions) {
-                Some(image) => then = Some(Action::Exchange(image)),
-                None => run(o, process, &mut status, &mut actions),
+            if process.relay_from == spec.relay_from {
+                match exchange(o, process, &mut status, &mut actions) {
+                    Some(image) => then = Some(Action::Exchange(image)),
+                    None => run(o, process, &mut status, &mut actions),
+                }
+            } else if process.relay_from.is_empty() {
+                // What another migration left behind. It takes its device with it, and nobody uses that here.
+                status.current_state = InstanceState::Stopping;
+                actions.push(Action::Stop);
+            } else {
+                then = Some(Action::TakeOver);
             }
         }
     }
@@ -196,14 +212,17 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     status.starting = !view.up;
     status.endpoint.clone_from(&view.endpoint);
     status.current_size = Int64Text::of_bytes(view.size);
-    status.generation = Some(GenerationText(view.generation));
+    status.relaying = !view.relay_from.is_empty();
+    status.generation = (!status.relaying).then_some(GenerationText(view.generation));
+    let serves_relays = view.up && !status.relaying && spec.migratable;
+    status.relay_address = if serves_relays { o.relay_address.to_owned() } else { String::new() };
     status.waiting_for.clone_from(&view.waiting_for);
     let reason = if view.waiting_for.is_empty() { "" } else { "Waiting" };
     status.conditions.set_condition(SERVES, view.up && reason.is_empty(), reason, &view.waiting_for, &now);
     follow_device(view, status, &now, actions);
     follow_replicas(view, status, &now);
     follow_chain(view, status);
-    if !view.up {
+    if !view.up || status.relaying {
         return;
     }
     let has = |name: &String| view.replicas.iter().any(|r| r.name == *name);
@@ -313,249 +332,4 @@ fn stopped(status: &mut EngineStatus) {
     };
     *status = keep;
     status.conditions.retain(|c| c.kind != SERVES);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::EngineSpec;
-
-    /// It runs what it should.
-    const RUNS: Programs = Programs { runs_target: true, installed: true };
-
-    fn now() -> Timestamp {
-        Timestamp::from_second(1_700_000_000).unwrap()
-    }
-
-    fn engine(node: &str, desire: DesireState, replicas: &[&str]) -> Engine {
-        let address = |name: &&str| ((*name).to_owned(), format!("unix:/{name}"));
-        let spec = EngineSpec {
-            node_id: node.into(),
-            desire_state: desire,
-            volume_size: Int64Text(100),
-            replica_address_map: replicas.iter().map(address).collect(),
-            ..EngineSpec::default()
-        };
-        Engine::new("v-e-0", spec)
-    }
-
-    fn process(state: InstanceState) -> ProcessView {
-        ProcessView { state, ..ProcessView::default() }
-    }
-
-    fn view(up: bool, replicas: &[(&str, ReplicaMode)]) -> EngineView {
-        let replica = |(name, mode): &(&str, ReplicaMode)| EngineReplica {
-            name: (*name).into(),
-            address: format!("unix:/{name}"),
-            mode: *mode,
-            ..EngineReplica::default()
-        };
-        EngineView {
-            up,
-            size: 100,
-            replicas: replicas.iter().map(replica).collect(),
-            ..EngineView::default()
-        }
-    }
-
-    fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineView>) -> Vec<Action> {
-        plan(&Observed {
-            engine,
-            node: "n1",
-            instance_manager: "im",
-            process,
-            programs: RUNS,
-            view,
-            now: now(),
-        })
-    }
-
-    fn status_in(actions: &[Action]) -> EngineStatus {
-        let status = actions.iter().find_map(|a| match a {
-            Action::SetStatus(status) => Some((**status).clone()),
-            _ => None,
-        });
-        status.expect("a status")
-    }
-
-    #[test]
-    fn a_process_of_somebody_elses_engine_is_ended_and_nothing_is_said_of_it() {
-        for node in ["n2", ""] {
-            let engine = engine(node, DesireState::Running, &["a"]);
-            let running = process(InstanceState::Running);
-            assert_eq!(decide(&engine, Some(&running), Some(&view(true, &[]))), [Action::Stop]);
-            assert_eq!(decide(&engine, None, None), []);
-        }
-    }
-
-    #[test]
-    fn it_starts_once_it_has_replicas_and_serves_once_its_endpoint_is_usable() {
-        use InstanceState::{Running, Starting};
-        let empty = engine("n1", DesireState::Running, &[]);
-        assert!(!decide(&empty, None, None).contains(&Action::Start));
-        let engine = engine("n1", DesireState::Running, &["a"]);
-        let starts = decide(&engine, None, None);
-        assert_eq!(status_in(&starts).current_state, Starting);
-        assert_eq!(starts.last(), Some(&Action::Start), "only once it is told");
-        let running = process(Running);
-        assert_eq!(status_in(&decide(&engine, Some(&running), None)).current_state, Starting);
-        let not_yet = view(false, &[("a", ReplicaMode::ReadWrite)]);
-        assert_eq!(status_in(&decide(&engine, Some(&running), Some(&not_yet))).current_state, Starting);
-        let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
-        let status = status_in(&decide(&engine, Some(&running), Some(&serves)));
-        assert_eq!((status.current_state, status.owner_id.as_str()), (Running, "n1"));
-        assert_eq!(status.replica_mode_map["a"], ReplicaMode::ReadWrite);
-        // At rest nothing is written, and a silent control socket is no reason to call it dead.
-        let mut settled = engine.clone();
-        settled.status = Some(status);
-        assert_eq!(decide(&settled, Some(&running), Some(&serves)), []);
-        assert_eq!(decide(&settled, Some(&running), None), []);
-    }
-
-    #[test]
-    fn its_replicas_become_what_the_map_says_and_its_size_what_the_volume_should_have() {
-        let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
-        engine.spec.volume_size = Int64Text(200);
-        let running = process(InstanceState::Running);
-        let old = view(true, &[("a", ReplicaMode::ReadWrite), ("c", ReplicaMode::Error)]);
-        let actions = decide(&engine, Some(&running), Some(&old));
-        let add = Action::AddReplica { name: "b".into(), address: "unix:/b".into() };
-        let remove = Action::RemoveReplica { name: "c".into(), address: "unix:/c".into() };
-        assert!(actions.contains(&add) && actions.contains(&remove), "{actions:?}");
-        assert!(actions.contains(&Action::Expand(200)));
-        let growing = EngineView { expanding: true, ..old };
-        assert!(!decide(&engine, Some(&running), Some(&growing)).contains(&Action::Expand(200)));
-    }
-
-    #[test]
-    fn a_replica_that_came_back_elsewhere_is_let_go_and_taken_anew() {
-        let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
-        engine.spec.replica_address_map.insert("b".into(), "tcp:10.0.0.2:10007".into());
-        let running = process(InstanceState::Running);
-        let seen = |mode| {
-            decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite), ("b", mode)])))
-        };
-        let remove = Action::RemoveReplica { name: "b".into(), address: "unix:/b".into() };
-        assert!(!seen(ReplicaMode::ReadWrite).contains(&remove), "it serves where the engine knows it");
-        assert!(seen(ReplicaMode::Error).contains(&remove));
-        let without = decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite)])));
-        let add = Action::AddReplica { name: "b".into(), address: "tcp:10.0.0.2:10007".into() };
-        assert!(without.contains(&add), "{without:?}");
-    }
-
-    #[test]
-    fn one_that_gave_up_is_tried_again_after_a_while() {
-        let engine = engine("n1", DesireState::Running, &["a"]);
-        let dead = ProcessView { error: "a newer engine".into(), ..process(InstanceState::Error) };
-        let actions = decide(&engine, Some(&dead), None);
-        let status = status_in(&actions);
-        assert_eq!(status.current_state, InstanceState::Error);
-        assert_eq!(status.conditions.get_condition(SERVES).unwrap().message, "a newer engine");
-        assert!(actions.contains(&Action::LookAgain(RETRY)) && !actions.contains(&Action::Stop));
-        let mut later = engine;
-        later.status = Some(status);
-        let observed = Observed {
-            engine: &later,
-            node: "n1",
-            instance_manager: "im",
-            process: Some(&dead),
-            programs: RUNS,
-            view: None,
-            now: now() + RETRY,
-        };
-        assert_eq!(plan(&observed), [Action::Stop]);
-    }
-
-    #[test]
-    fn a_stop_is_over_when_the_process_is_gone() {
-        let mut engine = engine("n1", DesireState::Stopped, &["a"]);
-        let running = process(InstanceState::Running);
-        let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
-        let actions = decide(&engine, Some(&running), Some(&serves));
-        assert!(actions.contains(&Action::Stop));
-        let status = status_in(&actions);
-        assert_eq!(status.current_state, InstanceState::Stopping);
-        engine.status = Some(EngineStatus { endpoint: "/dev/longhorn/v".into(), ..status });
-        let status = status_in(&decide(&engine, None, None));
-        assert_eq!((status.current_state, status.endpoint.as_str()), (InstanceState::Stopped, ""));
-    }
-
-    #[test]
-    fn another_program_takes_over_while_the_engine_is_said_to_run() {
-        let mut engine = engine("n1", DesireState::Running, &["a"]);
-        let (running, serves) =
-            (process(InstanceState::Running), view(true, &[("a", ReplicaMode::ReadWrite)]));
-        engine.spec.image = "old".into();
-        engine.status = Some(status_in(&decide(&engine, Some(&running), Some(&serves))));
-        assert_eq!(engine.status.as_ref().unwrap().current_image, "old");
-        engine.spec.image = "new".into();
-        let with = |engine: &Engine, runs_target, view: Option<&EngineView>| {
-            let programs = Programs { runs_target, installed: true };
-            let process = Some(&running);
-            plan(&Observed {
-                engine,
-                node: "n1",
-                instance_manager: "im",
-                process,
-                programs,
-                view,
-                now: now(),
-            })
-        };
-        let actions = with(&engine, false, Some(&serves));
-        let exchange = Action::Exchange("new".into());
-        assert_eq!(actions.last(), Some(&exchange), "only once it is told: {actions:?}");
-        engine.status = Some(status_in(&actions));
-        let again = with(&engine, false, Some(&serves));
-        assert!(!again.contains(&exchange), "once: {again:?}");
-        let starts = view(false, &[]);
-        engine.status = Some(status_in(&with(&engine, true, Some(&starts))));
-        let status = engine.status.as_ref().unwrap();
-        assert_eq!((status.current_state, &*status.current_image), (InstanceState::Running, "old"));
-        let status = status_in(&with(&engine, true, Some(&serves)));
-        assert_eq!((&*status.current_image, status.conditions.holds(UPGRADED)), ("new", true));
-        let dead = ProcessView { error: "bad".into(), ..process(InstanceState::Starting) };
-        let actions = decide(&engine, Some(&dead), None);
-        assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
-        assert_eq!(status_in(&actions).failed_image, "new");
-        // Its process was lost meanwhile, with the pod that it ran in: the next one is of the new program, and goes back, too.
-        let starts = decide(&engine, None, None);
-        assert_eq!(starts.last(), Some(&Action::Start));
-        engine.status = Some(status_in(&starts));
-        let actions = decide(&engine, Some(&dead), None);
-        assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
-    }
-
-    #[test]
-    fn a_device_that_another_one_replaced_under_its_users_is_lost() {
-        let running = process(InstanceState::Running);
-        let on = |boot: &str, sequence| EngineView {
-            device: Some(DeviceId { boot: boot.into(), sequence }),
-            ..view(true, &[("a", ReplicaMode::ReadWrite)])
-        };
-        let lost = |first: &EngineView, between: Option<DesireState>, then: &EngineView| {
-            let mut engine = engine("n1", DesireState::Running, &["a"]);
-            engine.status = Some(status_in(&decide(&engine, Some(&running), Some(first))));
-            if let Some(desire) = between {
-                engine.spec.desire_state = desire;
-                engine.status = Some(status_in(&decide(&engine, None, None)));
-                engine.spec.desire_state = DesireState::Running;
-            }
-            let actions = decide(&engine, Some(&running), Some(then));
-            let told = actions.iter().any(|a| matches!(a, Action::Tell(e) if e.reason == "DeviceLost"));
-            let status = actions.iter().find_map(|a| match a {
-                Action::SetStatus(status) => Some(!status.device_lost_at.is_empty()),
-                _ => None,
-            });
-            assert_eq!(status.unwrap_or_default(), told);
-            told
-        };
-        let (stays, stops) = (Some(DesireState::Running), Some(DesireState::Stopped));
-        assert!(!lost(&on("b", 7), None, &on("b", 7)), "the same one, taken over");
-        assert!(lost(&on("b", 7), None, &on("b", 8)));
-        assert!(lost(&on("b", 7), stays, &on("b", 8)), "its process was gone meanwhile");
-        assert!(!lost(&on("b", 7), stops, &on("b", 8)), "it was detached meanwhile");
-        assert!(!lost(&on("b", 7), None, &on("c", 1)), "its node was started anew");
-        assert!(!lost(&view(true, &[]), None, &on("b", 7)), "the first one");
-    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::FINALIZER;
+use super::volume::volume_of_engine;
 use crate::api::{Orphan, OrphanSpec};
 
 /// Longhorn's types of orphans.
@@ -181,7 +182,7 @@ fn found(o: &Observed<'_>) -> BTreeMap<Identity, OrphanSpec> {
         }
     }
     for process in o.processes.difference(o.instances) {
-        let kind = if process.ends_with("-e-0") {
+        let kind = if volume_of_engine(process).is_some() {
             ENGINE
         } else if process.contains("-r-") {
             REPLICA

@@ -49,7 +49,8 @@ fn is_kept(snapshot: &Snapshot) -> bool {
 }
 
 fn serves(engine: Option<&Engine>) -> bool {
-    engine.and_then(|e| e.status.as_ref()).is_some_and(|s| s.current_state == InstanceState::Running)
+    let status = engine.and_then(|e| e.status.as_ref());
+    status.is_some_and(|s| s.current_state == InstanceState::Running && !s.relaying)
 }
 
 /// True if the snapshot waits for an engine.
@@ -72,10 +73,13 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     if !serves(o.engine) {
         return Vec::new();
     }
-    let found = o.engine.and_then(|e| e.status.as_ref()).and_then(|s| s.snapshots.get(name(o.snapshot)));
+    let chain = o.engine.and_then(|e| e.status.as_ref()).map(|s| &s.snapshots);
+    let found = chain.and_then(|c| c.get(name(o.snapshot)));
+    // Every chain has a head: one without anything is not known yet.
+    let is_unknown = chain.is_none_or(|c| c.is_empty());
     if is_going {
         return match found {
-            _ if !is_kept(o.snapshot) => Vec::new(),
+            _ if !is_kept(o.snapshot) || is_unknown => Vec::new(),
             // Its layer is being read by a process that no engine knows of.
             Some(_) if o.in_use => Vec::new(),
             Some(info) if !info.removed => vec![Action::Remove],
@@ -107,6 +111,7 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             }
             actions.push(Action::Take);
         }
+        None if is_unknown => {}
         None => {
             status.ready_to_use = false;
             "the volume has no snapshot of this name".clone_into(&mut status.error);
@@ -151,7 +156,7 @@ mod tests {
         let mut engine = Engine::new("v-e-0", EngineSpec::default());
         engine.status = Some(EngineStatus {
             current_state: state,
-            snapshots: snapshots.iter().map(info).collect(),
+            snapshots: snapshots.iter().chain(&[("volume-head", false)]).map(info).collect(),
             ..EngineStatus::default()
         });
         engine
@@ -180,6 +185,28 @@ mod tests {
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
         assert!(!status.ready_to_use && status.error.contains("no snapshot"));
+    }
+
+    #[test]
+    fn a_chain_that_nobody_told_yet_says_nothing_of_a_snapshot() {
+        let volume = volume();
+        let (mut unknown, mut relay) =
+            (engine(InstanceState::Running, &[]), engine(InstanceState::Running, &[]));
+        unknown.status.as_mut().unwrap().snapshots.clear();
+        relay.status.as_mut().unwrap().relaying = true;
+        let mut taken = snapshot();
+        taken.status = Some(SnapshotStatus {
+            creation_time: "2026-01-01T00:00:00Z".into(),
+            ready_to_use: true,
+            ..SnapshotStatus::default()
+        });
+        for engine in [&unknown, &relay] {
+            assert_eq!(decide(&taken, Some(&volume), Some(engine)).0, []);
+            let mut going = taken.clone();
+            going.metadata.deletion_timestamp = Some(now().into());
+            assert_eq!(decide(&going, Some(&volume), Some(engine)).0, []);
+        }
+        assert_eq!(decide(&snapshot(), Some(&volume), Some(&relay)).0, [], "a relay takes none");
     }
 
     #[test]

@@ -7,12 +7,14 @@
 //! What an engine or a replica is doing counts only while its node answers and only if that node wrote it. Of a node
 //! that does not answer nothing is waited for: the next engine's generation shuts the old one out
 //! (`docs/invariants.md`, 2), so that a volume may be started elsewhere while nobody knows whether the old engine runs.
+//! That is also how a volume moves while it is used (`migration`).
 
 mod clone;
 mod draft;
 mod health;
 mod image;
 mod life;
+mod migration;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -32,6 +34,8 @@ use crate::schedule;
 use crate::settings::Settings;
 pub use clone::{CLONED, CloneSource, Source};
 use draft::Draft;
+pub use image::exchanges;
+pub use migration::pair;
 pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.
@@ -45,8 +49,10 @@ pub const READY: &str = "ReplicasReady";
 pub struct Observed<'a> {
     /// The volume.
     pub volume: &'a Volume,
-    /// Its engine.
+    /// Its engine ([`pair`]).
     pub engine: Option<&'a Engine>,
+    /// A second one: the relay of a migration, or the engine before it.
+    pub second: Option<&'a Engine>,
     /// Its replicas.
     pub replicas: Vec<&'a Replica>,
     /// Its attachment.
@@ -82,8 +88,8 @@ pub enum Action {
     CreateEngine(String, Box<EngineSpec>),
     /// Make a replica, under this name.
     CreateReplica(String, Box<ReplicaSpec>),
-    /// Change the engine.
-    SetEngine(Box<EngineSpec>),
+    /// Change the engine of this name.
+    SetEngine(String, Box<EngineSpec>),
     /// Change a replica.
     SetReplica(String, Box<ReplicaSpec>),
     /// Remove the engine.
@@ -125,17 +131,30 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         }
         draft.follow_modes();
         draft.salvage();
-        draft.resize();
+        // What is in use on two nodes grows afterwards.
+        if !draft.migrates() {
+            draft.resize();
+        }
         draft.fill_up();
         draft.thin_out();
         draft.attach_or_detach();
-        draft.follow_image();
+        if !draft.migrates() {
+            draft.follow_image();
+        }
         draft.judge();
     }
     draft.finish()
 }
 
-/// Longhorn's name of a volume's engine.
+/// Longhorn's name of a volume's first engine. A migration makes another one, `VOLUME-e-1`, which stays, and the next one is
+/// of this name again.
 pub fn engine_name(volume: &str) -> String {
     format!("{volume}-e-0")
+}
+
+/// The volume of an engine's name; `None`: it is none.
+pub fn volume_of_engine(name: &str) -> Option<&str> {
+    let (volume, number) = name.rsplit_once("-e-")?;
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    (is_number && !volume.is_empty()).then_some(volume)
 }

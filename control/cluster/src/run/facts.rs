@@ -6,9 +6,10 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
+use super::here::engines_of;
 use crate::admission::{About, Facts};
-use crate::api::{Engine, Replica, Volume};
-use crate::plan::volume::engine_name;
+use crate::api::{Replica, Volume};
+use crate::plan::volume::pair;
 
 /// Reads what is needed.
 ///
@@ -29,7 +30,8 @@ pub(super) async fn gather(context: &Context, about: About) -> kube::Result<Fact
         }
         About::ReplicasOf(name) => {
             facts.volume = desk.api::<Volume>().get_opt(&name).await?;
-            facts.engine = desk.api::<Engine>().get_opt(&engine_name(&name)).await?;
+            let engines = engines_of(desk, &name).await?;
+            facts.engine = facts.volume.as_ref().and_then(|v| pair(v, &engines).0).cloned();
             facts.replicas = replicas("spec.volumeName", &name).await?;
         }
         About::Node(name) => {

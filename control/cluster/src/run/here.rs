@@ -12,7 +12,7 @@ use kube::api::ListParams;
 use lh_block::Generation;
 
 use super::cache::{Key, instance_manager, is_cordoned};
-use super::desk::{Done, Kind, ReconcileError};
+use super::desk::{Desk, Done, Kind, ReconcileError};
 use super::leader::key_secret;
 use super::queue::Outcome;
 use super::shelf::{Item, Shelf};
@@ -23,8 +23,8 @@ use crate::api::{
     InstanceManagerStatus, InstanceState, Node, NodeSpec, Replica, ReplicaSpec, Snapshot, Volume,
 };
 use crate::plan::upgrade::{Images, target};
-use crate::plan::volume::CLONED;
-use crate::plan::{self, engine, node, replica, snapshot, written};
+use crate::plan::volume::{CLONED, pair, volume_of_engine};
+use crate::plan::{self, VOLUME_LABEL, engine, node, replica, snapshot, written};
 
 /// How often something that is on its way is looked at.
 const SOON: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ pub(super) async fn tell_processes(context: &Context) {
     let differ = |name: &&String| before.get(*name) != known.get(*name);
     let names: BTreeSet<&String> = before.keys().chain(known.keys()).filter(differ).collect();
     context.news.tell(names.into_iter().filter_map(|name| {
-        if name.contains("-e-") {
+        if volume_of_engine(name).is_some() {
             Some(Key::Engine(name.clone()))
         } else if name.contains("-r-") {
             Some(Key::Replica(name.clone()))
@@ -161,8 +161,9 @@ async fn keep_instance_manager(context: &Context, answers: bool) -> Done {
 /// Looks at an engine.
 pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
-    // Without its resource a process is left alone: what was deleted was stopped first.
-    let Some(resource) = resource_of(context, &cache.engines, name).await? else { return Ok(Outcome::Done) };
+    let Some(resource) = resource_of(context, &cache.engines, name).await? else {
+        return end_what_was_left(context, name).await;
+    };
     let processes = context.agent.processes().await?;
     let process = processes.get(name);
     let view = match process {
@@ -180,6 +181,7 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
         process,
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
+        relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
         now: Timestamp::now(),
     });
     let mut outcome = Outcome::Done;
@@ -189,6 +191,7 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
         tracing::debug!(engine = name, ?action, "engine");
         match action {
             engine::Action::Start => failure = start_engine(context, name, &spec).await.err(),
+            engine::Action::TakeOver => failure = take_over(context, name, &spec).await.err(),
             engine::Action::Exchange(image) => {
                 tracing::info!(engine = name, image, "the engine's program is exchanged");
                 let spec = EngineSpec { image, ..spec.clone() };
@@ -232,6 +235,25 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
+/// Ends a process that no resource names while its volume has another engine: its node was silent when a migration ended.
+/// Any other is left alone: what was deleted was stopped first.
+async fn end_what_was_left(context: &Context, name: &str) -> Done<Outcome> {
+    let Some(volume) = volume_of_engine(name).filter(|_| context.runs(name)) else {
+        return Ok(Outcome::Done);
+    };
+    if !engines_of(&context.desk, volume).await?.is_empty() {
+        tracing::info!(engine = name, "what a migration left is ended");
+        context.agent.stop(name).await?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The engines of a volume, wherever they are.
+pub(super) async fn engines_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Engine>> {
+    let those = ListParams::default().labels(&format!("{VOLUME_LABEL}={volume}"));
+    desk.api::<Engine>().list(&those).await.map(|found| found.items)
+}
+
 /// Tells people that a process could not be started.
 async fn tell_failure<K: super::desk::Kind>(context: &Context, about: &K, why: &ReconcileError) {
     if !matches!(why, ReconcileError::Stale) {
@@ -258,19 +280,33 @@ async fn say_not_expanded(
     Ok(None)
 }
 
-/// Starts an engine under a new generation: above everything that the volume issued and its replicas have seen.
+/// Starts an engine, or a relay.
 async fn start_engine(context: &Context, name: &str, spec: &EngineSpec) -> Done {
+    lay_key(context, &spec.volume_name).await?;
+    let generation = number(context, spec).await?;
+    tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
+    Ok(context.agent.start_engine(EngineStart { name, spec, generation }).await?)
+}
+
+/// Has an engine take a relay's place.
+async fn take_over(context: &Context, name: &str, spec: &EngineSpec) -> Done {
+    let generation = number(context, spec).await?;
+    tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine takes a relay's place");
+    Ok(context.agent.take_over(EngineStart { name, spec, generation }).await?)
+}
+
+/// A new generation for an engine: above everything that the volume issued and its replicas have seen. A relay needs none.
+async fn number(context: &Context, spec: &EngineSpec) -> Done<Generation> {
+    if spec.relays() {
+        return Ok(Generation::default());
+    }
     let volume = &spec.volume_name;
-    lay_key(context, volume).await?;
     let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
     let replicas = context.desk.api::<Replica>().list(&of_volume).await?;
     let told = replicas.items.iter().filter_map(|r| r.status.as_ref()?.generation).map(|g| g.0);
     let seen = told.max().unwrap_or(Generation::default());
     let here = &context.options.node;
-    let generation = authority::issue_generation(&context.desk, volume, here, seen).await?;
-    tracing::info!(engine = name, %generation, "engine starts");
-    context.agent.start_engine(EngineStart { name, spec, generation }).await?;
-    Ok(())
+    authority::issue_generation(&context.desk, volume, here, seen).await
 }
 
 /// Lays the volume's key on this node.
@@ -392,18 +428,17 @@ fn disk_trouble(context: &Context, replica: &Replica) -> Option<String> {
 pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
     let cache = &context.cache;
     let Some(resource) = cache.snapshots.get(name) else { return Ok(Outcome::Done) };
-    let engine_name = plan::volume::engine_name(&resource.spec.volume);
-    let engine = cache.engines.get(&engine_name);
+    let engines = cache.engines.of(&resource.spec.volume);
     // A volume that is on its way elsewhere is the leader's affair.
-    let Some((engine, volume)) = engine.zip(cache.volumes.get(&resource.spec.volume)) else {
-        return Ok(Outcome::Done);
-    };
+    let Some(volume) = cache.volumes.get(&resource.spec.volume) else { return Ok(Outcome::Done) };
+    let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0 else { return Ok(Outcome::Done) };
+    let engine_name = engine.name_any();
     let goes = resource.metadata.deletion_timestamp.is_some();
     let in_use = goes && is_being_copied(context, &resource).await?;
     let actions = snapshot::plan(&snapshot::Observed {
         snapshot: &resource,
         volume: Some(&volume),
-        engine: Some(&engine),
+        engine: Some(engine),
         in_use,
         now: Timestamp::now(),
     });

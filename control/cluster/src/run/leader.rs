@@ -40,7 +40,8 @@ fn ticket_id(kind: TicketType) -> String {
 pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
     let cache = &lead.cache;
     let Some(volume) = cache.volumes.get(name) else { return Ok(Outcome::Done) };
-    let engine = cache.engines.get(&volume::engine_name(name));
+    let engines = cache.engines.of(name);
+    let (engine, second) = volume::pair(&volume, engines.iter().map(Arc::as_ref));
     let replicas = cache.replicas.of(name);
     let attachment = cache.attachments.get(name);
     let snapshots = context.cache.snapshots.of(name);
@@ -48,7 +49,8 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let picture = lead.picture(context);
     let actions = volume::plan(&volume::Observed {
         volume: &volume,
-        engine: engine.as_deref(),
+        engine,
+        second,
         replicas: replicas.iter().map(Arc::as_ref).collect(),
         attachment: attachment.as_deref(),
         source: origin.as_ref().map(|o| CloneSource {
@@ -71,7 +73,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
         Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
     for action in actions {
         tracing::debug!(volume = name, ?action, "volume");
-        hands.carry_out(action, engine.as_deref(), &replicas, attachment.as_deref()).await?;
+        hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
     Ok(hands.outcome)
 }
@@ -102,7 +104,7 @@ impl Hands<'_> {
     async fn carry_out(
         &mut self,
         action: Action,
-        engine: Option<&Engine>,
+        engines: &[Arc<Engine>],
         replicas: &[Arc<Replica>],
         attachment: Option<&VolumeAttachment>,
     ) -> Done {
@@ -124,9 +126,9 @@ impl Hands<'_> {
                 replica.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
                 desk.create(&replica).await?;
             }
-            Action::SetEngine(spec) => {
-                if let Some(engine) = engine {
-                    desk.set_spec(engine, engine.spec(), &*spec).await?;
+            Action::SetEngine(name, spec) => {
+                if let Some(engine) = engines.iter().find(|e| e.name_any() == name) {
+                    desk.set_spec(engine.as_ref(), engine.spec(), &*spec).await?;
                 }
             }
             Action::SetReplica(name, spec) => {
@@ -241,6 +243,7 @@ pub(super) async fn attachment(context: &Context, lead: &Lead, name: &str) -> Do
     if let (Some(volume), Some(target)) = (volume, decided.target) {
         let mut spec = volume.spec.clone();
         spec.node_id = target.node;
+        spec.migration_node_id = target.migration;
         spec.disable_frontend = target.disable_frontend;
         if !target.by.is_empty() {
             spec.last_attached_by = target.by;
@@ -256,13 +259,14 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
     let Some(snapshot) = snapshots.get(name) else { return Ok(Outcome::Done) };
     let volume_name = &snapshot.spec.volume;
     let volume = cache.volumes.get(volume_name);
-    let engine = cache.engines.get(&volume::engine_name(volume_name));
+    let engines = cache.engines.of(volume_name);
+    let engine = volume.as_ref().and_then(|v| volume::pair(v, engines.iter().map(Arc::as_ref)).0);
     let observed = |snapshot| snapshot::Observed {
         // Neither what is asked here depends on it.
         in_use: false,
         snapshot,
         volume: volume.as_deref(),
-        engine: engine.as_deref(),
+        engine,
         now: Timestamp::now(),
     };
     let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());

@@ -12,6 +12,7 @@ use crate::agent::DiskView;
 use crate::api::{Engine, Node, Orphan, Replica};
 use crate::plan::FINALIZER;
 use crate::plan::orphan::{self, Action, DiskContent};
+use crate::plan::volume::volume_of_engine;
 
 /// What resources know, wherever they are.
 struct Known {
@@ -51,7 +52,7 @@ impl Known {
             replicas.items.iter().for_each(|replica| known.add(replica));
         }
         for process in processes.difference(&known.instances.clone()) {
-            let is_known = if process.contains("-e-") {
+            let is_known = if volume_of_engine(process).is_some() {
                 context.desk.api::<Engine>().get_opt(process).await?.is_some()
             } else {
                 context.desk.api::<Replica>().get_opt(process).await?.is_some()

@@ -300,6 +300,7 @@ mod tests {
             let actions = plan(&Observed {
                 volume: &self.clone,
                 engine: None,
+                second: None,
                 replicas: self.replicas.iter().collect(),
                 attachment: None,
                 source: Some(CloneSource {

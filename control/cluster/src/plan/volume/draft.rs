@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Action, Observed, engine_name};
+use super::{Action, Observed};
 use crate::api::{
-    DataLocality, DesireState, EngineSpec, InstanceState, Replica, ReplicaMode, ReplicaSpec, Toggle,
+    DataLocality, DesireState, Engine, EngineSpec, InstanceState, Replica, ReplicaMode, ReplicaSpec, Toggle,
     VolumeStatus,
 };
 use crate::plan::{Event, FINALIZER, written};
@@ -16,6 +16,7 @@ pub(super) struct Draft<'a> {
     pub(super) name: String,
     pub(super) now: String,
     pub(super) engine: Option<EngineSpec>,
+    pub(super) second: Option<EngineSpec>,
     /// Of all replicas that are there and stay, and of those to be made.
     pub(super) replicas: BTreeMap<String, ReplicaSpec>,
     pub(super) status: VolumeStatus,
@@ -28,11 +29,15 @@ pub(super) struct Draft<'a> {
 impl<'a> Draft<'a> {
     pub(super) fn new(o: &'a Observed<'a>) -> Self {
         let staying = o.replicas.iter().filter(|r| r.metadata.deletion_timestamp.is_none());
+        let spec = |engine: Option<&Engine>| {
+            engine.filter(|e| e.metadata.deletion_timestamp.is_none()).map(|e| e.spec.clone())
+        };
         Self {
             o,
             name: o.volume.metadata.name.clone().unwrap_or_default(),
             now: written(o.now),
-            engine: o.engine.filter(|e| e.metadata.deletion_timestamp.is_none()).map(|e| e.spec.clone()),
+            engine: spec(o.engine),
+            second: spec(o.second),
             replicas: staying.map(|r| (name_of(r), r.spec.clone())).collect(),
             status: o.volume.status.clone().unwrap_or_default(),
             actions: Vec::new(),
@@ -61,6 +66,7 @@ impl<'a> Draft<'a> {
                 image: self.engine_image(),
                 quorum: spec.quorum,
                 io_timeout: spec.io_timeout,
+                migratable: spec.migratable,
                 ..EngineSpec::default()
             });
         }
@@ -138,7 +144,11 @@ impl<'a> Draft<'a> {
 
     /// What the engine is doing, as far as anybody can know.
     pub(super) fn engine_state(&self) -> InstanceState {
-        let Some(engine) = self.o.engine else { return InstanceState::Stopped };
+        self.o.engine.map_or(InstanceState::Stopped, |engine| self.state_of(engine))
+    }
+
+    /// The same of either engine.
+    pub(super) fn state_of(&self, engine: &Engine) -> InstanceState {
         let node = &engine.spec.node_id;
         if node.is_empty() {
             return InstanceState::Stopped;
@@ -147,7 +157,11 @@ impl<'a> Draft<'a> {
             return InstanceState::Unknown;
         }
         match &engine.status {
-            Some(status) if status.owner_id == *node => status.current_state,
+            // A relay that is to be an engine is none yet, and the other way round.
+            Some(status) if status.owner_id == *node => match status.current_state {
+                InstanceState::Running if status.relaying != engine.spec.relays() => InstanceState::Starting,
+                state => state,
+            },
             // Nobody there has taken it up yet.
             Some(_) | None if engine.spec.desire_state == DesireState::Stopped => InstanceState::Stopped,
             Some(_) | None => InstanceState::Starting,
@@ -191,14 +205,18 @@ impl<'a> Draft<'a> {
                 Some(_) => {}
             }
         }
-        match (self.o.engine, self.engine.take()) {
-            (None, Some(spec)) => {
-                self.actions.push(Action::CreateEngine(engine_name(&self.name), Box::new(spec)));
+        // In this order: what the first one is not any more, the second one may be then.
+        for (old, new) in [(self.o.engine, self.engine.take()), (self.o.second, self.second.take())] {
+            match (old, new) {
+                (None, Some(spec)) => {
+                    self.actions.push(Action::CreateEngine(self.free_engine_name(), Box::new(spec)));
+                }
+                (Some(old), Some(spec)) if old.spec != spec => {
+                    let name = old.metadata.name.clone().unwrap_or_default();
+                    self.actions.push(Action::SetEngine(name, Box::new(spec)));
+                }
+                _ => {}
             }
-            (Some(old), Some(spec)) if old.spec != spec => {
-                self.actions.push(Action::SetEngine(Box::new(spec)));
-            }
-            _ => {}
         }
         if self.o.volume.status.as_ref() != Some(&self.status) {
             self.actions.push(Action::SetStatus(Box::new(self.status)));

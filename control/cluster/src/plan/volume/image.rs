@@ -4,13 +4,23 @@
 use std::time::Duration;
 
 use super::draft::Draft;
-use crate::api::{Condition, Conditions, InstanceState, ReplicaSpec};
+use crate::api::{Condition, Conditions, InstanceState, ReplicaSpec, VolumeStatus};
 use crate::plan::age;
 use crate::plan::upgrade::{FAILED, NOT_DEPLOYED, UPGRADED};
 
 /// After one replica's program was exchanged the next one waits so long: until what the engine said of the first is news from
 /// after that.
 const SETTLES: Duration = Duration::from_secs(12);
+
+/// The condition's reasons while programs are exchanged: the engine's, then the replicas'.
+const ENGINE: &str = "Engine";
+const REPLICAS: &str = "Replicas";
+
+/// True while programs of an attached volume are exchanged, not while that waits or has failed.
+pub fn exchanges(status: &VolumeStatus) -> bool {
+    let condition = status.conditions.get_condition(UPGRADED);
+    condition.is_some_and(|c| matches!(c.reason.as_str(), ENGINE | REPLICAS))
+}
 
 /// Where the exchange of one replica stands.
 enum Turn {
@@ -85,7 +95,7 @@ impl Draft<'_> {
             return self.say_upgrade(FAILED, why);
         }
         if engine.current_image != wanted {
-            return self.say_upgrade("Engine", format!("the engine changes to {wanted}"));
+            return self.say_upgrade(ENGINE, format!("the engine changes to {wanted}"));
         }
         let turns: Vec<Turn> =
             self.replicas.iter().map(|(name, spec)| self.turn(name, spec, &wanted)).collect();
@@ -96,7 +106,7 @@ impl Draft<'_> {
                 Turn::Runs(left) => {
                     left.into_iter().for_each(|left| self.look_again(left));
                     return self
-                        .say_upgrade("Replicas", format!("the replicas change to {wanted}, one by one"));
+                        .say_upgrade(REPLICAS, format!("the replicas change to {wanted}, one by one"));
                 }
             }
         }
@@ -106,7 +116,7 @@ impl Draft<'_> {
             if whole {
                 next.image = wanted.clone();
             }
-            return self.say_upgrade("Replicas", format!("the replicas change to {wanted}, one by one"));
+            return self.say_upgrade(REPLICAS, format!("the replicas change to {wanted}, one by one"));
         }
         self.status.current_image.clone_from(&wanted);
         let named = &self.o.volume.spec.image;
@@ -144,7 +154,7 @@ impl Draft<'_> {
             wanted.clone_into(&mut engine.image);
         }
         self.tell(false, "Upgrading", format!("the engine changes to {wanted}"));
-        self.say_upgrade("Engine", format!("the engine changes to {wanted}"));
+        self.say_upgrade(ENGINE, format!("the engine changes to {wanted}"));
     }
 
     fn all_in_sync(&self) -> bool {

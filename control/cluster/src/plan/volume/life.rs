@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::draft::Draft;
-use super::{Action, READY, engine_name};
-use crate::api::{Conditions, DataLocality, DesireState, InstanceState, Robustness, VolumeState};
+use super::{Action, READY};
+use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Robustness, VolumeState};
 use crate::plan::{FINALIZER, age};
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
@@ -19,6 +19,10 @@ impl Draft<'_> {
     /// Moves towards the node that the volume should be on.
     pub(super) fn attach_or_detach(&mut self) {
         let target = self.o.volume.spec.node_id.clone();
+        if self.take_over(&target) {
+            return;
+        }
+        self.show_elsewhere();
         let at = self.engine.as_ref().map(|e| e.node_id.clone()).unwrap_or_default();
         let front = self.o.volume.spec.disable_frontend;
         let turns = self.engine.as_ref().is_some_and(|e| !at.is_empty() && e.disable_frontend != front);
@@ -30,6 +34,7 @@ impl Draft<'_> {
     }
 
     fn detach(&mut self) {
+        self.status.current_migration_node_id.clear();
         let engine_runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
         if let Some(engine) = &mut self.engine {
             engine.desire_state = DesireState::Stopped;
@@ -44,9 +49,10 @@ impl Draft<'_> {
         if let Some(engine) = &mut self.engine {
             engine.node_id.clear();
             engine.replica_address_map.clear();
+            engine.relay_from.clear();
         }
         let was_attached = self.status.state != VolumeState::Creating;
-        if !self.all_replicas_stopped() && was_attached {
+        if was_attached && (self.second.is_some() || !self.all_replicas_stopped()) {
             self.status.state = VolumeState::Detaching;
             return;
         }
@@ -91,6 +97,9 @@ impl Draft<'_> {
         self.status.state = VolumeState::Attached;
         target.clone_into(&mut self.status.current_node_id);
         target.clone_into(&mut self.status.current_engine_node_id);
+        if self.status.current_migration_node_id == target {
+            self.status.current_migration_node_id.clear();
+        }
         self.status.frontend_disabled = self.o.volume.spec.disable_frontend;
         self.ask_for_remount();
         self.status.conditions.retain(|c| c.kind != READY);
@@ -99,6 +108,8 @@ impl Draft<'_> {
             engine.replica_address_map = addresses;
             engine.active = true;
         }
+        let name = self.o.engine.and_then(|e| e.metadata.name.clone()).unwrap_or_default();
+        self.replicas.values_mut().for_each(|replica| replica.engine_name.clone_from(&name));
     }
 
     /// What has the volume open or mounted has to let go of it and begin anew, once there is a device again.
@@ -119,10 +130,10 @@ impl Draft<'_> {
 
     /// Where each replica is reached. One whose process is away keeps its place: the engine tries again and again.
     fn addresses(&self) -> std::collections::BTreeMap<String, String> {
-        let known = self.engine.as_ref().map(|e| &e.replica_address_map);
+        let known = || [&self.engine, &self.second].into_iter().flatten().map(|e| &e.replica_address_map);
         let address = |name: &String| {
             let now = self.replica(name).and_then(|r| r.status.as_ref()).map(|s| s.address.clone());
-            let before = || known.and_then(|map| map.get(name)).cloned();
+            let before = || known().find_map(|map| map.get(name)).cloned();
             now.filter(|a| !a.is_empty()).or_else(before).map(|a| (name.clone(), a))
         };
         self.replicas.keys().filter(|name| !self.dropped.contains(*name)).filter_map(address).collect()
@@ -167,18 +178,25 @@ impl Draft<'_> {
     }
 
     fn start(&mut self, target: &str) {
-        let (addresses, image) = (self.addresses(), self.engine_image());
+        self.engine = self.engine.take().map(|engine| self.equipped(engine, target));
+    }
+
+    /// The volume's engine, as it starts there.
+    pub(super) fn equipped(&self, engine: EngineSpec, target: &str) -> EngineSpec {
         let volume = &self.o.volume.spec;
-        if let Some(engine) = &mut self.engine {
-            engine.image = image;
-            target.clone_into(&mut engine.node_id);
-            engine.desire_state = DesireState::Running;
-            engine.replica_address_map = addresses;
-            engine.frontend = volume.frontend;
-            engine.disable_frontend = volume.disable_frontend;
-            engine.quorum = volume.quorum;
-            engine.io_timeout = volume.io_timeout;
-            engine.active = true;
+        EngineSpec {
+            image: self.engine_image(),
+            node_id: target.to_owned(),
+            desire_state: DesireState::Running,
+            replica_address_map: self.addresses(),
+            frontend: volume.frontend,
+            disable_frontend: volume.disable_frontend,
+            quorum: volume.quorum,
+            io_timeout: volume.io_timeout,
+            migratable: volume.migratable,
+            relay_from: String::new(),
+            active: true,
+            ..engine
         }
     }
 
@@ -192,11 +210,13 @@ impl Draft<'_> {
             runs |= engine.desire_state == DesireState::Running;
             engine.desire_state = DesireState::Stopped;
         }
-        if runs {
+        self.dismiss_second();
+        if runs || self.second.is_some() {
             return;
         }
         if self.engine.take().is_some() {
-            self.actions.push(Action::DeleteEngine(engine_name(&self.name)));
+            let name = self.o.engine.and_then(|e| e.metadata.name.clone()).unwrap_or_default();
+            self.actions.push(Action::DeleteEngine(name));
         }
         for replica in &self.o.replicas {
             let name = super::draft::name_of(replica);
@@ -216,7 +236,8 @@ impl Draft<'_> {
             self.actions.push(Action::DeleteAttachment);
         }
         let finalizers = self.o.volume.metadata.finalizers.as_deref().unwrap_or_default();
-        let all_gone = self.o.engine.is_none() && self.o.replicas.is_empty() && self.o.snapshots == 0;
+        let engines_gone = self.o.engine.is_none() && self.o.second.is_none();
+        let all_gone = engines_gone && self.o.replicas.is_empty() && self.o.snapshots == 0;
         if all_gone && finalizers.iter().any(|f| f == FINALIZER) {
             self.actions.push(Action::RemoveFinalizer);
         }

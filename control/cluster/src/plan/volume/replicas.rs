@@ -183,7 +183,11 @@ impl Draft<'_> {
             disk_id: at.disk.clone(),
             disk_path: path,
             data_directory_name: format!("{}-{suffix}", self.name),
-            engine_name: super::engine_name(&self.name),
+            engine_name: self
+                .o
+                .engine
+                .and_then(|e| e.metadata.name.clone())
+                .unwrap_or_else(|| super::engine_name(&self.name)),
             data_engine: spec.data_engine,
             active: true,
             image: self.image(),

@@ -10,6 +10,7 @@ use crate::api::{
 use crate::schedule::Emptying;
 
 mod image;
+mod migration;
 mod world;
 
 use world::World;
@@ -235,7 +236,7 @@ fn an_engine_lets_go_of_a_replica_before_it_is_deleted() {
     let actions = world.plan();
     assert!(!actions.iter().any(|a| matches!(a, Action::DeleteReplica(_))), "{actions:?}");
     let maps = actions.iter().filter_map(|a| match a {
-        Action::SetEngine(spec) => Some(spec.replica_address_map.len()),
+        Action::SetEngine(_, spec) => Some(spec.replica_address_map.len()),
         _ => None,
     });
     assert_eq!(maps.collect::<Vec<_>>(), [2]);
@@ -422,13 +423,13 @@ fn a_deleted_volume_goes_engine_first_and_itself_last() {
     let deleted = world.now;
     world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
     let first = world.plan();
-    assert!(first.iter().any(|a| matches!(a, Action::SetEngine(_))), "{first:?}");
+    assert!(first.iter().any(|a| matches!(a, Action::SetEngine(..))), "{first:?}");
     assert!(
         !first.iter().any(|a| matches!(a, Action::DeleteReplica(_) | Action::DeleteEngine(_))),
         "{first:?}"
     );
     world.settle();
-    assert!(world.volume.is_none() && world.engine.is_none() && world.replicas.is_empty());
+    assert!(world.volume.is_none() && world.engines.is_empty() && world.replicas.is_empty());
     assert!(world.attachment.is_none());
 }
 
@@ -436,7 +437,7 @@ fn a_deleted_volume_goes_engine_first_and_itself_last() {
 fn an_engine_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
     let mut world = World::attached_to("n1");
     world.attach("");
-    let engine = world.engine.as_mut().unwrap();
+    let engine = world.engines.get_mut("v-e-0").unwrap();
     // What is said of it is from before it was told to run.
     assert_eq!(engine.status.as_ref().unwrap().current_state, InstanceState::Stopped);
     (engine.spec.node_id, engine.spec.desire_state) = ("n1".into(), DesireState::Running);
@@ -444,11 +445,11 @@ fn an_engine_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
     let deleted = world.now;
     world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
     let first = world.plan();
-    let is_stop = |a: &Action| matches!(a, Action::SetEngine(e) if e.desire_state == DesireState::Stopped);
+    let is_stop = |a: &Action| matches!(a, Action::SetEngine(_, e) if e.desire_state == DesireState::Stopped);
     assert!(first.iter().any(is_stop), "{first:?}");
     assert!(!first.contains(&Action::DeleteEngine("v-e-0".into())), "{first:?}");
     world.settle();
-    assert!(world.volume.is_none() && world.engine.is_none());
+    assert!(world.volume.is_none() && world.engines.is_empty());
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn first_the_engine_and_then_one_replica_after_the_other() {
     world.volume_mut().spec.image = "longhorn:2".into();
     let begun = world.plan();
     assert!(
-        begun.iter().any(|a| matches!(a, Action::SetEngine(spec) if spec.image == "longhorn:2")),
+        begun.iter().any(|a| matches!(a, Action::SetEngine(_, spec) if spec.image == "longhorn:2")),
         "{begun:?}"
     );
     assert!(!begun.iter().any(|a| matches!(a, Action::SetReplica(..))), "{begun:?}");
@@ -112,7 +112,7 @@ fn an_engine_or_a_replica_that_the_image_does_not_fit_stays_as_it_was() {
 fn a_volume_that_names_no_image_follows_its_managers_when_it_is_attached_anew() {
     let mut world = World::attached_to("n1");
     assert_eq!(world.status().current_image, "longhorn:1");
-    world.engine.as_mut().unwrap().spec.image = "longhorn:0".into();
+    world.engines.get_mut("v-e-0").unwrap().spec.image = "longhorn:0".into();
     world.replicas.values_mut().for_each(|r| r.spec.image = "longhorn:0".into());
     world.settle();
     world.pass(60);

@@ -16,7 +16,13 @@ use crate::schedule::{Cluster, Disk, Node};
 /// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
 pub(super) struct World {
     pub(super) volume: Option<Volume>,
-    pub(super) engine: Option<Engine>,
+    pub(super) engines: BTreeMap<String, Engine>,
+    /// What runs as engines, by name and node; true: it is a relay.
+    pub(super) processes: BTreeMap<(String, String), bool>,
+    /// Engines that were started, relays not among them.
+    pub(super) starts: usize,
+    /// Nodes whose manager lives and does nothing yet.
+    pub(super) late: BTreeSet<String>,
     pub(super) replicas: BTreeMap<String, Replica>,
     pub(super) attachment: Option<VolumeAttachment>,
     pub(super) cluster: Cluster,
@@ -52,7 +58,10 @@ impl World {
         volume.metadata.uid = Some("uid".into());
         Self {
             volume: Some(volume),
-            engine: None,
+            engines: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            starts: 0,
+            late: BTreeSet::new(),
             replicas: BTreeMap::new(),
             attachment: None,
             up: cluster.nodes.keys().cloned().collect(),
@@ -89,8 +98,12 @@ impl World {
         self.volume.as_ref().and_then(|v| v.status.clone()).unwrap_or_default()
     }
 
+    pub(super) fn pair(&self) -> (Option<&Engine>, Option<&Engine>) {
+        pair(self.volume.as_ref().expect("the volume is there"), self.engines.values())
+    }
+
     pub(super) fn engine(&self) -> &Engine {
-        self.engine.as_ref().expect("the engine is there")
+        self.pair().0.expect("the engine is there")
     }
 
     pub(super) fn plan(&self) -> Vec<Action> {
@@ -99,7 +112,8 @@ impl World {
         });
         plan(&Observed {
             volume: self.volume.as_ref().expect("the volume is there"),
-            engine: self.engine.as_ref(),
+            engine: self.pair().0,
+            second: self.pair().1,
             replicas: self.replicas.values().collect(),
             attachment: self.attachment.as_ref(),
             source: None,
@@ -119,17 +133,25 @@ impl World {
             Action::RemoveFinalizer => self.volume = None,
             Action::CreateAttachment => self.attachment = Some(VolumeAttachment::default()),
             Action::CreateEngine(name, spec) => {
-                assert!(self.engine.is_none());
-                self.engine = Some(Engine::new(&name, *spec));
+                assert!(self.engines.len() < 2);
+                assert!(self.engines.insert(name.clone(), Engine::new(&name, *spec)).is_none());
             }
             Action::CreateReplica(name, spec) => {
                 assert!(self.replicas.insert(name.clone(), Replica::new(&name, *spec)).is_none());
             }
-            Action::SetEngine(spec) => self.engine.as_mut().expect("the engine is there").spec = *spec,
+            Action::SetEngine(name, spec) => {
+                self.engines.get_mut(&name).expect("the engine is there").spec = *spec;
+                let active = |e: &&Engine| e.spec.active && e.spec.desire_state == DesireState::Running;
+                assert!(self.engines.values().filter(active).count() < 2, "two engines are wanted at once");
+            }
             Action::SetReplica(name, spec) => {
                 self.replicas.get_mut(&name).expect("the replica is there").spec = *spec;
             }
-            Action::DeleteEngine(_) => self.engine = None,
+            Action::DeleteEngine(name) => {
+                let runs = self.processes.keys().any(|(n, node)| *n == name && self.up.contains(node));
+                assert!(!runs, "{name} is deleted and still runs");
+                self.engines.remove(&name);
+            }
             Action::DeleteReplica(name) | Action::ForgetReplica(name) => drop(self.replicas.remove(&name)),
             Action::DeleteAttachment => self.attachment = None,
             Action::DeleteSnapshots | Action::LookAgain(_) => {}
@@ -163,18 +185,63 @@ impl World {
             status.address =
                 if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
         }
-        let Some(engine) = &mut self.engine else { return };
-        if !self.up.contains(&engine.spec.node_id) {
+        for name in self.engines.keys().cloned().collect::<Vec<_>>() {
+            self.engine_acts(&name);
+        }
+        // What no resource, or one of another node, names.
+        let names = |name: &String, node: &String| {
+            self.engines.get(name).is_some_and(|e| e.spec.node_id == *node) || self.engines.is_empty()
+        };
+        let silent = |node: &String| !self.up.contains(node) || self.late.contains(node);
+        let left = self.processes.clone();
+        self.processes =
+            left.into_iter().filter(|((name, node), _)| names(name, node) || silent(node)).collect();
+    }
+
+    fn engine_acts(&mut self, name: &str) {
+        let Some(engine) = self.engines.get_mut(name) else { return };
+        if !self.up.contains(&engine.spec.node_id) || self.late.contains(&engine.spec.node_id) {
             return;
         }
         let status = engine.status.get_or_insert_with(EngineStatus::default);
+        let process = (name.to_owned(), engine.spec.node_id.clone());
         status.owner_id.clone_from(&engine.spec.node_id);
         if engine.spec.desire_state == DesireState::Stopped {
             let (owner_id, current_image) = (status.owner_id.clone(), status.current_image.clone());
             *status = EngineStatus { owner_id, current_image, ..EngineStatus::default() };
+            self.processes.remove(&process);
             return;
         }
-        let fits = !self.unfit.contains(&("v-e-0".to_owned(), engine.spec.image.clone()));
+        if engine.spec.relays() {
+            assert!(!engine.spec.active);
+            // An engine that was left there takes its device with it.
+            let is_relay = *self.processes.entry(process.clone()).or_insert(true);
+            if !is_relay {
+                self.processes.remove(&process);
+            }
+            let owner_id = status.owner_id.clone();
+            let state = if is_relay { InstanceState::Running } else { InstanceState::Stopping };
+            *status = EngineStatus {
+                owner_id,
+                current_state: state,
+                relaying: is_relay,
+                current_image: engine.spec.image.clone(),
+                ..EngineStatus::default()
+            };
+            return;
+        }
+        if self.processes.get(&process) != Some(&false) {
+            // Only the volume's node gets a number.
+            if self.volume.as_ref().is_none_or(|v| v.spec.node_id != process.1) {
+                return;
+            }
+            self.processes.insert(process, false);
+            self.starts += 1;
+        }
+        status.relaying = false;
+        status.relay_address =
+            if engine.spec.migratable { format!("unix:/{name}.relay") } else { String::new() };
+        let fits = !self.unfit.contains(&(name.to_owned(), engine.spec.image.clone()));
         let images = (&mut status.current_image, &mut status.failed_image);
         exchange(&engine.spec.image, fits, images, &mut status.conditions, self.now);
         let (mut modes, mut members) = (BTreeMap::new(), Vec::new());
@@ -208,7 +275,7 @@ impl World {
 
     pub(super) fn settle(&mut self) {
         for _ in 0..60 {
-            let before = (self.volume.clone(), self.engine.clone(), self.replicas.clone());
+            let before = (self.volume.clone(), self.engines.clone(), self.replicas.clone());
             if self.volume.is_none() {
                 return;
             }
@@ -217,7 +284,7 @@ impl World {
             }
             self.nodes_act();
             self.keep_the_rules();
-            if before == (self.volume.clone(), self.engine.clone(), self.replicas.clone()) {
+            if before == (self.volume.clone(), self.engines.clone(), self.replicas.clone()) {
                 return;
             }
         }

@@ -1,0 +1,309 @@
+//! Engines, their processes, and what is made of both.
+
+use super::*;
+use crate::api::EngineSpec;
+
+/// It runs what it should.
+const RUNS: Programs = Programs { runs_target: true, installed: true };
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_700_000_000).unwrap()
+}
+
+fn engine(node: &str, desire: DesireState, replicas: &[&str]) -> Engine {
+    let address = |name: &&str| ((*name).to_owned(), format!("unix:/{name}"));
+    let spec = EngineSpec {
+        node_id: node.into(),
+        desire_state: desire,
+        volume_size: Int64Text(100),
+        replica_address_map: replicas.iter().map(address).collect(),
+        ..EngineSpec::default()
+    };
+    Engine::new("v-e-0", spec)
+}
+
+fn process(state: InstanceState) -> ProcessView {
+    ProcessView { state, ..ProcessView::default() }
+}
+
+fn view(up: bool, replicas: &[(&str, ReplicaMode)]) -> EngineView {
+    let replica = |(name, mode): &(&str, ReplicaMode)| EngineReplica {
+        name: (*name).into(),
+        address: format!("unix:/{name}"),
+        mode: *mode,
+        ..EngineReplica::default()
+    };
+    EngineView { up, size: 100, replicas: replicas.iter().map(replica).collect(), ..EngineView::default() }
+}
+
+fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineView>) -> Vec<Action> {
+    plan(&Observed {
+        engine,
+        node: "n1",
+        instance_manager: "im",
+        process,
+        programs: RUNS,
+        view,
+        relay_address: "unix:/relay",
+        now: now(),
+    })
+}
+
+fn status_in(actions: &[Action]) -> EngineStatus {
+    let status = actions.iter().find_map(|a| match a {
+        Action::SetStatus(status) => Some((**status).clone()),
+        _ => None,
+    });
+    status.expect("a status")
+}
+
+#[test]
+fn a_process_of_somebody_elses_engine_is_ended_and_nothing_is_said_of_it() {
+    for node in ["n2", ""] {
+        let engine = engine(node, DesireState::Running, &["a"]);
+        let running = process(InstanceState::Running);
+        assert_eq!(decide(&engine, Some(&running), Some(&view(true, &[]))), [Action::Stop]);
+        assert_eq!(decide(&engine, None, None), []);
+    }
+}
+
+#[test]
+fn it_starts_once_it_has_replicas_and_serves_once_its_endpoint_is_usable() {
+    use InstanceState::{Running, Starting};
+    let empty = engine("n1", DesireState::Running, &[]);
+    assert!(!decide(&empty, None, None).contains(&Action::Start));
+    let engine = engine("n1", DesireState::Running, &["a"]);
+    let starts = decide(&engine, None, None);
+    assert_eq!(status_in(&starts).current_state, Starting);
+    assert_eq!(starts.last(), Some(&Action::Start), "only once it is told");
+    let running = process(Running);
+    assert_eq!(status_in(&decide(&engine, Some(&running), None)).current_state, Starting);
+    let not_yet = view(false, &[("a", ReplicaMode::ReadWrite)]);
+    assert_eq!(status_in(&decide(&engine, Some(&running), Some(&not_yet))).current_state, Starting);
+    let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
+    let status = status_in(&decide(&engine, Some(&running), Some(&serves)));
+    assert_eq!((status.current_state, status.owner_id.as_str()), (Running, "n1"));
+    assert_eq!(status.replica_mode_map["a"], ReplicaMode::ReadWrite);
+    // At rest nothing is written, and a silent control socket is no reason to call it dead.
+    let mut settled = engine.clone();
+    settled.status = Some(status);
+    assert_eq!(decide(&settled, Some(&running), Some(&serves)), []);
+    assert_eq!(decide(&settled, Some(&running), None), []);
+}
+
+#[test]
+fn its_replicas_become_what_the_map_says_and_its_size_what_the_volume_should_have() {
+    let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
+    engine.spec.volume_size = Int64Text(200);
+    let running = process(InstanceState::Running);
+    let old = view(true, &[("a", ReplicaMode::ReadWrite), ("c", ReplicaMode::Error)]);
+    let actions = decide(&engine, Some(&running), Some(&old));
+    let add = Action::AddReplica { name: "b".into(), address: "unix:/b".into() };
+    let remove = Action::RemoveReplica { name: "c".into(), address: "unix:/c".into() };
+    assert!(actions.contains(&add) && actions.contains(&remove), "{actions:?}");
+    assert!(actions.contains(&Action::Expand(200)));
+    let growing = EngineView { expanding: true, ..old };
+    assert!(!decide(&engine, Some(&running), Some(&growing)).contains(&Action::Expand(200)));
+}
+
+#[test]
+fn a_replica_that_came_back_elsewhere_is_let_go_and_taken_anew() {
+    let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
+    engine.spec.replica_address_map.insert("b".into(), "tcp:10.0.0.2:10007".into());
+    let running = process(InstanceState::Running);
+    let seen = |mode| {
+        decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite), ("b", mode)])))
+    };
+    let remove = Action::RemoveReplica { name: "b".into(), address: "unix:/b".into() };
+    assert!(!seen(ReplicaMode::ReadWrite).contains(&remove), "it serves where the engine knows it");
+    assert!(seen(ReplicaMode::Error).contains(&remove));
+    let without = decide(&engine, Some(&running), Some(&view(true, &[("a", ReplicaMode::ReadWrite)])));
+    let add = Action::AddReplica { name: "b".into(), address: "tcp:10.0.0.2:10007".into() };
+    assert!(without.contains(&add), "{without:?}");
+}
+
+#[test]
+fn one_that_gave_up_is_tried_again_after_a_while() {
+    let engine = engine("n1", DesireState::Running, &["a"]);
+    let dead = ProcessView { error: "a newer engine".into(), ..process(InstanceState::Error) };
+    let actions = decide(&engine, Some(&dead), None);
+    let status = status_in(&actions);
+    assert_eq!(status.current_state, InstanceState::Error);
+    assert_eq!(status.conditions.get_condition(SERVES).unwrap().message, "a newer engine");
+    assert!(actions.contains(&Action::LookAgain(RETRY)) && !actions.contains(&Action::Stop));
+    let mut later = engine;
+    later.status = Some(status);
+    let observed = Observed {
+        engine: &later,
+        node: "n1",
+        instance_manager: "im",
+        process: Some(&dead),
+        programs: RUNS,
+        view: None,
+        relay_address: "",
+        now: now() + RETRY,
+    };
+    assert_eq!(plan(&observed), [Action::Stop]);
+}
+
+#[test]
+fn a_stop_is_over_when_the_process_is_gone() {
+    let mut engine = engine("n1", DesireState::Stopped, &["a"]);
+    let running = process(InstanceState::Running);
+    let serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
+    let actions = decide(&engine, Some(&running), Some(&serves));
+    assert!(actions.contains(&Action::Stop));
+    let status = status_in(&actions);
+    assert_eq!(status.current_state, InstanceState::Stopping);
+    engine.status = Some(EngineStatus { endpoint: "/dev/longhorn/v".into(), ..status });
+    let status = status_in(&decide(&engine, None, None));
+    assert_eq!((status.current_state, status.endpoint.as_str()), (InstanceState::Stopped, ""));
+}
+
+#[test]
+fn another_program_takes_over_while_the_engine_is_said_to_run() {
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let (running, serves) = (process(InstanceState::Running), view(true, &[("a", ReplicaMode::ReadWrite)]));
+    engine.spec.image = "old".into();
+    engine.status = Some(status_in(&decide(&engine, Some(&running), Some(&serves))));
+    assert_eq!(engine.status.as_ref().unwrap().current_image, "old");
+    engine.spec.image = "new".into();
+    let with = |engine: &Engine, runs_target, view: Option<&EngineView>| {
+        let programs = Programs { runs_target, installed: true };
+        let process = Some(&running);
+        plan(&Observed {
+            engine,
+            node: "n1",
+            instance_manager: "im",
+            process,
+            programs,
+            view,
+            relay_address: "",
+            now: now(),
+        })
+    };
+    let actions = with(&engine, false, Some(&serves));
+    let exchange = Action::Exchange("new".into());
+    assert_eq!(actions.last(), Some(&exchange), "only once it is told: {actions:?}");
+    engine.status = Some(status_in(&actions));
+    let again = with(&engine, false, Some(&serves));
+    assert!(!again.contains(&exchange), "once: {again:?}");
+    let starts = view(false, &[]);
+    engine.status = Some(status_in(&with(&engine, true, Some(&starts))));
+    let status = engine.status.as_ref().unwrap();
+    assert_eq!((status.current_state, &*status.current_image), (InstanceState::Running, "old"));
+    let status = status_in(&with(&engine, true, Some(&serves)));
+    assert_eq!((&*status.current_image, status.conditions.holds(UPGRADED)), ("new", true));
+    let dead = ProcessView { error: "bad".into(), ..process(InstanceState::Starting) };
+    let actions = decide(&engine, Some(&dead), None);
+    assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
+    assert_eq!(status_in(&actions).failed_image, "new");
+    // Its process was lost meanwhile, with the pod that it ran in: the next one is of the new program, and goes back, too.
+    let starts = decide(&engine, None, None);
+    assert_eq!(starts.last(), Some(&Action::Start));
+    engine.status = Some(status_in(&starts));
+    let actions = decide(&engine, Some(&dead), None);
+    assert_eq!(actions.last(), Some(&Action::Exchange("old".into())), "{actions:?}");
+}
+
+#[test]
+fn a_device_that_another_one_replaced_under_its_users_is_lost() {
+    let running = process(InstanceState::Running);
+    let on = |boot: &str, sequence| EngineView {
+        device: Some(DeviceId { boot: boot.into(), sequence }),
+        ..view(true, &[("a", ReplicaMode::ReadWrite)])
+    };
+    let lost = |first: &EngineView, between: Option<DesireState>, then: &EngineView| {
+        let mut engine = engine("n1", DesireState::Running, &["a"]);
+        engine.status = Some(status_in(&decide(&engine, Some(&running), Some(first))));
+        if let Some(desire) = between {
+            engine.spec.desire_state = desire;
+            engine.status = Some(status_in(&decide(&engine, None, None)));
+            engine.spec.desire_state = DesireState::Running;
+        }
+        let actions = decide(&engine, Some(&running), Some(then));
+        let told = actions.iter().any(|a| matches!(a, Action::Tell(e) if e.reason == "DeviceLost"));
+        let status = actions.iter().find_map(|a| match a {
+            Action::SetStatus(status) => Some(!status.device_lost_at.is_empty()),
+            _ => None,
+        });
+        assert_eq!(status.unwrap_or_default(), told);
+        told
+    };
+    let (stays, stops) = (Some(DesireState::Running), Some(DesireState::Stopped));
+    assert!(!lost(&on("b", 7), None, &on("b", 7)), "the same one, taken over");
+    assert!(lost(&on("b", 7), None, &on("b", 8)));
+    assert!(lost(&on("b", 7), stays, &on("b", 8)), "its process was gone meanwhile");
+    assert!(!lost(&on("b", 7), stops, &on("b", 8)), "it was detached meanwhile");
+    assert!(!lost(&on("b", 7), None, &on("c", 1)), "its node was started anew");
+    assert!(!lost(&view(true, &[]), None, &on("b", 7)), "the first one");
+}
+
+/// A relay's process, and what it says.
+fn relay(from: &str, up: bool) -> (ProcessView, EngineView) {
+    let process = ProcessView { relay_from: from.into(), ..process(InstanceState::Running) };
+    (process, EngineView { relay_from: from.into(), ..view(up, &[]) })
+}
+
+#[test]
+fn a_relay_starts_without_replicas_and_says_what_it_is() {
+    let mut engine = engine("n1", DesireState::Running, &[]);
+    engine.spec.relay_from = "unix:/source".into();
+    assert_eq!(decide(&engine, None, None).last(), Some(&Action::Start));
+    let (process, view) = relay("unix:/source", true);
+    engine.spec.volume_size = Int64Text(200);
+    let actions = decide(&engine, Some(&process), Some(&view));
+    let status = status_in(&actions);
+    assert_eq!((status.current_state, status.relaying), (InstanceState::Running, true));
+    assert_eq!((status.generation, status.relay_address.as_str()), (None, ""), "it is nobody's engine");
+    assert_eq!(actions.len(), 1, "it has no replicas, and does not grow: {actions:?}");
+}
+
+#[test]
+fn a_migratable_engine_says_where_relays_reach_it() {
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let (running, serves) = (process(InstanceState::Running), view(true, &[("a", ReplicaMode::ReadWrite)]));
+    assert_eq!(status_in(&decide(&engine, Some(&running), Some(&serves))).relay_address, "");
+    engine.spec.migratable = true;
+    let status = status_in(&decide(&engine, Some(&running), Some(&serves)));
+    assert_eq!((status.relay_address.as_str(), status.relaying), ("unix:/relay", false));
+}
+
+#[test]
+fn a_relay_is_replaced_under_its_device_until_the_engine_itself_serves() {
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let (process, view) = relay("unix:/source", true);
+    let takes_over = |engine: &Engine, process: &ProcessView, view: Option<&EngineView>| {
+        let actions = decide(engine, Some(process), view);
+        assert!(!actions.iter().any(|a| matches!(a, Action::Stop | Action::Start)), "{actions:?}");
+        actions.last() == Some(&Action::TakeOver)
+    };
+    // Whoever it asks, if anybody: what was begun and not finished is begun again.
+    assert!(takes_over(&engine, &process, Some(&view)));
+    assert!(takes_over(&engine, &process, None));
+    let dead = ProcessView { state: InstanceState::Error, ..process.clone() };
+    assert!(takes_over(&engine, &dead, None));
+    engine.spec.relay_from = "unix:/elsewhere".into();
+    assert!(takes_over(&engine, &process, Some(&view)), "the source is reached elsewhere");
+    engine.spec.relay_from = "unix:/source".into();
+    assert!(!takes_over(&engine, &process, Some(&view)));
+    engine.status = Some(status_in(&decide(&engine, Some(&process), Some(&view))));
+    // The instance manager has begun, and who answers is still the relay, or nobody.
+    engine.spec.relay_from.clear();
+    let begun = ProcessView { relay_from: String::new(), ..process.clone() };
+    for still in [Some(&view), None] {
+        assert!(!takes_over(&engine, &begun, still));
+        assert!(engine.status.as_ref().unwrap().relaying);
+    }
+    let serves = self::view(true, &[("a", ReplicaMode::ReadWrite)]);
+    assert!(!status_in(&decide(&engine, Some(&begun), Some(&serves))).relaying);
+}
+
+#[test]
+fn an_engine_is_never_made_a_relay() {
+    let mut engine = engine("n1", DesireState::Running, &[]);
+    engine.spec.relay_from = "unix:/source".into();
+    let (running, serves) = (process(InstanceState::Running), view(true, &[]));
+    let actions = decide(&engine, Some(&running), Some(&serves));
+    assert!(actions.contains(&Action::Stop) && !actions.contains(&Action::TakeOver), "{actions:?}");
+}
