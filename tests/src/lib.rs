@@ -4,4 +4,3 @@
 pub mod dice;
 pub mod nbd;
 pub mod register;
-pub mod sim;

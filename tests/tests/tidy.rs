@@ -214,6 +214,22 @@ fn no_loose_ends() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Cargo gives a package that is built for several others the features of all: a program built beside a client that asked for
+/// the switches would have them, too.
+#[test]
+fn only_tests_take_mechanisms_out() {
+    for (name, manifest) in files("Cargo.toml") {
+        let mut section = "";
+        for line in manifest.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let allowed = matches!(section, "[dev-dependencies]" | "[features]");
+            assert!(allowed || !line.contains("sabotage"), "{name}: {section}: {line}");
+        }
+    }
+}
+
 #[test]
 fn every_crate_takes_the_lints_of_the_workspace() {
     let manifests = files("Cargo.toml");

@@ -5,11 +5,11 @@ use lh_wire::{Control, Header, MapPage, ReplicaState};
 use replica::serve::core::SessionHello;
 
 use super::disk::Cell;
-use crate::register::Stamp;
+use tests::register::Stamp;
 
 /// A payload.
 #[derive(Clone, Debug)]
-pub enum Body {
+pub(crate) enum Body {
     /// Nothing.
     None,
     /// One stamp per block of the range.
@@ -42,7 +42,7 @@ pub enum Body {
 
 impl Body {
     /// Bytes on the wire, and those of a layer image's trailer.
-    pub fn lengths(&self) -> (u32, u32) {
+    pub(crate) fn lengths(&self) -> (u32, u32) {
         let bytes = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         match self {
             Self::None => (0, 0),
@@ -64,7 +64,7 @@ impl Body {
 
 /// One message, or one step of the handshake.
 #[derive(Clone, Debug)]
-pub enum Packet {
+pub(crate) enum Packet {
     /// Engine to replica, first.
     Hello(SessionHello),
     /// Replica to engine: let in, or not.

@@ -14,14 +14,13 @@ use replica::serve::core::{
 use super::disk::{Disk, blocks};
 use super::packet::{Body, Packet};
 use super::world::{Event, Outbox};
-use crate::dice::Dice;
+use tests::dice::Dice;
 
 /// A store job on its way.
 #[derive(Clone, Debug)]
 struct Running {
     job: Job,
     body: Body,
-    ends: u64,
 }
 
 /// A process.
@@ -42,21 +41,21 @@ struct Process {
 
 /// How a node's disk behaves at the moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
+pub(crate) struct Weather {
     /// Factor on every latency.
-    pub slow: u64,
+    pub(crate) slow: u64,
     /// Chance per mille that a job or sync fails with an error.
-    pub error: u64,
+    pub(crate) error: u64,
 }
 
 /// A host with one replica.
-pub struct Node {
+pub(crate) struct Node {
     /// Number of the node, and of its replica.
-    pub number: usize,
+    pub(crate) number: usize,
     /// Its disk.
-    pub disk: Disk,
+    pub(crate) disk: Disk,
     /// How its disk behaves.
-    pub weather: Weather,
+    pub(crate) weather: Weather,
     process: Option<Process>,
     /// Jobs of all processes that have been submitted and not ended, by (process, request).
     running: BTreeMap<(u64, RequestId), Running>,
@@ -66,28 +65,28 @@ pub struct Node {
 
 impl Node {
     /// A host with this disk, without a process.
-    pub fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
+    pub(crate) fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
         let weather = Weather { slow: 1, error: 0 };
         Self { number, disk, weather, process: None, running: BTreeMap::new(), processes: 0, sabotage }
     }
 
     /// True if a process runs, stopped or not.
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.process.is_some()
     }
 
     /// True if a process runs that holds everything that was answered (`docs/invariants.md`, 4).
-    pub fn has_lived(&self) -> bool {
+    pub(crate) fn has_lived(&self) -> bool {
         self.process.as_ref().is_some_and(|p| p.core.lived())
     }
 
     /// True if the process has met an error that it cannot live with.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.process.as_ref().is_some_and(|p| p.core.is_failed())
     }
 
     /// Starts a process unless one runs or the locks of a dead one are still held; true if one runs afterwards.
-    pub fn start(&mut self) -> bool {
+    pub(crate) fn start(&mut self) -> bool {
         if self.process.is_some() {
             return true;
         }
@@ -112,7 +111,7 @@ impl Node {
     }
 
     /// SIGKILL. What was submitted to the disk goes on; of records on their way the first may have been made.
-    pub fn kill(&mut self, dice: &mut Dice) {
+    pub(crate) fn kill(&mut self, dice: &mut Dice) {
         self.disk.process_ended();
         if let Some(p) = self.process.take()
             && let Some((_, record)) = p.persists.front()
@@ -123,7 +122,7 @@ impl Node {
     }
 
     /// The power goes: what was under way is done in part or not at all, what was not synced is lost in part.
-    pub fn power_cut(&mut self, dice: &mut Dice) {
+    pub(crate) fn power_cut(&mut self, dice: &mut Dice) {
         self.kill(dice);
         for running in std::mem::take(&mut self.running).into_values() {
             self.carry_out_partly(&running, dice);
@@ -150,7 +149,7 @@ impl Node {
     }
 
     /// SIGSTOP and SIGCONT. Returns what waited in the sockets, to be delivered again.
-    pub fn set_stopped(&mut self, stopped: bool) -> VecDeque<(ConnId, Packet)> {
+    pub(crate) fn set_stopped(&mut self, stopped: bool) -> VecDeque<(ConnId, Packet)> {
         match &mut self.process {
             Some(p) => {
                 p.stopped = stopped;
@@ -161,12 +160,19 @@ impl Node {
     }
 
     /// True while the process is stopped.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.process.as_ref().is_some_and(|p| p.stopped)
     }
 
     /// Something has arrived at a socket of the process.
-    pub fn arrives(&mut self, now: u64, conn: ConnId, packet: Packet, dice: &mut Dice, out: &mut Outbox) {
+    pub(crate) fn arrives(
+        &mut self,
+        now: u64,
+        conn: ConnId,
+        packet: Packet,
+        dice: &mut Dice,
+        out: &mut Outbox,
+    ) {
         let Some(p) = &mut self.process else {
             out.engine_gets(conn, Packet::End);
             return;
@@ -196,7 +202,7 @@ impl Node {
     }
 
     /// The time that the machine asked for has come, or an operation of process `number` has ended.
-    pub fn happens(&mut self, now: u64, number: u64, ended: Ended, dice: &mut Dice, out: &mut Outbox) {
+    pub(crate) fn happens(&mut self, now: u64, number: u64, ended: Ended, dice: &mut Dice, out: &mut Outbox) {
         let alive = self.process.as_ref().is_some_and(|p| p.number == number);
         let input = match ended {
             Ended::Job(request) => {
@@ -264,7 +270,14 @@ impl Node {
     }
 
     /// An ended operation is looked at by the process it belongs to.
-    pub fn delivers(&mut self, now: u64, number: u64, input: Input, dice: &mut Dice, out: &mut Outbox) {
+    pub(crate) fn delivers(
+        &mut self,
+        now: u64,
+        number: u64,
+        input: Input,
+        dice: &mut Dice,
+        out: &mut Outbox,
+    ) {
         if self.process.as_ref().is_none_or(|p| p.number != number) {
             return;
         }
@@ -376,7 +389,7 @@ impl Node {
             Output::Store { request, job } => {
                 let body = p.bodies.remove(&request).unwrap_or(Body::None);
                 let ends = now + latency;
-                self.running.insert((number, request), Running { job, body, ends });
+                self.running.insert((number, request), Running { job, body });
                 out.later(ends, self.ended(number, Ended::Job(request)));
             }
             Output::Sync => {
@@ -401,16 +414,11 @@ impl Node {
             Output::Close { conn, .. } => out.engine_gets(conn, Packet::End),
         }
     }
-
-    /// When the last job under way ends.
-    pub fn busy_until(&self) -> Option<u64> {
-        self.running.values().map(|r| r.ends).max()
-    }
 }
 
 /// What has ended.
 #[derive(Clone, Debug)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// A store job.
     Job(RequestId),
     /// The sync.

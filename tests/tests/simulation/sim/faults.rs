@@ -1,16 +1,16 @@
 //! What goes wrong in a run, and when: chosen from the seed before the run begins.
 
-use crate::dice::Dice;
+use tests::dice::Dice;
 
 /// One second of the simulation's clock, ns.
-pub const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// A millisecond.
-pub const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 
 /// Something that goes wrong, or is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The engine is killed; its manager starts another.
     KillEngine,
     /// The engine is stopped for so long; its node is taken for dead, another engine starts elsewhere.
@@ -61,7 +61,7 @@ pub enum Fault {
 
 impl Fault {
     /// For the count of how often each fired.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::KillEngine => "engine killed",
             Self::FreezeEngine(_) => "engine stopped and replaced",
@@ -90,12 +90,12 @@ impl Fault {
     }
 
     /// It is an operation on the chain of layers, which goes wrong only through what else does.
-    pub const fn changes_the_chain(self) -> bool {
+    pub(crate) const fn changes_the_chain(self) -> bool {
         matches!(self, Self::Snapshot | Self::Remove | Self::Purge | Self::Revert | Self::Expand)
     }
 
     /// One of each kind, for the check that every kind has fired.
-    pub const KINDS: [&'static str; 23] = [
+    pub(crate) const KINDS: [&'static str; 23] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -124,7 +124,7 @@ impl Fault {
 
 /// What kinds of faults a run has: with all of them in every run, the rarer states are never reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mix {
+pub(crate) enum Mix {
     /// All.
     All,
     /// No power cut: nothing that was answered may be lost.
@@ -143,7 +143,7 @@ pub enum Mix {
 
 impl Mix {
     /// One of them.
-    pub fn of(dice: &mut Dice) -> Self {
+    pub(crate) fn of(dice: &mut Dice) -> Self {
         match dice.below(100) {
             0..16 => Self::All,
             16..30 => Self::Powered,
@@ -194,7 +194,7 @@ impl Mix {
     }
 
     /// The faults of a run that lasts `length` ns, over `nodes` replicas. Every other one is soon followed by another.
-    pub fn plan(self, dice: &mut Dice, nodes: usize, length: u64) -> Vec<(u64, Fault)> {
+    pub(crate) fn plan(self, dice: &mut Dice, nodes: usize, length: u64) -> Vec<(u64, Fault)> {
         if self == Self::Absences {
             return absences(dice, nodes);
         }
@@ -213,7 +213,7 @@ impl Mix {
     }
 
     /// A fault at a moment when something has just changed: what was only just made safe, or not yet, goes wrong.
-    pub fn aftershock(self, dice: &mut Dice, nodes: usize) -> (u64, Fault) {
+    pub(crate) fn aftershock(self, dice: &mut Dice, nodes: usize) -> (u64, Fault) {
         let soon = if dice.chance(500) { 2 * MS } else { 60 * MS };
         let after = dice.below(soon);
         let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
@@ -240,7 +240,7 @@ impl Mix {
 }
 
 /// How long a run with absences lasts, ns.
-pub const ABSENCES: u64 = 9 * SECOND;
+pub(crate) const ABSENCES: u64 = 9 * SECOND;
 
 /// One replica is out for long; meanwhile something happens to those who keep what it misses.
 fn absences(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {

@@ -13,14 +13,14 @@ use replica::serve::core::ConnId;
 
 use super::packet::Body;
 use super::world::{Event, Outbox};
-use crate::register::{FlushBegan, ReadBegan, Stamp, WriteId};
+use tests::register::{FlushBegan, ReadBegan, Stamp, WriteId};
 
 /// Client slots of each queue.
-pub const DEPTH: u16 = 16;
+pub(crate) const DEPTH: u16 = 16;
 
 /// Something in a queue's mailbox.
 #[derive(Clone, Debug)]
-pub enum Mail {
+pub(crate) enum Mail {
     /// From the conductor.
     Message(ToQueue),
     /// A new connection to a member.
@@ -33,7 +33,7 @@ pub enum Mail {
 
 /// Something in the conductor's mailbox.
 #[derive(Clone, Debug)]
-pub enum Report {
+pub(crate) enum Report {
     /// From a queue.
     FromQueue(QueueId, FromQueue),
     /// The answer to a control request.
@@ -44,77 +44,77 @@ pub enum Report {
 
 /// What the client keeps of a request, and the driver of its data.
 #[derive(Debug, Default)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// The request, as long as the client waits for it.
-    pub request: Option<(Op, Extent)>,
+    pub(crate) request: Option<(Op, Extent)>,
     /// Marks of the oracle.
-    pub read: Option<ReadBegan>,
+    pub(crate) read: Option<ReadBegan>,
     /// Marks of the oracle.
-    pub writes: Vec<(u64, WriteId)>,
+    pub(crate) writes: Vec<(u64, WriteId)>,
     /// Mark of the oracle.
-    pub flush: Option<FlushBegan>,
+    pub(crate) flush: Option<FlushBegan>,
     /// What the client writes.
-    pub client: Vec<Stamp>,
+    pub(crate) client: Vec<Stamp>,
     stored: Option<Body>,
     /// Taken from the queue's point of view.
-    pub taken: bool,
+    pub(crate) taken: bool,
 }
 
 /// An answer for the client.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// Whose.
-    pub queue: usize,
+    pub(crate) queue: usize,
     /// Whose.
-    pub slot: u16,
+    pub(crate) slot: u16,
     /// What became of it.
-    pub result: Result<(), IoError>,
+    pub(crate) result: Result<(), IoError>,
     /// The blocks of a read.
-    pub blocks: Vec<Stamp>,
+    pub(crate) blocks: Vec<Stamp>,
     /// The queue wants to know when it has left.
-    pub held: bool,
+    pub(crate) held: bool,
     /// What was asked for, and the oracle's marks.
-    pub request: Option<(Op, Extent)>,
+    pub(crate) request: Option<(Op, Extent)>,
     /// As in [`Slot`].
-    pub read: Option<ReadBegan>,
+    pub(crate) read: Option<ReadBegan>,
     /// As in [`Slot`].
-    pub writes: Vec<(u64, WriteId)>,
+    pub(crate) writes: Vec<(u64, WriteId)>,
     /// As in [`Slot`].
-    pub flush: Option<FlushBegan>,
+    pub(crate) flush: Option<FlushBegan>,
 }
 
 /// One process.
-pub struct Engine {
+pub(crate) struct Engine {
     /// Counts engine processes.
-    pub number: u64,
+    pub(crate) number: u64,
     /// Its generation.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// Its instance.
-    pub instance: Instance,
+    pub(crate) instance: Instance,
     conductor: Conductor,
     queues: Vec<Queue>,
     /// Per queue.
-    pub slots: Vec<Vec<Slot>>,
+    pub(crate) slots: Vec<Vec<Slot>>,
     job_stored: BTreeMap<(usize, u16), Body>,
     /// Per member and queue.
-    pub links: Vec<Vec<Option<ConnId>>>,
+    pub(crate) links: Vec<Vec<Option<ConnId>>>,
     layers: BTreeMap<u32, String>,
     controls: BTreeMap<ControlId, Control>,
     /// Clients may send requests.
-    pub open: bool,
+    pub(crate) open: bool,
     /// It has ended by itself, and how.
-    pub stopped: Option<conductor::Why>,
+    pub(crate) stopped: Option<conductor::Why>,
     /// SIGSTOP.
-    pub frozen: bool,
+    pub(crate) frozen: bool,
     /// What waits while it is frozen.
-    pub waiting: VecDeque<Event>,
+    pub(crate) waiting: VecDeque<Event>,
     /// What was counted of its conductor's work.
     counted: conductor::Counters,
 }
 
 impl Engine {
     /// A process that has not begun.
-    pub fn new(
+    pub(crate) fn new(
         number: u64,
         generation: Generation,
         instance: Instance,
@@ -160,12 +160,12 @@ impl Engine {
     }
 
     /// What people see.
-    pub fn status(&self) -> conductor::Status {
+    pub(crate) fn status(&self) -> conductor::Status {
         self.conductor.status()
     }
 
     /// Something for the conductor.
-    pub fn conduct(&mut self, now: u64, report: Report, out: &mut Outbox) {
+    pub(crate) fn conduct(&mut self, now: u64, report: Report, out: &mut Outbox) {
         let input = match report {
             Report::FromQueue(q, message) => conductor::Input::FromQueue(q, message),
             Report::Reply(id, member, result) => conductor::Input::Reply { id, member, result },
@@ -229,7 +229,7 @@ impl Engine {
     }
 
     /// Something in a queue's mailbox.
-    pub fn mail(&mut self, now: u64, q: usize, mail: Mail, out: &mut Outbox) {
+    pub(crate) fn mail(&mut self, now: u64, q: usize, mail: Mail, out: &mut Outbox) {
         let input = match mail {
             Mail::Message(message) => queue::Input::Message(message),
             Mail::Granted(ticket) => queue::Input::Granted { ticket },
@@ -247,7 +247,7 @@ impl Engine {
     }
 
     /// A connection of a queue broke.
-    pub fn broken(&mut self, now: u64, conn: ConnId, out: &mut Outbox) {
+    pub(crate) fn broken(&mut self, now: u64, conn: ConnId, out: &mut Outbox) {
         for m in 0..self.links.len() {
             for q in 0..self.links[m].len() {
                 if self.links[m][q] == Some(conn) {
@@ -260,7 +260,7 @@ impl Engine {
     }
 
     /// A message has come over a connection.
-    pub fn message(&mut self, now: u64, conn: ConnId, header: Header, body: Body, out: &mut Outbox) {
+    pub(crate) fn message(&mut self, now: u64, conn: ConnId, header: Header, body: Body, out: &mut Outbox) {
         let place = self
             .links
             .iter()
@@ -290,7 +290,7 @@ impl Engine {
     }
 
     /// Time for a queue; true if it wants more.
-    pub fn tick(&mut self, now: u64, q: usize, out: &mut Outbox) -> bool {
+    pub(crate) fn tick(&mut self, now: u64, q: usize, out: &mut Outbox) -> bool {
         if self.queues[q].wants_tick(now) {
             self.queue(now, q, queue::Input::Tick, None, out);
         }
@@ -298,7 +298,7 @@ impl Engine {
     }
 
     /// A client's request.
-    pub fn request(&mut self, now: u64, q: usize, slot: u16, op: Op, range: Extent, out: &mut Outbox) {
+    pub(crate) fn request(&mut self, now: u64, q: usize, slot: u16, op: Op, range: Extent, out: &mut Outbox) {
         let s = &mut self.slots[q][usize::from(slot)];
         s.request = Some((op, range));
         s.taken = true;
@@ -307,7 +307,7 @@ impl Engine {
     }
 
     /// An answer has left the process.
-    pub fn answered(&mut self, now: u64, q: usize, slot: u16, out: &mut Outbox) {
+    pub(crate) fn answered(&mut self, now: u64, q: usize, slot: u16, out: &mut Outbox) {
         self.queue(now, q, queue::Input::Answered { slot }, None, out);
     }
 

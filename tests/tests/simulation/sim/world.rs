@@ -25,8 +25,8 @@ use super::engine::{Answer, DEPTH, Engine, Mail, Report};
 use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
-use crate::dice::Dice;
-use crate::register::{History, Stamp};
+use tests::dice::Dice;
+use tests::register::{History, Stamp};
 
 /// Bytes of the simulated volume, and of a chunk of its intent bitmap.
 const SIZE: u64 = 4 << 20;
@@ -62,18 +62,18 @@ fn hot_block(n: u64) -> u64 {
 
 /// One mechanism to take out.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sabotage {
+pub(crate) struct Sabotage {
     /// In the queues.
-    pub queue: Option<datapath::queue::Sabotage>,
+    pub(crate) queue: Option<datapath::queue::Sabotage>,
     /// In the conductor.
-    pub conductor: conductor::Sabotage,
+    pub(crate) conductor: conductor::Sabotage,
     /// In the replicas.
-    pub replica: replica::serve::core::Sabotage,
+    pub(crate) replica: replica::serve::core::Sabotage,
 }
 
 /// Something that will happen.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// A packet arrives at a replica.
     ToNode(ConnId, Packet),
     /// A packet arrives at an engine.
@@ -146,7 +146,7 @@ enum Effect {
 
 /// Collects what somebody wants done.
 #[derive(Default)]
-pub struct Outbox {
+pub(crate) struct Outbox {
     effects: Vec<Effect>,
     log: Vec<String>,
     seen: Vec<(&'static str, u64)>,
@@ -244,17 +244,8 @@ struct Handshake {
     welcome: usize,
 }
 
-/// A run that broke a promise.
-#[derive(Clone, Debug)]
-pub struct Broken {
-    /// Which.
-    pub what: String,
-    /// The last lines of what happened.
-    pub trace: Vec<String>,
-}
-
 /// The world of one run.
-pub struct World {
+pub(crate) struct World {
     now: u64,
     order: u64,
     count: u64,
@@ -299,7 +290,6 @@ pub struct World {
     sabotage: Sabotage,
     broken: Option<String>,
     errors_injected: bool,
-    trace: Vec<String>,
     tracing: bool,
     /// A block whose fate on every disk is told, and what was last told of each.
     watched: Option<u64>,
@@ -309,7 +299,7 @@ pub struct World {
 
 impl World {
     /// A world of three replicas from the seed.
-    pub fn new(seed: u64, sabotage: Sabotage, tracing: bool) -> Self {
+    pub(crate) fn new(seed: u64, sabotage: Sabotage, tracing: bool) -> Self {
         let dice = Dice::new(seed);
         let blocks = usize::try_from((SIZE + GROWTH) / BLOCK).unwrap_or(0);
         Self {
@@ -349,7 +339,6 @@ impl World {
             sabotage,
             broken: None,
             errors_injected: false,
-            trace: Vec::new(),
             tracing,
             watched: None,
             watched_as: Default::default(),
@@ -359,7 +348,7 @@ impl World {
 
     /// Tells what becomes of a block on every disk, if anything is told.
     #[must_use]
-    pub fn watching(mut self, block: Option<u64>) -> Self {
+    pub(crate) fn watching(mut self, block: Option<u64>) -> Self {
         self.watched = block.filter(|_| self.tracing);
         self
     }
@@ -368,7 +357,7 @@ impl World {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn run(mut self) -> Result<BTreeMap<String, u64>, Broken> {
+    pub(crate) fn run(mut self) -> Result<BTreeMap<String, u64>, String> {
         self.budget = self.dice.between(50, 400);
         self.aftershocks = self.dice.below(5);
         let mut length = self.dice.between(SECOND / 2, 6 * SECOND);
@@ -412,7 +401,7 @@ impl World {
             self.verify();
         }
         match self.broken.take() {
-            Some(what) => Err(Broken { what, trace: self.trace }),
+            Some(what) => Err(what),
             None => Ok(self.seen),
         }
     }
@@ -429,9 +418,7 @@ impl World {
 
     fn say(&mut self, line: impl FnOnce() -> String) {
         if self.tracing {
-            let line = format!("{:>12.6} {}", self.now as f64 / 1e9, line());
-            eprintln!("{line}");
-            self.trace.push(line);
+            eprintln!("{:>12.6} {}", self.now as f64 / 1e9, line());
         }
     }
 

@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{BlockState, ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
+use lh_wire::{ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
 use replica::serve::core::{Facts, Failure, Record, Trail};
 
-use crate::dice::Dice;
-use crate::register::Stamp;
+use tests::dice::Dice;
+use tests::register::Stamp;
 
 /// What a layer holds of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cell {
+pub(crate) enum Cell {
     /// Nothing.
     #[default]
     Absent,
@@ -23,17 +23,6 @@ pub enum Cell {
     Zero,
     /// These bytes.
     Data(Stamp),
-}
-
-impl Cell {
-    /// As in a layer image's trailer.
-    pub const fn state(self) -> BlockState {
-        match self {
-            Self::Absent => BlockState::Absent,
-            Self::Zero => BlockState::Zero,
-            Self::Data(_) => BlockState::Data,
-        }
-    }
 }
 
 /// One block of one layer: what would survive a power cut, and what was written since, oldest first.
@@ -73,10 +62,10 @@ struct Records {
 }
 
 /// What a layer shows, through it and all that it stands on. Blocks of zeroes are left out.
-pub type Seen = BTreeMap<u64, Stamp>;
+pub(crate) type Seen = BTreeMap<u64, Stamp>;
 
 /// Every layer that is not removed, by name, and what it shows; the head has no name.
-pub type Image = BTreeMap<String, Seen>;
+pub(crate) type Image = BTreeMap<String, Seen>;
 
 /// A fold that runs in the replica's process.
 #[derive(Clone, Debug)]
@@ -90,14 +79,14 @@ struct Fold {
 
 /// A directory.
 #[derive(Clone, Debug)]
-pub struct Disk {
+pub(crate) struct Disk {
     size: u64,
     chunk: u64,
     /// Base first, the head last.
     layers: Vec<Layer>,
     records: Records,
     /// Full until this time.
-    pub full_until: u64,
+    pub(crate) full_until: u64,
     /// Lengths of every block's history at the start of the sync under way.
     syncing: Option<BTreeMap<(usize, u64), usize>>,
     fold: Option<Fold>,
@@ -105,14 +94,14 @@ pub struct Disk {
 
 impl Disk {
     /// A new directory for a volume of `size` bytes with intent chunks of `chunk` bytes.
-    pub fn new(size: u64, chunk: u64) -> Self {
+    pub(crate) fn new(size: u64, chunk: u64) -> Self {
         let head = Layer { info: LayerInfo { length: size, ..LayerInfo::default() }, slots: BTreeMap::new() };
         let records = Records { clean: true, ..Records::default() };
         Self { size, chunk, layers: vec![head], records, full_until: 0, syncing: None, fold: None }
     }
 
     /// What a process that opens the directory finds.
-    pub fn open(&self) -> Facts {
+    pub(crate) fn open(&self) -> Facts {
         Facts {
             size: self.size,
             fence: self.records.fence,
@@ -128,22 +117,22 @@ impl Disk {
     }
 
     /// What the records say, for messages.
-    pub fn records(&self) -> impl std::fmt::Debug + '_ {
+    pub(crate) fn records(&self) -> impl std::fmt::Debug + '_ {
         &self.records
     }
 
     /// The generation of the last fence.
-    pub fn fence(&self) -> Option<Generation> {
+    pub(crate) fn fence(&self) -> Option<Generation> {
         self.records.fence.map(|(generation, _)| generation)
     }
 
     /// The epoch that is durable here.
-    pub fn epoch(&self) -> Option<&Epoch> {
+    pub(crate) fn epoch(&self) -> Option<&Epoch> {
         self.records.epoch.as_ref()
     }
 
     /// True while a rebuild has begun and not ended.
-    pub fn is_rebuilding(&self) -> bool {
+    pub(crate) fn is_rebuilding(&self) -> bool {
         self.records.rebuilding
     }
 
@@ -152,7 +141,7 @@ impl Disk {
     }
 
     /// The block through the chain.
-    pub fn read(&self, block: u64) -> Stamp {
+    pub(crate) fn read(&self, block: u64) -> Stamp {
         self.read_through(block, self.layers.len() - 1)
     }
 
@@ -174,12 +163,12 @@ impl Disk {
     }
 
     /// Writes one block of the head.
-    pub fn write(&mut self, block: u64, stamp: Stamp) {
+    pub(crate) fn write(&mut self, block: u64, stamp: Stamp) {
         self.head().slots.entry(block).or_default().since.push(Cell::Data(stamp));
     }
 
     /// One block of the head reads as zero from now on.
-    pub fn zero(&mut self, block: u64) {
+    pub(crate) fn zero(&mut self, block: u64) {
         let cell = if self.head().info.parent.is_empty() { Cell::Absent } else { Cell::Zero };
         self.head().slots.entry(block).or_default().since.push(cell);
     }
@@ -197,7 +186,7 @@ impl Disk {
     ///
     /// # Errors
     /// There is no such layer.
-    pub fn read_layer(&self, name: &str, range: Extent, merged: bool) -> Result<Vec<Cell>, Failure> {
+    pub(crate) fn read_layer(&self, name: &str, range: Extent, merged: bool) -> Result<Vec<Cell>, Failure> {
         let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
         let cell = |at: usize, b: u64| self.layers[at].slots.get(&b).map_or(Cell::Absent, Slot::current);
         let through = |b: u64| {
@@ -219,7 +208,7 @@ impl Disk {
     ///
     /// # Errors
     /// There is no such layer.
-    pub fn put_layer(&mut self, name: &str, range: Extent, cells: &[Cell]) -> Result<u32, Failure> {
+    pub(crate) fn put_layer(&mut self, name: &str, range: Extent, cells: &[Cell]) -> Result<u32, Failure> {
         let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
         let mut changed = 0;
         for (block, cell) in blocks(range).zip(cells) {
@@ -233,7 +222,7 @@ impl Disk {
     }
 
     /// A sync begins: it will cover what was written so far.
-    pub fn sync_begins(&mut self) {
+    pub(crate) fn sync_begins(&mut self) {
         let mut covered = BTreeMap::new();
         for (i, layer) in self.layers.iter().enumerate() {
             for (block, slot) in layer.slots.iter().filter(|(_, s)| !s.since.is_empty()) {
@@ -244,7 +233,7 @@ impl Disk {
     }
 
     /// The sync has ended: what it covered is durable.
-    pub fn sync_ends(&mut self) {
+    pub(crate) fn sync_ends(&mut self) {
         for ((layer, block), count) in self.syncing.take().unwrap_or_default() {
             let Some(slot) = self.layers.get_mut(layer).and_then(|l| l.slots.get_mut(&block)) else {
                 continue;
@@ -257,7 +246,7 @@ impl Disk {
     }
 
     /// The power goes: of every block one of its unsynced values is left, or none.
-    pub fn power_cut(&mut self, dice: &mut Dice) {
+    pub(crate) fn power_cut(&mut self, dice: &mut Dice) {
         self.syncing = None;
         self.fold = None;
         for slot in self.layers.iter_mut().flat_map(|l| l.slots.values_mut()) {
@@ -275,7 +264,7 @@ impl Disk {
     ///
     /// # Errors
     /// The change makes no sense in this state.
-    pub fn record(&mut self, record: &Record) -> Result<(), Failure> {
+    pub(crate) fn record(&mut self, record: &Record) -> Result<(), Failure> {
         let r = &mut self.records;
         match record {
             Record::Fence { generation, instance } => r.fence = Some((*generation, *instance)),
@@ -395,12 +384,12 @@ impl Disk {
     }
 
     /// The fold that runs takes the head into the snapshot below.
-    pub fn drains(&self) -> bool {
+    pub(crate) fn drains(&self) -> bool {
         self.fold.as_ref().is_some_and(|fold| fold.drains)
     }
 
     /// Moves one block of the snapshot that is folded away, or ends the fold. `false`: none runs any more.
-    pub fn fold_on(&mut self) -> bool {
+    pub(crate) fn fold_on(&mut self) -> bool {
         let Some(fold) = &mut self.fold else { return false };
         let (name, drains, block) = (fold.name.clone(), fold.drains, fold.left.pop());
         let Some(at) = self.layer_at(&name) else {
@@ -470,7 +459,7 @@ impl Disk {
     }
 
     /// The process is gone, and with it the fold that it ran.
-    pub fn process_ended(&mut self) {
+    pub(crate) fn process_ended(&mut self) {
         self.fold = None;
     }
 
@@ -507,7 +496,7 @@ impl Disk {
     ///
     /// # Errors
     /// There is no such layer.
-    pub fn layer_map(&self, name: &str, from: u64) -> Result<MapPage, Failure> {
+    pub(crate) fn layer_map(&self, name: &str, from: u64) -> Result<MapPage, Failure> {
         const PAGE: usize = 5;
         let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
         let slots = self.layers[at].slots.range(from / BLOCK..);
@@ -517,7 +506,7 @@ impl Disk {
     }
 
     /// What the directory says of itself; the replica's machine adds what only it knows.
-    pub fn describe(&self) -> ReplicaState {
+    pub(crate) fn describe(&self) -> ReplicaState {
         let mut chain: Vec<_> = self
             .layers
             .iter()
@@ -545,7 +534,7 @@ impl Disk {
     }
 
     /// What every layer that is not removed shows.
-    pub fn image(&self) -> Image {
+    pub(crate) fn image(&self) -> Image {
         let live = (0..self.layers.len()).filter(|at| !self.layers[*at].info.removed);
         live.map(|at| {
             (
@@ -557,7 +546,7 @@ impl Disk {
     }
 
     /// For people: what each layer says of a block, whether it is marked, and what may be lost with the power.
-    pub fn tell(&self, block: u64) -> String {
+    pub(crate) fn tell(&self, block: u64) -> String {
         let layers = self.layers.iter().map(|l| match l.slots.get(&block) {
             None => format!("{:?} -", l.info.name),
             Some(slot) => format!("{:?} {:?}, unsynced {:?}", l.info.name, slot.durable, slot.since),
@@ -567,7 +556,7 @@ impl Disk {
     }
 
     /// What a snapshot shows, if it is there.
-    pub fn snapshot(&self, name: &str) -> Option<Seen> {
+    pub(crate) fn snapshot(&self, name: &str) -> Option<Seen> {
         self.layer_at(name).map(|at| self.seen(at))
     }
 
@@ -579,6 +568,6 @@ impl Disk {
 }
 
 /// Numbers of the blocks of a range.
-pub fn blocks(range: Extent) -> std::ops::Range<u64> {
+pub(crate) fn blocks(range: Extent) -> std::ops::Range<u64> {
     range.offset / BLOCK..range.end().div_ceil(BLOCK)
 }

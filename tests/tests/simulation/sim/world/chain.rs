@@ -5,7 +5,7 @@ use super::{
     BLOCK, BTreeMap, Command, CommandId, Conducted, Event, Fault, GROWS_BY, GROWTH, Outbox, Quorum, Report,
     SECOND, SIZE, Seen, Stamp, World,
 };
-use crate::register::WriteId;
+use tests::register::WriteId;
 
 /// See the module's documentation.
 #[derive(Default)]

@@ -2,11 +2,13 @@
 //!
 //! `LH_SEED=n` runs one seed and prints what happens, `LH_WATCH=block` with it what becomes of a block on every disk; `LH_SEEDS=n` runs so many.
 
+mod sim;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tests::sim::faults::Fault;
-use tests::sim::world::{Sabotage, World};
+use sim::faults::Fault;
+use sim::world::{Sabotage, World};
 
 /// Seeds of the usual run. `LH_SEEDS` says otherwise.
 const SEEDS: u64 = 10_000;
@@ -50,7 +52,7 @@ fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<BTreeMap<String, 
         World::new(seed, sabotage, tracing).watching(number("LH_WATCH")).run()
     })) {
         Ok(Ok(seen)) => Ok(seen),
-        Ok(Err(broken)) => Err(broken.what),
+        Ok(Err(broken)) => Err(broken),
         Err(panic) => Err(panic
             .downcast_ref::<String>()
             .cloned()
