@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 
@@ -106,8 +106,13 @@ fn owner(pod: &Pod) -> Option<&str> {
 /// True if the pod mounts that claim of its namespace.
 fn mounts(pod: &Pod, namespace: &str, claim: &str) -> bool {
     let volumes = pod.spec.as_ref().and_then(|s| s.volumes.as_deref()).unwrap_or_default();
-    let claims = volumes.iter().filter_map(|v| v.persistent_volume_claim.as_ref());
-    pod.metadata.namespace.as_deref() == Some(namespace) && claims.into_iter().any(|c| c.claim_name == claim)
+    let of_pod = |name: &str| format!("{}-{name}", pod.metadata.name.as_deref().unwrap_or_default());
+    // The claim of an ephemeral volume is named after its pod.
+    let is_claim = |v: &Volume| match &v.persistent_volume_claim {
+        Some(source) => source.claim_name == claim,
+        None => v.ephemeral.is_some() && of_pod(&v.name) == claim,
+    };
+    pod.metadata.namespace.as_deref() == Some(namespace) && volumes.iter().any(is_claim)
 }
 
 /// What a volume whose device was lost at some time means for a pod of its node.
@@ -167,7 +172,7 @@ pub fn leave<'a>(stuck: impl IntoIterator<Item = &'a Pod>, claims: &[Claim]) -> 
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{
-        PersistentVolumeClaimVolumeSource, PodSpec, PodStatus, Volume as PodVolume,
+        EphemeralVolumeSource, PersistentVolumeClaimVolumeSource, PodSpec, PodStatus,
     };
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::api::ObjectMeta;
@@ -180,7 +185,7 @@ mod tests {
         Timestamp::from_second(NOW + seconds).unwrap()
     }
 
-    /// A pod of namespace `apps`, which mounts the claim `data`.
+    /// A pod of namespace `apps`, which mounts the claim `data` and an ephemeral volume, `scratch`.
     fn pod(owner: &str, deleted: Option<i64>) -> Pod {
         let owners = (!owner.is_empty()).then(|| {
             vec![OwnerReference {
@@ -191,7 +196,9 @@ mod tests {
             }]
         });
         let claim = PersistentVolumeClaimVolumeSource { claim_name: "data".into(), ..Default::default() };
-        let volume = PodVolume { persistent_volume_claim: Some(claim), ..PodVolume::default() };
+        let volume = Volume { persistent_volume_claim: Some(claim), ..Volume::default() };
+        let ephemeral = Some(EphemeralVolumeSource::default());
+        let scratch = Volume { name: "scratch".into(), ephemeral, ..Volume::default() };
         Pod {
             metadata: ObjectMeta {
                 namespace: Some("apps".into()),
@@ -201,7 +208,7 @@ mod tests {
                 deletion_timestamp: deleted.map(|s| Time(at(s))),
                 ..ObjectMeta::default()
             },
-            spec: Some(PodSpec { volumes: Some(vec![volume]), ..PodSpec::default() }),
+            spec: Some(PodSpec { volumes: Some(vec![volume, scratch]), ..PodSpec::default() }),
             ..Pod::default()
         }
     }
@@ -213,6 +220,13 @@ mod tests {
     fn claim(name: &str, held: Option<bool>) -> Claim {
         let held = held.map(|goes| Held { by: format!("csi-{name}"), goes });
         Claim { namespace: "apps".into(), name: name.into(), held }
+    }
+
+    #[test]
+    fn a_pod_mounts_the_claims_that_it_names_and_those_made_for_it() {
+        let mounts = |namespace: &str, claim: &str| mounts(&pod("Job", None), namespace, claim);
+        assert!(mounts("apps", "data") && mounts("apps", "p-scratch"));
+        assert!(!mounts("apps", "scratch") && !mounts("apps", "p-data") && !mounts("other", "p-scratch"));
     }
 
     #[test]
