@@ -52,7 +52,7 @@ def good(found):
 
 def all_of(groups, special):
     """Every row, in the order of the design."""
-    ram, disk, nbd, fuse = (groups.get(k) for k in ("ram", "disk", "nbd", "fuse"))
+    ram, disk, nbd, fuse, ublk = (groups.get(k) for k in ("ram", "disk", "nbd", "fuse", "ublk"))
     return [
         processor_time(ram, "longhorn", "in RAM over unix sockets", 25),
         processor_time(disk, "longhorn-tcp", "on disk over TCP", 40),
@@ -75,6 +75,9 @@ def all_of(groups, special):
                "nbdfuse", WRITE_32),
         versus(fuse, "FUSE + loop, 4 KiB read, depth 32, memory disk", ">= 5x nbdfuse + loop", 5, "longhorn-fuse",
                "nbdfuse", READ_32),
+        versus(ublk, "4 KiB read, depth 32, over ublk, one replica", ">= 0.9x the raw file", 0.9, "longhorn-ublk", "raw", READ_32),
+        *[versus(ublk, f"ublk {what}, 4 KiB {work.name.split()[2].rstrip(',')}, depth 32", ">= 0.95x rublk", 0.95,
+                 f"longhorn-{what}", f"rublk-{what}", work) for what in ("null", "loop") for work in (WRITE_32, READ_32)],
         holes(special.get("holes")), memory(special.get("memory")), pause(special.get("snapshot_pause")),
         *rebuild(special.get("rebuild")), *iscsi(special.get("iscsi")),
     ]
@@ -170,7 +173,5 @@ def iscsi(found):
 
 # Rows of the design that nothing here measures yet, and why.
 NOT_MEASURED = [
-    ("4 KiB read, depth 32, over ublk", ">= 0.9x the raw file", "not measured: needs a kernel with ublk"),
-    ("ublk null and loop", ">= 0.95x the C reference", "not measured: needs a kernel with ublk"),
-    ("fold on XFS", "grows with extents, not bytes", "shown by the replica's tests, not timed here"),
+    ("fold on XFS", "grows with extents, not bytes", "`LH_FULL=1 scripts/test fold` measures it"),
 ]

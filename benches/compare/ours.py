@@ -10,9 +10,9 @@ sys.path.append(os.path.join(TOP, "tests", "e2e"))
 from by_hand import ByHand  # noqa: E402
 from harness import BIN, Host  # noqa: E402  (the tests' way of leaving nothing behind)
 
-# What `scripts/bench` builds before it starts anything: package, and its examples.
-PACKAGES = ["-p", "longhorn", "-p", "benches", "-p", "nbd-frontend", "-p", "fuse-frontend",
-            "-p", "iscsi-frontend", "--bins", "--example", "memory", "--example", "fuse-memory", "--example", "iscsi-memory"]
+# What `scripts/bench` builds before it starts anything: the programs, and frontends over a disk in memory.
+BUILDS = [["-p", "longhorn", "-p", "tests", "-p", "benches", "--bins"],
+          ["-p", "nbd-frontend", "-p", "fuse-frontend", "-p", "iscsi-frontend", "-p", "ublk-frontend", "--examples"]]
 
 
 class Volume(Contestant):

@@ -79,7 +79,7 @@ def wait_for(what, condition, seconds=30):
 def example(name):
     path = os.path.join(EXAMPLES, name)
     if not os.path.exists(path):
-        fail(f"{path} is not built: cargo build --release --examples -p ublk-frontend -p nbd-frontend")
+        fail(f"{path} is not built: tests/guest/run.py builds it")
     return path
 
 

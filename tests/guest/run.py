@@ -61,8 +61,9 @@ STARTING = 120
 def build(wanted):
     if "LH_EXAMPLES" in os.environ:
         return True
-    examples = ["--examples", "-p", "ublk-frontend", "-p", "nbd-frontend"]
-    for what in ([] if wanted == SHORT else [examples]) + [["-p", "longhorn", "-p", "tests"]]:
+    frontends = ["-p", "nbd-frontend", "-p", "fuse-frontend", "-p", "iscsi-frontend", "-p", "ublk-frontend"]
+    programs = ["--bins", "-p", "longhorn", "-p", "tests", "-p", "benches"]
+    for what in ([] if wanted == SHORT else [["--examples", *frontends]]) + [programs]:
         if subprocess.run(["cargo", "build", "--release", *what], cwd=TOP).returncode != 0:
             return False
     return True
