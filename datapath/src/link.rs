@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
-use lh_ring::{Bell, Completion, Frontend, Payload, Pool, Ring, Token};
+use lh_ring::{Bell, Completion, Payload, Pool, QueueDevice, Ring, Token};
 use lh_wire::{Header, Status};
 
 use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, QueueId, ToQueue};
@@ -24,13 +24,6 @@ use crate::queue::{Input, JOB_SLOTS, Output, Queue, Reply};
 
 use connection::{Connection, Received};
 use data::Slots;
-
-/// [`Token::owner`] of the loop itself.
-pub const OWNER_LOOP: u8 = 0;
-/// [`Token::owner`] of the links.
-pub const OWNER_LINKS: u8 = 1;
-/// [`Token::owner`] that a frontend uses.
-pub const OWNER_FRONTEND: u8 = 2;
 
 /// Time between two ticks of a queue that wants them.
 const TICK: Duration = Duration::from_millis(50);
@@ -190,99 +183,15 @@ impl EngineQueue {
         }
     }
 
-    /// The bell that wakes this thread.
-    pub const fn bell(&self) -> &Bell {
-        &self.mailbox.bell
-    }
-
-    /// Where the payloads of requests have to be from.
-    pub const fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// A younger engine has the volume: nothing is answered any more.
     pub const fn is_fenced(&self) -> bool {
         self.queue.is_fenced()
-    }
-
-    /// [`Mail::End`] has come.
-    pub const fn is_ending(&self) -> bool {
-        self.ending
     }
 
     fn read_clock(&mut self) -> Instant {
         let now = Instant::now();
         self.time = u64::try_from((now - self.began).as_nanos()).unwrap_or(u64::MAX);
         now
-    }
-
-    /// Before the ring's turn, first: takes the mail, ticks, and tells the machine which answers have left.
-    pub fn begin_turn(&mut self) {
-        let now = self.read_clock();
-        let mut submitted = std::mem::take(&mut self.submitted);
-        for slot in submitted.drain(..) {
-            self.apply(Input::Answered { slot });
-        }
-        self.submitted = submitted;
-        loop {
-            match self.mail.try_recv() {
-                Ok(mail) => self.take(mail),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    self.ending = true;
-                    break;
-                }
-            }
-        }
-        if self.next_tick.is_some_and(|at| at <= now) {
-            self.next_tick = None;
-            self.apply(Input::Tick);
-        }
-    }
-
-    /// Before the ring's turn, last: starts sends and receives. Returns how long the turn may wait.
-    pub fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
-        let mut starved = false;
-        for (member, link) in (0_u16..).zip(&mut self.links) {
-            if let Some(link) = link {
-                starved |= !link.start(ring, member);
-            }
-        }
-        self.submitted.append(&mut self.taken);
-        if !self.submitted.is_empty() {
-            return Some(Duration::ZERO);
-        }
-        let now = self.read_clock();
-        if self.next_tick.is_none() && self.queue.wants_tick(self.time) {
-            self.next_tick = Some(now + TICK);
-        }
-        let tick = self.next_tick.map(|at| at.saturating_duration_since(now));
-        // Without memory for a receive there is no completion to wait for: look again soon.
-        if starved { Some(tick.unwrap_or(TICK).min(Duration::from_millis(1))) } else { tick }
-    }
-
-    /// A completion with [`OWNER_LINKS`].
-    pub fn completion(&mut self, completion: &Completion) {
-        let Token { slot: member, data: number, .. } = completion.token;
-        let at = usize::from(member);
-        let member = MemberId(u8::try_from(member).unwrap_or(u8::MAX));
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut).filter(|l| l.number() == number)
-        else {
-            return;
-        };
-        let usable = link.completed(completion);
-        self.read_clock();
-        if !usable {
-            self.lose(member);
-            return;
-        }
-        while let Some(link) = self.links[at].as_mut().filter(|l| l.number() == number) {
-            match link.next_message(self.generation) {
-                Received::Nothing => break,
-                Received::Broken => self.lose(member),
-                Received::Message(header, payload) => self.replied(member, &header, payload),
-            }
-        }
     }
 
     fn replied(&mut self, member: MemberId, header: &Header, payload: Payload) {
@@ -408,46 +317,83 @@ impl Device<Payload> for EngineQueue {
     }
 }
 
-/// What a frontend's owner decides at every turn of the loop.
-pub trait Overseer<F> {
-    /// Called once per turn with the frontend; false ends the thread.
-    fn oversee(&mut self, ring: &mut Ring, engine: &mut EngineQueue, frontend: &mut F) -> bool;
-}
+impl QueueDevice for EngineQueue {
+    fn bell(&self) -> &Bell {
+        &self.mailbox.bell
+    }
 
-/// The loop of a queue thread: ends when `overseer` says so, or with the ring's error.
-///
-/// # Errors
-/// The ring cannot be used any more.
-pub fn run_queue<F: Frontend>(
-    ring: &mut Ring,
-    engine: &mut EngineQueue,
-    frontend: &mut F,
-    overseer: &mut impl Overseer<F>,
-) -> std::io::Result<()> {
-    ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &engine.bell().clone());
-    loop {
-        engine.begin_turn();
-        frontend.turn(ring, engine);
-        if !overseer.oversee(ring, engine, frontend) {
-            return Ok(());
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// Takes the mail, ticks, and tells the machine which answers have left.
+    fn begin_turn(&mut self) {
+        let now = self.read_clock();
+        let mut submitted = std::mem::take(&mut self.submitted);
+        for slot in submitted.drain(..) {
+            self.apply(Input::Answered { slot });
         }
-        let timeout = engine.end_turn(ring);
-        ring.turn(timeout)?;
-        while let Some(completion) = ring.next() {
-            match completion.token.owner {
-                OWNER_LINKS => engine.completion(&completion),
-                OWNER_FRONTEND => frontend.completion(ring, engine, completion),
-                _ => {}
+        self.submitted = submitted;
+        loop {
+            match self.mail.try_recv() {
+                Ok(mail) => self.take(mail),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    self.ending = true;
+                    break;
+                }
+            }
+        }
+        if self.next_tick.is_some_and(|at| at <= now) {
+            self.next_tick = None;
+            self.apply(Input::Tick);
+        }
+    }
+
+    fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
+        let mut starved = false;
+        for (member, link) in (0_u16..).zip(&mut self.links) {
+            if let Some(link) = link {
+                starved |= !link.start(ring, member);
+            }
+        }
+        self.submitted.append(&mut self.taken);
+        if !self.submitted.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let now = self.read_clock();
+        if self.next_tick.is_none() && self.queue.wants_tick(self.time) {
+            self.next_tick = Some(now + TICK);
+        }
+        let tick = self.next_tick.map(|at| at.saturating_duration_since(now));
+        // Without memory for a receive there is no completion to wait for: look again soon.
+        if starved { Some(tick.unwrap_or(TICK).min(Duration::from_millis(1))) } else { tick }
+    }
+
+    fn completion(&mut self, completion: &Completion) {
+        let Token { slot: member, data: number, .. } = completion.token;
+        let at = usize::from(member);
+        let member = MemberId(u8::try_from(member).unwrap_or(u8::MAX));
+        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut).filter(|l| l.number() == number)
+        else {
+            return;
+        };
+        let usable = link.completed(completion);
+        self.read_clock();
+        if !usable {
+            self.lose(member);
+            return;
+        }
+        while let Some(link) = self.links[at].as_mut().filter(|l| l.number() == number) {
+            match link.next_message(self.generation) {
+                Received::Nothing => break,
+                Received::Broken => self.lose(member),
+                Received::Message(header, payload) => self.replied(member, &header, payload),
             }
         }
     }
-}
-
-/// The frontend of a volume that shows nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoFrontend;
-
-impl Frontend for NoFrontend {
-    fn completion(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>, _: Completion) {}
-    fn turn(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>) {}
 }

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
 use lh_ring::{Frontend, Payload, Pool, Ring};
-use nbd_frontend::kernel::{self, Served, Settings, Slow};
+use nbd_frontend::client::{Served, handshake};
+use nbd_frontend::kernel::{self, Settings, Slow};
 use nbd_frontend::{Export, Limits, Listener, Server};
 
 type Failure = Box<dyn std::error::Error>;
@@ -118,7 +119,7 @@ fn sockets(path: &Path, count: usize) -> Result<(Served, Vec<OwnedFd>), Failure>
     for _ in 0..count {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        served = Some(kernel::handshake(&mut stream, EXPORT)?);
+        served = Some(handshake(&mut stream, EXPORT)?);
         stream.set_read_timeout(None)?;
         sockets.push(stream.into());
     }

@@ -59,6 +59,8 @@ pub(crate) enum Why {
     Broken(#[from] Broken),
     #[error("the client shut its side and left more than is held for it")]
     TooMuchHeld,
+    #[error("another connection has come in its place, or the volume is shown to nobody")]
+    Replaced,
     #[error("no answer taken, or no byte of a request sent, for too long")]
     Stalled,
     #[error("{0}")]

@@ -1,6 +1,6 @@
 //! The kernel's own NBD client: `/dev/nbdN` on the other end of a server's sockets, over netlink.
 //!
-//! - A caller makes connections, runs [`handshake()`] on each, and hands them to [`connect`]. The kernel then holds the
+//! - A caller makes connections, runs [`crate::client::handshake()`] on each, and hands them to [`connect`]. The kernel then holds the
 //!   sockets: the device lives on when the caller ends, and when the server does.
 //! - When a server has gone, requests wait in the kernel. Whoever looks after the device makes connections to the next
 //!   server and calls [`Device::reconnect`]; the kernel sends again what had not been answered. It does so for a request
@@ -11,7 +11,6 @@
 //! unanswered for longer ends its connection, too, and somebody has to look ([`Device::has_lost_connection`]) also while
 //! the server lives.
 
-mod handshake;
 mod message;
 mod netlink;
 
@@ -24,7 +23,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 
-pub use handshake::{HandshakeError, Served, handshake};
+use crate::client::Served;
 
 use message::{Request, attributes, find as attribute, number, u32_at};
 use netlink::Netlink;

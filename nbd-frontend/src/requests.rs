@@ -36,6 +36,11 @@ impl Requests {
         self.places.len() - self.free.len()
     }
 
+    /// Whose they are.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = Claimant> {
+        self.places.iter().filter_map(|(_, request)| Some(request.as_ref()?.owner))
+    }
+
     /// Remembers a request: its tag.
     pub(crate) fn insert(&mut self, request: InFlight) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {

@@ -7,6 +7,7 @@
 //! - Time is counted in ticks of a second, and only while somebody is waited for: an idle server does nothing.
 
 mod clock;
+mod lanes;
 mod look;
 mod turn;
 
@@ -28,6 +29,9 @@ use crate::requests::Requests;
 use crate::transmit::Session;
 
 use clock::Clock;
+use lanes::Lanes;
+
+pub use lanes::Lane;
 
 /// Kinds of [`Token`].
 mod kind {
@@ -115,6 +119,7 @@ pub struct Server {
     places: Places<Handshake, Box<Connection>>,
     /// Where the next round over the connections begins.
     cursor: usize,
+    lanes: Lanes,
     requests: Requests,
     budget: Budget,
     clock: Clock,
@@ -143,6 +148,7 @@ impl Server {
             spread: None,
             places: Places::default(),
             cursor: 0,
+            lanes: Lanes::default(),
             requests: Requests::with_capacity(depth),
             budget: Budget::new(limits.payload_bytes),
             clock: Clock::default(),
@@ -165,19 +171,19 @@ impl Server {
         self.spread = Some(spread);
     }
 
-    /// Serves a connection that was accepted elsewhere, from its handshake on.
-    pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) {
+    /// Serves a connection that was accepted elsewhere, from its handshake on: its slot and serial number, unless it was
+    /// refused.
+    pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) -> Option<(u16, u32)> {
         if self.ending.is_some() || self.places.len() >= self.limits.connections {
             debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
-            return;
+            return None;
         }
         tune(&connection);
         let fd = Fd::from(connection);
-        let Some(handshake) = Handshake::begin(fd.clone(), self.clock.now(), &mut self.scratch) else {
-            return;
-        };
+        let handshake = Handshake::begin(fd.clone(), self.clock.now(), &mut self.scratch)?;
         let (slot, serial) = self.places.insert(handshake);
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+        Some((slot, serial))
     }
 
     /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].
@@ -309,10 +315,16 @@ impl Server {
 
     fn close(&mut self, slot: u16, why: Why) {
         debug!(slot, "connection closed: {why}");
-        if let Some(Place::Connection(connection)) = self.places.remove(slot) {
-            // Ends what the ring still does with the socket, which holds the descriptor until then.
-            let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
-            connection.close(&mut self.budget);
+        // What the ring still does with the socket holds the descriptor: that has to be ended, too.
+        match self.places.remove(slot) {
+            Some(Place::Connection(connection)) => {
+                let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
+                connection.close(&mut self.budget);
+            }
+            Some(Place::Handshake(handshake)) => {
+                let _ = shutdown(handshake.fd.as_raw_fd(), Shutdown::Both);
+            }
+            None => {}
         }
     }
 }
@@ -352,6 +364,7 @@ impl Frontend for Server {
 
     fn turn(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>) {
         self.serve_all(device);
+        self.let_lanes_in(ring);
         self.arm(ring);
     }
 }

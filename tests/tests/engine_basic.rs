@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use datapath::conductor::{Command, Limits, Mode, Quorum, Stored, Why};
 use datapath::engine::{self, Address, Authority, EngineHandle, Event, Options, ReplicaAddress};
-use datapath::link::{EngineQueue, NoFrontend, Overseer, run_queue};
+use datapath::link::EngineQueue;
 use lh_block::{Device, Done, Epoch, Extent, Generation, Op, Request};
-use lh_ring::{Payload, Pool, Ring};
+use lh_ring::{NoFrontend, Overseer, Payload, Pool, QueueDevice, Ring, run_queue};
 use replica::serve;
 
 const SIZE: u64 = 64 << 20;
@@ -88,7 +88,7 @@ struct Puppeteer {
     answers: mpsc::Sender<(u64, Result<(), lh_block::IoError>, Vec<u8>)>,
 }
 
-impl Overseer<NoFrontend> for Puppeteer {
+impl Overseer<EngineQueue, NoFrontend> for Puppeteer {
     fn oversee(&mut self, _: &mut Ring, engine: &mut EngineQueue, _: &mut NoFrontend) -> bool {
         while let Ok(work) = self.work.try_recv() {
             work(engine);

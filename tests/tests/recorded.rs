@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use datapath::conductor::{Command, Limits, Quorum, Stored};
 use datapath::engine::{self, Address, Authority, Event, Options, ReplicaAddress};
-use datapath::link::{EngineQueue, NoFrontend, Overseer, run_queue};
+use datapath::link::EngineQueue;
 use lh_block::{Device, Done, Epoch, Extent, Generation, Op, Request};
-use lh_ring::{Payload, Pool, Ring};
+use lh_ring::{NoFrontend, Overseer, Payload, Pool, QueueDevice, Ring, run_queue};
 use lh_wire::handshake::{CHALLENGE_LEN, HELLO_LEN, WELCOME_LEN};
 use lh_wire::{HEADER_LEN, Header, OpCode};
 use replica::serve;
@@ -211,7 +211,7 @@ struct Client {
     done: mpsc::Sender<()>,
 }
 
-impl Overseer<NoFrontend> for Client {
+impl Overseer<EngineQueue, NoFrontend> for Client {
     fn oversee(&mut self, _: &mut Ring, engine: &mut EngineQueue, _: &mut NoFrontend) -> bool {
         while let Some(Done { result, .. }) = engine.poll_done() {
             assert_eq!(result, Ok(()));

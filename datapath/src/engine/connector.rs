@@ -1,12 +1,11 @@
 //! Connecting to a replica: one connection per queue, each with its handshake.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lh_block::{Address, Generation, Instance};
+use lh_ring::sys::Stream;
 use lh_wire::handshake::{
     CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
 };
@@ -51,58 +50,11 @@ pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Resul
         };
         waiting.push(Greeted::new(address, &hello, &who.key, deadline)?);
     }
-    waiting.into_iter().map(|g| g.welcomed(&who.key, address, deadline)).collect()
+    waiting.into_iter().map(|g| g.welcomed(&who.key, address)).collect()
 }
 
 fn unreachable_because(address: &Address, e: &io::Error) -> ConnectError {
     ConnectError::Unreachable(format!("{address}: {e}"))
-}
-
-/// A stream of either kind.
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Stream {
-    fn open(address: &Address, deadline: Instant) -> io::Result<Self> {
-        match address {
-            Address::Unix(path) => UnixStream::connect(path).map(Self::Unix),
-            Address::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, left(deadline)?)?;
-                stream.set_nodelay(true)?;
-                Ok(Self::Tcp(stream))
-            }
-        }
-    }
-
-    fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match self {
-            Self::Unix(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
-            Self::Tcp(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
-        }
-    }
-
-    fn read(&mut self, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-        self.set_timeout(Some(left(deadline)?))?;
-        match self {
-            Self::Unix(s) => s.read_exact(bytes),
-            Self::Tcp(s) => s.read_exact(bytes),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
-        self.set_timeout(Some(left(deadline)?))?;
-        match self {
-            Self::Unix(s) => s.write_all(bytes),
-            Self::Tcp(s) => s.write_all(bytes),
-        }
-    }
-}
-
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// A connection that has said hello.
@@ -118,20 +70,20 @@ impl Greeted {
         let io = |e: io::Error| unreachable_because(address, &e);
         let protocol =
             |e: lh_wire::handshake::HandshakeError| ConnectError::Refused(format!("{address}: {e}"));
-        let mut stream = Stream::open(address, deadline).map_err(io)?;
+        let mut stream = Stream::connect(address, deadline).map_err(io)?;
         let mut bytes = [0; CHALLENGE_LEN];
-        stream.read(&mut bytes, deadline).map_err(io)?;
+        stream.read_exact(&mut bytes).map_err(io)?;
         let challenge = Challenge::decode(&bytes).map_err(protocol)?;
         let mut nonce = [0; 32];
         lh_ring::sys::random(&mut nonce).map_err(io)?;
         let sent = hello.encode(&challenge, key, nonce).map_err(protocol)?;
-        stream.write(&sent, deadline).map_err(io)?;
+        stream.write_all(&sent).map_err(io)?;
         Ok(Self { stream, challenge, hello: sent, checksums: hello.checksums })
     }
 
-    fn welcomed(mut self, key: &Key, address: &Address, deadline: Instant) -> Result<Linked, ConnectError> {
+    fn welcomed(mut self, key: &Key, address: &Address) -> Result<Linked, ConnectError> {
         let mut bytes = [0; WELCOME_LEN];
-        self.stream.read(&mut bytes, deadline).map_err(|e| unreachable_because(address, &e))?;
+        self.stream.read_exact(&mut bytes).map_err(|e| unreachable_because(address, &e))?;
         let (verdict, generation) = decode_welcome(&bytes, &self.challenge, &self.hello, key)
             .map_err(|e| ConnectError::Refused(format!("{address}: {e}")))?;
         match verdict {
@@ -139,11 +91,7 @@ impl Greeted {
             Verdict::Stale => return Err(ConnectError::Stale(generation)),
             refused => return Err(ConnectError::Refused(format!("{address}: {}", reason(refused)))),
         }
-        self.stream.set_timeout(None).map_err(|e| unreachable_because(address, &e))?;
-        let socket = match self.stream {
-            Stream::Unix(s) => s.into(),
-            Stream::Tcp(s) => s.into(),
-        };
+        let socket = self.stream.into_socket().map_err(|e| unreachable_because(address, &e))?;
         Ok(Linked { socket, checksums: self.checksums })
     }
 }

@@ -3,10 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use lh_block::Generation;
-use lh_ring::{Completion, Fd, Payload, Pool, Ring, Rx, Token, Tx};
+use lh_ring::{Completion, Fd, OWNER_DEVICE, Payload, Pool, Ring, Rx, Token, Tx};
 use lh_wire::{HEADER_LEN, Header, flags, padding};
 
-use super::OWNER_LINKS;
 use super::data::Body;
 use crate::queue::Transmit;
 
@@ -112,11 +111,11 @@ impl Connection {
     /// Starts what can be started; false if there was no memory for a receive.
     pub(super) fn start(&mut self, ring: &mut Ring, member: u16) -> bool {
         if !self.tx.is_empty() && !self.tx.is_outstanding() {
-            ring.send(Token::new(OWNER_LINKS, SEND, member, self.number), &self.fd, &mut self.tx);
+            ring.send(Token::new(OWNER_DEVICE, SEND, member, self.number), &self.fd, &mut self.tx);
         }
         self.rx.is_outstanding()
             || ring.recv(
-                Token::new(OWNER_LINKS, RECEIVE, member, self.number),
+                Token::new(OWNER_DEVICE, RECEIVE, member, self.number),
                 &self.fd,
                 &mut self.rx,
                 self.want,

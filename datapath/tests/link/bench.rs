@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use datapath::link::{EngineQueue, Mail, Mailbox, News, OWNER_LINKS, Parts};
+use datapath::link::{EngineQueue, Mail, Mailbox, News, Parts};
 use datapath::message::{
     ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
 };
 use datapath::order::Table;
 use datapath::queue::{Config, Queue};
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
-use lh_ring::{Payload, Pool, Ring, Token};
+use lh_ring::{OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token};
 
 use crate::replica::Replica;
 
@@ -137,7 +137,7 @@ impl Bench {
         let timeout = self.engine.end_turn(&mut self.ring).map_or(most, |t| t.min(most));
         self.ring.turn(Some(timeout)).expect("turn");
         while let Some(c) = self.ring.next() {
-            if c.token.owner == OWNER_LINKS {
+            if c.token.owner == OWNER_DEVICE {
                 self.engine.completion(&c);
             }
         }

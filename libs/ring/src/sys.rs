@@ -14,6 +14,7 @@ mod memory_pressure;
 mod random;
 mod rights;
 mod sockets;
+mod stream;
 mod xattr;
 
 pub use allocation::{clone_range, fallocate, punch_hole};
@@ -27,6 +28,7 @@ pub use memory_pressure::{
 pub use random::random;
 pub use rights::{RIGHTS_MAX, receive_with_fds, send_with_fds};
 pub use sockets::set_socket_buffers;
+pub use stream::Stream;
 pub use xattr::{get_xattr, remove_xattr, set_xattr};
 
 /// Makes a call that returns -1 on error, again if a signal interrupts it.

@@ -7,7 +7,7 @@ use crate::{Fd, Payload};
 /// The caller's name for an operation, given back with its completion. The ring never interprets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token {
-    /// Part of the loop that gets the completion: 0 its own timers and bells, 1 replica links, 2 the frontend.
+    /// Part of the loop that gets the completion: its own timers and bells, the device, the frontend.
     pub owner: u8,
     /// What the owner did: receive, send, read, ...
     pub kind: u8,

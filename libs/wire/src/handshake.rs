@@ -21,9 +21,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::header::VERSION;
 
-/// Flags of a hello: payloads carry checksums; it is of a reader.
+/// Flags of a hello: payloads carry checksums; it is of a reader; it is of a relay, which no replica lets in.
 const CHECKSUMS: u8 = 1;
 const READER: u8 = 2;
+const RELAY: u8 = 4;
 
 /// First bytes of each handshake message: "LHhs".
 const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
@@ -260,6 +261,20 @@ impl Hello {
         self.encode_with(challenge, key, nonce, READER)
     }
 
+    /// The same of a relay, for the volume's engine, which challenges as a replica does. `instance` is the relay's process,
+    /// `session` this connection; there is no generation, and `replica` is the volume's name again.
+    ///
+    /// # Errors
+    /// As for `encode`.
+    pub fn encode_as_relay(
+        &self,
+        challenge: &Challenge,
+        key: &Key,
+        nonce: [u8; 32],
+    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
+        self.encode_with(challenge, key, nonce, RELAY)
+    }
+
     fn encode_with(
         &self,
         challenge: &Challenge,
@@ -294,6 +309,25 @@ impl Hello {
     /// # Errors
     /// The verdict to refuse with.
     pub fn decode(bytes: &[u8; HELLO_LEN], challenge: &Challenge, key: &Key) -> Result<Self, Verdict> {
+        let (hello, flags) = Self::decode_proved(bytes, challenge, key)?;
+        if flags & !(CHECKSUMS | READER) != 0 { Err(Verdict::Invalid) } else { Ok(hello) }
+    }
+
+    /// The same of a relay: a hello that was made for a replica is no relay's, though it proves the key.
+    ///
+    /// # Errors
+    /// As for `decode`.
+    pub fn decode_relay(bytes: &[u8; HELLO_LEN], challenge: &Challenge, key: &Key) -> Result<Self, Verdict> {
+        let (hello, flags) = Self::decode_proved(bytes, challenge, key)?;
+        if flags != RELAY { Err(Verdict::Invalid) } else { Ok(hello) }
+    }
+
+    /// A hello whose proof is right, and its flags.
+    fn decode_proved(
+        bytes: &[u8; HELLO_LEN],
+        challenge: &Challenge,
+        key: &Key,
+    ) -> Result<(Self, u8), Verdict> {
         let raw = RawHello::read_from_bytes(bytes).map_err(|_| Verdict::Invalid)?;
         if raw.magic.get() != MAGIC {
             return Err(Verdict::Invalid);
@@ -315,10 +349,7 @@ impl Hello {
             queues: raw.queues.get(),
             checksums: raw.flags & CHECKSUMS != 0,
         };
-        if raw.flags & !(CHECKSUMS | READER) != 0 || hello.queue >= hello.queues {
-            return Err(Verdict::Invalid);
-        }
-        Ok(hello)
+        if hello.queue >= hello.queues { Err(Verdict::Invalid) } else { Ok((hello, raw.flags)) }
     }
 }
 
@@ -416,6 +447,21 @@ mod tests {
         let bytes = hello().encode(&challenge, &[7; 32], [2; 32]).unwrap();
         assert_eq!(Hello::decode(&bytes, &challenge, &[8; 32]), Err(Verdict::BadKey));
         assert_eq!(Hello::decode(&bytes, &Challenge::new([3; 32]), &[7; 32]), Err(Verdict::BadKey));
+    }
+
+    #[test]
+    fn a_relay_is_no_engine_and_an_engine_no_relay() {
+        let (key, challenge) = ([7; 32], Challenge::new([1; 32]));
+        let hello = Hello { checksums: false, ..hello() };
+        let relay = hello.encode_as_relay(&challenge, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode_relay(&relay, &challenge, &key), Ok(hello.clone()));
+        assert_eq!(Hello::decode_relay(&relay, &challenge, &[8; 32]), Err(Verdict::BadKey));
+        assert_eq!(Hello::decode(&relay, &challenge, &key), Err(Verdict::Invalid));
+        for other in
+            [hello.encode(&challenge, &key, [2; 32]), hello.encode_as_reader(&challenge, &key, [2; 32])]
+        {
+            assert_eq!(Hello::decode_relay(&other.unwrap(), &challenge, &key), Err(Verdict::Invalid));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod cloning;
 mod face;
 mod fill;
 mod queues;
+mod relay;
 mod run;
 mod scrub;
 mod show;

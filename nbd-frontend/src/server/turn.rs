@@ -1,11 +1,8 @@
 //! What a turn of the loop does for all connections.
 
-use std::os::fd::AsRawFd;
-
 use lh_block::Device;
 use lh_ring::{Payload, Ring};
-use nix::sys::socket::{Shutdown, shutdown};
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::clock::{STOP_PATIENCE, TICK};
 use super::{Server, kind};
@@ -155,10 +152,7 @@ impl Server {
         let (clock, patience) = (self.clock, self.limits.patience_s);
         if let Some(handshake) = self.places.handshake(slot) {
             if clock.since(handshake.since) >= patience || clock.since_ending() >= STOP_PATIENCE {
-                debug!(slot, "handshake took too long");
-                // Ends the poll, which holds the descriptor until then.
-                let _ = shutdown(handshake.fd.as_raw_fd(), Shutdown::Both);
-                self.places.remove(slot);
+                self.close(slot, Why::Stalled);
             }
         } else if let Some(connection) = self.places.connection(slot) {
             let takes_nothing = !connection.tx.is_empty() && clock.since(connection.sent_at) >= patience;

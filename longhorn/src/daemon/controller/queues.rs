@@ -1,18 +1,20 @@
-//! The engine's queue threads: each has a ring, memory, its part of the engine, and the frontend's part that is shown
-//! through it, once there is one.
+//! The queue threads of an engine or a relay: each has a ring, memory, its part of the volume, and the frontend's part that
+//! is shown through it, once there is one. An engine may have one more, which shows the volume to relays alone.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use datapath::engine::EngineHandle;
-use datapath::link::{EngineQueue, OWNER_FRONTEND, Overseer, Parts, run_queue};
 use fuse_frontend::init::Agreement;
 use lh_block::Device;
-use lh_ring::{Completion, Fd, Frontend, Payload, Pool, Ring};
-use nbd_frontend::{Ending, Export, Limits, Listener};
+use lh_ring::{
+    Completion, Fd, Frontend, OWNER_FRONTEND, Overseer, Payload, Pool, QueueDevice, Ring, run_queue,
+};
+use nbd_frontend::{Ending, Export, Lane, Limits, Listener};
 
 use super::fill::Filler;
 
@@ -33,12 +35,36 @@ pub(super) const DEPTH: u16 = 128;
 /// Places in a ring's submission queue: a turn's worth; more are submitted in between.
 const ENTRIES: u32 = 256;
 
+/// Memory of a queue that serves clients over sockets: 64 requests of 1 MiB, of which a quiet server keeps 8.
+pub(super) const SOCKETS: Memory = Memory { soft: 8 << 20, hard: 64 << 20, resident: false };
+
+/// How the devices of all queue threads are reached.
+pub(super) trait Devices: Send + Sync {
+    /// Wakes every thread, so that it looks for orders.
+    fn wake(&self);
+
+    /// Ends every thread, once its frontend is done.
+    fn end(&self);
+}
+
+impl Devices for EngineHandle {
+    fn wake(&self) {
+        self.wake_queues();
+    }
+
+    fn end(&self) {
+        self.end_queues();
+    }
+}
+
 /// What a queue thread is told.
 pub(super) enum Order {
     /// Show the volume as an NBD export; one queue listens.
     Nbd(Export, Option<Listener>),
     /// Serve a client that another queue has accepted.
     Client(OwnedFd),
+    /// Serve a relay that has proved the volume's key.
+    Relay(OwnedFd, Lane),
     /// Show the volume as a FUSE file.
     Fuse(OwnedFd, Agreement),
     /// Serve queues of a ublk device.
@@ -63,59 +89,94 @@ pub(super) enum Notice {
 
 /// All queue threads.
 pub(super) struct Queues {
-    handle: EngineHandle,
+    devices: Arc<dyn Devices>,
     orders: Vec<Sender<Order>>,
+    /// Of an engine that relays may come to: the queue that serves them.
+    relays: Option<Sender<Order>>,
     threads: Vec<JoinHandle<()>>,
     pub(super) notices: Receiver<Notice>,
 }
 
+/// The way to the queue that serves relays.
+pub(super) struct ToRelays {
+    orders: Sender<Order>,
+    devices: Arc<dyn Devices>,
+}
+
+impl ToRelays {
+    /// Gives the queue an order; one that has ended reads nothing any more.
+    pub(super) fn tell(&self, order: Order) {
+        if self.orders.send(order).is_ok() {
+            self.devices.wake();
+        }
+    }
+}
+
 impl Queues {
-    /// Starts a thread for each part.
-    pub(super) fn start(handle: &EngineHandle, parts: Vec<Parts>, memory: Memory) -> Result<Self> {
+    /// Starts a thread for each part, from which `make` makes the queue's device. The last one serves relays, if `relays`.
+    pub(super) fn start<P: Send + 'static, D: QueueDevice + 'static>(
+        devices: Arc<dyn Devices>,
+        parts: Vec<P>,
+        make: fn(P, &Pool) -> D,
+        memory: Memory,
+        relays: bool,
+    ) -> Result<Self> {
         let (sender, notices) = unbounded();
-        let (orders, receivers): (Vec<_>, Vec<_>) = parts.iter().map(|_| unbounded()).unzip();
+        let (mut orders, receivers): (Vec<_>, Vec<_>) = parts.iter().map(|_| unbounded()).unzip();
+        let relays = if relays { orders.pop() } else { None };
         let mut threads = Vec::new();
         for (number, (part, taken)) in parts.into_iter().zip(receivers).enumerate() {
+            let serves_relays = number == orders.len();
             let conduct = Conduct {
                 orders: taken,
                 peers: orders.clone(),
                 next_peer: number,
+                serves_relays,
                 notices: sender.clone(),
-                handle: handle.clone(),
+                devices: Arc::clone(&devices),
+            };
+            let (name, memory) = match serves_relays {
+                true => ("relays".to_owned(), SOCKETS),
+                false => (format!("queue-{number}"), memory),
             };
             let notices = sender.clone();
-            let thread = std::thread::Builder::new().name(format!("queue-{number}"));
-            let run = move || drop(notices.send(Notice::Ended(serve(part, memory, conduct))));
-            threads.push(thread.spawn(run).context("a thread for a queue")?);
+            let run = move || drop(notices.send(Notice::Ended(serve(part, make, memory, conduct))));
+            threads.push(std::thread::Builder::new().name(name).spawn(run).context("a thread for a queue")?);
         }
-        Ok(Self { handle: handle.clone(), orders, threads, notices })
+        Ok(Self { devices, orders, relays, threads, notices })
     }
 
-    /// How many there are.
+    /// The way to the queue that serves relays, if there is one.
+    pub(super) fn to_relays(&self) -> Option<ToRelays> {
+        let orders = self.relays.clone()?;
+        Some(ToRelays { orders, devices: Arc::clone(&self.devices) })
+    }
+
+    /// How many the frontend has.
     pub(super) fn len(&self) -> usize {
         self.orders.len()
     }
 
-    /// Gives every queue an order; `make` is asked for one after the other.
+    /// Gives every queue of the frontend an order; `make` is asked for one after the other.
     pub(super) fn order(&self, mut make: impl FnMut(usize) -> Result<Order>) -> Result<()> {
         for (number, orders) in self.orders.iter().enumerate() {
             orders.send(make(number)?).context("a queue has ended")?;
         }
-        self.handle.wake_queues();
+        self.devices.wake();
         Ok(())
     }
 
-    /// Gives one queue an order.
+    /// Gives one queue of the frontend an order.
     pub(super) fn tell(&self, number: usize, order: Order) -> Result<()> {
         let orders = self.orders.get(number).context("there is no such queue")?;
         orders.send(order).context("a queue has ended")?;
-        self.handle.wake_queues();
+        self.devices.wake();
         Ok(())
     }
 
     /// Ends the threads, which show nothing any more.
     pub(super) fn end(self) {
-        self.handle.end_queues();
+        self.devices.end();
         for thread in self.threads {
             if thread.join().is_err() {
                 tracing::error!("a queue thread has panicked");
@@ -124,15 +185,19 @@ impl Queues {
     }
 }
 
-fn serve(part: Parts, memory: Memory, mut conduct: Conduct) -> io::Result<()> {
+fn serve<P, D: QueueDevice>(
+    part: P,
+    make: fn(P, &Pool) -> D,
+    memory: Memory,
+    mut conduct: Conduct,
+) -> io::Result<()> {
     let pool = Pool::new(memory.soft, memory.hard)?;
     let populated = if memory.resident { pool.lock().and_then(|()| pool.populate()) } else { pool.lock() };
     if let Err(e) = populated {
         tracing::warn!("buffers are not locked: {e}");
     }
     let mut ring = Ring::new(ENTRIES)?;
-    let mut engine = EngineQueue::new(part, &pool);
-    run_queue(&mut ring, &mut engine, &mut Shown::Nothing, &mut conduct)
+    run_queue(&mut ring, &mut make(part, &pool), &mut Shown::Nothing, &mut conduct)
 }
 
 /// What is shown through a queue.
@@ -190,14 +255,16 @@ struct Conduct {
     peers: Vec<Sender<Order>>,
     /// Where the next accepted client goes.
     next_peer: usize,
+    /// What it shows is no frontend of the volume's: nobody waits for its end.
+    serves_relays: bool,
     notices: Sender<Notice>,
-    handle: EngineHandle,
+    devices: Arc<dyn Devices>,
 }
 
-impl Overseer<Shown> for Conduct {
-    fn oversee(&mut self, ring: &mut Ring, engine: &mut EngineQueue, shown: &mut Shown) -> bool {
+impl<D: QueueDevice> Overseer<D, Shown> for Conduct {
+    fn oversee(&mut self, ring: &mut Ring, device: &mut D, shown: &mut Shown) -> bool {
         while let Ok(order) = self.orders.try_recv() {
-            if let Err(e) = self.follow(order, ring, engine, shown) {
+            if let Err(e) = self.follow(order, ring, device, shown) {
                 tracing::error!("the frontend cannot be shown: {e}");
                 return false;
             }
@@ -209,7 +276,7 @@ impl Overseer<Shown> for Conduct {
                 let _ = self.notices.send(Notice::Hidden);
             }
         }
-        !(engine.is_ending() && shown.is_over())
+        !(device.is_ending() && (self.serves_relays || shown.is_over()))
     }
 }
 
@@ -218,10 +285,10 @@ impl Conduct {
         &mut self,
         order: Order,
         ring: &mut Ring,
-        engine: &mut EngineQueue,
+        device: &mut impl QueueDevice,
         shown: &mut Shown,
     ) -> io::Result<()> {
-        let pool = engine.pool().clone();
+        let pool = device.pool().clone();
         match order {
             Order::Nbd(export, listener) => {
                 let limits = Limits::of_pool(&pool);
@@ -236,6 +303,11 @@ impl Conduct {
             Order::Client(client) => {
                 if let Shown::Nbd(server) = shown {
                     server.adopt(ring, client);
+                }
+            }
+            Order::Relay(relay, lane) => {
+                if let Shown::Nbd(server) = shown {
+                    server.adopt_lane(relay, lane);
                 }
             }
             Order::Fuse(fd, agreement) => {
@@ -257,6 +329,8 @@ impl Conduct {
             Order::Fill(filler) => *shown = Shown::Filling(Box::new(filler), pool),
             Order::Nothing => {}
             Order::Hide => match shown {
+                // What the device has of them runs to its end; nobody waits for it.
+                Shown::Nbd(server) if self.serves_relays => server.close_lanes(),
                 Shown::Nbd(server) => server.stop(ring, Ending::Refuse),
                 Shown::Iscsi(server) => server.stop(ring, iscsi_frontend::Ending::Refuse),
                 // Whoever hides waits for every queue.
@@ -264,13 +338,13 @@ impl Conduct {
                 Shown::Fuse(_) | Shown::Ublk(_) => {}
             },
         }
-        shown.turn(ring, engine);
+        shown.turn(ring, device);
         Ok(())
     }
 
     /// Gives accepted clients to the queues in turn.
     fn spread(&self) -> nbd_frontend::Spread {
-        let (own, peers, handle) = (self.next_peer, self.peers.clone(), self.handle.clone());
+        let (own, peers, devices) = (self.next_peer, self.peers.clone(), Arc::clone(&self.devices));
         let mut next = own;
         Box::new(move |client| {
             let chosen = next;
@@ -280,7 +354,7 @@ impl Conduct {
             }
             match peers[chosen].send(Order::Client(client)) {
                 Ok(()) => {
-                    handle.wake_queues();
+                    devices.wake();
                     None
                 }
                 Err(back) => match back.into_inner() {

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::authority::RemoteAuthority;
-use control::engine::EngineError;
+use control::engine::{EngineControl, EngineError};
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
-use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
+use crossbeam_channel::{Receiver, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
+use datapath::link::EngineQueue;
 use lh_block::{Address, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,6 +20,7 @@ use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
 use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
 use super::queues::{DEPTH, Notice, Order, Queues};
+use super::relay::{self, Source as Relays};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED};
 use crate::arguments::Checksum;
@@ -29,41 +31,33 @@ use crate::daemon::{GivesUp, freeze, memory};
 const PREDECESSOR: Duration = Duration::from_secs(10);
 
 /// Between two looks at what the volume is shown by.
-const CARE: Duration = Duration::from_secs(5);
+pub(super) const CARE: Duration = Duration::from_secs(5);
 
 /// How long the answer to the shutdown may take to leave the process.
-const LAST_ANSWER: Duration = Duration::from_millis(200);
+pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
-    if args.relay_from.is_some() || args.relay_listen.is_some() {
-        return Err(GivesUp("this program does not relay volumes: start it without --relay-from and --relay-listen".to_owned()).into());
-    }
     // Its queues have what they need from the start.
     memory::prepare(args.realtime.unwrap_or_default(), |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
     // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
     let _live = take_name(&args.volume, &root)?;
-    let (generation, authority) = authority(args)?;
     let name = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
-    let show = Show::prepare(&Wish {
-        frontend: args.frontend,
-        volume: &args.volume,
-        root: &root,
-        engine: &name,
-        // An authority in a cluster is a socket, not a directory.
-        record: args.authority.as_deref().filter(|directory| directory.is_dir()),
-        block_size: args.block_size,
-        listen: args.frontend_listen,
-        io_timeout: Duration::from_secs(args.io_timeout),
-    })?;
+    if let Some(from) = &args.relay_from {
+        return relay::run(args, from, &name, &root);
+    }
+    let (generation, authority) = authority(args)?;
+    let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (replicas, limits) = configured(args, &root)?;
     let (handle, parts, events) = engine::start(options(args, &replicas, limits, generation, authority)?)
         .context("the engine cannot be started")?;
-    let queues = Queues::start(&handle, parts, show.memory())?;
+    let listens = args.relay_listen.is_some();
+    let queues = Queues::start(Arc::new(handle.clone()), parts, EngineQueue::new, show.memory(), listens)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
+    let key = host::read_key(&args.key_file)?;
     let face = Face {
         volume: args.volume.clone(),
         generation,
@@ -73,13 +67,17 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         shown: shown.clone(),
         errands: sender,
         looks: Mutex::new(Looks::new(Instant::now())),
-        key: host::read_key(&args.key_file)?,
+        key,
         root,
         progress: progress.clone(),
     };
-    serve_face(args, name, face)?;
+    serve_face(args, &name, Arc::new(face))?;
     let volume = args.volume.clone();
-    Life { volume, handle, events, errands, queues, show, shown, progress, cloning: None, open: None }.live()
+    let relays = args.relay_listen.clone().zip(queues.to_relays());
+    let relays = relays.map(|(address, to_relays)| Relays::new(address, &volume, key, to_relays));
+    let cloning = None;
+    Life { volume, handle, events, errands, queues, show, shown, relays, progress, cloning, open: None }
+        .live()
 }
 
 fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
@@ -148,6 +146,9 @@ fn options(
     if !local && !args.insecure {
         return Err(GivesUp(UNENCRYPTED.to_owned()).into());
     }
+    if args.relay_listen.as_ref().is_some_and(|address| !address.is_local()) && !args.insecure {
+        return Err(GivesUp(relay::UNENCRYPTED.to_owned()).into());
+    }
     let address =
         |(name, address): &(String, Address)| ReplicaAddress { name: name.clone(), address: address.clone() };
     Ok(engine::Options {
@@ -157,7 +158,8 @@ fn options(
         generation,
         size,
         logical_block: args.block_size,
-        queues: if args.queues == 0 { queues_by_processors() } else { args.queues },
+        // One more for relays.
+        queues: queue_count(args) + u8::from(args.relay_listen.is_some()),
         depth: DEPTH,
         io_timeout: Duration::from_secs(args.io_timeout),
         checksum_full: args.checksum == Checksum::Full,
@@ -174,28 +176,30 @@ fn options(
     })
 }
 
-/// Engine, replicas and whoever uses the volume share the processors: a second queue pays where there are four.
-fn queues_by_processors() -> u8 {
+/// Queues of the frontend. Engine, replicas and whoever uses the volume share the processors: a second queue pays where there
+/// are four.
+pub(super) fn queue_count(args: &ControllerArgs) -> u8 {
+    if args.queues != 0 {
+        return args.queues;
+    }
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
 }
 
 /// Starts the thread that answers on the control socket and hears signals.
-fn serve_face(args: &ControllerArgs, instance: String, face: Face) -> Result<()> {
-    let sender = face.errands.clone();
-    let face = Arc::new(face);
-    let socket = args.listen.clone();
+pub(super) fn serve_face(args: &ControllerArgs, instance: &str, face: Arc<dyn EngineControl>) -> Result<()> {
+    let (socket, instance) = (args.listen.clone(), instance.to_owned());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
         runtime.block_on(async {
             tokio::select! {
-                ended = control::engine::serve(&socket, &instance, face) => {
+                ended = control::engine::serve(&socket, &instance, Arc::clone(&face)) => {
                     // The volume goes on without; who asks for its status is told that nobody answers.
                     if let Err(e) = ended {
                         tracing::error!("control socket {}: {e}", socket.display());
                     }
                 }
-                ended = hear_signals(&sender) => {
+                ended = hear_signals(&*face) => {
                     if let Err(e) = ended {
                         tracing::error!("signals cannot be heard: {e}");
                     }
@@ -208,7 +212,7 @@ fn serve_face(args: &ControllerArgs, instance: String, face: Face) -> Result<()>
 }
 
 /// Asks for the end at each signal that asks for it.
-async fn hear_signals(errands: &Sender<Errand>) -> std::io::Result<()> {
+async fn hear_signals(face: &dyn EngineControl) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     loop {
@@ -216,11 +220,7 @@ async fn hear_signals(errands: &Sender<Errand>) -> std::io::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        let (sender, answer) = tokio::sync::oneshot::channel();
-        if errands.send(Errand::End(sender)).is_err() {
-            return Ok(());
-        }
-        if let Ok(Err(refused)) = answer.await {
+        if let Err(refused) = face.shutdown().await {
             tracing::warn!("not stopped: {refused}");
         }
     }
@@ -235,6 +235,8 @@ struct Life {
     queues: Queues,
     show: Show,
     shown: Arc<Mutex<Shown>>,
+    /// Where relays come in.
+    relays: Option<Relays>,
     progress: Progress,
     /// A clone that is being filled, or was.
     cloning: Option<Cloning>,
@@ -307,6 +309,11 @@ impl Life {
             freeze::thaw_left_over(&self.volume);
         }
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = Some(endpoint);
+        // Relays show what is shown here, and nothing before that.
+        let visible = self.is_visible();
+        if let Some(relays) = self.relays.as_mut().filter(|_| visible) {
+            relays.open().context("relays cannot be let in")?;
+        }
         Ok(())
     }
 
@@ -371,6 +378,9 @@ impl Life {
             HideError::Failed(e) => EngineError::Failed(format!("{e:#}")),
         })?;
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = None;
+        if let Some(relays) = &mut self.relays {
+            relays.close();
+        }
         Ok(())
     }
 

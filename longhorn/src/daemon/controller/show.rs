@@ -32,7 +32,8 @@ use nbd::Nbd;
 use nbd_server::NbdServer;
 use ublk::Ublk;
 
-use super::queues::{Memory, Notice, Order, Queues};
+use super::ControllerArgs;
+use super::queues::{Memory, Notice, Order, Queues, SOCKETS};
 use crate::arguments::Frontend;
 use crate::daemon::{GivesUp, keeper};
 use crate::kernel;
@@ -81,6 +82,23 @@ pub(super) struct Wish<'a> {
     pub(super) listen: Option<SocketAddr>,
     /// How long the engine itself waits for replicas; zero: for ever.
     pub(super) io_timeout: Duration,
+}
+
+impl<'a> Wish<'a> {
+    /// What a command line asks for; `engine` is the process's name.
+    pub(super) fn of(args: &'a ControllerArgs, engine: &'a str, root: &'a Root) -> Self {
+        Self {
+            frontend: args.frontend,
+            volume: &args.volume,
+            root,
+            engine,
+            // An authority in a cluster is a socket, not a directory.
+            record: args.authority.as_deref().filter(|directory| directory.is_dir()),
+            block_size: args.block_size,
+            listen: args.frontend_listen,
+            io_timeout: Duration::from_secs(args.io_timeout),
+        }
+    }
 }
 
 /// Why a frontend is not taken away.
@@ -132,10 +150,7 @@ impl Show {
             // rest is 128 requests of 128 KiB, or fewer larger ones: the others wait in the kernel. None of it may be
             // given back: the kernel's copy into a page that is not there makes a killed engine lose the request.
             Self::Fuse { .. } => Memory { soft: 24 << 20, hard: 24 << 20, resident: true },
-            // 64 requests of 1 MiB, of which a quiet server keeps 8.
-            Self::NbdServer(_) | Self::Iscsi(_) | Self::Nothing => {
-                Memory { soft: 8 << 20, hard: 64 << 20, resident: false }
-            }
+            Self::NbdServer(_) | Self::Iscsi(_) | Self::Nothing => SOCKETS,
             // 128 requests of 128 KiB, and none given back: as for FUSE, a request must not wait for memory.
             Self::Ublk(_) | Self::Nbd(_) | Self::Initiator(_) => {
                 Memory { soft: 24 << 20, hard: 24 << 20, resident: true }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use fuse_frontend::{NodeError, node};
 use nbd_frontend::Export;
-use nbd_frontend::kernel::{self, Device, Served, Settings, Slow, handshake};
+use nbd_frontend::client::{Served, handshake};
+use nbd_frontend::kernel::{self, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};

@@ -1,5 +1,5 @@
-//! The client's side of the handshake, up to where the kernel takes over: it speaks only the transmission phase, with
-//! simple replies.
+//! The client's side of the handshake, on a stream that blocks. Afterwards the transmission phase is spoken with simple
+//! replies: by a [`super::Client`], or by the kernel ([`crate::kernel`]), which knows no others.
 
 use std::io::{self, Read, Write};
 
@@ -30,7 +30,7 @@ pub struct Served {
     pub longest: u32,
 }
 
-/// Why a server is no server for the kernel.
+/// Why a server is not used.
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// The connection broke.
@@ -51,7 +51,7 @@ pub enum HandshakeError {
     },
 }
 
-/// Negotiates on a fresh connection. Afterwards the stream is at the first request, for [`super::connect`].
+/// Negotiates on a fresh connection. Afterwards the stream is at the first request.
 ///
 /// # Errors
 /// [`HandshakeError`]: the connection is of no use any more.

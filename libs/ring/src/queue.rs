@@ -1,0 +1,79 @@
+//! The loop of a queue thread: a device, a frontend that shows it, and one ring for both.
+
+use std::time::Duration;
+
+use lh_block::Device;
+
+use crate::{Bell, Completion, Frontend, Payload, Pool, Ring, Token};
+
+/// [`Token::owner`] of the loop itself.
+pub const OWNER_LOOP: u8 = 0;
+/// [`Token::owner`] of the device's connections.
+pub const OWNER_DEVICE: u8 = 1;
+/// [`Token::owner`] that a frontend uses.
+pub const OWNER_FRONTEND: u8 = 2;
+
+/// A device whose own operations are on the queue thread's ring.
+pub trait QueueDevice: Device<Payload> {
+    /// Wakes the thread.
+    fn bell(&self) -> &Bell;
+
+    /// Where the payloads of requests have to be from.
+    fn pool(&self) -> &Pool;
+
+    /// The thread is to end when its frontend has.
+    fn is_ending(&self) -> bool;
+
+    /// Before the ring's turn, first: takes what other threads have sent.
+    fn begin_turn(&mut self);
+
+    /// Before the ring's turn, last: starts sends and receives. Returns how long the turn may wait.
+    fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration>;
+
+    /// A completion with [`OWNER_DEVICE`].
+    fn completion(&mut self, completion: &Completion);
+}
+
+/// What a frontend's owner decides at every turn of the loop.
+pub trait Overseer<D, F> {
+    /// Called once per turn with the frontend; false ends the thread.
+    fn oversee(&mut self, ring: &mut Ring, device: &mut D, frontend: &mut F) -> bool;
+}
+
+/// The loop of a queue thread: ends when `overseer` says so, or with the ring's error.
+///
+/// # Errors
+/// The ring cannot be used any more.
+pub fn run_queue<D: QueueDevice, F: Frontend>(
+    ring: &mut Ring,
+    device: &mut D,
+    frontend: &mut F,
+    overseer: &mut impl Overseer<D, F>,
+) -> std::io::Result<()> {
+    ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &device.bell().clone());
+    loop {
+        device.begin_turn();
+        frontend.turn(ring, device);
+        if !overseer.oversee(ring, device, frontend) {
+            return Ok(());
+        }
+        let timeout = device.end_turn(ring);
+        ring.turn(timeout)?;
+        while let Some(completion) = ring.next() {
+            match completion.token.owner {
+                OWNER_DEVICE => device.completion(&completion),
+                OWNER_FRONTEND => frontend.completion(ring, device, completion),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The frontend of a volume that shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFrontend;
+
+impl Frontend for NoFrontend {
+    fn completion(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>, _: Completion) {}
+    fn turn(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>) {}
+}

@@ -1,0 +1,340 @@
+//! A client over connections that are lost: against the server of this crate, and against peers that break the protocol.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lh_block::{Device, Done, Extent, IoError, Op, Request};
+use lh_ring::{Answers, OWNER_DEVICE, OWNER_LOOP, Payload, Pool, QueueDevice, Ring, Token};
+use nbd_frontend::Lane;
+use nbd_frontend::client::{Client, HandshakeError, Mail, Mailbox, Parts, handshake};
+use nbd_frontend::proto::{self, SIMPLE_REPLY_MAGIC, SimpleReply, command, error};
+use support::{GEOMETRY, Running};
+use zerocopy::{FromBytes, IntoBytes};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const WRITE: Op = Op::Write { fua: false };
+const LANE: Lane = Lane { client: 1, number: 0 };
+
+/// A client's queue, turn by turn.
+struct Queue {
+    ring: Ring,
+    pool: Pool,
+    client: Client,
+    mailbox: Mailbox,
+    wishes: Receiver<()>,
+    answers: Vec<Done<Payload>>,
+}
+
+impl Queue {
+    fn new() -> Self {
+        let (parts, mailbox, wishes) = Parts::new(GEOMETRY).unwrap();
+        let pool = Pool::new(8 << 20, 64 << 20).unwrap();
+        let client = Client::new(parts, &pool);
+        let mut ring = Ring::new(64).unwrap();
+        ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), client.bell());
+        wishes.try_recv().expect("it wishes for its first connection");
+        Self { ring, pool, client, mailbox, wishes, answers: Vec::new() }
+    }
+
+    fn link(&self, socket: UnixStream) {
+        socket.set_read_timeout(None).unwrap();
+        self.mailbox.put(Mail::Link(socket.into()));
+    }
+
+    fn submit(&mut self, tag: u64, op: Op, range: Extent, fill: u8) {
+        let data = matches!(op, Op::Write { .. }).then(|| {
+            let mut data = self.pool.alloc(u32::try_from(range.len).unwrap(), 512).unwrap();
+            data.write_at(0, &vec![fill; data.len()]);
+            data
+        });
+        self.client.submit(Request { tag, op, range, data });
+    }
+
+    fn turn(&mut self) {
+        self.client.begin_turn();
+        let timeout = self.client.end_turn(&mut self.ring).unwrap_or(PATIENCE).min(Duration::from_millis(5));
+        self.ring.turn(Some(timeout)).unwrap();
+        while let Some(completion) = self.ring.next() {
+            if completion.token.owner == OWNER_DEVICE {
+                self.client.completion(&completion);
+            }
+        }
+        self.answers.extend(std::iter::from_fn(|| self.client.poll_done()));
+    }
+
+    fn turn_until(&mut self, what: &str, mut wanted: impl FnMut(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !wanted(self) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", self.answers);
+            self.turn();
+        }
+    }
+
+    fn turn_for(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        while Instant::now() < deadline {
+            self.turn();
+        }
+    }
+
+    fn answer(&mut self, tag: u64) -> Done<Payload> {
+        self.turn_until("an answer", |q| q.answers.iter().any(|done| done.tag == tag));
+        let at = self.answers.iter().position(|done| done.tag == tag).unwrap();
+        self.answers.swap_remove(at)
+    }
+
+    fn wish(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.wishes.try_recv().is_err() {
+            assert!(Instant::now() < deadline, "no wish for a connection");
+            self.turn();
+        }
+    }
+}
+
+/// Both ends of a connection of this lane, to a server that has taken it.
+fn come(server: &Running, lane: Lane) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    server.inside(move |inside| inside.server.adopt_lane(theirs.into(), lane));
+    ours
+}
+
+fn greeted(server: &Running, lane: Lane) -> UnixStream {
+    let mut ours = come(server, lane);
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    handshake(&mut ours, "demo").unwrap().check(&GEOMETRY).unwrap();
+    ours
+}
+
+fn is_greeted(stream: &mut UnixStream, within: Duration) -> bool {
+    stream.set_read_timeout(Some(within)).unwrap();
+    match handshake(stream, "demo") {
+        Ok(_) => true,
+        Err(HandshakeError::Io(_)) => false,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn a_relayed_device_does_what_a_device_does() {
+    let server = Running::start();
+    let mut queue = Queue::new();
+    let range = Extent::new(1 << 20, 1 << 20);
+    // Before there is a connection.
+    queue.submit(1, Op::Write { fua: true }, range, 7);
+    queue.link(greeted(&server, LANE));
+    assert_eq!(queue.answer(1).result, Ok(()));
+    queue.submit(2, Op::Read, Extent::new((1 << 20) - 512, 1024), 0);
+    let read = queue.answer(2).data.unwrap().to_vec();
+    assert_eq!((&read[..512], &read[512..]), (&[0; 512][..], &[7; 512][..]));
+    let zeroes = Op::WriteZeroes { fua: false, may_unmap: true, fast: false };
+    queue.submit(3, zeroes, Extent::new(1 << 20, 4096), 0);
+    queue.submit(4, Op::Unmap, Extent::new((1 << 20) + 4096, 4096), 0);
+    queue.submit(5, Op::Flush, Extent::default(), 0);
+    for tag in 3..=5 {
+        assert_eq!(queue.answer(tag).result, Ok(()));
+    }
+    let bytes = server.store.bytes(Extent::new(1 << 20, 12288));
+    assert!(bytes[..8192].iter().all(|b| *b == 0) && bytes[8192..].iter().all(|b| *b == 7));
+    for (tag, bad) in [(6, Extent::new(GEOMETRY.size, 512)), (7, Extent::new(1, 512)), (8, Extent::new(0, 0))]
+    {
+        queue.submit(tag, Op::Read, bad, 0);
+        let wanted = if tag == 6 { IoError::OutOfRange } else { IoError::Invalid };
+        assert_eq!(queue.answer(tag).result, Err(wanted));
+    }
+    // At full depth, reads and writes of a megabyte.
+    for tag in 0..24 {
+        let op = if tag % 2 == 0 { WRITE } else { Op::Read };
+        queue.submit(100 + tag, op, Extent::new(tag << 20, 1 << 20), 9);
+    }
+    for tag in 0..24 {
+        assert_eq!(queue.answer(100 + tag).result, Ok(()));
+    }
+}
+
+/// The first copy of a write is at work in the device while its client comes again: it is not greeted before that has come
+/// to its end, so that nothing that it writes then can be undone.
+#[test]
+fn a_client_that_comes_again_waits_for_what_it_has_left_behind() {
+    let server = Running::start();
+    let mut queue = Queue::new();
+    queue.link(greeted(&server, LANE));
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    queue.submit(1, WRITE, Extent::new(0, 4096), 1);
+    queue.turn_until("the write at work", |_| server.load().requests == 1);
+    let mut again = come(&server, LANE);
+    queue.wish();
+    assert!(!is_greeted(&mut again, Duration::from_millis(300)), "the first copy is still at work");
+    // One that gave up waiting comes once more.
+    let mut again = come(&server, LANE);
+    assert!(!is_greeted(&mut again, Duration::from_millis(100)));
+    let again = come(&server, LANE);
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    let mut again = again;
+    assert!(is_greeted(&mut again, PATIENCE));
+    assert!(queue.answers.is_empty(), "nobody has heard of the first copy");
+    queue.link(again);
+    assert_eq!(queue.answer(1).result, Ok(()));
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 2);
+}
+
+#[test]
+fn a_lane_takes_the_place_of_itself_and_a_client_that_of_another() {
+    let server = Running::start();
+    let closed = |stream: &mut UnixStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        matches!(stream.read(&mut [0]), Ok(0))
+    };
+    let mut first = greeted(&server, LANE);
+    let mut second = greeted(&server, Lane { number: 1, ..LANE });
+    assert!(!closed(&mut first) && !closed(&mut second));
+    let mut third = greeted(&server, LANE);
+    assert!(closed(&mut first) && !closed(&mut second));
+    let mut fourth = greeted(&server, Lane { client: 2, number: 5 });
+    assert!(closed(&mut second) && closed(&mut third) && !closed(&mut fourth));
+    server.inside(|inside| inside.server.close_lanes());
+    assert!(closed(&mut fourth));
+    server.until("all gone", |load| load.connections == 0);
+}
+
+/// A peer that reads whole requests and answers as it is told: `None` ends the connection.
+fn peer(
+    mut answer: impl FnMut(usize, &proto::Request) -> Option<Vec<u8>> + Send + 'static,
+) -> (UnixStream, JoinHandle<Vec<(u16, u64)>>) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        let mut head = [0; size_of::<proto::Request>()];
+        while theirs.read_exact(&mut head).is_ok() {
+            let request = proto::Request::read_from_bytes(&head).unwrap();
+            if request.kind.get() == command::WRITE {
+                theirs.read_exact(&mut vec![0; request.length.get() as usize]).unwrap();
+            }
+            seen.push((request.kind.get(), request.offset.get()));
+            match answer(seen.len(), &request) {
+                Some(bytes) => theirs.write_all(&bytes).unwrap(),
+                None => break,
+            }
+        }
+        seen
+    });
+    (ours, thread)
+}
+
+fn reply(request: &proto::Request, error: u32) -> Vec<u8> {
+    let head = SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: request.cookie };
+    head.as_bytes().to_vec()
+}
+
+#[test]
+fn a_lost_connection_costs_nothing_but_time() {
+    let mut queue = Queue::new();
+    // It answers the second of four and is gone with the fourth.
+    let (socket, first) = peer(|count, request| match count {
+        2 => Some(reply(request, 0)),
+        4 => None,
+        _ => Some(Vec::new()),
+    });
+    queue.link(socket);
+    for tag in 1..=4 {
+        queue.submit(tag, WRITE, Extent::new(tag * 4096, 4096), 1);
+    }
+    assert_eq!(queue.answer(2).result, Ok(()));
+    queue.wish();
+    queue.submit(5, Op::Flush, Extent::default(), 0);
+    queue.turn_for(Duration::from_millis(50));
+    assert!(queue.answers.is_empty());
+    let (socket, second) = peer(|_, request| Some(reply(request, 0)));
+    queue.link(socket);
+    for tag in [1, 3, 4, 5] {
+        assert_eq!(queue.answer(tag).result, Ok(()));
+    }
+    drop(queue);
+    assert_eq!(first.join().unwrap().len(), 4);
+    let write = |tag: u64| (command::WRITE, tag * 4096);
+    assert_eq!(second.join().unwrap(), [write(1), write(3), write(4), (command::FLUSH, 0)]);
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() {
+    let mut queue = Queue::new();
+    queue.submit(1, Op::Read, Extent::new(0, 4096), 0);
+    type Lie = fn(&proto::Request) -> Vec<u8>;
+    let lies: [Lie; 6] = [
+        |_| vec![0xff; 64],
+        |request| [&[0; 4], &reply(request, 0)[4..]].concat(),
+        |request| reply(&proto::Request { cookie: 77.into(), ..*request }, 0),
+        // Too much: the read, and what nobody asked for.
+        |request| [reply(request, 5), vec![1; 3000]].concat(),
+        |request| reply(request, error::ESHUTDOWN),
+        // Too little, and then the end.
+        |request| [reply(request, 0), vec![1; 100]].concat(),
+    ];
+    for (number, lie) in lies.into_iter().enumerate() {
+        let (socket, thread) = peer(move |count, request| (count == 1).then(|| lie(request)));
+        let shut = socket.try_clone().unwrap();
+        queue.link(socket);
+        if number == 5 {
+            queue.turn_for(Duration::from_millis(30));
+            shut.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        queue.wish();
+        drop(shut);
+        assert_eq!(thread.join().unwrap(), [(command::READ, 0)]);
+        if number == 3 {
+            // An error is an answer, whatever comes behind it.
+            assert_eq!(queue.answer(1).result, Err(IoError::Io));
+            queue.submit(1, Op::Read, Extent::new(0, 4096), 0);
+        }
+        assert!(queue.answers.is_empty());
+    }
+    let (socket, _thread) = peer(|_, request| Some([reply(request, 0), vec![3; 4096]].concat()));
+    queue.link(socket);
+    assert_eq!(queue.answer(1).data.unwrap().to_vec(), vec![3; 4096]);
+}
+
+#[test]
+fn requests_without_a_connection_wait_until_the_device_is_to_go() {
+    let mut queue = Queue::new();
+    queue.submit(1, WRITE, Extent::new(0, 4096), 1);
+    queue.turn_for(Duration::from_millis(50));
+    queue.mailbox.put(Mail::LetGo(Some(Instant::now() + Duration::from_secs(3600))));
+    queue.mailbox.put(Mail::LetGo(None));
+    queue.turn_for(Duration::from_millis(50));
+    assert!(queue.answers.is_empty());
+    queue.mailbox.put(Mail::LetGo(Some(Instant::now() + Duration::from_millis(20))));
+    assert_eq!(queue.answer(1).result, Err(IoError::ShuttingDown));
+    // With a connection there is nothing to let go of.
+    let server = Running::start();
+    queue.link(greeted(&server, LANE));
+    queue.submit(2, WRITE, Extent::new(0, 4096), 1);
+    assert_eq!(queue.answer(2).result, Ok(()));
+    assert!(!queue.client.is_ending());
+    queue.mailbox.put(Mail::End);
+    queue.turn();
+    assert!(queue.client.is_ending());
+}
+
+#[test]
+fn an_export_that_does_not_fit_is_not_taken() {
+    let server = Running::start();
+    let mut stream = greeted(&server, LANE);
+    drop(std::mem::replace(&mut stream, come(&server, LANE)));
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let served = handshake(&mut stream, "demo").unwrap();
+    let unfit = |change: fn(&mut lh_block::Geometry)| {
+        let mut geometry = GEOMETRY;
+        change(&mut geometry);
+        served.check(&geometry).unwrap_err().to_string()
+    };
+    assert!(unfit(|g| g.size *= 2).contains("67108864 bytes, not 134217728"));
+    assert!(unfit(|g| g.max_transfer = 2 << 20).contains("requests"));
+    let mut read_only = served;
+    read_only.flags |= proto::transmission_flag::READ_ONLY;
+    assert!(read_only.check(&GEOMETRY).is_err());
+}
