@@ -1,45 +1,12 @@
 """Replicas on three hosts, each a network namespace, reached over TCP: fio verify over NBD while a host's network goes
 away and comes back; without --insecure neither side starts."""
-import json, os, subprocess, time
+import json, subprocess, time
 from by_hand import ByHand
 from harness import Host, contents, expect, full, have, run, shown, skip, wait_for
+from hosts import Hosts
 
 PORT = 10000
 SIZE = 256 << 20
-
-
-class Hosts:
-    """Three network namespaces behind one bridge of this host."""
-
-    def __init__(self, prefix):
-        # Names of network devices have at most 15 characters.
-        self.tag = prefix[-5:]
-        self.bridge = f"lhb{self.tag}"
-        self.net = 100 + os.getpid() % 100
-        run("ip", "link", "add", self.bridge, "type", "bridge")
-        run("ip", "addr", "add", f"10.{self.net}.0.254/24", "dev", self.bridge)
-        run("ip", "link", "set", self.bridge, "up")
-        for n in (1, 2, 3):
-            name, outer, inner = self.name(n), f"lho{self.tag}{n}", f"lhi{self.tag}{n}"
-            run("ip", "netns", "add", name)
-            run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
-            run("ip", "link", "set", outer, "master", self.bridge, "up")
-            run("ip", "-n", name, "addr", "add", f"{self.address(n)}/24", "dev", inner)
-            run("ip", "-n", name, "link", "set", inner, "up")
-
-    def name(self, n):
-        return f"lh{self.tag}{n}"
-
-    def address(self, n):
-        return f"10.{self.net}.0.{n}"
-
-    def cut(self, n, away):
-        run("ip", "link", "set", f"lho{self.tag}{n}", "down" if away else "up")
-
-    def remove(self):
-        for n in (1, 2, 3):
-            subprocess.run(["ip", "netns", "del", self.name(n)], capture_output=True)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
 
 def refused(words):

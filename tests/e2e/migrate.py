@@ -1,0 +1,277 @@
+"""A volume moves between two hosts while it is used: a relay shows it on the one while its engine is on the other, and an
+engine in the relay's place, under its device, fences the one before. Registers are written on one host and read on the
+other; engines and relays are killed; nobody without the key is served. No I/O error, no stale answer, replicas equal; the
+pauses are printed."""
+import glob, json, mmap, os, random, signal, threading, time
+from by_hand import ByHand
+from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, wait_for
+from hosts import Hosts
+
+DATA, RELAY = 10000, 10100
+SIZE = 64 << 20
+BLOCK = 4096
+MIGRATIONS = full(4, 20)
+GIVES_UP = 3
+
+
+class Registers:
+    """Blocks with numbers: what is read is at least what was acknowledged before, and at most what has been begun."""
+
+    def __init__(self, first, count=64):
+        self.first, self.count = first, count
+        self.begun, self.acked = [0] * count, [0] * count
+        self.wrong = []
+
+    def offset(self, n):
+        return (self.first + n) * BLOCK
+
+
+class User(threading.Thread):
+    """Writes or reads registers through a host's device until it is stopped; its longest pause is kept."""
+
+    def __init__(self, registers, device, writes, dice):
+        super().__init__(daemon=True)
+        self.registers, self.writes, self.dice = registers, writes, random.Random(dice.randrange(1 << 30))
+        self.fd = os.open(device, os.O_RDWR | os.O_DIRECT)
+        self.page = mmap.mmap(-1, BLOCK)
+        self.done, self.longest, self.stopped, self.error = 0, 0.0, False, None
+        self.start()
+
+    def run(self):
+        try:
+            while not self.stopped:
+                began = time.monotonic()
+                (self.write if self.writes else self.read)(self.dice.randrange(self.registers.count))
+                self.longest = max(self.longest, time.monotonic() - began)
+                self.done += 1
+        except OSError as err:
+            self.error = err
+        os.close(self.fd)
+
+    def write(self, n):
+        r = self.registers
+        r.begun[n] += 1
+        self.page[:] = r.begun[n].to_bytes(8, "little") * (BLOCK // 8)
+        os.pwritev(self.fd, [self.page], r.offset(n))
+        if self.dice.randrange(50) == 0:
+            os.fdatasync(self.fd)
+        r.acked[n] = r.begun[n]
+
+    def read(self, n):
+        r = self.registers
+        least = r.acked[n]
+        os.preadv(self.fd, [self.page], r.offset(n))
+        seen, most = self.page[:], r.begun[n]
+        value = int.from_bytes(seen[:8], "little")
+        if seen != seen[:8] * (BLOCK // 8) or not least <= value <= most:
+            r.wrong.append(f"register {r.first + n}: {value}, not {least} to {most}")
+
+    def take(self):
+        longest, self.longest = self.longest, 0.0
+        return longest
+
+    def stop(self):
+        self.stopped = True
+        self.join(30)
+        expect(not self.is_alive(), "a request is not answered")
+        expect(self.error is None, f"an error on a device: {self.error}")
+
+
+class Volume(ByHand):
+    """Its processes on hosts 1 and 2; replicas on all three."""
+
+    def __init__(self, host, hosts):
+        super().__init__(host, "mig", SIZE, [f"{hosts.address(n)}:{DATA}" for n in (1, 2, 3)], hosts.apart)
+        self.hosts, self.roots, self.running = hosts, {}, {}
+        for n in (1, 2):
+            self.roots[n] = os.path.join(host.root, f"host{n}")
+            os.mkdir(self.roots[n])
+
+    def relay_address(self, n):
+        return f"tcp:{self.hosts.address(n)}:{RELAY}"
+
+    def line(self, n, *more, key=None):
+        self.control = os.path.join(self.roots[n], "e.sock")
+        return [*self.hosts.apart(n), os.path.join(BIN, "longhorn"), "controller", "--root", self.roots[n],
+                "--key-file", key or f"{self.record}/key", "--size", str(SIZE), "--frontend", "fuse", "--insecure",
+                "--engine-instance-name", f"{self.name}-e", "--listen", f"unix:{self.roots[n]}/e.sock",
+                "--relay-listen", self.relay_address(n), *more, self.name]
+
+    def start_engine(self, n, *more):
+        members = [f"--replica={r['name']}={a}" for r, a in zip(self.replicas, self.addresses)]
+        self.running[n] = self.spawn(self.line(n, "--authority", self.record, *members, *more))
+
+    def start_relay(self, n, source):
+        self.running[n] = self.spawn(self.line(n, "--relay-from", self.relay_address(source)))
+
+    def device(self, n):
+        return self.hosts.path(n, f"/dev/longhorn/{self.name}")
+
+    def info(self, n):
+        done = run(os.path.join(BIN, "longhorn"), "--url", f"unix:{self.roots[n]}/e.sock", "info", check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def wait_up(self, n):
+        wait_for(f"the device of host {n}", lambda: self.info(n).get("frontendState") == "up", 30)
+
+    def kill(self, n):
+        self.running[n].kill()
+        self.running[n].wait()
+
+    def end_keeper(self, n):
+        """Takes away what is left of a device whose engine has ended for good, as a node's plugin does."""
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                words = open(path, "rb").read().decode().split("\0")
+            except OSError:
+                continue
+            if "fuse-keeper" in words and self.roots[n] in words:
+                kill(int(path.split("/")[2]), signal.SIGKILL)
+        run("losetup", "-d", f"/dev/loop{os.minor(os.stat(self.device(n)).st_rdev)}", check=False, timeout=20)
+        os.unlink(self.device(n))
+
+    def clean(self):
+        """Nothing that ended well is left to be done."""
+        for child in self.children:
+            child.kill()
+            child.wait()
+        for n in self.roots:
+            if n in self.hosts.holders and os.path.exists(self.device(n)):
+                self.end_keeper(n)
+
+
+def users(volume, registers, writer, reader, dice):
+    return [User(registers, volume.device(writer), True, dice), User(registers, volume.device(reader), False, dice)]
+
+
+def going_on(what, users):
+    """Everybody gets answers, still or again."""
+    before = [u.done for u in users]
+    wait_for(f"{what}: answers", lambda: all(u.done > b + 5 or u.error for u, b in zip(users, before)), 30)
+    for u in users:
+        expect(u.error is None, f"{what}: an error on a device: {u.error}")
+
+
+def killed(volume, n, again, users):
+    """The longest pause of the users while a process of host n is killed and started again."""
+    for u in users:
+        u.take()
+    volume.kill(n)
+    again()
+    going_on(f"after a kill on host {n}", users)
+    return max(u.take() for u in users)
+
+
+def nobody_without_the_key(volume, host, source, target):
+    wrong = os.path.join(host.root, "wrong-key")
+    with open(wrong, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(os.urandom(32))
+    volume.running[target] = volume.spawn(volume.line(target, "--relay-from", volume.relay_address(source), key=wrong))
+    status = wait_for("a word of the relay", lambda: volume.info(target), 30)
+    time.sleep(0.5)
+    expect(status["frontendState"] == "down" and not os.path.exists(volume.device(target)), "a wrong key is let in")
+    log = open(os.path.join(host.root, "by-hand.log")).read()
+    expect("the key is not this volume's" in log and "BadKey" in log, "no word of the wrong key")
+    volume.running[target].terminate()
+    expect(volume.running[target].wait(20) == 0, "a relay that waits does not end")
+    # Straight to NBD: the client's flags and an option, which a server behind the door would answer.
+    client = ("import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); s.settimeout(20); "
+              "first = s.recv(40, socket.MSG_WAITALL); "
+              "s.sendall(b'\\0\\0\\0\\3' + b'IHAVEOPT' + b'\\0\\0\\0\\3' + b'\\0' * 400); rest = b''\n"
+              "while True:\n    try: more = s.recv(4096)\n    except ConnectionError: break\n"
+              "    if not more: break\n    rest += more\nprint((first + rest).hex())")
+    heard = bytes.fromhex(run(*volume.hosts.apart(target), "python3", "-c", client, volume.hosts.address(source),
+                              str(RELAY), timeout=60).stdout.strip())
+    expect(heard[:4] == b"LHhs" and b"NBDMAGIC" not in heard and b"IHAVEOPT" not in heard, f"NBD without the key: {heard}")
+
+
+def migrated(volume, source, target, dice, registers):
+    """Moves the volume under load: the pause that the target's user sees, from the end of the relay on."""
+    volume.start_relay(target, source)
+    volume.wait_up(target)
+    writer = User(registers, volume.device(target), True, dice)
+    # Reads on beside the new engine, if the old one answers: never what is old.
+    left = User(registers, volume.device(source), False, dice)
+    reader = User(registers, volume.device(target), False, dice)
+    going_on("before the migration", [writer, reader, left])
+    time.sleep(0.3)
+    writer.take(), reader.take()
+    old = volume.running[source]
+    volume.kill(target)
+    volume.start_engine(target)
+    going_on("after the migration", [writer, reader])
+    pause = max(writer.take(), reader.take())
+    expect(old.wait(20) == GIVES_UP, f"the engine before has ended with {old.returncode}")
+    said = left.done
+    going_on("without the engine before", [writer, reader])
+    expect(left.done <= said + 1, "the engine before answers")
+    volume.end_keeper(source)
+    left.join(30)
+    expect(left.error is not None, "a device without an engine answers")
+    writer.stop(), reader.stop()
+    return pause
+
+
+def main():
+    if not have("ip", "nsenter", "unshare", "losetup") or not os.path.exists("/dev/fuse"):
+        return skip("migrate", "no ip, nsenter, unshare, losetup or /dev/fuse")
+    host, dice = Host(), rng()
+    hosts = Hosts(host.prefix)
+    volume = Volume(host, hosts)
+    try:
+        for n in (1, 2, 3):
+            volume.spawn(volume.replica(n, "--insecure"))
+        volume.start_engine(1)
+        wait_for("all replicas", volume.healthy, 60)
+        volume.wait_up(1)
+        nobody_without_the_key(volume, host, 1, 2)
+        volume.start_relay(2, 1)
+        volume.wait_up(2)
+        one, two, moved = Registers(0), Registers(1000), Registers(2000)
+        with_relay = users(volume, one, 1, 2, dice) + users(volume, two, 2, 1, dice)
+        going_on("engine and relay", with_relay)
+        engine_pause = killed(volume, 1, lambda: volume.start_engine(1), with_relay)
+        relay_pause = killed(volume, 2, lambda: volume.start_relay(2, 1), with_relay)
+        say(f"pauses: engine killed {engine_pause:.2f} s, relay killed {relay_pause:.2f} s")
+        hosts.cut(2, True)
+        time.sleep(1)
+        hosts.cut(2, False)
+        going_on("after the network was away", with_relay)
+        # Back: nobody uses the relay's device any more.
+        for user in with_relay[1:3]:
+            user.stop()
+        done = with_relay[0].done
+        volume.running[2].terminate()
+        expect(volume.running[2].wait(30) == 0, "the relay does not end")
+        expect(not os.path.exists(volume.device(2)), "the relay's device stays")
+        going_on("after the roll-back", [with_relay[0], with_relay[3]])
+        expect(with_relay[0].done > done, "the engine is disturbed")
+        for user in (with_relay[0], with_relay[3]):
+            user.stop()
+        # A relay whose engine is away holds up nobody who does not use it.
+        volume.start_relay(2, 1)
+        volume.wait_up(2)
+        volume.kill(1)
+        volume.running[2].terminate()
+        expect(volume.running[2].wait(30) == 0, "a relay without its engine does not end")
+        volume.start_engine(1)
+        volume.wait_up(1)
+        pauses = []
+        for turn in range(MIGRATIONS):
+            source, target = (1, 2) if turn % 2 == 0 else (2, 1)
+            pauses.append(migrated(volume, source, target, dice, moved))
+        volume.stop()
+    finally:
+        volume.clean()
+        hosts.remove()
+    wrong = one.wrong + two.wrong + moved.wrong
+    expect(not wrong, f"{len(wrong)} wrong answers: {wrong[:5]}")
+    expect(len({contents(r["path"]) for r in volume.replicas}) == 1, "replicas differ")
+    pauses.sort()
+    shown(f"{MIGRATIONS} migrations under load, pause median {pauses[len(pauses) // 2] * 1000:.0f} ms, worst "
+          f"{pauses[-1] * 1000:.0f} ms; engine killed {engine_pause * 1000:.0f} ms, relay killed {relay_pause * 1000:.0f} "
+          f"ms; {sum(moved.begun) + sum(one.begun) + sum(two.begun)} writes, no error, nothing stale, replicas equal")
+
+
+main()
