@@ -23,6 +23,9 @@ MARK = "measured: "
 
 QUEUES, DEPTH = 2, 128
 
+# What `scripts/guest run` ends with where no guest can be had.
+NO_GUEST = 77
+
 
 def nodes():
     return set(glob.glob("/dev/ublkb*"))
@@ -126,19 +129,22 @@ def group():
 
 
 def measure(the_plan, here):
-    """Measures the group with `here`, on this machine or in a guest; `None`, and why, where neither can be."""
+    """Measures the group with `here`, on this machine or in a guest; `None` where none can be had, and the guest has said
+    why."""
     if here_has_ublk():
         found = group()
         here(found, the_plan)
-        return found, ""
+        return found
     words = [os.path.join(TOP, "scripts", "guest"), "run", "--mem", "6144", "--timeout", "3000", "--",
              sys.executable, os.path.join(TOP, "scripts", "bench"), "--inside", "--force", "--no-build",
              "--rounds", str(the_plan.rounds), "--seconds", str(the_plan.seconds), *(["--quick"] if the_plan.quick else [])]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
-            return from_json(json.loads(line.removeprefix(MARK))), ""
-    return None, f"status {done.returncode}: {done.stdout.strip()[-300:]}"
+            return from_json(json.loads(line.removeprefix(MARK)))
+    if done.returncode != NO_GUEST:
+        raise BenchError(f"the guest ended with status {done.returncode}: {done.stdout.strip()[-300:]}")
+    return None
 
 
 def here_has_ublk():

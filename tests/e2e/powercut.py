@@ -216,12 +216,15 @@ class Load:
             self.purge.kill()
             self.purge.wait()
 
-    def allowed(self, block, cut, snapshot=None):
+    def safe(self, cut, snapshot):
+        """The last change that the head, or a snapshot, holds for certain if the power went then."""
+        if snapshot and snapshot.answered and snapshot.answered <= cut:
+            return snapshot.number
+        return max([number for answered, number in self.flushes if answered <= cut], default=0)
+
+    def allowed(self, block, cut, safe, snapshot):
         """What the head, or a snapshot, may have in a block if the power went then: numbers, and None for zeroes."""
         changes = [c for c in self.changes[block] if c[0] <= cut and (snapshot is None or c[1] <= snapshot.number)]
-        safe = max([number for answered, number in self.flushes if answered <= cut], default=0)
-        if snapshot and snapshot.answered and snapshot.answered <= cut:
-            safe = snapshot.number
         kept = max([c for c in changes if c[1] <= safe], key=lambda c: c[1])
         return {None if zero else number for _, number, zero in [kept] + [c for c in changes if c[1] > safe]}
 
@@ -230,12 +233,13 @@ class Load:
         with open(file, "rb") as f:
             image = f.read()
         expect(image[HOT * BLOCK:] == COLD, f"{where}: a block that nobody wrote is another")
+        safe = self.safe(cut, snapshot)
         for block in range(HOT):
             data = image[block * BLOCK:(block + 1) * BLOCK]
             magic, number = struct.unpack("<QQ", data[:16])
             found = None if data == NOTHING else number
             whole = found is None or data == content(block, number)
-            allowed = self.allowed(block, cut, snapshot)
+            allowed = self.allowed(block, cut, safe, snapshot)
             expect(whole and found in allowed, f"{where}: block {block} holds "
                    f"{'zeroes' if found is None else number if whole else data[:32].hex()}, may be {allowed}")
         return image[:HOT * BLOCK]
