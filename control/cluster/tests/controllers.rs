@@ -596,7 +596,7 @@ async fn a_volume_moves_from_node_to_node_over_failing_requests_and_restarted_ma
     assert!(running(&cluster).is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_volume_moves_from_a_node_that_is_silent_and_what_runs_there_ends_when_it_is_back() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 12).await;
     cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
@@ -609,6 +609,10 @@ async fn a_volume_moves_from_a_node_that_is_silent_and_what_runs_there_ends_when
             running(c) == ["demo-e-0@n1", "demo-e-1~n2"] && c.volume("currentMigrationNodeID") == "n2"
         })
         .await;
+    let ask = |node: &str| RemoteAuthority::at(cluster.scratch.path().join(format!("{node}.sock")), "demo");
+    let (source, target) = (ask("n1"), ask("n2"));
+    let (first, late, new) = (epoch(1, 1), epoch(1, 2), epoch(2, 1));
+    assert_eq!(source.store(None, &first), Reply::Stored);
     drop(cluster.stops.remove("n1"));
     wanted_on(&cluster, &["n2"]);
     cluster
@@ -616,8 +620,11 @@ async fn a_volume_moves_from_a_node_that_is_silent_and_what_runs_there_ends_when
         .await;
     assert_eq!(running(&cluster), ["demo-e-0@n1", "demo-e-1@n2"], "nobody was there to end it");
     cluster.wait("its resource is gone", |c| c.server.all("engines").len() == 1).await;
+    assert_eq!(target.store(Some(first.order()), &new), Reply::Stored);
     cluster.start("n1");
     cluster.wait("what ran there is ended", |c| running(c) == ["demo-e-1@n2"]).await;
+    // Whatever the old engine wants stored, its node's manager finds the new one's.
+    assert_eq!(source.store(Some(first.order()), &late), Reply::Conflict(Some(new)));
 }
 
 /// An epoch that an engine of that attachment would make.

@@ -1,7 +1,7 @@
 //! Volumes that move while they are used, over deaths and lost writes at every step.
 
 use super::*;
-use crate::api::{AttachmentTicket, VolumeAttachmentSpec};
+use crate::api::{AttachmentTicket, EngineStatus, VolumeAttachmentSpec};
 use crate::plan::attachment;
 
 /// A migratable volume with tickets, which the attachment's decision turns into where it should be.
@@ -225,6 +225,25 @@ fn nothing_else_begins_meanwhile() {
     moving.0.pass(60);
     assert_eq!(moving.0.engine().spec.volume_size, Int64Text(200), "afterwards it does");
     assert_eq!(moving.at(), ("n2", ""));
+}
+
+#[test]
+fn a_relay_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
+    let mut moving = Moving::attached_to("n1");
+    moving.0.late.insert("n2".into());
+    moving.tickets(&["n1", "n2"]);
+    moving.settle();
+    // What is said of it is from before it was told to run.
+    let said = EngineStatus { owner_id: "n2".into(), ..EngineStatus::default() };
+    moving.0.engines.get_mut("v-e-1").unwrap().status = Some(said);
+    moving.tickets(&["n1"]);
+    moving.follow_tickets();
+    let first = moving.0.plan();
+    let is_stop = |a: &Action| matches!(a, Action::SetEngine(_, e) if e.desire_state == DesireState::Stopped);
+    assert!(first.iter().any(is_stop), "{first:?}");
+    assert!(!first.contains(&Action::DeleteEngine("v-e-1".into())), "{first:?}");
+    moving.settle();
+    assert_eq!((moving.at(), names(&moving.0)), (("n1", ""), vec!["v-e-0"]));
 }
 
 #[test]
