@@ -187,6 +187,10 @@ pub struct Conductor {
     jobs: Jobs,
     /// What the authority has; `None` until it has answered.
     authority: Option<Option<Epoch>>,
+    /// A replica was fenced since the authority was asked: the engine before may have stored an epoch in between.
+    outdated: bool,
+    /// It is being asked again.
+    asking: bool,
     /// The epoch that counts.
     epoch: Option<Epoch>,
     /// Counts this engine's epochs.
@@ -237,6 +241,8 @@ impl Conductor {
             controls: Controls::default(),
             jobs: Jobs::default(),
             authority: None,
+            outdated: false,
+            asking: false,
             epoch: None,
             counter: 0,
             loose_epoch: false,
@@ -300,8 +306,9 @@ impl Conductor {
     fn take(&mut self, input: Input) {
         match input {
             Input::AuthorityLoaded(epoch) => {
-                if self.authority.is_none() {
+                if self.authority.is_none() || self.asking {
                     self.authority = Some(epoch);
+                    self.asking = false;
                 }
             }
             Input::AuthorityStored(stored) => self.on_stored(stored),

@@ -400,6 +400,7 @@ impl ControlThread {
         match output {
             Output::ToQueue(queue, message) => self.put(queue, Mail::Message(message)),
             Output::Control { id, member, control } => self.ask(id, member, &control),
+            Output::LoadEpoch => self.authority.load(),
             Output::StoreEpoch { expected, epoch } => self.authority.store(expected, epoch),
             Output::Connect { member, name, session } => self.connect(member, name, session),
             Output::Disconnect { member } => {

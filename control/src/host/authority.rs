@@ -107,6 +107,15 @@ impl Authority {
         Ok(self.read()?.epoch)
     }
 
+    /// The same, once nobody is storing one: an engine that is being fenced off may be.
+    ///
+    /// # Errors
+    /// `Damaged`, `Io`.
+    pub fn settled_epoch(&self) -> Result<Option<Epoch>, AuthorityError> {
+        let _lock = self.locked()?;
+        self.epoch()
+    }
+
     /// Stores `epoch` in place of the one numbered `replaces` (`None`: of no epoch at all). Durable before it returns.
     /// Storing the same epoch again is done already, so that a caller that does not know may repeat the call.
     ///

@@ -407,6 +407,10 @@ impl Conductor {
     }
 
     fn abort(&mut self, task: &mut Task, resume: Option<SwitchId>) -> bool {
+        if self.outage.is_some() {
+            // Who is away, or has been looked at while this was undecided, has to be told, too.
+            return false;
+        }
         let concerned = self.serving().or(self.attached_joiners());
         let control = Control::Abort { id: task.id };
         self.poll(&mut task.ballot, concerned, ControlFor::Chain(task.ballot_number), &control);

@@ -7,7 +7,8 @@
 //! - [`Output::Disconnect`] closes the member's link in every queue, in order with the messages to that queue: what a
 //!   queue says of the closed link it says before it answers a switch that was sent after `Disconnect`.
 //! - Every [`Output::Control`] is answered by exactly one [`Input::Reply`] or [`FromQueue::ControlLost`].
-//! - Every [`Output::StoreEpoch`] is answered by exactly one [`Input::AuthorityStored`].
+//! - Every [`Output::StoreEpoch`] is answered by exactly one [`Input::AuthorityStored`], every [`Output::LoadEpoch`] by
+//!   exactly one [`Input::AuthorityLoaded`]; the first of these comes unasked.
 //! - After [`Output::Stop`] the machine says nothing any more.
 
 use std::collections::BTreeMap;
@@ -420,6 +421,8 @@ pub enum Output {
         /// What.
         control: Box<Control>,
     },
+    /// To the authority: tell the epoch that counts now.
+    LoadEpoch,
     /// To the authority: store the epoch if the one that is there has this order.
     StoreEpoch {
         /// Order of the epoch that is replaced; `None`: there is none.

@@ -91,6 +91,7 @@ impl Conductor {
             return;
         }
         self.replica_mut(member).link = Link::Up { session };
+        self.outdated = true;
         self.ask_state(member);
         self.log(format!("replica {} is connected", self.name(member)));
         self.on_late_member(member);

@@ -233,6 +233,10 @@ impl Conductor {
             // An answer that was lost: it had been stored.
             Stored::Conflict { current: Some(current) } if current == store.epoch => self.stored(),
             Stored::Stored => self.stored(),
+            Stored::Conflict { current: Some(current) } if current.generation < self.config.generation => {
+                self.store = None;
+                self.begin_again_from(current);
+            }
             Stored::Conflict { current } => {
                 let by = current.map_or_else(
                     || "the authority has lost its epoch".to_owned(),

@@ -3,6 +3,7 @@
 //! Whatever happens to a chosen replica before the volume opens, the start begins again with what is left: nothing was
 //! answered yet, so nothing can be lost by it.
 
+use lh_block::Epoch;
 use lh_wire::ReplicaState;
 
 use super::chain::unfinished;
@@ -39,10 +40,38 @@ impl Conductor {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
                 }
+                if !self.is_authority_heard() {
+                    return false;
+                }
                 self.begin(start);
                 true
             }
         }
+    }
+
+    /// True if the authority has told what counts since the last replica was fenced. What it told before may be old: the
+    /// engine before loses its replicas one after the other, and stores an epoch without those that it has lost.
+    fn is_authority_heard(&mut self) -> bool {
+        if self.config.quorum != Quorum::Any {
+            return true;
+        }
+        if self.outdated && !self.asking {
+            (self.outdated, self.asking) = (false, true);
+            self.emit(Output::LoadEpoch);
+        }
+        !self.outdated && !self.asking
+    }
+
+    /// An older engine had an epoch on its way to the authority while it was fenced off. It counts, and is started from. What
+    /// this engine has told its replicas to record names members that this epoch does not have, and has ended what was kept
+    /// for them: they are compared wholly.
+    pub(super) fn begin_again_from(&mut self, current: Epoch) {
+        self.log(format!("the engine before has stored epoch {}.{}", current.generation, current.counter));
+        for member in self.configured().iter().filter(|m| !current.has(self.name(*m))).collect::<Vec<_>>() {
+            self.replica_mut(member).thorough = true;
+        }
+        self.authority = Some(Some(current));
+        self.begin_again();
     }
 
     fn choose(&self) -> Choice {
@@ -270,7 +299,8 @@ impl Conductor {
     /// Requests wait although nobody may be read from, however long: for the authority, or for a repair that makes
     /// progress. Only for replicas they do not wait for ever.
     pub(super) fn is_patient(&self) -> bool {
-        let asks_authority = self.config.quorum == Quorum::Any && self.authority.is_none();
+        let unheard = self.authority.is_none() || self.asking;
+        let asks_authority = self.config.quorum == Quorum::Any && unheard;
         match &self.phase {
             Phase::Collecting { since } => asks_authority || self.store.is_some() || since.is_some(),
             Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,

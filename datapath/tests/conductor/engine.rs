@@ -71,6 +71,8 @@ pub(crate) struct Engine {
     /// For the conductor, by sender: queues first, then the authority and connectors.
     pub(crate) reports: Vec<VecDeque<conductor::Input>>,
     pub(crate) outside: VecDeque<conductor::Input>,
+    /// The authority is to be asked: at the start, and when the conductor wants it.
+    pub(crate) load: bool,
     /// Sessions to be made, and epochs to be stored.
     pub(crate) connects: Vec<(MemberId, u64)>,
     pub(crate) store: Option<(Option<(Generation, u64)>, Epoch)>,
@@ -133,6 +135,7 @@ impl Engine {
             conductor: Conductor::new(config),
             outside: VecDeque::new(),
             connects: Vec::new(),
+            load: true,
             store: None,
             controls: BTreeMap::new(),
             layers: BTreeMap::new(),
@@ -167,6 +170,10 @@ impl Engine {
             Order::Control { id, member, control } => {
                 self.controls.insert(id, *control);
                 self.queues[0].inbox.push_back(ForQueue::Message(ToQueue::Control(id, member)));
+            }
+            Order::LoadEpoch => {
+                assert!(!self.load, "one question at a time");
+                self.load = true;
             }
             Order::StoreEpoch { expected, epoch } => {
                 assert!(self.store.is_none(), "one compare-and-swap at a time");

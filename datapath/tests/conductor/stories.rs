@@ -375,16 +375,19 @@ fn a_joiner_lost_while_its_epoch_is_stored_is_left_out_before_the_volume_opens()
 
 #[test]
 fn who_comes_back_takes_back_what_was_refused_meanwhile() {
-    let mut world = opened(Quorum::Any);
-    world.replicas[1].prepare_something_else();
-    world.snapshot("s1");
-    world.run_until("1 has prepared it", |w| w.replicas[0].has_prepared());
-    world.replicas.iter_mut().for_each(crate::replica::Replica::end_session);
-    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
-    world.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
-    let s2 = world.snapshot("s2");
-    assert_eq!(world.finish(s2), Ok(()));
-    world.settle();
+    for seed in 0..100 {
+        let mut world = World::new(seed, plan(Quorum::Any));
+        world.run_until("the volume opens", World::is_open);
+        world.replicas[1].prepare_something_else();
+        world.snapshot("s1");
+        world.run_until("1 has prepared it", |w| w.replicas[0].has_prepared());
+        world.replicas.iter_mut().for_each(crate::replica::Replica::end_session);
+        world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        world.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
+        let s2 = world.snapshot("s2");
+        assert_eq!(world.finish(s2), Ok(()), "seed {seed}");
+        world.settle();
+    }
 }
 
 #[test]
@@ -491,6 +494,29 @@ fn a_younger_engine_ends_an_older_one() {
     world.run_until("the old one has ended", |w| w.happened.contains_key("fenced"));
     assert!(world.engines[0].generation > old);
     assert_ne!(old, Generation::default());
+}
+
+/// While a younger engine fences the replicas one after the other, the older one puts out who it has lost, and its epoch counts:
+/// the younger one starts from that, and does not take itself for the older of the two.
+#[test]
+fn an_older_engine_that_loses_its_replicas_does_not_end_a_younger_one() {
+    for seed in 0..50 {
+        let mut world = World::new(seed, plan(Quorum::Any));
+        world.run_until("the volume opens", World::is_open);
+        world.writes();
+        world.start_engine(false);
+        let younger = world.engine().number;
+        let mut connects = std::mem::take(&mut world.engine().connects);
+        world.run_until("the authority has answered", |w| !w.engine().load && w.engine().outside.is_empty());
+        world.engine().connects = connects.split_off(2);
+        let without = |w: &mut World| w.authority.epoch.as_ref().is_some_and(|e| !e.has("r3"));
+        world.run_until("the older one has put 3 out", without);
+        world.engine().connects.extend(connects);
+        world.run_until("a younger one serves", World::is_open);
+        assert_eq!(world.engine().number, younger, "seed {seed}: another had to be started");
+        world.writes();
+        world.settle();
+    }
 }
 
 #[test]

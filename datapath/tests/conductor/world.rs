@@ -83,8 +83,6 @@ pub(crate) struct World {
     restart_at: Vec<Option<u64>>,
     pub(crate) authority: Authority,
     pub(crate) engines: Vec<Engine>,
-    /// Engines that have not asked the authority yet.
-    loads: Vec<u64>,
     pub(crate) oracle: Oracle,
     generation: Generation,
     values: u32,
@@ -112,7 +110,6 @@ impl World {
             restart_at: vec![None; usize::from(plan.replicas)],
             authority: Authority::default(),
             engines: Vec::new(),
-            loads: Vec::new(),
             oracle: Oracle::default(),
             generation: Generation { attachment: 1, restart: 0 },
             values: 0,
@@ -152,7 +149,6 @@ impl World {
         let mut engine = Engine::new(number, config, MEMBERS_MAX);
         engine.conduct(self.now, conductor::Input::Tick);
         self.engines.push(engine);
-        self.loads.push(number);
     }
 
     pub(crate) fn count(&mut self, what: &str) {
@@ -292,9 +288,7 @@ impl World {
                     actions.push(Action::Report(e, q));
                 }
             }
-            if !engine.outside.is_empty()
-                || (self.loads.contains(&engine.number) && self.authority_is_there())
-            {
+            if !engine.outside.is_empty() || (engine.load && self.authority_is_there()) {
                 actions.push(Action::Outside(e));
             }
             for (i, (m, _)) in engine.connects.iter().enumerate() {
@@ -356,9 +350,8 @@ impl World {
     }
 
     fn outside(&mut self, e: usize) {
-        let number = self.engines[e].number;
-        if let Some(at) = self.loads.iter().position(|n| *n == number).filter(|_| self.authority_is_there()) {
-            self.loads.remove(at);
+        if self.engines[e].load && self.authority_is_there() {
+            self.engines[e].load = false;
             let loaded = conductor::Input::AuthorityLoaded(self.authority.epoch.clone());
             self.engines[e].outside.push_back(loaded);
         } else if let Some(input) = self.engines[e].outside.pop_front() {

@@ -136,6 +136,13 @@ fn repaired_layer_by_layer() {
     noticed_from(40_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
+/// Rare: a replica has to come back after a revert that it has missed, to a block that was written before and not since.
+#[test]
+fn map_believed_after_a_revert() {
+    let replica = InReplica { map_survives_revert: true, ..InReplica::default() };
+    noticed_from(4_001, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);
@@ -161,6 +168,5 @@ sabotage! {
     missed_writes_not_saved: replica InReplica { missed_not_saved: true, ..InReplica::default() };
     own_doubt_of_who_returns_forgotten: conductor InConductor { forget_own_doubt: true, ..InConductor::default() };
     snapshot_taken_meanwhile_forgotten: conductor InConductor { snapshot_meanwhile: true, ..InConductor::default() };
-    map_believed_after_a_revert: replica InReplica { map_survives_revert: true, ..InReplica::default() };
     intent_not_durable: replica InReplica { intent_not_durable: true, ..InReplica::default() };
 }

@@ -11,7 +11,7 @@ pub(super) struct OnHost(pub(super) host::Authority);
 
 impl engine::Authority for OnHost {
     fn load(&mut self) -> Result<Option<Epoch>, String> {
-        self.0.epoch().map_err(|e| e.to_string())
+        self.0.settled_epoch().map_err(|e| e.to_string())
     }
 
     fn store(&mut self, expected: Option<(Generation, u64)>, epoch: &Epoch) -> Stored {

@@ -200,6 +200,7 @@ impl Engine {
                 self.controls.insert(id, *control);
                 out.queue_gets(self.number, QueueId(0), Mail::Message(ToQueue::Control(id, member)));
             }
+            O::LoadEpoch => out.load_epoch(self.number),
             O::StoreEpoch { expected, epoch } => {
                 out.moment();
                 out.store_epoch(self.number, expected, epoch);

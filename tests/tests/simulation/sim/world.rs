@@ -137,6 +137,7 @@ enum Effect {
     Close(ConnId),
     ToQueue(u64, QueueId, Mail),
     ToConductor(u64, usize, Report),
+    LoadEpoch(u64),
     StoreEpoch(u64, Option<(Generation, u64)>, Epoch),
     Connect(u64, MemberId, u64),
     Answer(u64, Answer),
@@ -171,6 +172,9 @@ impl Outbox {
     }
     pub(super) fn conductor_gets(&mut self, engine: u64, q: usize, report: Report) {
         self.effects.push(Effect::ToConductor(engine, q, report));
+    }
+    pub(super) fn load_epoch(&mut self, engine: u64) {
+        self.effects.push(Effect::LoadEpoch(engine));
     }
     pub(super) fn store_epoch(&mut self, engine: u64, expected: Option<(Generation, u64)>, epoch: Epoch) {
         self.effects.push(Effect::StoreEpoch(engine, expected, epoch));
@@ -640,9 +644,7 @@ impl World {
             out.later(self.now + 50 * MS, Event::QueueTick(number, q));
         }
         out.later(self.now, Event::ConductorTime { engine: number });
-        let loaded = Conducted::AuthorityLoaded(self.epoch.clone());
-        let delay = self.dice.between(MS / 10, 20 * MS);
-        out.later(self.now + delay, Event::Report(number, Report::Input(loaded)));
+        out.load_epoch(number);
     }
 
     fn carry(&mut self, out: Outbox) {
@@ -692,6 +694,11 @@ impl World {
                 *last = (*last).max(now + delay);
                 let at = *last;
                 self.at(at, Event::Report(engine, report));
+            }
+            Effect::LoadEpoch(engine) => {
+                let loaded = Conducted::AuthorityLoaded(self.epoch.clone());
+                let delay = self.dice.between(MS / 10, 20 * MS);
+                self.at(now + delay, Event::Report(engine, Report::Input(loaded)));
             }
             Effect::StoreEpoch(engine, expected, epoch) => self.store_epoch(engine, expected, epoch),
             Effect::Connect(engine, member, session) => self.connect(engine, member, session),
