@@ -1,6 +1,6 @@
 //! Control operations: one at a time, in the order in which a session sent them, whichever connection they came by.
 
-use lh_wire::{ChainOp, Control, MapPage, ReplicaState, Status};
+use lh_wire::{ChainOp, Control, MapPage, Outsider, ReplicaState, Status};
 
 use super::{
     Body, Completed, Core, Directory, Failure, Output, Purpose, Record, RequestId, Stage, sabotaged,
@@ -197,10 +197,23 @@ impl Core {
                 stored.generation, stored.counter
             )),
             old => {
-                let out = self.missed.after(old.as_ref(), epoch, names, self.strange);
+                let out = self.leavers(old.as_ref(), epoch, names);
                 Step::Save(Record::Epoch { epoch: epoch.clone(), out })
             }
         }
+    }
+
+    /// Whom trails are kept for once this epoch has followed on that one. Who leaves while a revert is prepared will not have the
+    /// head that it makes, and no trail would tell of that: it is compared wholly.
+    pub(super) fn leavers(
+        &self,
+        old: Option<&lh_block::Epoch>,
+        new: &lh_block::Epoch,
+        names: &[String],
+    ) -> Vec<Outsider> {
+        let reverts = matches!(self.prepared, Some((_, ChainOp::Revert { .. })));
+        let names = if reverts && !sabotaged!(self, map_survives_revert) { &[] } else { names };
+        self.missed.after(old, new, names, self.strange)
     }
 
     fn step_commit(&self, id: lh_block::Instance) -> Step {

@@ -135,7 +135,8 @@ impl Core {
 
     /// The epoch counts for this replica: who is out is remembered.
     fn epoch_stored(&mut self, epoch: lh_block::Epoch, names: &[String]) {
-        let out = self.missed.after(self.epoch.as_ref(), &epoch, names, std::mem::take(&mut self.strange));
+        let out = self.leavers(self.epoch.as_ref(), &epoch, names);
+        self.strange = false;
         #[cfg(feature = "sabotage")]
         if self.sabotage.map_begins_empty && out.len() > self.missed.out().len() {
             self.missed.forget_written();

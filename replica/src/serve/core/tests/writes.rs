@@ -330,6 +330,19 @@ fn a_revert_is_prepared_only_when_nobody_believes_the_trails_any_more() {
 }
 
 #[test]
+fn no_trail_is_begun_for_who_leaves_while_a_revert_is_prepared() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    let op = lh_wire::ChainOp::Revert { name: "s".into(), created: String::new() };
+    r.control(conn, 1, Control::Prepare { id: Instance(9), op });
+    assert!(matches!(r.records()[..], [Record::Prepare { .. }]), "nobody is out");
+    r.persist_all();
+    set_epoch(&mut r, conn, 2, &["c"]);
+    assert_eq!(missed(&mut r, conn, 1), None, "c will not have the head that the revert makes");
+}
+
+#[test]
 fn a_revert_whose_engine_dies_while_the_trails_are_forgotten_is_not_prepared() {
     let mut r = Rig::new(facts());
     let conn = r.open(1, 1);
