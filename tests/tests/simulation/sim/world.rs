@@ -613,6 +613,8 @@ impl World {
         self.current = self.engine_count;
         let seen = self.nodes.iter().filter_map(|n| n.disk.fence()).max().unwrap_or_default();
         self.generation = self.generation.max(seen);
+        // Another one may have been started since that one was seen to die.
+        let known_dead = known_dead && self.engines.is_empty();
         self.generation =
             if known_dead { self.generation.next_restart() } else { self.generation.next_attachment() };
         let names = (0..self.nodes.len()).map(|n| ReplicaConfig { name: format!("r{n}"), local: false });
