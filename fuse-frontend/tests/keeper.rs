@@ -268,6 +268,34 @@ fn without_an_engine_only_force_ends_the_device() {
     assert!(!rig.node.exists());
 }
 
+/// What waits on a device whose volume was elsewhere since must fail, and never be carried out.
+#[test]
+fn an_abandoned_device_fails_for_who_has_it_open_and_makes_room_for_another() {
+    if skip("an_abandoned_device_fails_for_who_has_it_open_and_makes_room_for_another", &["dd"]) {
+        return;
+    }
+    let mut rig = Rig::start("abandon", 16 * MIB, 512, true);
+    let before = read_all(&rig);
+    let held = fs::File::open(&rig.node).unwrap();
+    rig.server().kill();
+    let mut dd = Command::new("dd")
+        .args(["if=/dev/urandom", &format!("of={}", rig.node()), "bs=4k", "count=1", "oflag=direct"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(dd.try_wait().unwrap().is_none(), "it waits for an engine");
+    Keeper::connect(&rig.socket).unwrap().abandon().unwrap();
+    assert!(!dd.wait().unwrap().success());
+    assert!(!rig.node.exists());
+    let first = held.metadata().unwrap().rdev();
+    rig.serve();
+    assert_ne!(fs::metadata(&rig.node).unwrap().rdev(), first, "another device");
+    assert_eq!(read_all(&rig), before, "what waited was not carried out");
+    drop(held);
+    rig.stop();
+}
+
 #[test]
 fn nodes_of_others_are_left_alone() {
     if skip("nodes_of_others_are_left_alone", &[]) {

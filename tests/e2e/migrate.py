@@ -1,8 +1,8 @@
 """A volume moves between two hosts while it is used: a relay shows it on the one while its engine is on the other, and an
 engine in the relay's place, under its device, fences the one before. Registers are written on one host and read on the
-other; engines and relays are killed; nobody without the key is served. No I/O error, no stale answer, replicas equal; the
-pauses are printed."""
-import glob, json, mmap, os, random, signal, threading, time
+other; engines and relays are killed; nobody without the key is served; what waits on the device that was left fails when the
+volume comes back there. No I/O error else, no stale answer, replicas equal; the pauses are printed."""
+import glob, itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
 from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, wait_for
 from hosts import Hosts
@@ -83,9 +83,15 @@ class Volume(ByHand):
     def __init__(self, host, hosts):
         super().__init__(host, "mig", SIZE, [f"{hosts.address(n)}:{DATA}" for n in (1, 2, 3)], hosts.apart)
         self.hosts, self.roots, self.running = hosts, {}, {}
+        self.numbers, self.stays, self.late = itertools.count(), {}, {}
         for n in (1, 2):
             self.roots[n] = os.path.join(host.root, f"host{n}")
             os.mkdir(self.roots[n])
+            self.begin_stay(n)
+
+    def begin_stay(self, n):
+        """The volume comes to host n, for the first time or from elsewhere."""
+        self.stays[n] = str(next(self.numbers))
 
     def relay_address(self, n):
         return f"tcp:{self.hosts.address(n)}:{RELAY}"
@@ -95,7 +101,7 @@ class Volume(ByHand):
         return [*self.hosts.apart(n), os.path.join(BIN, "longhorn"), "controller", "--root", self.roots[n],
                 "--key-file", key or f"{self.record}/key", "--size", str(SIZE), "--frontend", "fuse", "--insecure",
                 "--engine-instance-name", f"{self.name}-e", "--listen", f"unix:{self.roots[n]}/e.sock",
-                "--relay-listen", self.relay_address(n), *more, self.name]
+                "--relay-listen", self.relay_address(n), "--stay", self.stays[n], *more, self.name]
 
     def start_engine(self, n, *more):
         members = [f"--replica={r['name']}={a}" for r, a in zip(self.replicas, self.addresses)]
@@ -186,10 +192,22 @@ def nobody_without_the_key(volume, host, source, target):
     expect(heard[:4] == b"LHhs" and b"NBDMAGIC" not in heard and b"IHAVEOPT" not in heard, f"NBD without the key: {heard}")
 
 
-def migrated(volume, source, target, dice, registers):
+def nothing_late(volume, n, poison):
+    """What waited on the device of before has failed, and was not carried out."""
+    for user in volume.late.pop(n, []):
+        user.join(30)
+        expect(user.error is not None, "what waits on a device of before is answered, or waits for ever")
+    with open(volume.device(n), "rb") as device:
+        device.seek(poison.offset(0))
+        expect(not any(device.read(poison.count * BLOCK)), "a write that waited on a device of before was carried out")
+
+
+def migrated(volume, source, target, dice, registers, poison):
     """Moves the volume under load: the pause that the target's user sees, from the end of the relay on."""
+    volume.begin_stay(target)
     volume.start_relay(target, source)
     volume.wait_up(target)
+    nothing_late(volume, target, poison)
     writer = User(registers, volume.device(target), True, dice)
     # Reads on beside the new engine, if the old one answers: never what is old.
     left = User(registers, volume.device(source), False, dice)
@@ -206,9 +224,10 @@ def migrated(volume, source, target, dice, registers):
     said = left.done
     going_on("without the engine before", [writer, reader])
     expect(left.done <= said + 1, "the engine before answers")
-    volume.end_keeper(source)
-    left.join(30)
-    expect(left.error is not None, "a device without an engine answers")
+    late = User(poison, volume.device(source), True, dice)
+    time.sleep(0.2)
+    expect(late.done == 0, "a device without an engine takes writes")
+    volume.late[source] = [left, late]
     writer.stop(), reader.stop()
     return pause
 
@@ -228,7 +247,7 @@ def main():
         nobody_without_the_key(volume, host, 1, 2)
         volume.start_relay(2, 1)
         volume.wait_up(2)
-        one, two, moved = Registers(0), Registers(1000), Registers(2000)
+        one, two, moved, poison = Registers(0), Registers(1000), Registers(2000), Registers(3000)
         with_relay = users(volume, one, 1, 2, dice) + users(volume, two, 2, 1, dice)
         going_on("engine and relay", with_relay)
         engine_pause = killed(volume, 1, lambda: volume.start_engine(1), with_relay)
@@ -260,7 +279,7 @@ def main():
         pauses = []
         for turn in range(MIGRATIONS):
             source, target = (1, 2) if turn % 2 == 0 else (2, 1)
-            pauses.append(migrated(volume, source, target, dice, moved))
+            pauses.append(migrated(volume, source, target, dice, moved, poison))
         volume.stop()
     finally:
         volume.clean()

@@ -131,7 +131,7 @@ pub struct DiskView {
 }
 
 /// How to start an engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct EngineStart<'a> {
     /// Its name.
     pub name: &'a str,
@@ -139,13 +139,15 @@ pub struct EngineStart<'a> {
     pub spec: &'a EngineSpec,
     /// Its number, issued by the volume's authority for this start alone; the lowest one for a relay, which needs none.
     pub generation: Generation,
+    /// Tells this stay of the volume on the node from earlier ones; empty: nothing does.
+    pub stay: &'a str,
 }
 
 /// A process whose program is to be exchanged.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
-    /// An engine's.
-    Engine(&'a EngineSpec),
+    /// An engine's, whose number becomes the next one whatever is said here.
+    Engine(EngineStart<'a>),
     /// A replica's.
     Replica(&'a ReplicaSpec),
 }

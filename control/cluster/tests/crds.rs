@@ -30,6 +30,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Engine", "status.relaying"),
     ("Engine", "status.replicaReasons"),
     ("Engine", "status.replicaReasons.{}"),
+    ("Engine", "status.stay"),
     ("Engine", "status.waitingFor"),
     ("Replica", "spec.cloneFrom"),
     ("Replica", "spec.cloneFrom.directory"),

@@ -188,6 +188,16 @@ impl Keeper {
         Ok(())
     }
 
+    /// The same whoever has the device open: for them it fails, and is gone when the last one closes it.
+    ///
+    /// # Errors
+    /// [`KeeperError::Busy`] if an engine is there.
+    pub fn abandon(&mut self) -> Result<(), KeeperError> {
+        self.ask(&Message::new("stop").with("force", 1).with("abandon", 1))?;
+        self.wait_gone();
+        Ok(())
+    }
+
     /// False once the keeper has died.
     pub fn is_alive(&self) -> bool {
         !self.hung_up(0)

@@ -403,7 +403,8 @@ impl Service {
         grown.map_err(|e| refuse(kind::SYSTEM, format!("cannot grow {}: {e}", device.path().display())))
     }
 
-    /// Ends the device and the connection. With `force` also while no engine serves: what is in flight fails.
+    /// Ends the device and the connection. With `force` also while no engine serves: what is in flight fails. With `abandon` also
+    /// while somebody has the device open, which is unbound when they close it.
     fn stop(&self, stream: &Arc<UnixStream>, request: &Message) -> Result<Message, Refusal> {
         let force = request.get("force") == Some("1");
         let mut state = self.lock();
@@ -430,7 +431,10 @@ impl Service {
         }
         if let Loop::Bound(device) = state.device {
             drop(state);
-            self.unbind(&connection, device)?;
+            match request.get("abandon") == Some("1") {
+                true => self.abandon(&connection, device)?,
+                false => self.unbind(&connection, device)?,
+            }
             state = self.lock();
             state.device = Loop::Absent;
         }
@@ -451,6 +455,20 @@ impl Service {
         }
     }
 
+    fn abandon(&self, connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
+        apart(connection, || device.clear_at_last_close())
+            .map_err(|e| refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display())))?;
+        self.remove_node(device);
+        Ok(())
+    }
+
+    fn remove_node(&self, device: LoopDevice) {
+        let removed = device.rdev().and_then(|rdev| node::remove(&self.options.node, rdev));
+        if let Err(e) = removed {
+            tracing::warn!("{} stays: {e}", self.options.node.display());
+        }
+    }
+
     fn unbind(&self, connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
         self.clear(connection, device).map_err(|e| match e {
             ClearError::InUse => refuse(kind::IN_USE, format!("{} is in use", self.options.node.display())),
@@ -458,10 +476,7 @@ impl Service {
                 refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display()))
             }
         })?;
-        let removed = device.rdev().and_then(|rdev| node::remove(&self.options.node, rdev));
-        if let Err(e) = removed {
-            tracing::warn!("{} stays: {e}", self.options.node.display());
-        }
+        self.remove_node(device);
         Ok(())
     }
 }

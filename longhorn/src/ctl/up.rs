@@ -286,6 +286,7 @@ pub(super) fn engine_args(
         insecure: false,
         relay_listen: None,
         relay_from: None,
+        stay: None,
         size: Some(record.size),
         block_size: record.block_size,
         frontend: match frontend_of(&record.frontend)? {

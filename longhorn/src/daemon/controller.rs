@@ -10,6 +10,7 @@ mod relay;
 mod run;
 mod scrub;
 mod show;
+mod stay;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,6 +46,9 @@ pub struct ControllerArgs {
     /// Be a relay: show the volume here and pass every request on to its engine, which serves relays there
     #[arg(long, value_name = "ADDRESS")]
     pub relay_from: Option<Address>,
+    /// Which stay of the volume on this host this is: a device that another one left behind is taken away, whoever uses it
+    #[arg(long, value_parser = process_name, value_name = "WORD")]
+    pub stay: Option<String>,
     /// Size of the volume in bytes
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
@@ -138,6 +142,9 @@ impl ControllerArgs {
         if let Some(address) = &self.relay_listen {
             option("relay-listen", address.to_string());
         }
+        if let Some(stay) = &self.stay {
+            option("stay", stay.clone());
+        }
         if let Some(address) = &self.relay_from {
             option("relay-from", address.to_string());
         }
@@ -182,6 +189,7 @@ mod tests {
             ],
             insecure: true,
             relay_listen: Some(Address::Tcp("10.0.0.1:10001".parse().unwrap())),
+            stay: Some("1700000000".into()),
             relay_from: Some(Address::Unix("/r/run/demo-e-0.relay.sock".into())),
             size: Some(1 << 30),
             block_size: 4096,

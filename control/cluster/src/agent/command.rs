@@ -38,6 +38,9 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("key-file", root.key(&spec.volume_name).display().to_string());
     option("listen", format!("unix:{}", root.control_socket(start.name).display()));
     option("root", root.path().display().to_string());
+    if !start.stay.is_empty() {
+        option("stay", start.stay.to_owned());
+    }
     if spec.relays() {
         option("relay-from", spec.relay_from.clone());
     }
@@ -99,13 +102,14 @@ mod tests {
             name: "demo-e-0",
             spec: &spec,
             generation: Generation { attachment: 2, restart: 0 },
+            stay: "7",
         };
         let here = Reach::ThisMachine;
         let line = engine_command(&root, Path::new("/run/a.sock"), here, &start).join(" ");
         let expected = format!(
             "controller --engine-instance-name demo-e-0 --size 4096 --frontend auto --quorum any --io-timeout 300 \
              --generation 8589934592 --authority unix:/run/a.sock --key-file {path}/volumes/demo/key \
-             --listen unix:{path}/run/demo-e-0.grpc.sock --root {path} --replica demo-r-1=unix:/r/1.sock demo"
+             --listen unix:{path}/run/demo-e-0.grpc.sock --root {path} --stay 7 --replica demo-r-1=unix:/r/1.sock demo"
         );
         assert_eq!(line, expected);
         let migratable =

@@ -18,7 +18,6 @@ use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
-use lh_block::Generation;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
@@ -74,13 +73,12 @@ impl LocalAgent {
         Ok(ProcessManagerServiceClient::new(channel))
     }
 
-    /// What the instance manager is told of a process. Of `generation` an engine's number is made.
-    fn process(&self, name: &str, part: Part<'_>, generation: Generation) -> ProcessSpec {
+    /// What the instance manager is told of a process.
+    fn process(&self, name: &str, part: Part<'_>) -> ProcessSpec {
         let (image, args, port_argument) = match part {
-            Part::Engine(spec) => {
-                let start = EngineStart { name, spec, generation };
-                let port = self.reach.port_argument("relay-listen").filter(|_| spec.migratable);
-                (&spec.image, engine_command(&self.root, &self.authority, self.reach, &start), port)
+            Part::Engine(start) => {
+                let port = self.reach.port_argument("relay-listen").filter(|_| start.spec.migratable);
+                (&start.spec.image, engine_command(&self.root, &self.authority, self.reach, &start), port)
             }
             Part::Replica(spec) => {
                 let args = replica_command(&self.root, self.reach, name, spec);
@@ -233,20 +231,20 @@ impl Agent for LocalAgent {
     }
 
     async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
-        self.create(self.process(name, Part::Replica(spec), Generation::default())).await
+        self.create(self.process(name, Part::Replica(spec))).await
     }
 
     async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
-        self.create(self.process(start.name, Part::Engine(start.spec), start.generation)).await
+        self.create(self.process(start.name, Part::Engine(start))).await
     }
 
     async fn exchange(&self, name: &str, part: Part<'_>) -> Result<(), AgentError> {
         // The instance manager raises a number that is below the next one of the process that it ends.
-        self.replace(self.process(name, part, Generation::default())).await
+        self.replace(self.process(name, part)).await
     }
 
     async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
-        self.replace(self.process(start.name, Part::Engine(start.spec), start.generation)).await?;
+        self.replace(self.process(start.name, Part::Engine(start))).await?;
         // Until the process before has ended its arguments are told, and whoever looks would ask for the same again.
         let deadline = Instant::now() + TAKE_OVER_PATIENCE;
         while Instant::now() < deadline {
@@ -449,6 +447,8 @@ fn store_private(directory: &Path, file: &Path, content: &[u8]) -> io::Result<()
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use lh_block::Generation;
+
     use super::*;
     use crate::api::EngineSpec;
 
@@ -498,7 +498,9 @@ mod tests {
             let relay_from = relay_from.to_owned();
             let spec =
                 EngineSpec { volume_name: "demo".into(), migratable, relay_from, ..EngineSpec::default() };
-            let process = agent.process("demo-e-1", Part::Engine(&spec), Generation::default());
+            let start =
+                EngineStart { name: "demo-e-1", spec: &spec, generation: Generation::default(), stay: "" };
+            let process = agent.process("demo-e-1", Part::Engine(start));
             (
                 process.port_count,
                 process.port_args,

@@ -263,6 +263,10 @@ pub struct EngineStatus {
     /// When another device took the place of the one that clients had, RFC 3339.
     #[serde(skip_serializing_if = "is_default")]
     pub device_lost_at: String,
+    /// Tells this stay of the volume on its node from earlier ones. What those left behind, and whoever still has it open, is not
+    /// this one's.
+    #[serde(skip_serializing_if = "is_default")]
+    pub stay: String,
     /// Where the running engine serves relays; empty while it does not.
     #[serde(skip_serializing_if = "is_default")]
     pub relay_address: String,

@@ -94,6 +94,18 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
         return actions;
     }
     let mut status = o.engine.status.clone().unwrap_or_default();
+    if status.owner_id != o.node {
+        // It was elsewhere, or nowhere yet. A process here is of an earlier stay, and was shut out since: nothing is said before it
+        // is gone. Then a stay begins, and is told before anything is started, so that whoever starts it later starts it as that.
+        if o.process.is_some() {
+            return vec![Action::Stop];
+        }
+        status.stay.clear();
+        status.device.clear();
+    }
+    if status.stay.is_empty() && o.process.is_none() {
+        status.stay = o.now.as_nanosecond().to_string();
+    }
     o.node.clone_into(&mut status.owner_id);
     o.instance_manager.clone_into(&mut status.instance_manager_name);
     // What the status has to say before it is done: whoever decided otherwise meanwhile made that write fail, and whoever
@@ -327,6 +339,7 @@ fn stopped(status: &mut EngineStatus) {
         current_image: std::mem::take(&mut status.current_image),
         failed_image: std::mem::take(&mut status.failed_image),
         device: std::mem::take(&mut status.device),
+        stay: std::mem::take(&mut status.stay),
         device_lost_at: std::mem::take(&mut status.device_lost_at),
         ..EngineStatus::default()
     };

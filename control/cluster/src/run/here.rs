@@ -187,15 +187,18 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     let mut outcome = Outcome::Done;
     let mut version = resource.resource_version();
     let (mut refusal, mut failure) = (None, None);
+    let mut stay = known.stay;
     for action in actions {
         tracing::debug!(engine = name, ?action, "engine");
         match action {
-            engine::Action::Start => failure = start_engine(context, name, &spec).await.err(),
-            engine::Action::TakeOver => failure = take_over(context, name, &spec).await.err(),
+            engine::Action::Start => failure = start_engine(context, name, &spec, &stay).await.err(),
+            engine::Action::TakeOver => failure = take_over(context, name, &spec, &stay).await.err(),
             engine::Action::Exchange(image) => {
                 tracing::info!(engine = name, image, "the engine's program is exchanged");
                 let spec = EngineSpec { image, ..spec.clone() };
-                context.agent.exchange(name, Part::Engine(&spec)).await?;
+                let generation = Generation::default();
+                let start = EngineStart { name, spec: &spec, generation, stay: &stay };
+                context.agent.exchange(name, Part::Engine(start)).await?;
             }
             engine::Action::Stop => context.agent.stop(name).await?,
             engine::Action::AddReplica { name: replica, address } => {
@@ -216,6 +219,7 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
                 done?;
                 // What follows is written on top of it, or not at all.
                 version = None;
+                stay = status.stay;
             }
             engine::Action::Tell(event) => context.desk.tell(resource.as_ref(), &event).await,
             engine::Action::LookAgain(after) => outcome = Outcome::Again(after),
@@ -281,18 +285,18 @@ async fn say_not_expanded(
 }
 
 /// Starts an engine, or a relay.
-async fn start_engine(context: &Context, name: &str, spec: &EngineSpec) -> Done {
+async fn start_engine(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
     lay_key(context, &spec.volume_name).await?;
     let generation = number(context, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
-    Ok(context.agent.start_engine(EngineStart { name, spec, generation }).await?)
+    Ok(context.agent.start_engine(EngineStart { name, spec, generation, stay }).await?)
 }
 
 /// Has an engine take a relay's place.
-async fn take_over(context: &Context, name: &str, spec: &EngineSpec) -> Done {
+async fn take_over(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
     let generation = number(context, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine takes a relay's place");
-    Ok(context.agent.take_over(EngineStart { name, spec, generation }).await?)
+    Ok(context.agent.take_over(EngineStart { name, spec, generation, stay }).await?)
 }
 
 /// A new generation for an engine: above everything that the volume issued and its replicas have seen. A relay needs none.

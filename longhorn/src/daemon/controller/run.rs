@@ -22,7 +22,7 @@ use super::fill;
 use super::queues::{DEPTH, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
 use super::show::{HideError, Show, Wish};
-use super::{ControllerArgs, UNENCRYPTED};
+use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Checksum;
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, freeze, memory};
@@ -43,6 +43,9 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
     // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
     let _live = take_name(&args.volume, &root)?;
+    if let Some(stay) = &args.stay {
+        stay::begin(stay, &args.volume, &root)?;
+    }
     let name = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
     if let Some(from) = &args.relay_from {
         return relay::run(args, from, &name, &root);

@@ -19,7 +19,9 @@ fn engine(node: &str, desire: DesireState, replicas: &[&str]) -> Engine {
         replica_address_map: replicas.iter().map(address).collect(),
         ..EngineSpec::default()
     };
-    Engine::new("v-e-0", spec)
+    let mut engine = Engine::new("v-e-0", spec);
+    engine.status = Some(EngineStatus { owner_id: node.into(), ..EngineStatus::default() });
+    engine
 }
 
 fn process(state: InstanceState) -> ProcessView {
@@ -306,4 +308,37 @@ fn an_engine_is_never_made_a_relay() {
     let (running, serves) = (process(InstanceState::Running), view(true, &[]));
     let actions = decide(&engine, Some(&running), Some(&serves));
     assert!(actions.contains(&Action::Stop) && !actions.contains(&Action::TakeOver), "{actions:?}");
+}
+
+#[test]
+fn a_stay_begins_before_anything_is_started_and_once_what_was_here_is_gone() {
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let begins = |engine: &Engine, after| {
+        let actions = plan(&Observed {
+            engine,
+            node: "n1",
+            instance_manager: "im",
+            process: None,
+            programs: RUNS,
+            view: None,
+            relay_address: "",
+            now: now() + Duration::from_secs(after),
+        });
+        assert_eq!(actions.last(), Some(&Action::Start), "{actions:?}");
+        let told = actions.iter().any(|a| matches!(a, Action::SetStatus(_))).then(|| status_in(&actions));
+        told.or_else(|| engine.status.clone()).unwrap()
+    };
+    let first = begins(&engine, 0);
+    assert!(!first.stay.is_empty());
+    engine.status = Some(EngineStatus { device: "boot/1".into(), ..first.clone() });
+    let again = begins(&engine, 10);
+    assert_eq!((&again.stay, again.device.as_str()), (&first.stay, "boot/1"), "its process was lost");
+    // It was elsewhere, while this node could not be reached.
+    let elsewhere = EngineStatus { owner_id: "n2".into(), ..again };
+    engine.status = Some(elsewhere);
+    let left = process(InstanceState::Error);
+    assert_eq!(decide(&engine, Some(&left), None), [Action::Stop], "and nothing is said while it is there");
+    let second = begins(&engine, 20);
+    assert_ne!(second.stay, first.stay);
+    assert_eq!((second.owner_id.as_str(), second.device.as_str()), ("n1", ""));
 }
