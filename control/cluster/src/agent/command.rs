@@ -114,9 +114,8 @@ mod tests {
         assert_eq!(line, expected);
         let migratable =
             EngineSpec { migratable: true, relay_from: "tcp:10.0.0.1:10003".into(), ..spec.clone() };
-        let line =
-            engine_command(&root, Path::new("/a"), here, &EngineStart { spec: &migratable, ..start.clone() })
-                .join(" ");
+        let line = engine_command(&root, Path::new("/a"), here, &EngineStart { spec: &migratable, ..start })
+            .join(" ");
         let relays =
             format!("--relay-from tcp:10.0.0.1:10003 --relay-listen unix:{path}/run/demo-e-0.relay.sock");
         assert!(line.contains(&relays), "{line}");
