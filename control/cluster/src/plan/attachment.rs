@@ -1,6 +1,6 @@
 //! Where a volume is attached: the ticket with the highest priority decides, then the lowest id.
 //!
-//! A volume goes from one node to another only over being detached, unless it is migratable ([`migration`]). A ticket of a
+//! A volume goes from one node to another only over being detached, unless it is migratable (`migration`). A ticket of a
 //! workload on another node ends what runs in the background (priority 800: snapshots, backups, rebuilds), and nothing
 //! else is ended by a newcomer. A volume for which nobody holds a ticket on its node any more is detached.
 
