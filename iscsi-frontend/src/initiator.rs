@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::scsi::DISK_LUN;
@@ -23,7 +24,7 @@ const PROGRAM_PATHS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 const SESSIONS: &str = "/sys/class/iscsi_session";
 const CONNECTIONS: &str = "/sys/class/iscsi_connection";
 
-/// How long the kernel and udev may take from a login to the disk.
+/// How long the kernel and udev may take from a login to the disk, and from a logout to the session's end.
 const DISK: Duration = Duration::from_secs(30);
 
 /// Between two looks.
@@ -48,6 +49,9 @@ pub enum InitiatorError {
     /// It logged in, and no disk came.
     #[error("the initiator has logged in to {0}, but the kernel makes no disk of it: see dmesg")]
     NoDisk(String),
+    /// It logged out, and the kernel keeps the session.
+    #[error("the initiator has logged out of {0}, but the kernel does not end the session: see dmesg")]
+    NoEnd(String),
     /// A system call.
     #[error("{what}: {source}")]
     Io {
@@ -188,16 +192,22 @@ fn words(done: &Output) -> String {
 impl Session {
     /// The disk's directory in sysfs, once it is there.
     fn disk(&self) -> Result<PathBuf, InitiatorError> {
-        let deadline = Instant::now() + DISK;
-        loop {
-            if let Some(disk) = self.try_disk() {
-                return Ok(disk);
-            }
-            if Instant::now() > deadline {
-                return Err(InitiatorError::NoDisk(self.target.clone()));
-            }
-            std::thread::sleep(LOOK);
-        }
+        within(DISK, || self.try_disk()).ok_or_else(|| InitiatorError::NoDisk(self.target.clone()))
+    }
+
+    /// Waits until this node of the disk can be opened. The kernel tells of a disk in sysfs first, and lets it be opened
+    /// later (`device_add_disk`): until then an open fails with ENXIO.
+    ///
+    /// # Errors
+    /// [`InitiatorError::NoDisk`] if it never can, or the open's own.
+    pub fn wait_for_node(&self, node: &Path) -> Result<(), InitiatorError> {
+        let opened = within(DISK, || match fs::File::open(node) {
+            Err(e) if Errno::from_io_error(&e) == Some(Errno::NXIO) => None,
+            other => Some(other),
+        });
+        let opened = opened.ok_or_else(|| InitiatorError::NoDisk(self.target.clone()))?;
+        let what = node.display().to_string();
+        opened.map(drop).map_err(|source| InitiatorError::Io { what, source })
     }
 
     /// `session3/device/target2:0:0/2:0:0:1/block/sdb`.
@@ -250,13 +260,21 @@ impl Session {
         write(&self.disk()?.join("device/rescan"), "1")
     }
 
-    /// Logs out, and forgets the target. The caller has made sure that the disk is not in use.
+    /// Logs out, forgets the target, and waits until the kernel has ended the session: it does so by and by after
+    /// `iscsiadm` has returned (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`), and whoever looks meanwhile takes the session, and a
+    /// disk that is about to go, for a living one. The caller has made sure that the disk is not in use.
     ///
     /// # Errors
     /// [`InitiatorError`].
     pub fn logout(self) -> Result<(), InitiatorError> {
         iscsiadm("log out", &node(&self.target, self.portal, &["--logout"]))?;
-        iscsiadm("forget the target", &node(&self.target, self.portal, &["--op=delete"]))
+        iscsiadm("forget the target", &node(&self.target, self.portal, &["--op=delete"]))?;
+        self.wait_for_end(DISK)
+    }
+
+    fn wait_for_end(&self, patience: Duration) -> Result<(), InitiatorError> {
+        within(patience, || (!self.directory.exists()).then_some(()))
+            .ok_or_else(|| InitiatorError::NoEnd(self.target.clone()))
     }
 
     /// The same where the target will not come back: what waits for it fails.
@@ -266,6 +284,18 @@ impl Session {
     pub fn abandon(self) -> Result<(), InitiatorError> {
         write(&self.directory.join("recovery_tmo"), "1")?;
         self.logout()
+    }
+}
+
+/// What `look` finds, looked for again and again; `None` if it finds nothing in this time.
+fn within<T>(time: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + time;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() > deadline {
+            return found;
+        }
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -307,5 +337,44 @@ mod tests {
         assert_eq!(found.try_disk(), Some(disk));
         assert_eq!(found.numbers().unwrap(), (8, 16));
         assert_eq!(found.size().unwrap(), 1 << 20);
+    }
+
+    #[test]
+    fn a_session_has_ended_when_the_kernel_has_it_no_more() {
+        let top = tempfile::tempdir().unwrap();
+        let directory = top.path().join("session3");
+        fs::create_dir(&directory).unwrap();
+        let portal = "127.0.0.1:3260".parse().unwrap();
+        let session = Session { directory: directory.clone(), target: "t".into(), portal };
+        let kept = session.wait_for_end(Duration::from_millis(1)).unwrap_err();
+        assert!(matches!(kept, InitiatorError::NoEnd(target) if target == "t"));
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            fs::remove_dir(directory).unwrap();
+        });
+        session.wait_for_end(Duration::from_secs(60)).unwrap();
+        assert!(!session.directory.exists());
+        ending.join().unwrap();
+    }
+
+    #[test]
+    fn a_node_is_waited_for_until_it_can_be_opened() {
+        let top = tempfile::tempdir().unwrap();
+        let node = top.path().join("disk");
+        let portal = "127.0.0.1:3260".parse().unwrap();
+        let session = Session { directory: top.path().into(), target: "t".into(), portal };
+        assert!(matches!(session.wait_for_node(&node), Err(InitiatorError::Io { .. })), "no node at all");
+        // Opening a socket fails with ENXIO too.
+        let socket = std::os::unix::net::UnixListener::bind(&node).unwrap();
+        let later = node.clone();
+        let coming = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(socket);
+            let beside = later.with_extension("new");
+            fs::write(&beside, "").unwrap();
+            fs::rename(beside, later).unwrap();
+        });
+        session.wait_for_node(&node).unwrap();
+        coming.join().unwrap();
     }
 }

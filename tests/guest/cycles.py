@@ -88,8 +88,8 @@ def again_and_again(disk, count, serving, make, take):
             # The first ones load what stays.
             before, files, memory = left_behind(disk, serving), open_files(), resident(serving)
         make()
-        if n % 16 == 0:
-            read_a_little(disk.device)
+        # Whoever is told of a device opens it at once.
+        read_a_little(disk.device)
         take()
     wait_for(f"as before: {before}", lambda: left_behind(disk, serving) == before)
     wait_for("open files as before", lambda: open_files() <= files + 64)

@@ -73,13 +73,13 @@ impl Initiator {
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
         self.target.show(queues)?;
         let portal = self.target.address();
-        let session = match initiator::find(&name(&self.volume)) {
+        let (session, is_new) = match initiator::find(&name(&self.volume)) {
             Some(session) if session.portal == portal => {
                 tracing::info!(%portal, "the initiator logs in again");
-                session
+                (session, false)
             }
             Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
-            None => initiator::login(&name(&self.volume), portal, self.patience)?,
+            None => (initiator::login(&name(&self.volume), portal, self.patience)?, true),
         };
         // It may have grown while nobody served it.
         if session.size()? != size {
@@ -88,6 +88,9 @@ impl Initiator {
         let rdev = rdev(&session)?;
         let place = device_of(&self.volume);
         node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
+        if is_new {
+            session.wait_for_node(&place)?;
+        }
         self.shown = Some((session, place.clone(), rdev));
         Ok(Endpoint { device: Some(place), uri: None })
     }
