@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use lh_block::{Generation, Geometry, Instance};
+use lh_ring::Mailbox;
 use lh_wire::handshake::Key;
 use lh_wire::{Control, MAX_DATA, MapPage, ReplicaState, Status as WireStatus};
 
@@ -23,7 +24,7 @@ use crate::conductor::{
     Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
     ReplicaConfig, Status, Why,
 };
-use crate::link::{Mail, Mailbox, News, Parts};
+use crate::link::{Mail, News, Parts};
 use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
@@ -107,7 +108,7 @@ pub struct EngineHandle {
     orders: Sender<Order>,
     status: Arc<Mutex<Status>>,
     stats: Arc<[Arc<Stats>]>,
-    mailboxes: Arc<[Mailbox]>,
+    mailboxes: Arc<[Mailbox<Mail>]>,
 }
 
 impl EngineHandle {
@@ -166,7 +167,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
     let instance = Instance(u128::from_le_bytes(random));
     let shared = Arc::new(Shared::new(options.size, lh_wire::intent_chunk(options.size)));
     let (news_sender, news) = unbounded();
-    let mut queues = make_queues(&options, &shared, &news_sender)?;
+    let (mailboxes, mut queues) = make_queues(&options, &shared, &news_sender)?;
     let (orders_sender, orders) = unbounded();
     let (events_sender, events) = unbounded();
     let conductor = Conductor::new(Config {
@@ -186,7 +187,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         orders: orders_sender.clone(),
         status: Arc::new(Mutex::new(conductor.status())),
         stats: queues.iter().map(|p| p.queue.stats().clone()).collect(),
-        mailboxes: queues.iter().map(|p| p.mailbox.clone()).collect(),
+        mailboxes: mailboxes.into(),
     };
     let for_authority = orders_sender.clone();
     let authority = authority::serve(options.authority, move |input| {
@@ -218,11 +219,16 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
     Ok((handle, queues, events))
 }
 
-fn make_queues(options: &Options, shared: &Arc<Shared>, news: &Sender<News>) -> io::Result<Vec<Parts>> {
+/// The mailboxes of the queues, by number, and their parts.
+fn make_queues(
+    options: &Options,
+    shared: &Arc<Shared>,
+    news: &Sender<News>,
+) -> io::Result<(Vec<Mailbox<Mail>>, Vec<Parts>)> {
     assert!((1..=64).contains(&options.queues), "1 to 64 queues");
     let table = Arc::new(Table::new());
     let boxes: Vec<_> = (0..options.queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
-    let peers: Vec<Mailbox> = boxes.iter().map(|(mailbox, _)| mailbox.clone()).collect();
+    let (peers, inboxes): (Vec<_>, Vec<_>) = boxes.into_iter().unzip();
     let mut rank = [1; MEMBERS_MAX];
     for (rank, replica) in rank.iter_mut().zip(&options.replicas) {
         *rank = u8::from(!replica.address.is_local());
@@ -247,17 +253,17 @@ fn make_queues(options: &Options, shared: &Arc<Shared>, news: &Sender<News>) -> 
         max_transfer: MAX_DATA,
         depth: options.depth.into(),
     };
-    let parts = (0..options.queues).zip(boxes).map(|(n, (mailbox, mail))| Parts {
+    let parts = (0..options.queues).zip(inboxes).map(|(n, inbox)| Parts {
         queue: Queue::new(config.clone(), QueueId(n), table.clone(), shared.clone()),
         id: QueueId(n),
         generation: options.generation,
         geometry,
-        mail,
-        mailbox,
+        inbox,
         peers: peers.clone(),
         news: news.clone(),
     });
-    Ok(parts.collect())
+    let parts = parts.collect();
+    Ok((peers, parts))
 }
 
 impl ReplicaAddress {
@@ -279,7 +285,7 @@ struct ControlThread {
     began: Instant,
     identity: connector::Identity,
     addresses: BTreeMap<String, Address>,
-    mailboxes: Arc<[Mailbox]>,
+    mailboxes: Arc<[Mailbox<Mail>]>,
     status: Arc<Mutex<Status>>,
     authority: authority::Calls,
     orders: Sender<Order>,

@@ -4,7 +4,7 @@
 //!   on one ring in one thread; nothing on the way of a request goes to another thread or is allocated.
 //! - The bytes of a write are the frontend's payload; the same pieces of memory go to every replica. The bytes of a
 //!   read are pieces of the stream that they came in.
-//! - What comes from other threads comes through the [`Mail`]box, in order.
+//! - What comes from other threads comes as [`Mail`] in the queue's [`Mailbox`], in order.
 
 mod connection;
 mod data;
@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use crossbeam_channel::Sender;
 use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
-use lh_ring::{Bell, Completion, Payload, Pool, QueueDevice, Ring, Token};
+use lh_ring::{Bell, Completion, Inbox, Mailbox, Payload, Pool, QueueDevice, Ring, Token};
 use lh_wire::{Header, Status};
 
 use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, QueueId, ToQueue};
@@ -72,36 +72,6 @@ pub enum News {
     },
 }
 
-/// How other threads reach a queue thread.
-#[derive(Clone, Debug)]
-pub struct Mailbox {
-    sender: Sender<Mail>,
-    bell: Bell,
-}
-
-impl Mailbox {
-    /// A mailbox and its other end.
-    ///
-    /// # Errors
-    /// No descriptor left for the bell.
-    pub fn new() -> std::io::Result<(Self, Receiver<Mail>)> {
-        let (sender, receiver) = crossbeam_channel::unbounded();
-        Ok((Self { sender, bell: Bell::new()? }, receiver))
-    }
-
-    /// Puts something in and wakes the thread. A thread that has ended reads nothing any more.
-    pub fn put(&self, mail: Mail) {
-        if self.sender.send(mail).is_ok() {
-            self.bell.ring();
-        }
-    }
-
-    /// Wakes the thread.
-    pub fn wake(&self) {
-        self.bell.ring();
-    }
-}
-
 /// What a queue thread is made of; may be sent to it.
 #[derive(Debug)]
 pub struct Parts {
@@ -114,11 +84,9 @@ pub struct Parts {
     /// Sizes for the frontend. The size is kept up to date.
     pub geometry: Geometry,
     /// Where its mail comes from.
-    pub mail: Receiver<Mail>,
-    /// Its own mailbox, for the bell.
-    pub mailbox: Mailbox,
+    pub inbox: Inbox<Mail>,
     /// The mailboxes of all queues, by number.
-    pub peers: Vec<Mailbox>,
+    pub peers: Vec<Mailbox<Mail>>,
     /// To the control thread.
     pub news: Sender<News>,
 }
@@ -129,9 +97,8 @@ pub struct EngineQueue {
     id: QueueId,
     generation: Generation,
     geometry: Geometry,
-    mail: Receiver<Mail>,
-    mailbox: Mailbox,
-    peers: Vec<Mailbox>,
+    inbox: Inbox<Mail>,
+    peers: Vec<Mailbox<Mail>>,
     news: Sender<News>,
     began: Instant,
     /// Nanoseconds since then, as of the last completion or turn.
@@ -163,8 +130,7 @@ impl EngineQueue {
             id: parts.id,
             generation: parts.generation,
             geometry: parts.geometry,
-            mail: parts.mail,
-            mailbox: parts.mailbox,
+            inbox: parts.inbox,
             peers: parts.peers,
             news: parts.news,
             began: Instant::now(),
@@ -319,7 +285,7 @@ impl Device<Payload> for EngineQueue {
 
 impl QueueDevice for EngineQueue {
     fn bell(&self) -> &Bell {
-        &self.mailbox.bell
+        self.inbox.bell()
     }
 
     fn pool(&self) -> &Pool {
@@ -338,15 +304,8 @@ impl QueueDevice for EngineQueue {
             self.apply(Input::Answered { slot });
         }
         self.submitted = submitted;
-        loop {
-            match self.mail.try_recv() {
-                Ok(mail) => self.take(mail),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    self.ending = true;
-                    break;
-                }
-            }
+        while let Some(mail) = self.inbox.take() {
+            self.take(mail);
         }
         if self.next_tick.is_some_and(|at| at <= now) {
             self.next_tick = None;

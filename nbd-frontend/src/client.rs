@@ -13,11 +13,11 @@ pub mod requests;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lh_block::{Device, Done, Extent, Geometry, IoError, Op, Request};
-use lh_ring::{Bell, Completion, Payload, Pool, QueueDevice, Ring};
+use lh_ring::{Bell, Completion, Inbox, Mailbox, Payload, Pool, QueueDevice, Ring};
 use thiserror::Error;
 
 use crate::proto::transmission_flag as flag;
@@ -87,33 +87,11 @@ pub enum Mail {
     End,
 }
 
-/// How other threads reach a client.
-#[derive(Clone, Debug)]
-pub struct Mailbox {
-    sender: Sender<Mail>,
-    bell: Bell,
-}
-
-impl Mailbox {
-    /// Puts something in and wakes the thread. One that has ended reads nothing any more.
-    pub fn put(&self, mail: Mail) {
-        if self.sender.send(mail).is_ok() {
-            self.bell.ring();
-        }
-    }
-
-    /// Wakes the thread.
-    pub fn wake(&self) {
-        self.bell.ring();
-    }
-}
-
 /// What a client is made of; may be sent to its thread.
 #[derive(Debug)]
 pub struct Parts {
     geometry: Geometry,
-    mail: Receiver<Mail>,
-    mailbox: Mailbox,
+    inbox: Inbox<Mail>,
     wanted: Sender<()>,
 }
 
@@ -122,11 +100,10 @@ impl Parts {
     ///
     /// # Errors
     /// No descriptor left for the bell.
-    pub fn new(geometry: Geometry) -> std::io::Result<(Self, Mailbox, Receiver<()>)> {
-        let (sender, mail) = channel();
-        let mailbox = Mailbox { sender, bell: Bell::new()? };
+    pub fn new(geometry: Geometry) -> std::io::Result<(Self, Mailbox<Mail>, Receiver<()>)> {
+        let (mailbox, inbox) = Mailbox::new()?;
         let (wanted, wishes) = channel();
-        Ok((Self { geometry, mail, mailbox: mailbox.clone(), wanted }, mailbox, wishes))
+        Ok((Self { geometry, inbox, wanted }, mailbox, wishes))
     }
 }
 
@@ -134,8 +111,7 @@ impl Parts {
 #[derive(Debug)]
 pub struct Client {
     geometry: Geometry,
-    mail: Receiver<Mail>,
-    mailbox: Mailbox,
+    inbox: Inbox<Mail>,
     wanted: Sender<()>,
     pool: Pool,
     requests: Requests,
@@ -150,11 +126,10 @@ pub struct Client {
 impl Client {
     /// A client on the calling thread, with data in the pool.
     pub fn new(parts: Parts, pool: &Pool) -> Self {
-        let Parts { geometry, mail, mailbox, wanted } = parts;
+        let Parts { geometry, inbox, wanted } = parts;
         let client = Self {
             geometry,
-            mail,
-            mailbox,
+            inbox,
             wanted,
             pool: pool.clone(),
             requests: Requests::new(geometry.depth),
@@ -229,7 +204,7 @@ impl Client {
 
 impl QueueDevice for Client {
     fn bell(&self) -> &Bell {
-        &self.mailbox.bell
+        self.inbox.bell()
     }
 
     fn pool(&self) -> &Pool {
@@ -241,15 +216,8 @@ impl QueueDevice for Client {
     }
 
     fn begin_turn(&mut self) {
-        loop {
-            match self.mail.try_recv() {
-                Ok(mail) => self.take(mail),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    self.ending = true;
-                    break;
-                }
-            }
+        while let Some(mail) = self.inbox.take() {
+            self.take(mail);
         }
         if self.link.is_none() && self.let_go.is_some_and(|at| at <= Instant::now()) {
             while let Some(done) = self.requests.give_up(IoError::ShuttingDown) {

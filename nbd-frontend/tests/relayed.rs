@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lh_block::{Device, Done, Extent, IoError, Op, Request};
-use lh_ring::{Answers, OWNER_DEVICE, OWNER_LOOP, Payload, Pool, QueueDevice, Ring, Token};
+use lh_ring::{Answers, Mailbox, OWNER_DEVICE, OWNER_LOOP, Payload, Pool, QueueDevice, Ring, Token};
 use nbd_frontend::Lane;
-use nbd_frontend::client::{Client, HandshakeError, Mail, Mailbox, Parts, handshake};
+use nbd_frontend::client::{Client, HandshakeError, Mail, Parts, handshake};
 use nbd_frontend::proto::{self, SIMPLE_REPLY_MAGIC, SimpleReply, command, error};
 use support::{GEOMETRY, Running};
 use zerocopy::{FromBytes, IntoBytes};
@@ -25,7 +25,7 @@ struct Queue {
     ring: Ring,
     pool: Pool,
     client: Client,
-    mailbox: Mailbox,
+    mailbox: Mailbox<Mail>,
     wishes: Receiver<()>,
     answers: Vec<Done<Payload>>,
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use datapath::link::{EngineQueue, Mail, Mailbox, News, Parts};
+use datapath::link::{EngineQueue, Mail, News, Parts};
 use datapath::message::{
     ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
 };
 use datapath::order::Table;
 use datapath::queue::{Config, Queue};
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
-use lh_ring::{OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token};
+use lh_ring::{Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token};
 
 use crate::replica::Replica;
 
@@ -26,7 +26,7 @@ pub(crate) struct Bench {
     pub(crate) replicas: Vec<Replica>,
     engine: EngineQueue,
     news: Receiver<News>,
-    mailbox: Mailbox,
+    mailbox: Mailbox<Mail>,
     tag: u64,
     switches: u64,
     answers: Vec<(u64, Answer)>,
@@ -64,15 +64,14 @@ impl Bench {
             depth: 64,
         };
         let shared = Arc::new(Shared::new(SIZE as u64, 4 << 20));
-        let (mailbox, mail) = Mailbox::new().expect("an eventfd");
+        let (mailbox, inbox) = Mailbox::new().expect("an eventfd");
         let (sender, news) = crossbeam_channel::unbounded();
         let parts = Parts {
             queue: Queue::new(config, QueueId(0), Arc::new(Table::new()), shared),
             id: QueueId(0),
             generation: Generation::from(1 << 32),
             geometry,
-            mail,
-            mailbox: mailbox.clone(),
+            inbox,
             peers: vec![mailbox.clone()],
             news: sender,
         };

@@ -8,12 +8,13 @@
 //! 2. **A byte of a [`Pool`] is either written by one or read by many.** The kernel writes only into a [`Payload`] that
 //!    was handed over to the operation, or into the part of an [`Rx`] that nobody has been given yet.
 //!
-//! Pool, ring and all their parts belong to one thread. A [`Bell`] is what other threads may hold.
+//! Pool, ring and all their parts belong to one thread. A [`Bell`] or a [`Mailbox`] is what other threads may hold.
 #![expect(unsafe_code, reason = "the kernel's interfaces take pointers; this crate keeps them valid")]
 
 mod bell;
 mod fd;
 mod frontend;
+mod mailbox;
 mod map;
 mod memory;
 mod op;
@@ -30,6 +31,7 @@ mod tx;
 pub use bell::Bell;
 pub use fd::Fd;
 pub use frontend::Frontend;
+pub use mailbox::{Inbox, Mailbox};
 pub use memory::{Answers, MemoryDisk, MemoryStore};
 pub use payload::Payload;
 pub use places::{Place, Places};

@@ -18,9 +18,10 @@ use control::engine::EngineError;
 use control::host::{self, Root};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
 use lh_block::{Address, Geometry, Instance};
+use lh_ring::Mailbox;
 use lh_ring::sys::random;
 use lh_wire::MAX_DATA;
-use nbd_frontend::client::{Client, Mail, Mailbox, Parts};
+use nbd_frontend::client::{Client, Mail, Parts};
 
 pub(super) use source::Source;
 
@@ -43,7 +44,7 @@ pub(super) const UNENCRYPTED: &str = "relays over TCP are served without encrypt
     and may change the volume's bytes; give --insecure if that network is your own";
 
 /// The mailboxes of all queues.
-struct Mailboxes(Vec<Mailbox>);
+struct Mailboxes(Vec<Mailbox<Mail>>);
 
 impl Mailboxes {
     fn put(&self, mail: impl Fn() -> Mail) {

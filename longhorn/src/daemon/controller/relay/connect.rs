@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use lh_block::{Address, Generation, Geometry, Instance};
+use lh_ring::Mailbox;
 use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{
     CHALLENGE_LEN, Challenge, HandshakeError, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
 };
-use nbd_frontend::client::{self, Mail, Mailbox, Unfit, handshake};
+use nbd_frontend::client::{self, Mail, Unfit, handshake};
 use thiserror::Error;
 
 /// How long a connection may take to be made. A host that is away does not answer at all.
@@ -151,7 +152,7 @@ impl Obstacles {
 pub(super) fn keep_connected(
     target: &Target,
     queue: u16,
-    mailbox: &Mailbox,
+    mailbox: &Mailbox<Mail>,
     wishes: &mpsc::Receiver<()>,
     (obstacles, news): (&Obstacles, &Sender<News>),
 ) {
