@@ -7,12 +7,18 @@ use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::proto::{
-    Greeting, MAGIC, OPTION_MAGIC, OptionHeader, OptionReply, REPLY_MAGIC, STRING_MAX, client_flag, info,
-    option, reply,
+    Greeting, InfoBlockSize, InfoExport, MAGIC, OPTION_MAGIC, OptionHeader, OptionReply, REPLY_MAGIC,
+    STRING_MAX, client_flag, handshake_flag, info, option, reply,
 };
 
 /// Longest answer to an option: a few facts, or an error's words.
 const ANSWER_MAX: u32 = 64 << 10;
+
+/// Most facts that a server may tell. There are four kinds; a server that tells no end of them is none.
+const FACTS_MAX: u32 = 64;
+
+/// Largest of the smallest blocks that the protocol allows ("Block size constraints").
+const BLOCK_MAX: u32 = 64 << 10;
 
 /// What a server takes that does not tell ("Block size constraints").
 const LONGEST: u32 = 32 << 20;
@@ -51,7 +57,8 @@ pub enum HandshakeError {
     },
 }
 
-/// Negotiates on a fresh connection. Afterwards the stream is at the first request.
+/// Negotiates on a fresh connection. Afterwards the stream is at the first request. Holds no more than one answer, of 64 KiB at
+/// most; how long it may take is for the stream's timeouts.
 ///
 /// # Errors
 /// [`HandshakeError`]: the connection is of no use any more.
@@ -62,15 +69,25 @@ pub fn handshake(stream: &mut (impl Read + Write), export: &str) -> Result<Serve
     if greeting.magic.get() != MAGIC || greeting.option_magic.get() != OPTION_MAGIC {
         return Err(HandshakeError::Foreign("its greeting"));
     }
+    if greeting.flags.get() & handshake_flag::FIXED_NEWSTYLE == 0 {
+        return Err(HandshakeError::Foreign("it does not speak fixed newstyle"));
+    }
     let flags = client_flag::FIXED_NEWSTYLE | client_flag::NO_ZEROES;
     stream.write_all(&flags.to_be_bytes())?;
     go(stream, export)?;
     let mut served = Served { size: 0, flags: 0, block: 512, longest: LONGEST };
-    let mut told = false;
+    let (mut told, mut facts) = (false, 0);
     loop {
         let (kind, data) = answer(stream)?;
         match kind {
-            reply::INFO => told |= fact(&data, &mut served),
+            reply::INFO if facts < FACTS_MAX => {
+                facts += 1;
+                told |= fact(&data, &mut served)?;
+            }
+            reply::INFO => return Err(HandshakeError::Foreign("no end of facts")),
+            reply::ACK if !data.is_empty() => {
+                return Err(HandshakeError::Foreign("more than an acknowledgement"));
+            }
             reply::ACK if told => return Ok(served),
             reply::ACK => return Err(HandshakeError::Foreign("no size was told")),
             _ if kind >> 31 == 1 => {
@@ -100,7 +117,8 @@ fn answer(stream: &mut impl Read) -> Result<(u32, Vec<u8>), HandshakeError> {
     let mut head = [0; size_of::<OptionReply>()];
     stream.read_exact(&mut head)?;
     let head = OptionReply::read_from_bytes(&head).map_err(|_| HandshakeError::Foreign("an answer"))?;
-    if head.magic.get() != REPLY_MAGIC || head.length.get() > ANSWER_MAX {
+    let is_ours = head.magic.get() == REPLY_MAGIC && head.option.get() == option::GO;
+    if !is_ours || head.length.get() > ANSWER_MAX {
         return Err(HandshakeError::Foreign("an answer's head"));
     }
     let mut data = vec![0; head.length.get() as usize];
@@ -108,28 +126,33 @@ fn answer(stream: &mut impl Read) -> Result<(u32, Vec<u8>), HandshakeError> {
     Ok((head.kind.get(), data))
 }
 
-/// Takes a fact; true if it was the export's size and flags.
-fn fact(data: &[u8], served: &mut Served) -> bool {
-    let Some((kind, value)) = data.split_first_chunk::<2>() else { return false };
+/// Takes a fact; true if it was the export's size and flags. What is of no interest is not looked into.
+///
+/// # Errors
+/// It has another length than its kind, or block sizes that cannot be.
+fn fact(data: &[u8], served: &mut Served) -> Result<bool, HandshakeError> {
+    let kind = data.first_chunk::<2>().ok_or(HandshakeError::Foreign("a fact without a kind"))?;
     match u16::from_be_bytes(*kind) {
         info::EXPORT => {
-            let Some((size, rest)) = value.split_first_chunk::<8>() else { return false };
-            let Some(flags) = rest.first_chunk::<2>() else { return false };
-            served.size = u64::from_be_bytes(*size);
-            served.flags = u16::from_be_bytes(*flags);
-            return true;
+            let export = InfoExport::read_from_bytes(data);
+            let export = export.map_err(|_| HandshakeError::Foreign("the export's size and flags"))?;
+            served.size = export.size.get();
+            served.flags = export.flags.get();
+            Ok(true)
         }
         info::BLOCK_SIZE => {
-            if let Some((least, rest)) = value.split_first_chunk::<4>()
-                && let Some(longest) = rest.get(4..).and_then(|rest| rest.first_chunk::<4>())
-            {
-                served.block = u32::from_be_bytes(*least).max(512);
-                served.longest = u32::from_be_bytes(*longest).min(LONGEST);
+            let sizes = InfoBlockSize::read_from_bytes(data);
+            let sizes = sizes.map_err(|_| HandshakeError::Foreign("the block sizes"))?;
+            let (least, longest) = (sizes.minimum.get(), sizes.maximum.get());
+            if !least.is_power_of_two() || least > BLOCK_MAX || longest < least {
+                return Err(HandshakeError::Foreign("block sizes that cannot be"));
             }
+            served.block = least.max(512);
+            served.longest = longest.min(LONGEST);
+            Ok(false)
         }
-        _ => {}
+        _ => Ok(false),
     }
-    false
 }
 
 #[cfg(test)]
@@ -160,32 +183,37 @@ mod tests {
     }
 
     fn reply_of(kind: u32, data: &[u8]) -> Vec<u8> {
+        reply_to(option::GO, kind, data)
+    }
+
+    fn reply_to(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
         let len = u32::try_from(data.len()).unwrap();
-        [
-            &REPLY_MAGIC.to_be_bytes()[..],
-            &option::GO.to_be_bytes(),
-            &kind.to_be_bytes(),
-            &len.to_be_bytes(),
-            data,
-        ]
-        .concat()
+        [&REPLY_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &kind.to_be_bytes(), &len.to_be_bytes(), data]
+            .concat()
     }
 
     fn talk(answers: &[Vec<u8>]) -> (Result<Served, HandshakeError>, Vec<u8>) {
-        let greeting = [&MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &[0, 3]].concat();
+        talk_after(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES, answers)
+    }
+
+    fn talk_after(flags: u16, answers: &[Vec<u8>]) -> (Result<Served, HandshakeError>, Vec<u8>) {
+        let greeting = [&MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &flags.to_be_bytes()].concat();
         let words = [greeting, answers.concat()].concat();
         let mut script = Script { words: io::Cursor::new(words), said: Vec::new() };
         (handshake(&mut script, "vol"), script.said)
     }
 
+    fn export() -> Vec<u8> {
+        [&0_u16.to_be_bytes()[..], &(1_u64 << 30).to_be_bytes(), &0x16d_u16.to_be_bytes()].concat()
+    }
+
+    fn blocks(least: u32, longest: u32) -> Vec<u8> {
+        [&3_u16.to_be_bytes()[..], &least.to_be_bytes(), &[0; 4], &longest.to_be_bytes()].concat()
+    }
+
     #[test]
     fn size_flags_and_block_are_learnt() {
-        let export =
-            [&0_u16.to_be_bytes()[..], &(1_u64 << 30).to_be_bytes(), &0x16d_u16.to_be_bytes()].concat();
-        let blocks =
-            [&3_u16.to_be_bytes()[..], &4096_u32.to_be_bytes(), &[0; 4], &0x10_0000_u32.to_be_bytes()]
-                .concat();
-        let answers = [reply_of(3, &export), reply_of(3, &blocks), reply_of(1, &[])];
+        let answers = [reply_of(3, &export()), reply_of(3, &blocks(4096, 1 << 20)), reply_of(1, &[])];
         let (served, said) = talk(&answers);
         assert_eq!(served.unwrap(), Served { size: 1 << 30, flags: 0x16d, block: 4096, longest: 1 << 20 });
         assert_eq!(&said[..4], [0, 0, 0, 3]);
@@ -208,5 +236,67 @@ mod tests {
             assert!(matches!(talk(&answers).0, Err(HandshakeError::Foreign(_))), "{answers:?}");
         }
         assert!(matches!(talk(&[]).0, Err(HandshakeError::Io(_))));
+    }
+
+    /// Whether a server that tells this of itself, and then gives its export out, is taken for one.
+    fn believed(fact: &[u8]) -> bool {
+        match talk(&[reply_of(3, &export()), reply_of(3, fact), reply_of(1, &[])]).0 {
+            Ok(_) => true,
+            Err(HandshakeError::Foreign(_)) => false,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn a_fact_has_the_length_of_its_kind() {
+        assert!(believed(&export()) && believed(&blocks(1, u32::MAX)));
+        // Names and descriptions have any, and there may be kinds that nobody knows yet.
+        assert!(believed(&[0, 1]) && believed(&[0, 2, b'x']) && believed(&[0x7f, 0, 1, 2, 3]));
+        for fact in [export(), blocks(512, 1 << 20)] {
+            assert!(!believed(&fact[..fact.len() - 1]) && !believed(&[&fact[..], &[0]].concat()));
+            assert!(!believed(&fact[..2]));
+        }
+        assert!(!believed(&[]) && !believed(&[0]));
+    }
+
+    #[test]
+    fn block_sizes_are_powers_of_two_and_fit_together() {
+        for (least, longest) in [(0, 1 << 20), (3072, 1 << 20), (1 << 17, 1 << 20), (4096, 512), (512, 0)] {
+            assert!(!believed(&blocks(least, longest)), "{least} to {longest}");
+        }
+        for (least, longest) in [(1, 1 << 20), (512, 512), (1 << 16, u32::MAX)] {
+            assert!(believed(&blocks(least, longest)), "{least} to {longest}");
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_is_of_our_option_and_has_no_data() {
+        let told = reply_of(3, &export());
+        for end in [reply_of(1, &[0]), reply_to(option::INFO, 1, &[]), reply_to(0, reply::ERR_UNKNOWN, &[])] {
+            let (served, _) = talk(&[told.clone(), end]);
+            assert!(matches!(served, Err(HandshakeError::Foreign(_))), "{served:?}");
+        }
+        assert!(talk(&[told, reply_of(1, &[])]).0.is_ok());
+    }
+
+    #[test]
+    fn a_server_that_tells_no_end_of_facts_is_left() {
+        let facts = |count| {
+            let names = vec![reply_of(3, &[0, 1, b'x']); count];
+            talk(&[&[reply_of(3, &export())][..], &names, &[reply_of(1, &[])]].concat()).0
+        };
+        let most = FACTS_MAX as usize;
+        assert!(facts(most - 1).is_ok());
+        assert!(matches!(facts(most), Err(HandshakeError::Foreign(_))));
+    }
+
+    #[test]
+    fn an_oldstyle_or_unfixed_server_is_told_nothing() {
+        let answers = [reply_of(3, &export()), reply_of(1, &[])];
+        for flags in [0, handshake_flag::NO_ZEROES] {
+            let (served, said) = talk_after(flags, &answers);
+            assert!(matches!(served, Err(HandshakeError::Foreign(_))) && said.is_empty(), "{served:?}");
+        }
+        assert!(talk_after(handshake_flag::FIXED_NEWSTYLE, &answers).0.is_ok());
     }
 }
