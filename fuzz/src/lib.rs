@@ -2,6 +2,7 @@
 //! laid out. A target that finds nothing wrong returns; everything else is a panic.
 
 pub mod chain;
+pub mod client;
 pub mod iscsi;
 pub mod meta;
 pub mod nbd;
