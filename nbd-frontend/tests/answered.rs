@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use lh_block::{Device, Done, Geometry, IoError};
 use lh_ring::{Answers, Mailbox, OWNER_DEVICE, OWNER_LOOP, Pool, QueueDevice, Ring, Token};
 use nbd_frontend::Ending;
-use nbd_frontend::client::requests::{Answer, Broken, Requests};
+use nbd_frontend::client::requests::{Answer, Broken, REPLY_LEN, Requests};
 use nbd_frontend::client::{Client, HandshakeError, Mail, Parts, handshake};
 use script::GEOMETRY;
 use support::{Running, Setup};
@@ -177,6 +177,17 @@ fn refused(server: &Running) -> Vec<u8> {
     kept.join().unwrap()
 }
 
+/// A session's first batch, and an answer to it once more: to the last but one, in whose place a request of the next batch
+/// waits that has not been sent, because it is behind one that goes in pieces.
+fn repeated(session: &[u8]) -> Vec<u8> {
+    let mut words = Words(session);
+    handshake(&mut words, "demo").unwrap();
+    let answers = 6 * REPLY_LEN + 2048 + 512;
+    let (batch, _) = session.split_at(session.len() - words.0.len() + answers);
+    let before = batch.len() - 512 - 2 * REPLY_LEN;
+    [batch, &batch[before..before + REPLY_LEN]].concat()
+}
+
 /// A server of other people; ended with the test.
 struct Other(Child);
 
@@ -241,7 +252,7 @@ impl Write for Words<'_> {
 }
 
 /// What a client may make of a reply.
-const KINDS: [&str; 6] = ["refused", "data", "done", "piece", "error", "stopping"];
+const KINDS: [&str; 7] = ["refused", "data", "done", "piece", "error", "stopping", "unasked"];
 
 /// How often a recording leads to each kind of reply.
 fn replay(stream: &[u8]) -> BTreeMap<&'static str, usize> {
@@ -277,6 +288,10 @@ fn replay(stream: &[u8]) -> BTreeMap<&'static str, usize> {
                 saw("stopping");
                 break;
             }
+            Err(Broken::Cookie(_)) => {
+                saw("unasked");
+                break;
+            }
             Err(broken) => panic!("{broken}"),
         }
         rest = later;
@@ -287,8 +302,10 @@ fn replay(stream: &[u8]) -> BTreeMap<&'static str, usize> {
 #[test]
 fn sessions_are_recorded() {
     let server = ours();
+    let own = whole(server.connect(), "own");
     let mut sessions = vec![
-        ("own", whole(server.connect(), "own")),
+        ("own-repeated", repeated(&own)),
+        ("own", own),
         ("own-failing", failing(&server)),
         ("own-refused", refused(&server)),
         ("own-stopped", stopped()),
@@ -327,4 +344,5 @@ fn what_was_recorded_still_reaches_every_kind_of_reply() {
     for kind in KINDS {
         assert!(reached.contains_key(kind), "no recording leads to {kind}: {reached:?}");
     }
+    assert_eq!(reached["unasked"], 1, "of the session that was made so: {reached:?}");
 }
