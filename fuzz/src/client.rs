@@ -5,7 +5,7 @@
 //!
 //! | bits | meaning |
 //! |---|---|
-//! | 0, 1 | 0: reply by reply; 1: all bytes at once; 2: in pieces that end anywhere; 3: the first ones one by one |
+//! | 0, 1 | 0: reply by reply; 1: all bytes at once; 2: in pieces that end anywhere; 3: reply by reply, the last byte of each by itself |
 //! | 2 | there is no handshake in the stream |
 //! | 3 | the replies come again, as they are, on the next connection |
 //! | 4 | nobody serves the client afterwards, and its device is given up; else an honest server answers what is left |
@@ -158,8 +158,8 @@ impl<'a> World<'a> {
                 0 => peer.next_reply(rest),
                 1 => rest.len(),
                 2 => [1, 15, 17, 7, 509, 3, 2000][count % 7],
-                _ if count < 40 => 1,
-                _ => rest.len(),
+                _ if count % 2 == 0 => (peer.next_reply(rest) - 1).max(1),
+                _ => 1,
             };
             count += 1;
             let (now, later) = rest.split_at(len.min(rest.len()));
