@@ -26,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use clock::rfc3339;
 pub use controller::ControllerArgs;
-pub(crate) use controller::{device_of, nbd_identifier, target_name, ublk_owner};
+pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::layer;

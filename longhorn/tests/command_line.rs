@@ -283,6 +283,7 @@ fn doctor_judges_every_part() {
         "memlock",
         "root",
         "disk",
+        "swap",
         "programs",
         "multipath",
         "longhorn",

@@ -5,7 +5,8 @@ on the device: the server must never wait for memory that waits for its own devi
     pressure.py careless FRONTEND-volume    the counterpart: engine and replica get no more memory than others do. They have
                                             to hang, or the load would find no fault in anything
 
-in a guest with little memory and a scratch disk, /dev/ubda. Of a volume, engine and replica are both under pressure. Where
+in a guest with little memory and a scratch disk, /dev/ubda. Of a volume, engine and replica are both under pressure;
+LH_SCRATCH_FS=xfs: its replica lies on XFS, not on ext4. Where
 nobody gets memory any more, this program gets none either: then the guest's time limit tells, and the kernel's own words do
 ("page allocation stall").
 """
@@ -141,11 +142,15 @@ def on_scratch(kind):
     return KINDS[kind]("pressure", size=SIZE, file=SCRATCH, more=["--direct", "yes"])
 
 
+# What the replica lies on. XFS can stop a volume that is swapped to, which is the kernel's doing (docs/devices.md).
+BELOW = os.environ.get("LH_SCRATCH_FS", "ext4")
+
+
 class VolumeOnScratch(Volume):
     """The replica's directory is on a file system on the scratch disk."""
 
     def __init__(self, frontend):
-        self.scratch = Mounted(SCRATCH, "xfs")
+        self.scratch = Mounted(SCRATCH, BELOW)
         super().__init__(frontend, volume="pressure", size=SIZE, where=self.scratch.__enter__(), replicas=1)
 
     def stop(self):

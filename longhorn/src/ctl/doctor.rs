@@ -1,6 +1,7 @@
 //! `doctor`: what this host has and lacks, each line with the next step.
 
 mod node;
+mod swap;
 
 use std::fs;
 use std::io;
@@ -88,6 +89,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         realtime(),
         root_directory(&context.root),
         file_system(&context.root),
+        swap::on_volumes(Path::new(crate::daemon::DEVICES), kind_below(&context.root)),
         manager(&context.root),
     ];
     findings.extend(node::findings());
@@ -260,9 +262,19 @@ fn root_directory(root: &Root) -> Finding {
     }
 }
 
+/// Where the root is, or will be.
+fn existing(root: &Root) -> &Path {
+    root.path().ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+}
+
+/// The kind of file system that replicas lie on.
+fn kind_below(root: &Root) -> &'static str {
+    statfs(existing(root)).map_or("another file system", |stat| file_system_name(stat.filesystem_type()))
+}
+
 fn file_system(root: &Root) -> Finding {
     const CHECK: &str = "disk";
-    let existing = root.path().ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let existing = existing(root);
     let stat = match statfs(existing) {
         Ok(stat) => stat,
         Err(e) => {

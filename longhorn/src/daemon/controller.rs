@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use lh_block::Address;
 
 pub(super) use run::run;
-pub(crate) use show::{device_of, nbd_identifier, target_name, ublk_owner};
+pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use fuse_frontend::{Attach, keeper};
 
+use super::device_of;
 use crate::arguments::volume_name;
 
 /// Arguments of a keeper.
@@ -23,7 +24,7 @@ pub(super) fn run(args: KeeperArgs) -> Result<()> {
     let options = keeper::Options {
         socket: socket(&args.volume),
         owner: owner(&args.root),
-        node: node(&args.volume),
+        node: device_of(&args.volume),
         volume: args.volume,
     };
     Ok(keeper::run(options)?)
@@ -32,11 +33,6 @@ pub(super) fn run(args: KeeperArgs) -> Result<()> {
 /// Where a volume's keeper listens.
 pub(crate) fn socket(volume: &str) -> PathBuf {
     Path::new("/run/longhorn").join(format!("{volume}.fuse.sock"))
-}
-
-/// A volume's device.
-fn node(volume: &str) -> PathBuf {
-    Path::new("/dev/longhorn").join(volume)
 }
 
 fn owner(root: &Path) -> String {

@@ -273,9 +273,12 @@ fn wait_until_hidden(queues: &Queues, mut left: usize) -> Result<()> {
     Ok(())
 }
 
+/// Where volumes are shown as devices.
+pub(crate) const DEVICES: &str = "/dev/longhorn";
+
 /// A volume's device.
 pub(crate) fn device_of(volume: &str) -> PathBuf {
-    Path::new("/dev/longhorn").join(volume)
+    Path::new(DEVICES).join(volume)
 }
 
 /// Refuses to take a device away that somebody uses, where its own driver would not refuse.
