@@ -23,6 +23,9 @@ MARK = "measured: "
 
 QUEUES, DEPTH = 2, 128
 
+# MiB of the guest: half of it is its /dev/shm, in which four contestants have a disk of 1 GiB each.
+MEMORY = 9216
+
 # What `scripts/guest run` ends with where no guest can be had.
 NO_GUEST = 77
 
@@ -135,7 +138,7 @@ def measure(the_plan, here):
         found = group()
         here(found, the_plan)
         return found
-    words = [os.path.join(TOP, "scripts", "guest"), "run", "--mem", "6144", "--timeout", "3000", "--",
+    words = [os.path.join(TOP, "scripts", "guest"), "run", "--mem", str(MEMORY), "--timeout", "3000", "--",
              sys.executable, os.path.join(TOP, "scripts", "bench"), "--inside", "--force", "--no-build",
              "--rounds", str(the_plan.rounds), "--seconds", str(the_plan.seconds), *(["--quick"] if the_plan.quick else [])]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
