@@ -193,6 +193,11 @@ impl Opening {
         }
         let none = ChainRecord { volume: id, prepared: None, committed: None, settled: None };
         let chain = self.records().load::<ChainRecord>()?.filter(|c| c.volume == id).unwrap_or(none);
+        // What is tidied away below may be another name of a layer, and its going changes what the clean close has recorded of the
+        // file. The record goes first: who looks at it next would take the change for somebody else's.
+        if clean && (chain.prepared.is_some() || super::fold::is_left(&self.path)) {
+            self.records().remove::<Closed>(&self.fs).map_err(failed("recovering", &self.path))?;
+        }
         let found = self.recover(&chain)?;
         let fold = super::fold::recover(&self.fs, &self.path, id)?;
         let locked = lock_moved(&self.path, locked, self.deadline)?;

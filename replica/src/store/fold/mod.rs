@@ -27,8 +27,8 @@ mod work;
 
 pub use files::{FoldFilesError, fold_files};
 pub(super) use files::{Layer, open as open_by_hand};
-pub(super) use names::recover;
 pub use names::{FoldPlan, Folded};
+pub(super) use names::{is_left, recover};
 pub use steps::{Fold, Step};
 pub use work::Work;
 

@@ -25,7 +25,9 @@ use super::super::disk;
 use super::super::error::ChainError;
 use super::super::fs::Fs;
 use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
-use super::super::record::{ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Records, VOLUME_ATTRIBUTE};
+use super::super::record::{
+    ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Record, Records, VOLUME_ATTRIBUTE,
+};
 use super::super::zero;
 use super::Direction;
 
@@ -380,6 +382,12 @@ pub(in super::super) fn recover(
         return records.remove::<FoldRecord>(fs).map(|()| None).map_err(failed);
     }
     Ok(Some(record))
+}
+
+/// True if a fold has left what [`recover`] looks into: its record, or another name of a layer.
+pub(in super::super) fn is_left(directory: &Path) -> bool {
+    let engine = directory.join(ENGINE);
+    [FoldRecord::NAME, NEW_LINK].iter().any(|name| engine.join(name).symlink_metadata().is_ok())
 }
 
 /// `false`: the head was about to go into the parent's file, and has not.

@@ -209,6 +209,30 @@ fn short_layers_become_long_enough() {
     }
 }
 
+/// A fold that was stopped before its change of names leaves another name of a layer. Taking it away changes the layer's ctime,
+/// by which a clean close tells whether somebody else was at the files.
+#[test]
+fn a_name_that_a_stopped_fold_has_left_makes_the_layer_nobody_elses() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    // A mark without which the files are not the volume: an import would refuse them.
+    volume.zero(extent(0, 1));
+    std::fs::hard_link(path.join("volume-snap-one.img"), path.join("engine/fold-layer")).unwrap();
+    let expected = volume.blocks();
+    let path = volume.close();
+    // Opened, and killed before anything was written.
+    drop(Volume::open(&path).unwrap());
+    assert!(!path.join("engine/fold-layer").exists());
+    let view = SnapshotView::open_beside(&path, "one").unwrap();
+    assert_eq!(view.size(), expected.len() as u64 * BLOCK);
+    let volume = Volume::open(&path).unwrap();
+    assert_eq!(volume.blocks(), expected);
+    assert!(!volume.directory.state().imported);
+}
+
 /// What Longhorn finds when it opens the directory: it knows nothing of `engine/`.
 #[test]
 fn a_changed_chain_reads_the_same_without_our_files() {
