@@ -46,9 +46,7 @@ fn at_every_step(
                 assert_eq!(tape.unsynced(), Vec::<std::path::PathBuf>::new(), "not durable at the end");
             }
             if lose {
-                for file in tape.unsynced_files().iter().filter(|f| f.is_file()) {
-                    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
-                }
+                tape.lose_unsynced();
             }
             let what = format!("stopped after {steps} operations, lose {lose}");
             if let Some(journal) = tape.journal().filter(|_| !lose) {

@@ -165,9 +165,7 @@ impl Replica {
     fn reopen(&mut self, lose: bool) {
         self.volume = None;
         if lose {
-            for file in self.tape.unsynced_files().iter().filter(|f| f.is_file()) {
-                fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
-            }
+            self.tape.lose_unsynced();
         }
         self.tape = Arc::new(Tape::default());
         self.volume = Some(Volume::open_taped(&self.path, &self.tape).unwrap());

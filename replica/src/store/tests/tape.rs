@@ -1,6 +1,6 @@
 //! A recorder of the operations that change a directory, which can stop after any of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -21,8 +21,8 @@ struct State {
     /// Steps left before the stop.
     left: Option<usize>,
     stopped: bool,
-    /// Files whose content is not on stable storage, by their present name.
-    files: BTreeSet<PathBuf>,
+    /// Files that were made or changed and not synced, by their present name, with the length that is on stable storage.
+    files: BTreeMap<PathBuf, u64>,
     /// Files whose attributes are not.
     attributes: BTreeSet<PathBuf>,
     /// Names that came or went, and may go or come back.
@@ -58,12 +58,16 @@ impl Tape {
     /// What a power cut may take away: content, attributes and names that were changed and not synced.
     pub(crate) fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state.lock().unwrap();
-        state.files.iter().chain(&state.attributes).chain(&state.names).cloned().collect()
+        state.files.keys().chain(&state.attributes).chain(&state.names).cloned().collect()
     }
 
-    /// Files that a power cut may leave empty.
-    pub(crate) fn unsynced_files(&self) -> Vec<PathBuf> {
-        self.state.lock().unwrap().files.iter().cloned().collect()
+    /// Takes from the files what a power cut may take: all of a new one, and of one that was made longer what it gained.
+    pub(crate) fn lose_unsynced(&self) {
+        let files = std::mem::take(&mut self.state.lock().unwrap().files);
+        for (path, length) in files.iter().filter(|(path, _)| path.is_file()) {
+            let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.set_len(*length).unwrap();
+        }
     }
 
     pub(crate) fn step(&self, step: Step<'_>) -> io::Result<()> {
@@ -87,10 +91,14 @@ impl State {
     fn note(&mut self, step: Step<'_>) {
         match step {
             Step::Create(path) => {
-                self.files.insert(path.to_owned());
+                self.files.insert(path.to_owned(), 0);
                 self.names.insert(path.to_owned());
             }
-            Step::Change(path) => drop(self.files.insert(path.to_owned())),
+            // Comes before the change.
+            Step::Change(path) => {
+                let length = path.metadata().map_or(0, |meta| meta.len());
+                self.files.entry(path.to_owned()).or_insert(length);
+            }
             Step::Attribute(path) => drop(self.attributes.insert(path.to_owned())),
             Step::SyncFile(path) => {
                 self.files.remove(path);
@@ -98,18 +106,19 @@ impl State {
             }
             Step::Rename(from, to) => {
                 self.files.remove(to);
-                for set in [&mut self.files, &mut self.attributes] {
-                    if set.remove(from) {
-                        set.insert(to.to_owned());
-                    }
+                if let Some(length) = self.files.remove(from) {
+                    self.files.insert(to.to_owned(), length);
+                }
+                if self.attributes.remove(from) {
+                    self.attributes.insert(to.to_owned());
                 }
                 // Both names or one: the rename is one change of the file system.
                 self.names.remove(from);
                 self.names.insert(to.to_owned());
             }
             Step::Link(from, to) => {
-                if self.files.contains(from) {
-                    self.files.insert(to.to_owned());
+                if let Some(length) = self.files.get(from) {
+                    self.files.insert(to.to_owned(), *length);
                 }
                 self.names.insert(to.to_owned());
             }
