@@ -373,6 +373,7 @@ impl Conductor {
             Ok(Body::State(state)) if purpose == ControlFor::Fold => self.on_fold_state(member, &state),
             Ok(Body::State(state)) => match purpose {
                 ControlFor::Hash(attempt) => self.on_hashing(member, attempt, Some(&state)),
+                ControlFor::Doubt(look) => self.on_doubt_state(member, look, state),
                 _ => self.on_state(member, state),
             },
             Ok(Body::Map(page)) => self.on_page(member, purpose, *page),
@@ -391,8 +392,11 @@ impl Conductor {
             ControlFor::Resolved => self.doubt.told.says_yes(member),
             ControlFor::Rebuild(attempt) => self.on_rebuild_yes(member, attempt),
             ControlFor::Fold => self.on_fold_yes(member),
-            // These are answered with pages.
-            ControlFor::Missed(..) | ControlFor::Map { .. } | ControlFor::Scrub(..) => {}
+            // These are answered with pages, and with a state.
+            ControlFor::Missed(..)
+            | ControlFor::Map { .. }
+            | ControlFor::Scrub(..)
+            | ControlFor::Doubt(_) => {}
             ControlFor::Hash(attempt) => self.on_hashing(member, attempt, None),
             ControlFor::Close => self.on_closed(member),
         }
@@ -410,6 +414,7 @@ impl Conductor {
             ControlFor::State
             | ControlFor::Epoch(_)
             | ControlFor::Finish
+            | ControlFor::Doubt(_)
             | ControlFor::Resolved
             | ControlFor::Close => self.lose(member, text),
         }

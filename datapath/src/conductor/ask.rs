@@ -56,6 +56,8 @@ pub(super) enum ControlFor {
     Chain(u64),
     /// A chain operation of an engine before is finished on this replica.
     Finish,
+    /// A member's chain, for the repair of chunks in doubt; by the number of the look.
+    Doubt(u64),
     /// Nothing is in doubt any more.
     Resolved,
     /// The rebuild of this replica, attempt by number.

@@ -123,15 +123,23 @@ impl Conductor {
             return false;
         }
         let Some(source) = self.nearest(self.serving()) else { return false };
-        let task = if let Some((command, op)) = self.backlog.pop_front() {
+        // A revert leaves the branch whose snapshots are yet to be settled, and nobody would look at them again.
+        let leaves = matches!(self.backlog.front(), Some((_, ChainOp::Revert { .. })));
+        let settles_first = leaves && !self.volume.unsettled.is_empty();
+        let next = if settles_first { None } else { self.backlog.pop_front() };
+        let task = if let Some((command, op)) = next {
             self.ask_state(source);
             let settles = match &op {
                 ChainOp::Snapshot { name, .. } => Some(name.clone()),
                 ChainOp::Expand { size, .. } => Some(expansion_snapshot(*size)),
-                ChainOp::MarkRemoved { .. } | ChainOp::Revert { .. } => None,
+                // What is settled is told by the last snapshot that is, which may now be on another branch.
+                ChainOp::Revert { name, .. } => Some(name.clone()),
+                ChainOp::MarkRemoved { .. } => None,
             };
             self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
-        } else if let Some(last) = self.volume.unsettled.last().filter(|_| self.closing.is_none()).cloned() {
+        } else if let Some(last) =
+            self.volume.unsettled.last().filter(|_| settles_first || self.closing.is_none()).cloned()
+        {
             self.new_task(None, None, Some(last), Stage::Flushing { flying: false, not_before: 0 })
         } else {
             return false;

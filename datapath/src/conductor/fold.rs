@@ -1,13 +1,14 @@
 //! Folding removed snapshots away. Each replica folds on its own; this says when, to each, and collects how far it is.
 //!
 //! Nothing is folded while a replica is brought in sync: a fold moves blocks from one layer into the next, and a copy
-//! that goes through them meanwhile would find a block in neither.
+//! that goes through them meanwhile would find a block in neither. Nor while chunks are in doubt: what a repair puts into
+//! a layer would be gone with the file that the fold takes away.
 
 use std::collections::BTreeMap;
 
 use lh_wire::{Control, FoldState, LayerInfo, ReplicaState};
 
-use super::{Conductor, ControlFor, Phase, Role};
+use super::{Conductor, ControlFor, Phase, Role, sabotaged};
 use crate::message::MemberId;
 
 /// Between two looks at a fold that runs, ns: soon at first, since most folds are short and the next one waits for this
@@ -92,7 +93,7 @@ impl Conductor {
             || !self.is_calm()
             || self.chain_is_wanted()
             || self.scrub_is_flying()
-            || self.fills_somebody();
+            || self.copies_layers();
         let Some(folder) = self.folds.folders.get_mut(&member) else { return false };
         let wait = match folder.step {
             Step::Looking if !held => LOOK_FIRST,
@@ -104,16 +105,17 @@ impl Conductor {
         true
     }
 
-    /// A replica is being brought in sync.
-    fn fills_somebody(&self) -> bool {
-        !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
+    /// A replica is being brought in sync, or chunks are made equal.
+    fn copies_layers(&self) -> bool {
+        let doubts = !self.doubt.is_empty() && !sabotaged!(self, fold_beside_repair);
+        doubts || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
     }
 
     /// A replica's state, asked for here.
     pub(super) fn on_fold_state(&mut self, member: MemberId, state: &ReplicaState) {
         let now = self.now;
         let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
-        let held = self.fills_somebody();
+        let held = self.copies_layers();
         let Some(folder) = self.folds.folders.get_mut(&member) else { return };
         let Step::Asked { wait } = folder.step else { return };
         folder.state.clone_from(&state.fold);
@@ -167,7 +169,7 @@ impl Conductor {
         self.folds.folders.remove(&member);
     }
 
-    /// A rebuild is about to begin: true while something is still folded.
+    /// A rebuild or a repair is about to begin: true while something is still folded.
     pub(super) fn stop_folds(&mut self) -> bool {
         let mut busy = false;
         for member in self.folds.folders.keys().copied().collect::<Vec<_>>() {

@@ -3,9 +3,12 @@
 //! - Ranges in doubt, what an engine had in flight, are made equal before the volume opens.
 //! - Chunks in doubt, what the intent bitmap of a member marks whose process did not live on, are made equal while it
 //!   is open: a chunk that a request waits for first. Nobody reads from a chunk in doubt.
+//! - Nobody folds meanwhile ([`view`]).
 //! - The source is a member whose process lived on, if there is one. Nobody is told that nothing is in doubt any more
 //!   ([`Control::Resolved`]) before nothing is.
 //! - While the membership changes no chunk counts as equal: a member that failed may yet come back.
+
+mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,6 +49,7 @@ pub(super) struct Doubt {
     wanted: VecDeque<u64>,
     failures: u32,
     retry_at: u64,
+    view: view::View,
     /// The members are to be told once nothing is in doubt and these switches are made.
     tell: bool,
     after: Vec<SwitchId>,
@@ -75,6 +79,7 @@ impl Doubt {
 
     pub(super) fn lost(&mut self, member: MemberId) {
         self.told.lost(member);
+        self.view.lost(member);
         for chunk in self.chunks.values_mut() {
             chunk.spoilt |= chunk.left.is_some();
         }
@@ -211,6 +216,7 @@ impl Conductor {
             for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
                 if doubtful && chunk < shared.chunks() {
                     shared.put_in_doubt(chunk);
+                    self.doubt.view.reset();
                     let chunk = self.doubt.chunks.entry(chunk).or_default();
                     chunk.dead = chunk.dead.or(dead);
                     chunk.spoilt |= chunk.left.is_some();
@@ -250,7 +256,7 @@ impl Conductor {
             self.resolve_all();
             return true;
         }
-        self.resolve_finished() || self.copy_next_piece()
+        self.resolve_finished() || self.look_at_chains() || self.sees_chains() && self.copy_next_piece()
     }
 
     fn tell_resolved(&mut self) -> bool {
@@ -342,7 +348,7 @@ impl Conductor {
         let whole = Extent::new(number.saturating_mul(chunk), chunk);
         let Some(range) = whole.intersection(Extent::new(0, self.volume.size)) else { return Vec::new() };
         let mut layers: Vec<Option<LayerRef>> = vec![None];
-        for name in self.volume.unsettled.clone() {
+        for name in self.unsettled_layers() {
             layers.push(self.layer_ref(&name));
         }
         layers.into_iter().flat_map(|layer| pieces(&[range]).into_iter().map(move |p| (layer, p))).collect()
@@ -361,6 +367,8 @@ impl Conductor {
             | JobResult::Compared { .. }
             | JobResult::Verified(_) => {
                 chunk.spoilt = true;
+                // Whatever it failed for, the next attempt is by what is there then.
+                self.doubt.view.reset();
                 self.doubt.failures += 1;
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry);
                 if let (JobResult::Failed { member }, true) = (result, self.doubt.failures > FAILURES_MAX) {

@@ -11,6 +11,7 @@ macro_rules! trace {
     };
 }
 
+mod doubt;
 mod engine;
 mod oracle;
 mod random;

@@ -6,7 +6,8 @@ use std::collections::{BTreeSet, VecDeque};
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{
-    ChainOp, Control, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, Verified, WRITE_WINDOW,
+    ChainOp, Control, FoldState, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, Verified,
+    WRITE_WINDOW,
 };
 
 use crate::rng::Rng;
@@ -87,6 +88,8 @@ pub(crate) struct Replica {
     pub(crate) rebuilding: bool,
     kept: Option<Kept>,
     unsettled: Vec<String>,
+    /// The snapshot that is being folded, by an engine before: it goes on until it is stopped.
+    folding: Option<String>,
     intent: BTreeSet<u64>,
     clean: bool,
     lived: bool,
@@ -114,6 +117,7 @@ impl Replica {
             rebuilding: false,
             kept: None,
             unsettled: Vec::new(),
+            folding: None,
             intent: BTreeSet::new(),
             clean: true,
             lived: true,
@@ -184,6 +188,15 @@ impl Replica {
         self.prepared = Some((Instance(1), ChainOp::MarkRemoved { name: "other".into() }));
     }
 
+    /// Nothing says that these snapshots are stable.
+    pub(crate) fn unsettle(&mut self, names: &[&str]) {
+        self.unsettled = names.iter().map(|n| (*n).to_owned()).collect();
+    }
+
+    pub(crate) fn goes_on_folding(&mut self, name: &str) {
+        self.folding = Some(name.into());
+    }
+
     pub(crate) const fn unsettled(&self) -> &Vec<String> {
         &self.unsettled
     }
@@ -218,6 +231,7 @@ impl Replica {
         op: OpCode,
         range: Extent,
         verify: bool,
+        aux: u32,
         payload: &Payload,
     ) -> (Status, u32, Payload) {
         let blocks = span(range);
@@ -242,6 +256,11 @@ impl Replica {
             (OpCode::ReadLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
                 Some(layer) if verify && span(range).any(|b| layer.is_rotten(b)) => {
                     (Status::Rotten, 0, Payload::None)
+                }
+                Some(_) if aux == lh_wire::MERGED => {
+                    let top = self.layers.iter().position(|l| l.name == *name).expect("found");
+                    let image = blocks.map(|b| Some(self.read(b, top))).collect();
+                    (Status::Ok, 0, Payload::Image(name.clone(), image))
                 }
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
@@ -296,6 +315,7 @@ impl Replica {
     }
 
     fn put_layer(&mut self, range: Extent, name: &str, image: &Blocks) -> (Status, u32, Payload) {
+        assert!(name.is_empty() || self.folding.is_none(), "{name} is written beside a fold");
         // A copy needs no mark: what it repairs is marked, and what is rebuilt says so.
         self.clean = false;
         let Some(layer) = self.layers.iter_mut().find(|l| l.name == name) else {
@@ -394,7 +414,8 @@ impl Replica {
                     layer.recorded.get_or_insert_with(|| layer.blocks.clone());
                 }
             }
-            Control::FoldStop | Control::HashStop => {}
+            Control::FoldStop => self.folding = None,
+            Control::HashStop => {}
             Control::RebuildEnd => {
                 self.sync();
                 self.rebuilding = false;
@@ -487,7 +508,7 @@ impl Replica {
             clean: self.clean,
             imported: false,
             kept: self.kept.clone(),
-            fold: None,
+            fold: self.folding.clone().map(|name| FoldState { name, ..FoldState::default() }),
             hash: None,
         }
     }

@@ -73,6 +73,9 @@ struct Fold {
     name: String,
     /// The head goes into the removed snapshot, which holds more; else the snapshot goes into the layer above.
     drains: bool,
+    /// Both are snapshots, which clients do not write: what the upper one lacks was found at the beginning, and is copied
+    /// over whatever is there meanwhile.
+    between: bool,
     /// Blocks of the layer that goes that are still to be looked at.
     left: Vec<u64>,
 }
@@ -378,8 +381,11 @@ impl Disk {
         let held = |layer: usize| self.layers[layer].slots.len();
         let drains = self.layers[head].info.parent == name && held(head) * 2 < held(at);
         let goes = if drains { head } else { at };
-        let left = self.layers[goes].slots.keys().rev().copied().collect();
-        self.fold = Some(Fold { name: name.to_owned(), drains, left });
+        let child = self.layers.iter().position(|l| l.info.parent == name);
+        let between = child.is_some_and(|child| child != head);
+        let held = |block: &u64| child.is_some_and(|child| self.layers[child].slots.contains_key(block));
+        let left = self.layers[goes].slots.keys().rev().filter(|b| !(between && held(b))).copied().collect();
+        self.fold = Some(Fold { name: name.to_owned(), drains, between, left });
         Ok(())
     }
 
@@ -391,7 +397,7 @@ impl Disk {
     /// Moves one block of the snapshot that is folded away, or ends the fold. `false`: none runs any more.
     pub(crate) fn fold_on(&mut self) -> bool {
         let Some(fold) = &mut self.fold else { return false };
-        let (name, drains, block) = (fold.name.clone(), fold.drains, fold.left.pop());
+        let (name, drains, between, block) = (fold.name.clone(), fold.drains, fold.between, fold.left.pop());
         let Some(at) = self.layer_at(&name) else {
             self.fold = None;
             return false;
@@ -405,7 +411,12 @@ impl Disk {
                     self.layers[at].slots.entry(block).or_default().since.push(cell);
                 }
             }
-            (Some(block), Some(child)) => self.move_up(at, child, block),
+            (Some(block), Some(child)) => {
+                if between {
+                    self.layers[child].slots.remove(&block);
+                }
+                self.move_up(at, child, block);
+            }
             (Some(_), None) => {}
             // What is prepared names layers as they are.
             (None, _) if self.records.prepared.is_some() => {}
@@ -515,9 +526,6 @@ impl Disk {
         if let Some(head) = chain.last_mut() {
             head.name = String::new();
         }
-        let settled = self.records.settled.as_deref();
-        let names: Vec<_> = chain[..chain.len() - 1].iter().map(|l| l.name.clone()).collect();
-        let first_unsettled = names.iter().position(|n| Some(n.as_str()) == settled).map_or(0, |i| i + 1);
         ReplicaState {
             size: self.size,
             chain,
@@ -526,11 +534,23 @@ impl Disk {
             committed: self.records.committed,
             rebuilding: self.records.rebuilding,
             kept: self.records.kept.clone(),
-            unsettled: names[first_unsettled..].to_vec(),
+            unsettled: self.unsettled(),
             clean: self.records.clean,
             fold: self.fold.as_ref().map(|f| FoldState { name: f.name.clone(), ..FoldState::default() }),
             ..ReplicaState::default()
         }
+    }
+
+    /// Snapshots of the head's branch above the settled one, base first.
+    fn unsettled(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut at = self.layers.last().map_or("", |head| head.info.parent.as_str());
+        while let Some(below) = self.layer_at(at).filter(|_| self.records.settled.as_deref() != Some(at)) {
+            names.push(at.to_owned());
+            at = &self.layers[below].info.parent;
+        }
+        names.reverse();
+        names
     }
 
     /// What every layer that is not removed shows.

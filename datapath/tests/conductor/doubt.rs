@@ -1,0 +1,78 @@
+//! Chunks in doubt beside folds: what is put into a snapshot stays there, and nobody waits for what is gone.
+
+use datapath::conductor::{Command, Quorum};
+
+use crate::stories::opened;
+use crate::world::World;
+
+impl World {
+    /// Snapshots a and b, of which a is removed and on every replica.
+    fn with_a_removed() -> Self {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        for name in ["a", "b"] {
+            let command = world.snapshot(name);
+            assert_eq!(world.finish(command), Ok(()));
+        }
+        let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+        assert_eq!(world.finish(command), Ok(()));
+        world
+    }
+
+    /// Replica 3 and the engine die with writes that nobody has flushed, to several chunks.
+    fn three_and_the_engine_die(&mut self) {
+        (0..4).for_each(|hot| self.writes_to(hot));
+        self.replicas[2].forget_unflushed();
+        self.crash_engine();
+        self.run_until("the volume opens", Self::is_open);
+        assert!(self.status().chunks_in_doubt > 0);
+    }
+
+    fn nothing_is_in_doubt(&mut self) {
+        self.run_until("nothing is in doubt", |w| w.status().chunks_in_doubt == 0);
+        self.writes();
+        self.reads();
+        self.replicas.iter().for_each(|r| self.compare_with(r));
+    }
+}
+
+#[test]
+fn nothing_is_folded_before_nothing_is_in_doubt() {
+    let mut world = World::with_a_removed();
+    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.three_and_the_engine_die();
+    world.command(Command::Purge, "");
+    world.run_until("a is gone everywhere", |w| {
+        let folded = w.replicas.iter().any(|r| r.layers.len() < 3);
+        assert!(!folded || w.status().chunks_in_doubt == 0, "folded beside a repair");
+        w.replicas.iter().all(|r| r.layers.len() == 2)
+    });
+    world.nothing_is_in_doubt();
+}
+
+/// An engine before has begun it, and this one knows nothing of it.
+#[test]
+fn a_fold_that_runs_is_stopped_before_a_snapshot_is_repaired() {
+    let mut world = World::with_a_removed();
+    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.replicas[1].goes_on_folding("a");
+    world.replicas[2].goes_on_folding("a");
+    world.three_and_the_engine_die();
+    world.nothing_is_in_doubt();
+    assert!(world.replicas.iter().all(|r| r.layers.len() == 3), "nobody has asked for a fold");
+}
+
+/// One replica has folded it away, and another still has it and does not know that it is stable.
+#[test]
+fn a_removed_snapshot_that_not_everybody_has_holds_no_repair_up() {
+    for folded in 0..3 {
+        let mut world = World::with_a_removed();
+        let fold = lh_wire::Control::Fold { name: "a".into(), bytes_per_second: None };
+        world.replicas[folded].control(&fold).expect("folded");
+        for replica in world.replicas.iter_mut().filter(|r| r.layers.len() == 3) {
+            replica.unsettle(&["a", "b"]);
+        }
+        world.three_and_the_engine_die();
+        world.nothing_is_in_doubt();
+    }
+}
