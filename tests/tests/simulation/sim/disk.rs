@@ -383,7 +383,10 @@ impl Disk {
         let goes = if drains { head } else { at };
         let child = self.layers.iter().position(|l| l.info.parent == name);
         let between = child.is_some_and(|child| child != head);
-        let held = |block: &u64| child.is_some_and(|child| self.layers[child].slots.contains_key(block));
+        let cell = |block: &u64| {
+            child.and_then(|c| self.layers[c].slots.get(block)).map_or(Cell::Absent, Slot::current)
+        };
+        let held = |block: &u64| cell(block) != Cell::Absent;
         let left = self.layers[goes].slots.keys().rev().filter(|b| !(between && held(b))).copied().collect();
         self.fold = Some(Fold { name: name.to_owned(), drains, between, left });
         Ok(())
@@ -411,12 +414,7 @@ impl Disk {
                     self.layers[at].slots.entry(block).or_default().since.push(cell);
                 }
             }
-            (Some(block), Some(child)) => {
-                if between {
-                    self.layers[child].slots.remove(&block);
-                }
-                self.move_up(at, child, block);
-            }
+            (Some(block), Some(child)) => self.move_up(at, child, block, between),
             (Some(_), None) => {}
             // What is prepared names layers as they are.
             (None, _) if self.records.prepared.is_some() => {}
@@ -424,7 +422,7 @@ impl Disk {
                 if let Some(child) = child.filter(|_| drains) {
                     // What the layer above has itself counts, the last of it copied while writes wait.
                     let blocks: Vec<u64> = self.layers[at].slots.keys().copied().collect();
-                    blocks.into_iter().for_each(|block| self.move_up(at, child, block));
+                    blocks.into_iter().for_each(|block| self.move_up(at, child, block, false));
                 }
                 self.end_fold(at, child);
             }
@@ -432,13 +430,13 @@ impl Disk {
         self.fold.is_some()
     }
 
-    /// What a removed snapshot has of a block is in the layer above, unless that has something itself.
-    fn move_up(&mut self, at: usize, child: usize, block: u64) {
+    /// What a removed snapshot has of a block is in the layer above, unless that has something itself, or `over` it.
+    fn move_up(&mut self, at: usize, child: usize, block: u64, over: bool) {
         let base = self.layers[at].info.parent.is_empty();
         let cell = self.layers[at].slots.get(&block).map_or(Cell::Absent, Slot::current);
         let slot = self.layers[child].slots.entry(block).or_default();
         let needed = cell != Cell::Absent && !(base && cell == Cell::Zero);
-        if needed && slot.current() == Cell::Absent {
+        if needed && (over || slot.current() == Cell::Absent) {
             slot.since.push(cell);
         }
     }
