@@ -109,7 +109,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let _hangup = signal(SignalKind::hangup()).map_err(|e| io_error("SIGHUP cannot be caught", e))?;
     let root = options.root;
     root.create().map_err(|e| io_error(root.path().display(), e))?;
-    let _lock = lock(&root)?;
+    let _lock = lock(&root, options.listen)?;
     let programs = Programs::new(options.program, root.engine_binaries());
     let ports = Ports::new(ports::RANGE);
     let registry = Arc::new(Registry::new(root.clone(), programs, ports));
@@ -150,32 +150,45 @@ fn services(root: &Root, registry: &Arc<Registry>) -> Routes {
         .add_service(DiskServiceServer::new(Disks))
 }
 
-/// Serves on the ports where Longhorn's clients look: from the first on those of processes, of the proxy, of disks and
-/// of instances. Each of them answers for all services.
+/// Serves on the ports where Longhorn's clients look: from the first on those of processes, of the proxy, of disks, of
+/// instances and of the engines that Longhorn builds on SPDK. Each of them answers for all services.
 async fn serve_ports(first: SocketAddr, routes: Routes) -> Result<(), tonic::transport::Error> {
     let serve = |offset: u16| {
         // A port that the system chooses has no neighbours.
         let port = if first.port() == 0 { 0 } else { first.port().saturating_add(offset) };
         Server::builder().add_routes(routes.clone()).serve(SocketAddr::new(first.ip(), port))
     };
-    tokio::try_join!(serve(0), serve(1), serve(2), serve(3)).map(|_| ())
+    tokio::try_join!(serve(0), serve(1), serve(2), serve(3), serve(4)).map(|_| ())
 }
 
-/// Makes this the only instance manager of the root for as long as the result lives.
-fn lock(root: &Root) -> Result<Flock<File>, ManagerError> {
+/// The address on which the root's instance manager obeys whoever reaches it; none if it does not, or none runs.
+pub fn obeys_at(root: &Root) -> Option<String> {
+    let said = std::fs::read_to_string(root.manager_lock()).ok()?;
+    let address = said.lines().nth(1)?.to_owned();
+    std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok().then_some(address)
+}
+
+/// Makes this the only instance manager of the root for as long as the result lives. The file says which process it is,
+/// and in a second line where it listens on TCP.
+fn lock(root: &Root, listen: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {
     let path = root.manager_lock();
     let failed = |e| io_error(path.display(), e);
     let options = &mut OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     match Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock) {
         Ok(mut file) => {
-            file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+            let said = match listen {
+                Some(address) => format!("{}\n{address}\n", std::process::id()),
+                None => format!("{}\n", std::process::id()),
+            };
+            file.set_len(0).and_then(|()| file.write_all(said.as_bytes())).map_err(failed)?;
             Ok(file)
         }
         Err((mut file, Errno::EWOULDBLOCK)) => {
-            let mut pid = String::new();
-            file.read_to_string(&mut pid).map_err(failed)?;
-            Err(ManagerError::AlreadyRuns { root: root.path().to_owned(), pid: pid.trim().to_owned() })
+            let mut said = String::new();
+            file.read_to_string(&mut said).map_err(failed)?;
+            let pid = said.lines().next().unwrap_or_default().to_owned();
+            Err(ManagerError::AlreadyRuns { root: root.path().to_owned(), pid })
         }
         Err((_, errno)) => Err(failed(errno.into())),
     }

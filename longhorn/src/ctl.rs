@@ -25,6 +25,7 @@ mod scrub;
 mod show;
 mod snapshot;
 mod snapshot_tree;
+mod trim;
 mod up;
 mod upgrade;
 mod watch;
@@ -41,7 +42,10 @@ pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
 use crate::sentence::sentence;
-use args::{CheckCommand, Command, InstallCommand, Output, ReplicaCommand, SnapshotCommand};
+use args::{
+    CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
+    TrimCommand,
+};
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -116,10 +120,12 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             ReplicaCommand::Add { volume, dir } => members::add(context, &volume, dir).await,
             ReplicaCommand::Rm { volume, replica } => members::remove(context, &volume, &replica).await,
             ReplicaCommand::Rebuild { volume, replica } => members::rebuild(context, &volume, &replica).await,
-            ReplicaCommand::Export { directory, format, snapshot, file } => {
-                replica::export(&directory, snapshot.as_deref(), format, &file)
-            }
+            ReplicaCommand::Export(args) => replica::export(&args),
         },
+        Command::Export { command: ExportCommand::Replica(args) } => replica::export(&args),
+        Command::Trim { command: TrimCommand::Volume { volume, name } } => {
+            trim::run(context, &volume.or(name).unwrap_or_default()).await
+        }
         Command::Scrub(args) => scrub::run(context, &args).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),

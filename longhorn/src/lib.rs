@@ -3,7 +3,9 @@
 pub mod arguments;
 pub mod ctl;
 pub mod daemon;
+mod generation;
 mod kernel;
+mod mounts;
 mod progress;
 mod reader;
 mod sentence;

@@ -179,9 +179,10 @@ def salvage(host):
 
 
 def salvaged(host, volume, *args):
-    """What `salvage` decided; it goes on to print the volume as `up` does."""
-    text = host.ctl("-o", "json", "salvage", volume, *args).stdout
-    return json.JSONDecoder().raw_decode(text)[0]
+    """What `salvage` decided, and the volume that it started."""
+    found = host.json("salvage", volume, *args)
+    expect(found["status"]["state"] == "attached", f"{found}")
+    return found
 
 
 # ---- release ---------------------------------------------------------------------------------------------------

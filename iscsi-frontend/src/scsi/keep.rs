@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 
 use super::mode::Modes;
@@ -33,6 +34,9 @@ pub trait Store {
     fn save(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
+/// Mode of the file: who holds reservations by which keys is nobody else's affair.
+const PRIVATE: u32 = 0o600;
+
 /// A file. The queue's thread waits for its syncs: reservations change when a cluster does, not per request.
 #[derive(Debug)]
 pub struct FileStore(PathBuf);
@@ -58,7 +62,10 @@ impl Store for FileStore {
 
     fn save(&mut self, bytes: &[u8]) -> io::Result<()> {
         let new = self.0.with_extension("new");
-        let mut file = File::create(&new)?;
+        let mut options = File::options();
+        let mut file = options.write(true).create(true).truncate(true).mode(PRIVATE).open(&new)?;
+        // One that a crash has left may have another mode.
+        file.set_permissions(fs::Permissions::from_mode(PRIVATE))?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&new, &self.0)?;
@@ -235,6 +242,8 @@ mod tests {
         store.save(&other.encode()).unwrap();
         assert_eq!(Kept::decode(&store.load().unwrap().unwrap()), Ok(other));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let mode = fs::metadata(dir.path().join("scsi")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, PRIVATE);
         let mut nowhere = FileStore::new(dir.path().join("missing/scsi"));
         assert!(nowhere.save(b"").is_err());
     }

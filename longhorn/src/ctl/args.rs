@@ -137,6 +137,18 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: CheckCommand,
     },
+    /// As Longhorn's longhornctl has it
+    #[command(hide = true)]
+    Trim {
+        #[command(subcommand)]
+        command: TrimCommand,
+    },
+    /// As Longhorn's longhornctl has it
+    #[command(hide = true)]
+    Export {
+        #[command(subcommand)]
+        command: ExportCommand,
+    },
     /// Print a completion script for a shell
     #[command(after_help = COMPLETION_HELP)]
     Completion {
@@ -393,18 +405,41 @@ pub(super) enum ReplicaCommand {
     },
     /// Write the bytes of a replica directory, Longhorn's or ours, to a file; no engine is needed
     #[command(after_help = REPLICA_EXPORT_HELP)]
-    Export {
-        /// The replica's directory, which no process uses
-        directory: PathBuf,
-        /// What the file is
-        #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
-        format: ImageFormat,
-        /// As of this snapshot, not as of the end
-        #[arg(long, value_parser = snapshot_name, value_name = "NAME")]
-        snapshot: Option<String>,
-        /// The file, which is replaced
-        file: PathBuf,
+    Export(ReplicaExportArgs),
+}
+
+/// Arguments of `replica export`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReplicaExportArgs {
+    /// The replica's directory, which no process uses
+    pub directory: PathBuf,
+    /// What the file is
+    #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
+    pub format: ImageFormat,
+    /// As of this snapshot, not as of the end
+    #[arg(long, value_parser = snapshot_name, value_name = "NAME")]
+    pub snapshot: Option<String>,
+    /// The file, which is replaced
+    pub file: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TrimCommand {
+    /// Give back what the file system that is mounted from the volume does not use
+    Volume {
+        /// Name of the volume, which is up and mounted on this host
+        #[arg(value_parser = volume_name, required_unless_present = "name")]
+        volume: Option<String>,
+        /// The same, as Longhorn's longhornctl wants it
+        #[arg(long, value_parser = volume_name, conflicts_with = "volume")]
+        name: Option<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ExportCommand {
+    /// The same as `replica export`
+    Replica(ReplicaExportArgs),
 }
 
 #[derive(Debug, Subcommand)]

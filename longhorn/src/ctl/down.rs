@@ -4,14 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{VolumeLock, VolumeRecord, engine_name};
+use control::host::{LiveDirs, LiveError, VolumeLock, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 
 use super::args::{DownArgs, Output};
 use super::manager::Manager;
-use super::observe::{connect_engine, has_processes, observe};
+use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::{Context, device};
+use crate::daemon::device_of;
 use crate::progress::Progress;
 
 /// How long another command may hold the volume.
@@ -53,13 +54,20 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
         let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
         manager.end(&replicas).await?;
     }
+    // A volume of this name that is up under another root has a device of its own.
+    if let Err(LiveError::Elsewhere { .. }) = LiveDirs::default().check_free(volume, root) {
+        return Ok(());
+    }
     device::release(volume, root)
 }
 
 /// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs.
 async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<()> {
     let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(()) };
-    let view = engine.volume_get(()).await.context("the engine does not answer")?.into_inner();
+    let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
+        Ok(view) => view.context("the engine does not answer")?.into_inner(),
+        Err(_) => return device::check_unused(&device_of(volume)),
+    };
     if !view.device.is_empty() {
         device::check_unused(Path::new(&view.device))?;
     }

@@ -43,6 +43,8 @@ pub struct VolumeView {
     pub engine_pid: Option<u32>,
     /// Blocks that differed between members when the engine started, and were made equal.
     pub repaired_blocks: u64,
+    /// What obeys, or sends data to, whoever reaches it on the network (`--insecure`); each with what it is.
+    pub insecure: Vec<String>,
     /// What is wrong or being waited for, one sentence; empty if nothing.
     #[serde(skip)]
     pub remark: String,
@@ -105,6 +107,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
             processes.insert(replica.name.as_str(), process);
         }
     }
+    let insecure = insecure(root, process.iter().chain(processes.values()));
     let last_modes = LastModes::of(root, record)?;
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
@@ -129,6 +132,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         replicas,
         engine_pid: process.as_ref().and_then(ProcessRecord::pid),
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
+        insecure,
         remark: if abandoned {
             format!(
                 "its engine died and no instance manager runs: `longhornctl up {}` starts both",
@@ -149,6 +153,15 @@ pub(super) fn has_processes(root: &Root, record: &VolumeRecord) -> Result<bool> 
         }
     }
     Ok(false)
+}
+
+/// What was told to trust the network, by what its command line and its instance manager say.
+fn insecure<'a>(root: &Root, processes: impl Iterator<Item = &'a ProcessRecord>) -> Vec<String> {
+    let told = processes.filter(|p| p.pid().is_some() && p.args.iter().any(|word| word == "--insecure"));
+    let mut named: Vec<String> = told.map(|p| p.name.clone()).collect();
+    named.sort();
+    named.extend(control::manager::obeys_at(root).map(|address| format!("instance manager on {address}")));
+    named
 }
 
 /// True if somebody would start the root's processes again.

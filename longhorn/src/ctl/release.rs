@@ -52,6 +52,14 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }
     LiveDirs::default().check_free(volume, root)?;
+    if record.state == VolumeState::Ready && is_untouched(root, &record)? {
+        record.remove(root)?;
+        let directories = record.replicas.iter().map(|r| r.directory.clone()).collect();
+        return show(
+            context,
+            &ReleaseView { volume: record.name.clone(), released: directories, left: Vec::new() },
+        );
+    }
     if record.state == VolumeState::Ready {
         record.releasing = members(root, &record)?;
         let prepared = prepare(&record)?;
@@ -65,6 +73,19 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     let view = view(&record);
     record.remove(root)?;
     show(context, &view)
+}
+
+/// True if every directory was imported and the volume never started: nothing in them is ours.
+fn is_untouched(root: &Root, record: &VolumeRecord) -> Result<bool> {
+    if record.authority(root).epoch()?.is_some() {
+        return Ok(false);
+    }
+    for replica in &record.replicas {
+        if !survey(&replica.directory)?.imported {
+            return Ok(false);
+        }
+    }
+    Ok(!record.replicas.is_empty())
 }
 
 /// The replicas that hold everything: members of the epoch that counts, closed cleanly.
@@ -139,7 +160,7 @@ fn show(context: &Context, view: &ReleaseView) -> Result<()> {
     for path in &view.released {
         print(&format!("{}\n", path.display()))?;
     }
-    eprintln!("{volume} is released: what is named above is Longhorn's, and holds everything");
+    eprintln!("{volume} is released: what is named above is Longhorn's");
     for left in &view.left {
         eprintln!("left as it is: {} ({})", left.path.display(), left.reason);
     }

@@ -10,7 +10,7 @@ use lh_block::format_size;
 use replica::store::SnapshotView;
 
 use super::Context;
-use super::args::{ImageFormat, Output};
+use super::args::{ImageFormat, Output, ReplicaExportArgs};
 use super::observe::observe;
 use super::output::print_json;
 use super::show::print_replicas;
@@ -25,14 +25,9 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     }
 }
 
-pub(super) fn export(
-    directory: &Path,
-    snapshot: Option<&str>,
-    format: ImageFormat,
-    file: &Path,
-) -> Result<()> {
-    let view = SnapshotView::open(directory, snapshot)?;
-    write_out(&view, format, file)
+pub(super) fn export(args: &ReplicaExportArgs) -> Result<()> {
+    let view = SnapshotView::open(&args.directory, args.snapshot.as_deref())?;
+    write_out(&view, args.format, &args.file)
 }
 
 /// Writes the view's bytes to a file, which is replaced only when everything is in it.

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{AuthorityError, LiveDirs, VolumeLock, VolumeRecord, VolumeState};
+use control::host::{AuthorityError, LiveDirs, ReplicaRecord, VolumeLock, VolumeRecord, VolumeState};
 use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
 use lh_block::{Epoch, Generation, Instance};
@@ -15,7 +15,7 @@ use replica::store::{Directory, OpenOptions, Survey, survey};
 use serde::Serialize;
 
 use super::args::{Output, SalvageArgs};
-use super::observe::has_processes;
+use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table};
 use super::{Context, up};
 use crate::daemon::rfc3339;
@@ -35,6 +35,8 @@ struct SalvageView {
     /// Every acknowledged flush is on them.
     sure: bool,
     replicas: Vec<ReplicaVerdict>,
+    /// The volume once it is up; null if it was not started.
+    status: Option<VolumeView>,
 }
 
 /// What one replica is good for.
@@ -75,11 +77,35 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     LiveDirs::default().check_free(volume, root)?;
     let found = Found::of(&record, context)?;
     let chosen = found.choose(&args);
-    show(context, &record, &found, &chosen)?;
-    let chosen = chosen?;
-    carry_out(context, &record, &found, &chosen)?;
+    let mut view = SalvageView::of(&record, &found, chosen.as_ref().ok());
+    if context.output == Output::Table {
+        view.show()?;
+    }
+    let started = match chosen {
+        Ok(chosen) => start(context, &record, &found, &chosen, lock).await,
+        Err(e) => Err(e),
+    };
+    let status = started.as_ref().ok().cloned();
+    if context.output == Output::Json {
+        view.status = status;
+        print_json(&view)?;
+    } else if let Some(status) = status {
+        up::announce(context, &status)?;
+    }
+    started.map(drop)
+}
+
+/// Carries out what was chosen and brings the volume up.
+async fn start(
+    context: &Context,
+    record: &VolumeRecord,
+    found: &Found,
+    chosen: &Chosen,
+    lock: VolumeLock,
+) -> Result<VolumeView> {
+    carry_out(context, record, found, chosen)?;
     drop(lock);
-    up::again(context, volume).await
+    up::again(context, &record.name).await
 }
 
 /// What there is.
@@ -156,7 +182,10 @@ impl Found {
                  missing, or give up what was written last with `longhornctl salvage {volume} --replica {name} --force`"
             ),
             Choice::Nothing => {
-                bail!("no replica of volume {volume} can be started from: restore one from a backup")
+                bail!(
+                    "no replica of volume {volume} can be started from: mend what is said of each above, or take the bytes \
+                     that a directory still has with `longhornctl replica export DIR FILE`"
+                )
             }
         }
     }
@@ -219,12 +248,9 @@ fn carry_out(context: &Context, record: &VolumeRecord, found: &Found, chosen: &C
     Ok(())
 }
 
-fn show(context: &Context, record: &VolumeRecord, found: &Found, chosen: &Result<Chosen>) -> Result<()> {
-    let replicas: Vec<ReplicaVerdict> = record
-        .replicas
-        .iter()
-        .enumerate()
-        .map(|(place, replica)| {
+impl SalvageView {
+    fn of(record: &VolumeRecord, found: &Found, chosen: Option<&Chosen>) -> Self {
+        let verdict = |(place, replica): (usize, &ReplicaRecord)| {
             let (verdict, reason) = match found.decision.of(place) {
                 Some(Verdict::Sure) => ("sure", String::new()),
                 Some(Verdict::Unsure(why)) => ("unsure", why.clone()),
@@ -240,24 +266,28 @@ fn show(context: &Context, record: &VolumeRecord, found: &Found, chosen: &Result
                 epoch: survey.and_then(|s| s.epoch.clone()).map(|e| e.members).unwrap_or_default(),
                 written: survey.map(|s| rfc3339(s.written)).unwrap_or_default(),
             }
-        })
-        .collect();
-    if context.output == Output::Json {
-        let (names, sure) = match chosen {
-            Ok(chosen) => (chosen.names.clone(), chosen.sure),
-            Err(_) => (Vec::new(), false),
         };
-        return print_json(&SalvageView { volume: record.name.clone(), chosen: names, sure, replicas });
+        Self {
+            volume: record.name.clone(),
+            chosen: chosen.map(|c| c.names.clone()).unwrap_or_default(),
+            sure: chosen.is_some_and(|c| c.sure),
+            replicas: record.replicas.iter().enumerate().map(verdict).collect(),
+            status: None,
+        }
     }
-    let mut rows = table(&["REPLICA", "VERDICT", "LAST WRITTEN", "WHY"]);
-    for r in replicas {
-        rows.add_row([r.name, r.verdict.to_owned(), r.written, r.reason]);
+
+    /// For people, before anything is done.
+    fn show(&self) -> Result<()> {
+        let mut rows = table(&["REPLICA", "VERDICT", "LAST WRITTEN", "WHY"]);
+        for r in &self.replicas {
+            rows.add_row([&r.name, r.verdict, &r.written, &r.reason]);
+        }
+        print_table(&rows)?;
+        if !self.chosen.is_empty() {
+            let how =
+                if self.sure { "holds every acknowledged write" } else { "is the guess that you asked for" };
+            eprintln!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
+        }
+        Ok(())
     }
-    print_table(&rows)?;
-    if let Ok(chosen) = chosen {
-        let how =
-            if chosen.sure { "holds every acknowledged write" } else { "is the guess that you asked for" };
-        eprintln!("starting from {}, which {how}; the others are rebuilt", chosen.names.join(", "));
-    }
-    Ok(())
 }

@@ -83,6 +83,9 @@ pub(super) fn describe(view: &VolumeView) -> String {
         "  generation  {generation} (attachment {}, restart {})\n",
         generation.attachment, generation.restart
     );
+    if !view.insecure.is_empty() {
+        text += &format!("  insecure    {}\n", view.insecure.join(", "));
+    }
     if let Some(pid) = view.engine_pid {
         text += &format!("  engine      process {pid}\n");
     }

@@ -10,10 +10,9 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{
     LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name,
 };
-use control::manager::State;
+use control::manager::{ProcessRecord, State};
 use control::proto::imrpc::ProcessStatus;
 use control::proto::ptypes;
-use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use lh_block::{Address, Generation, format_size};
 
 use super::Context;
@@ -24,6 +23,7 @@ use super::output::{print, print_json};
 use super::remove;
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ReplicaArgs};
+use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
 
@@ -33,9 +33,6 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
-
-/// How long a replica may take to say that it is open.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
@@ -47,6 +44,15 @@ const LOOK: Duration = Duration::from_millis(20);
 const STARTS_MAX: u32 = 2;
 
 pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
+    announce(context, &bring_up(context, args).await?)
+}
+
+/// Starts a volume that exists, as it is.
+pub(super) async fn again(context: &Context, volume: &str) -> Result<VolumeView> {
+    bring_up(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await
+}
+
+async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
     let mut progress = Progress::new();
@@ -72,10 +78,7 @@ pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
         Err(e) => Err(e),
     };
     match ready {
-        Ok(view) => {
-            drop(progress);
-            announce(context, &view)
-        }
+        Ok(view) => Ok(view),
         Err(e) if is_new => {
             progress.say("taking back what was begun");
             Err(match take_back(root, &record, &mut manager).await {
@@ -85,11 +88,6 @@ pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
         }
         Err(e) => Err(e),
     }
-}
-
-/// Starts a volume that exists, as it is.
-pub(super) async fn again(context: &Context, volume: &str) -> Result<()> {
-    run(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await
 }
 
 /// The volume's record, and whether it is yet to be created.
@@ -165,9 +163,17 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         (record.snapshot_max_count, record.snapshot_max_size) = (count, size);
         record.store(root)?;
     }
-    let frontend = args.frontend.map_or_else(|| record.frontend.clone(), |f| f.to_string());
+    let asked = match args.frontend {
+        Some(frontend) if is_shown_by(root, &record, frontend)? => None,
+        asked => asked,
+    };
+    let frontend = asked.map_or_else(|| record.frontend.clone(), |f| f.to_string());
     let wanted = frontend_of(&frontend)?;
-    let listen = listen(args, wanted)?.or(record.listen.filter(|_| wanted.port().is_some()));
+    // A frontend that is named is told where to listen, or listens where it does by itself.
+    let listen = match (listen(args, wanted)?, asked) {
+        (None, None) => record.listen,
+        (listen, _) => listen,
+    };
     let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     let checksum_full = args.checksum.map_or(record.checksum_full, |c| c == Checksum::Full);
     let as_before = (&record.frontend, record.listen, record.io_timeout_seconds, record.checksum_full);
@@ -188,6 +194,16 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     record.checksum_full = checksum_full;
     record.store(root)?;
     Ok(record)
+}
+
+/// True if the volume is up and `auto` has come to this frontend.
+fn is_shown_by(root: &Root, record: &VolumeRecord, frontend: Frontend) -> Result<bool> {
+    if record.frontend != Frontend::Auto.to_string() || frontend == Frontend::Auto {
+        return Ok(false);
+    }
+    let engine = ProcessRecord::load(root, &engine_name(&record.name))?;
+    let words = engine.map(|e| e.args).unwrap_or_default();
+    Ok(words.windows(2).any(|pair| pair[0] == "--frontend" && pair[1] == frontend.to_string()))
 }
 
 /// The limits for snapshots, if any was named.
@@ -323,7 +339,7 @@ async fn wait_for_replicas(
         let mut still = Vec::new();
         for name in waiting {
             let status = processes.get(name).and_then(|p| p.status.as_ref());
-            if let Some(generation) = generation_of(root, name).await {
+            if let Some(generation) = generation::seen_by(root, name).await {
                 seen = seen.max(generation);
                 open += 1;
             } else if let Some(failure) = status.and_then(failure) {
@@ -360,16 +376,6 @@ fn failure(status: &ProcessStatus) -> Option<String> {
 pub(super) fn failure_since(status: &ProcessStatus, before: u32) -> Option<String> {
     let dies = status.state == State::Starting.as_str() && status.restarts > before + STARTS_MAX;
     (dies || status.state == State::Error.as_str()).then(|| status.error_msg.clone())
-}
-
-/// The highest generation that an open replica has seen.
-async fn generation_of(root: &Root, name: &str) -> Option<Generation> {
-    let ask = async {
-        let channel = control::transport::connect(&root.control_socket(name)).await.ok()?;
-        let answer = ReplicaServiceClient::new(channel).replica_get(()).await.ok()?;
-        Some(Generation::from(answer.into_inner().replica?.generation))
-    };
-    tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }
 
 /// Waits until the engine says that its endpoint is usable.
@@ -425,7 +431,7 @@ async fn take_back(root: &Root, record: &VolumeRecord, manager: &mut Manager) ->
     remove::everything(root, record)
 }
 
-fn announce(context: &Context, view: &VolumeView) -> Result<()> {
+pub(super) fn announce(context: &Context, view: &VolumeView) -> Result<()> {
     if context.output == Output::Json {
         return print_json(view);
     }
@@ -441,7 +447,8 @@ fn announce(context: &Context, view: &VolumeView) -> Result<()> {
             "\nTo use it:   mkfs.ext4 {device} && mkdir -p /mnt/{volume} && mount {device} /mnt/{volume}\nTo stop it:  umount /mnt/{volume} && longhornctl down {volume}"
         );
     } else if let Some(uri) = &view.uri {
-        eprintln!("\nTo use it:   nbdinfo '{uri}'\nTo stop it:  longhornctl down {volume}");
+        let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
+        eprintln!("\nTo use it:   {with} '{uri}'\nTo stop it:  longhornctl down {volume}");
     } else {
         eprintln!("\nTo stop it:  longhornctl down {volume}");
     }

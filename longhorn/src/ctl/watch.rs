@@ -249,6 +249,7 @@ mod tests {
             replicas: vec![replica],
             engine_pid: Some(2),
             repaired_blocks: 0,
+            insecure: Vec::new(),
             remark: String::new(),
         };
         let rebuild = RebuildView {

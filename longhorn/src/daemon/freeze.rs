@@ -10,7 +10,6 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use lh_ring::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::mounts::mount_of;
 
 /// How long a file system may be frozen: programs that write wait so long at most. A snapshot takes milliseconds, but
 /// may wait for one before it.
@@ -221,40 +222,9 @@ fn note(volume: &str) -> PathBuf {
     Path::new("/run/longhorn").join(format!("{volume}.frozen"))
 }
 
-/// Where the file system of a block device is mounted, in this process's mount namespace.
-fn mount_of(device: &Path) -> Result<Option<PathBuf>> {
-    let number = std::fs::metadata(device).with_context(|| device.display().to_string())?.rdev();
-    let table = std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
-    Ok(mount_in(&table, (rustix::fs::major(number), rustix::fs::minor(number))))
-}
-
-/// The first mount of the device in a mount table (proc(5): "/proc/pid/mountinfo").
-fn mount_in(table: &str, device: (u32, u32)) -> Option<PathBuf> {
-    let number = format!("{}:{}", device.0, device.1);
-    let line = table.lines().find(|line| line.split(' ').nth(2) == Some(number.as_str()))?;
-    line.split(' ').nth(4).map(|place| PathBuf::from(unescaped(place)))
-}
-
-/// Spaces and the like are written as three octal digits.
-fn unescaped(text: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(text.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_device_is_found_in_the_mount_table() {
-        let table = "\
-            24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
-            90 24 7:3 / /mnt/my\\040data rw,relatime - ext4 /dev/longhorn/demo rw\n\
-            91 24 7:3 /sub /mnt/other rw - ext4 /dev/longhorn/demo rw\n";
-        assert_eq!(mount_in(table, (7, 3)), Some(PathBuf::from("/mnt/my data")));
-        assert_eq!(mount_in(table, (7, 4)), None);
-        assert_eq!(mount_in("", (7, 3)), None);
-    }
 
     #[test]
     fn what_is_not_frozen_is_thawed() {

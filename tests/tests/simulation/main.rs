@@ -169,5 +169,4 @@ sabotage! {
     own_doubt_of_who_returns_forgotten: conductor InConductor { forget_own_doubt: true, ..InConductor::default() };
     snapshot_taken_meanwhile_forgotten: conductor InConductor { snapshot_meanwhile: true, ..InConductor::default() };
     intent_not_durable: replica InReplica { intent_not_durable: true, ..InReplica::default() };
-    folded_while_chunks_are_in_doubt: conductor InConductor { fold_beside_repair: true, ..InConductor::default() };
 }

@@ -177,4 +177,26 @@ mod tests {
         assert_eq!(found.len(), 600);
         assert!(found.iter().zip(0..).all(|(e, i)| (e.logical, e.length) == (i * 8192, 4096)));
     }
+
+    /// The `fiemap` crate asks for eight extents at a time, of whole files alone.
+    #[test]
+    fn another_reader_of_extents_sees_the_same() {
+        let file = file();
+        file.set_len(64 << 20).unwrap();
+        for i in 0..300 {
+            file.write_all_at(&[1; 4096], i * 24576).unwrap();
+            fallocate(&file, Falloc::AllocateKeepSize, i * 24576 + 12288, 4096).unwrap();
+        }
+        let (mut found, mut at) = (Vec::new(), 0);
+        while !fiemap(&file, at, u64::MAX - at, true, &mut found).unwrap() {
+            let last = found.last().unwrap();
+            at = last.logical + last.length;
+        }
+        let seen: Vec<_> = fiemap::Fiemap::new(&file)
+            .map(|e| e.unwrap())
+            .map(|e| FileExtent { logical: e.fe_logical, length: e.fe_length, flags: e.fe_flags.bits() })
+            .collect();
+        assert_eq!(found, seen);
+        assert_eq!(found.len(), 600);
+    }
 }

@@ -10,6 +10,9 @@ const LOOP_SET_CAPACITY: libc::Ioctl = 0x4c07;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
 
+/// _IO(0x12, 93) (include/uapi/linux/fs.h).
+const BLKROSET: libc::Ioctl = 0x125d;
+
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 const LO_NAME_SIZE: usize = 64;
@@ -84,7 +87,8 @@ pub fn get_free() -> io::Result<u32> {
 }
 
 /// Binds `file` to the loop device with direct I/O and logical blocks of `block_size` bytes (Linux 5.8). `name`
-/// is for people, cut to 63 bytes. Asks the file's server, if it has one.
+/// is for people, cut to 63 bytes. Asks the file's server, if it has one. The device may be written, though somebody who had
+/// it before may have forbidden that (`blockdev --setro`), which outlives what it was bound to.
 ///
 /// # Errors
 /// The system's; `ResourceBusy` if the device is bound.
@@ -97,7 +101,10 @@ pub fn configure(
     let fd = file.as_raw_fd().cast_unsigned();
     let config = LoopConfig { fd, block_size, info: LoopInfo64::named(name), reserved: [0; 8] };
     // SAFETY: the command reads one loop_config, which lives until the call returns.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) }).map(drop)
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
+    let read_only: libc::c_int = 0;
+    // SAFETY: the command reads one int, which lives until the call returns.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) }).map(drop)
 }
 
 /// Unbinds the loop device when the last descriptor of it is closed: the caller's own, if no other is open. An opener
@@ -137,6 +144,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 
@@ -190,5 +198,27 @@ mod tests {
         clear(device.as_fd()).unwrap();
         drop(device);
         assert_eq!(sectors(number), 0);
+    }
+
+    #[test]
+    fn who_had_it_before_does_not_forbid_writing() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let name = format!("ring-test-ro:{}", std::process::id());
+        let Some((number, device)) = bound(&file, &name, 4096) else { return };
+        let path = format!("/dev/loop{number}");
+        let done = std::process::Command::new("blockdev").args(["--setro", &path]).status();
+        assert!(done.expect("blockdev").success());
+        device.write_all_at(&[1; 4096], 0).expect_err("written though that is forbidden");
+        clear(device.as_fd()).unwrap();
+        drop(device);
+        let device = File::options().read(true).write(true).open(&path).unwrap();
+        if let Err(e) = configure(device.as_fd(), file.as_fd(), 4096, &name) {
+            // Another process has bound it meanwhile, and may write to it.
+            assert_eq!(e.kind(), io::ErrorKind::ResourceBusy);
+            return;
+        }
+        device.write_all_at(&[1; 4096], 0).unwrap();
+        clear(device.as_fd()).unwrap();
     }
 }

@@ -26,6 +26,7 @@ use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Checksum;
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, freeze, memory};
+use crate::generation;
 
 /// How long the engine before this one may take to end after it was killed.
 const PREDECESSOR: Duration = Duration::from_secs(10);
@@ -50,7 +51,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     if let Some(from) = &args.relay_from {
         return relay::run(args, from, &name, &root);
     }
-    let (generation, authority) = authority(args)?;
+    let (generation, authority) = authority(args, &root)?;
     let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (replicas, limits) = configured(args, &root)?;
     let (handle, parts, events) = engine::start(options(args, &replicas, limits, generation, authority)?)
@@ -91,7 +92,7 @@ fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
 }
 
 /// The engine's generation, and who stores its epochs.
-fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Authority>)> {
+fn authority(args: &ControllerArgs, root: &Root) -> Result<(Generation, Box<dyn engine::Authority>)> {
     let Some(directory) = &args.authority else {
         return Err(
             GivesUp("an engine needs --authority: the directory of its volume's record".to_owned()).into()
@@ -108,7 +109,10 @@ fn authority(args: &ControllerArgs) -> Result<(Generation, Box<dyn engine::Autho
     let authority = host::Authority::in_directory(directory);
     let generation = match args.generation {
         Some(generation) => generation.into(),
-        None => authority.issue_generation(Generation::default())?,
+        None => {
+            let names = args.replicas.iter().map(|(name, _)| name.as_str());
+            authority.issue_generation(generation::highest_seen(root, names)?)?
+        }
     };
     Ok((generation, Box::new(OnHost(authority))))
 }
