@@ -240,7 +240,12 @@ impl EngineQueue {
                     peer.put(Mail::Granted(ticket));
                 }
             }
-            Output::Report(message) => self.tell(News::Report(self.id, message)),
+            Output::Report(message) => {
+                if let FromQueue::ControlLost(id, _) = message {
+                    self.slots.drop_control(id);
+                }
+                self.tell(News::Report(self.id, message));
+            }
             Output::ControlReply { id, member, status } => {
                 self.slots.drop_control(id);
                 let payload = self.reply.take().map(|p| p.to_vec()).unwrap_or_default();
