@@ -8,9 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lh_block::{Address, Generation, Instance};
-use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HandshakeError, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
-};
+use lh_wire::handshake::{Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
 use lh_wire::{Ask, HEADER_LEN, Header, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -37,7 +35,7 @@ pub(crate) enum ReadError {
     #[error("{0}: {1}")]
     Handshake(Address, HandshakeError),
     /// It does not let us in.
-    #[error("{0} turns readers away: {1:?}")]
+    #[error("{0} turns readers away: {1}")]
     TurnedAway(Address, Verdict),
     /// It does not give what was asked for; its own words.
     #[error("{0}")]
@@ -94,13 +92,14 @@ impl SnapshotReader {
 
     fn connect(at: &ReplicaAt) -> Result<Self, ReadError> {
         let unreachable = |e| ReadError::Unreachable(at.address.clone(), e);
-        let foreign = |e| ReadError::Handshake(at.address.clone(), e);
+        let not_let_in = |why| match why {
+            NotLetIn::Foreign(e) => ReadError::Handshake(at.address.clone(), e),
+            NotLetIn::Refused(verdict, _) => ReadError::TurnedAway(at.address.clone(), verdict),
+        };
         let mut stream = open_stream(&at.address).map_err(unreachable)?;
-        let mut random = [0; 32];
-        lh_ring::sys::random(&mut random).map_err(unreachable)?;
-        let mut bytes = [0; CHALLENGE_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        let challenge = Challenge::decode(&bytes).map_err(foreign)?;
+        let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
+        lh_ring::sys::random(&mut nonce).map_err(unreachable)?;
+        stream.read_exact(&mut challenge).map_err(unreachable)?;
         let hello = Hello {
             volume: at.volume.clone(),
             replica: at.replica.clone(),
@@ -111,14 +110,13 @@ impl SnapshotReader {
             queues: 1,
             checksums: !at.address.is_local(),
         };
-        let hello = hello.encode_as_reader(&challenge, &at.key, random).map_err(foreign)?;
-        stream.write_all(&hello).map_err(unreachable)?;
-        let mut bytes = [0; WELCOME_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        match decode_welcome(&bytes, &challenge, &hello, &at.key).map_err(foreign)? {
-            (Verdict::Welcome, _) => Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 }),
-            (verdict, _) => Err(ReadError::TurnedAway(at.address.clone(), verdict)),
-        }
+        let asked = Asked::answer(&challenge, (&hello, Role::Reader), &at.key, nonce)
+            .map_err(|e| not_let_in(e.into()))?;
+        stream.write_all(asked.hello()).map_err(unreachable)?;
+        let mut welcome = [0; WELCOME_LEN];
+        stream.read_exact(&mut welcome).map_err(unreachable)?;
+        asked.heard(&welcome).map_err(not_let_in)?;
+        Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 })
     }
 
     /// Bytes of the volume, now: the snapshot may be of a time when it was smaller.
