@@ -62,8 +62,8 @@ impl Target {
     fn connect(&self, queue: u16) -> Result<OwnedFd, Obstacle> {
         let unreachable = |e| Obstacle::Unreachable(self.address.clone(), e);
         let now = Instant::now();
-        let stream = Stream::connect(&self.address, now + CONNECT).map_err(unreachable)?;
-        let mut stream = stream.until(now + HANDSHAKE);
+        let mut stream = Stream::connect(&self.address, now + CONNECT).map_err(unreachable)?;
+        stream.set_deadline(now + HANDSHAKE);
         self.prove(&mut stream, queue)?;
         let served = handshake(&mut stream, &self.volume).map_err(|e| match e {
             client::HandshakeError::Io(e) => unreachable(e),
