@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use lh_block::{Address, Generation, Instance};
 use lh_ring::sys::{Stream, random};
-use lh_wire::handshake::{Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
+use lh_wire::handshake::{
+    Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
+};
 use lh_wire::{Ask, HEADER_LEN, Header, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
 use serde::de::DeserializeOwned;
 use thiserror::Error;

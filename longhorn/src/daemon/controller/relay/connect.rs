@@ -10,7 +10,9 @@ use crossbeam_channel::Sender;
 use lh_block::{Address, Generation, Geometry, Instance};
 use lh_ring::Mailbox;
 use lh_ring::sys::{Stream, random};
-use lh_wire::handshake::{Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
+use lh_wire::handshake::{
+    Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
+};
 use nbd_frontend::client::{self, Mail, Unfit, handshake};
 use thiserror::Error;
 
