@@ -380,7 +380,7 @@ impl Conductor {
     }
 
     pub(super) fn on_chain_flushed(&mut self, number: u64, result: JobResult) {
-        let again_at = self.now.saturating_add(self.config.limits.retry);
+        let again_at = self.now.saturating_add(self.config.limits.retry_ns);
         let Some(mut task) = self.task.take() else { return };
         if task.ballot_number == number && matches!(task.stage, Stage::Flushing { .. }) {
             // A member that came back meanwhile may lack what it should have flushed.

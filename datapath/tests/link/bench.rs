@@ -50,7 +50,7 @@ impl Bench {
             logical_block: 512,
             max_transfer: 1 << 20,
             depth: 64,
-            io_timeout: 0,
+            io_timeout_ns: 0,
             min_members: 1,
             verify: false,
             rank,
