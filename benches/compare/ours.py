@@ -92,7 +92,7 @@ class MemoryNbd(Contestant):
     def start(self):
         super().start()
         path = self.socket("nbd")
-        self.spawn(example("memory"), path, self.size)
+        self.spawn(example("nbd-memory"), path, self.size)
         wait_for("the memory disk's socket", lambda: accepts(path))
 
     def target(self):

@@ -40,7 +40,7 @@ impl VolumeRig {
             logical_block: 512,
             max_transfer: 1 << 20,
             depth: 128,
-            io_timeout: 0,
+            io_timeout_ns: 0,
             min_members: 1,
             verify: false,
             rank: [0; MEMBERS_MAX],

@@ -238,7 +238,7 @@ fn make_queues(
         logical_block: options.logical_block,
         max_transfer: MAX_DATA,
         depth: options.depth,
-        io_timeout: u64::try_from(options.io_timeout.as_nanos()).unwrap_or(0),
+        io_timeout_ns: u64::try_from(options.io_timeout.as_nanos()).unwrap_or(0),
         min_members: match options.quorum {
             Quorum::Majority => u32::try_from(options.replicas.len() / 2 + 1).unwrap_or(1),
             Quorum::Any | Quorum::Unsafe => 1,

@@ -71,8 +71,8 @@ pub struct Config {
     pub max_transfer: u32,
     /// Client slots: requests in the queue at one time. At most 504.
     pub depth: u16,
-    /// How long requests wait while no member can be read from, ns; 0 for ever.
-    pub io_timeout: u64,
+    /// How long requests wait while no member can be read from; 0 for ever.
+    pub io_timeout_ns: u64,
     /// Readable members that have to be left when one is reported as hung or slow. 1 and 0 are the same.
     pub min_members: u32,
     /// Members compare what a read gives with their checksums on record.

@@ -33,9 +33,9 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
     let mut half = None;
     while answered < count {
         if answered >= count / 2 && half.is_none() {
-            half = Some((allocations::so_far(), b.ring.turns(), Instant::now(), answered));
+            half = Some((allocations::so_far(), b.driven.ring.turns(), Instant::now(), answered));
         }
-        let pool = b.pool.clone();
+        let pool = b.pool().clone();
         b.turn_with(Duration::from_secs(5), |engine| {
             while engine.poll_done().is_some() {
                 answered += 1;
@@ -57,7 +57,7 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
     let requests = answered - from;
     Cost {
         allocations: allocations::so_far() - allocations,
-        turns: (b.ring.turns() - turns) * 1000 / requests,
+        turns: (b.driven.ring.turns() - turns) * 1000 / requests,
         time: began.elapsed() / u32::try_from(requests).expect("few"),
     }
 }

@@ -25,7 +25,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use lh_block::{Device, Done, Extent, IoError, Op};
-use lh_ring::{Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring};
+use lh_rig::Driven;
+use lh_ring::{Mailbox, Payload, Pool, QueueDevice, Ring};
 use nbd_frontend::client::{Client, Mail, Parts};
 
 use peer::{Ended, Peer};
@@ -53,23 +54,19 @@ struct Waiting {
 
 /// A client on its thread, and what it was asked for.
 struct World<'a> {
-    ring: &'a mut Ring,
-    pool: &'a Pool,
-    client: Client,
+    driven: Driven<Client, &'a mut Ring>,
     mailbox: Mailbox<Mail>,
     wishes: Receiver<()>,
     waiting: BTreeMap<u64, Waiting>,
     batch: usize,
-    answers: Vec<Done<Payload>>,
 }
 
 impl<'a> World<'a> {
     fn new(ring: &'a mut Ring, pool: &'a Pool) -> Self {
         let (parts, mailbox, wishes) = Parts::new(GEOMETRY).expect("an eventfd");
-        let client = Client::new(parts, pool);
+        let driven = Driven::on(ring, Client::new(parts, pool));
         wishes.try_recv().expect("it wishes for its first connection");
-        let (waiting, answers) = (BTreeMap::new(), Vec::new());
-        Self { ring, pool, client, mailbox, wishes, waiting, batch: 0, answers }
+        Self { driven, mailbox, wishes, waiting: BTreeMap::new(), batch: 0 }
     }
 
     /// Asks for the next batch if nothing is left of the last one.
@@ -77,10 +74,10 @@ impl<'a> World<'a> {
         if !self.waiting.is_empty() {
             return;
         }
-        for request in script::batch(self.batch, self.pool) {
+        for request in script::batch(self.batch, self.driven.device.pool()) {
             let waiting = Waiting { op: request.op, range: request.range, done: 0 };
             self.waiting.insert(request.tag, waiting);
-            self.client.submit(request);
+            self.driven.device.submit(request);
         }
         self.batch += 1;
     }
@@ -88,18 +85,9 @@ impl<'a> World<'a> {
     /// Turns until nothing happens any more.
     fn settle(&mut self, peer: Option<&mut Peer>) {
         for _ in 0..TURNS_MAX {
-            self.client.begin_turn();
-            self.client.end_turn(self.ring);
-            self.ring.turn(Some(Duration::ZERO)).expect("a turn");
-            let mut still = true;
-            while let Some(completion) = self.ring.next() {
-                still = false;
-                if completion.token.owner == OWNER_DEVICE {
-                    self.client.completion(&completion);
-                }
-            }
-            assert!(self.pool.used_bytes() <= MEMORY_MAX, "{} bytes of memory", self.pool.used_bytes());
-            self.answers.extend(std::iter::from_fn(|| self.client.poll_done()));
+            let still = self.driven.turn(Duration::ZERO) == 0;
+            let used = self.driven.device.pool().used_bytes();
+            assert!(used <= MEMORY_MAX, "{used} bytes of memory");
             if still {
                 if let Some(peer) = peer {
                     peer.hear(&self.waiting);
@@ -116,13 +104,13 @@ impl<'a> World<'a> {
         let mut peer = Peer::new(theirs);
         self.ask();
         self.settle(Some(&mut peer));
-        assert!(self.answers.is_empty());
+        assert!(self.driven.answers.is_empty());
         peer
     }
 
     /// Compares the client's answers with what the bytes meant.
     fn compare(&mut self, ended: Vec<Ended>) {
-        let answers = std::mem::take(&mut self.answers);
+        let answers = std::mem::take(&mut self.driven.answers);
         let tags = |answers: &[Done<Payload>]| answers.iter().map(|done| done.tag).collect::<Vec<_>>();
         assert_eq!(tags(&answers), ended.iter().map(|ended| ended.tag).collect::<Vec<_>>());
         for (done, ended) in answers.into_iter().zip(ended) {
@@ -170,7 +158,7 @@ impl<'a> World<'a> {
         }
         drop(peer);
         self.settle(None);
-        assert!(self.answers.is_empty(), "an end is no answer");
+        assert!(self.driven.answers.is_empty(), "an end is no answer");
         self.wishes.try_recv().expect("it wishes for a connection that does not end");
     }
 
@@ -195,8 +183,9 @@ impl<'a> World<'a> {
 
     /// Everything is given back.
     fn end(self) {
-        let Self { ring, pool, client, .. } = self;
-        drop(client);
+        let Driven { ring, device, .. } = self.driven;
+        let pool = device.pool().clone();
+        drop(device);
         for _ in 0..TURNS_MAX {
             if ring.in_flight() == 0 {
                 break;

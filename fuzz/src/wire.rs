@@ -9,9 +9,10 @@
 //! | 2 | there is no handshake in the stream |
 
 use hmac::{Hmac, KeyInit, Mac};
-use lh_block::Generation;
+use lh_block::{Generation, Instance};
 use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome, encode_welcome,
+    Asked, CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN, decode_welcome,
+    encode_welcome,
 };
 use lh_wire::{
     BlockState, Control, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, ReplicaState,
@@ -71,7 +72,7 @@ impl<'a> Stream<'a> {
                 for name in [&hello.volume, &hello.replica] {
                     assert!(lh_block::check_process_name("peer", name).is_ok(), "{name:?}");
                 }
-                let again = hello.encode(&challenge, &KEY, [4; 32]).expect("names fit");
+                let again = hello.encode(Role::Engine, &challenge, &KEY, [4; 32]).expect("names fit");
                 assert_eq!(Hello::decode(&again, &challenge, &KEY), Ok(hello));
                 answered(Verdict::Welcome);
                 Some(())
@@ -81,13 +82,29 @@ impl<'a> Stream<'a> {
 
     /// What an engine does with a replica's first bytes.
     fn welcome(&mut self) -> Option<()> {
-        let challenge = Challenge::decode(&self.take::<CHALLENGE_LEN>()?).ok()?;
-        let hello = [9; HELLO_LEN];
+        let hello = Hello {
+            volume: "demo".into(),
+            replica: "demo-r-0a1b2c3d".into(),
+            generation: Generation::from(5),
+            instance: Instance(1),
+            session: Instance(2),
+            queue: 0,
+            queues: 1,
+            checksums: true,
+        };
+        let challenge = self.take::<CHALLENGE_LEN>()?;
+        let asked = Asked::answer(&challenge, (&hello, Role::Engine), &KEY, [9; 32]).ok()?;
         let mut bytes = self.take::<WELCOME_LEN>()?;
-        self.prove(&mut bytes, b"longhorn replica 1", &[challenge.as_bytes(), &hello]);
-        let (verdict, generation) = decode_welcome(&bytes, &challenge, &hello, &KEY).ok()?;
-        assert!(verdict != Verdict::BadKey || generation == Generation::default());
-        (verdict == Verdict::Welcome).then_some(())
+        self.prove(&mut bytes, b"longhorn replica 1", &[&challenge, asked.hello()]);
+        match asked.heard(&bytes) {
+            Ok(_) => Some(()),
+            Err(NotLetIn::Refused(verdict, generation)) => {
+                assert_ne!(verdict, Verdict::Welcome);
+                assert!(verdict != Verdict::BadKey || generation == Generation::default());
+                None
+            }
+            Err(NotLetIn::Foreign(_)) => None,
+        }
     }
 
     fn messages(&mut self) -> Option<()> {

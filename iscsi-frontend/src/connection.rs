@@ -5,6 +5,7 @@
 //! - A digest that does not match ends the connection: at error recovery level 0 there is nothing else to do
 //!   (RFC 7143, 7.3, 7.8). Of data it is told with a Reject first.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
@@ -46,6 +47,13 @@ pub(crate) enum Why {
     Stopped,
     #[error("{0}")]
     Socket(nix::errno::Errno),
+}
+
+/// A receive or a send has failed.
+impl From<&io::Error> for Why {
+    fn from(e: &io::Error) -> Self {
+        Self::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)))
+    }
 }
 
 /// What a connection waits for after it has been served.

@@ -17,11 +17,10 @@ mod turn;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use lh_block::Device;
-use lh_ring::{Completion, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token};
-use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use lh_ring::{Completion, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token, tune_served};
 use tracing::{debug, info, warn};
 
 use crate::budget::Budget;
@@ -72,11 +71,6 @@ pub struct Load {
     pub payload_bytes: usize,
 }
 
-struct Listening {
-    fd: Fd,
-    accepting: bool,
-}
-
 /// An iSCSI target with one disk.
 pub struct Server {
     target: Target,
@@ -84,7 +78,7 @@ pub struct Server {
     limits: Limits,
     owner: u8,
     pool: Pool,
-    listeners: Vec<Listening>,
+    doors: Doors<()>,
     places: Places<Box<Handshake>, Box<Connection>>,
     ports: Ports,
     /// Where the next round over the connections begins.
@@ -127,7 +121,7 @@ impl Server {
             limits,
             owner,
             pool: pool.clone(),
-            listeners: Vec::new(),
+            doors: Doors::new(owner, kind::ACCEPT),
             places: Places::default(),
             ports: Ports::default(),
             cursor: 0,
@@ -143,10 +137,7 @@ impl Server {
 
     /// Accepts connections from this socket, too.
     pub fn listen(&mut self, ring: &mut Ring, listener: Listener) {
-        let token = self.accept_token(self.listeners.len());
-        let fd = Fd::new(listener.into_fd());
-        ring.accept(token, &fd);
-        self.listeners.push(Listening { fd, accepting: true });
+        self.doors.open(ring, listener.into_fd(), ());
     }
 
     /// Serves a connection that was accepted elsewhere, from its login on.
@@ -155,7 +146,7 @@ impl Server {
             debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
             return;
         }
-        tune(&connection);
+        tune_served(&connection);
         let mut seed = [0; SEED];
         if rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()) != Ok(SEED) {
             // A guessable challenge would let anybody in.
@@ -171,10 +162,7 @@ impl Server {
     pub fn stop(&mut self, ring: &mut Ring, ending: Ending) {
         /// Seconds that initiators are given for their logout.
         const SECONDS: u16 = 2;
-        for index in 0..self.listeners.len() {
-            ring.cancel(self.accept_token(index));
-        }
-        self.listeners.clear();
+        self.doors.close(ring);
         self.ending = Some(ending);
         self.clock.begin_ending();
         match ending {
@@ -213,23 +201,12 @@ impl Server {
         Token::new(self.owner, kind, slot, serial)
     }
 
-    fn accept_token(&self, index: usize) -> Token {
-        self.token(kind::ACCEPT, u16::try_from(index).unwrap_or(u16::MAX), 0)
-    }
-
-    fn accepted(&mut self, ring: &mut Ring, index: usize, result: io::Result<Option<Fd>>) {
-        let token = self.accept_token(index);
-        let Some(listening) = self.listeners.get_mut(index) else { return };
-        match result {
-            Ok(_) => ring.accept(token, &listening.fd),
-            Err(ref e) => {
-                // Out of descriptors or memory: once more with the next tick, not at once.
-                warn!("cannot accept a connection: {e}");
-                listening.accepting = false;
-            }
-        }
-        if let Some(connection) = result.ok().flatten().and_then(Fd::into_owned) {
-            self.adopt(ring, connection);
+    fn accepted(&mut self, ring: &mut Ring, completion: Completion) {
+        match self.doors.accepted(ring, completion) {
+            Ok(Some(connection)) => self.adopt(ring, connection),
+            Ok(None) => {}
+            // Out of descriptors or memory: once more with the next tick.
+            Err(e) => warn!("cannot accept a connection: {e}"),
         }
     }
 
@@ -336,10 +313,7 @@ impl Server {
                 connection.received_at = now;
                 connection.pinged_at = None;
             }
-            Err(e) => {
-                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
-                self.close(slot, why);
-            }
+            Err(e) => self.close(slot, Why::from(e)),
         }
     }
 
@@ -349,24 +323,19 @@ impl Server {
         self.budget.give_back(connection.sent());
         match result {
             Ok(_) => connection.sent_at = now,
-            Err(e) => {
-                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
-                self.close(slot, why);
-            }
+            Err(e) => self.close(slot, Why::from(e)),
         }
     }
 
     /// Ends a connection, and with it its session. Its commands end without an answer: those that the device has when it
     /// is done with them, the others now.
     fn close(&mut self, slot: u16, why: Why) {
-        let Some(Place::Connection(connection)) = self.places.remove(slot) else { return };
+        let Some(Place::Connection(connection)) = self.places.end(slot) else { return };
         if connection.port.is_some() {
             info!(slot, "session ended: {why}");
         } else {
             debug!(slot, "discovery ended: {why}");
         }
-        // Ends what the ring still does with the socket, which holds the descriptor until then.
-        let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
         self.budget.give_back(connection.owed);
         for (_, tag) in &connection.tasks {
             self.abort(*tag, connection.claimant);
@@ -379,25 +348,11 @@ impl Server {
     }
 }
 
-/// Sets what TCP needs.
-fn tune(connection: &OwnedFd) {
-    // Answers leave at once: they are collected here already.
-    let _ = setsockopt(connection, sockopt::TcpNoDelay, &true);
-    // An initiator whose host is gone gives its place back after about 90 s, pinged or not.
-    let _ = setsockopt(connection, sockopt::TcpKeepIdle, &60);
-    let _ = setsockopt(connection, sockopt::TcpKeepInterval, &10);
-    let _ = setsockopt(connection, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(connection, sockopt::KeepAlive, &true);
-}
-
 impl Frontend for Server {
     fn completion(&mut self, ring: &mut Ring, _device: &mut dyn Device<Payload>, completion: Completion) {
         let Token { kind, slot, data: serial, .. } = completion.token;
         match kind {
-            kind::ACCEPT => {
-                let Completion { result, accepted, .. } = completion;
-                return self.accepted(ring, usize::from(slot), result.map(|_| accepted));
-            }
+            kind::ACCEPT => return self.accepted(ring, completion),
             kind::TICK => return self.tick(ring, serial),
             _ => {}
         }

@@ -3,19 +3,18 @@
 //! It proves a key of the volume's and is proved it, joins no session and fences nobody (`lh_wire::Ask`). Calls block.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lh_block::{Address, Generation, Instance};
+use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HandshakeError, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
+    Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
 };
 use lh_wire::{Ask, HEADER_LEN, Header, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// How long the connection and the handshake may take.
+/// How long the connection and the handshake may take together.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long an answer may take: opening a snapshot reads what its layers hold, of terabytes perhaps.
@@ -37,7 +36,7 @@ pub(crate) enum ReadError {
     #[error("{0}: {1}")]
     Handshake(Address, HandshakeError),
     /// It does not let us in.
-    #[error("{0} turns readers away: {1:?}")]
+    #[error("{0} turns readers away: {1}")]
     TurnedAway(Address, Verdict),
     /// It does not give what was asked for; its own words.
     #[error("{0}")]
@@ -57,14 +56,10 @@ pub(crate) struct ReplicaAt {
     pub(crate) key: Key,
 }
 
-trait Stream: Read + Write + Send {}
-
-impl<S: Read + Write + Send> Stream for S {}
-
 /// A snapshot that is open for reading. Everything ends when it is dropped.
 pub(crate) struct SnapshotReader {
     address: Address,
-    stream: Box<dyn Stream>,
+    stream: Stream,
     tag: u64,
     /// Bytes of the volume, now.
     size: u64,
@@ -78,7 +73,7 @@ impl SnapshotReader {
     /// [`ReadError`].
     pub(crate) fn open(at: &ReplicaAt, snapshot: &str, base: Option<&str>) -> Result<Self, ReadError> {
         let deadline = Instant::now() + SETTLING;
-        let mut reader = Self::connect(at)?;
+        let mut reader = Self::connect(at, Instant::now() + HANDSHAKE)?;
         let ask = Ask::Open { snapshot: snapshot.to_owned(), base: base.map(str::to_owned) };
         loop {
             match reader.ask_json::<Opened>(&ask) {
@@ -92,15 +87,17 @@ impl SnapshotReader {
         }
     }
 
-    fn connect(at: &ReplicaAt) -> Result<Self, ReadError> {
+    /// Connects and is let in before `deadline`.
+    fn connect(at: &ReplicaAt, deadline: Instant) -> Result<Self, ReadError> {
         let unreachable = |e| ReadError::Unreachable(at.address.clone(), e);
-        let foreign = |e| ReadError::Handshake(at.address.clone(), e);
-        let mut stream = open_stream(&at.address).map_err(unreachable)?;
-        let mut random = [0; 32];
-        lh_ring::sys::random(&mut random).map_err(unreachable)?;
-        let mut bytes = [0; CHALLENGE_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        let challenge = Challenge::decode(&bytes).map_err(foreign)?;
+        let not_let_in = |why| match why {
+            NotLetIn::Foreign(e) => ReadError::Handshake(at.address.clone(), e),
+            NotLetIn::Refused(verdict, _) => ReadError::TurnedAway(at.address.clone(), verdict),
+        };
+        let mut stream = Stream::connect(&at.address, deadline).map_err(unreachable)?;
+        let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
+        random(&mut nonce).map_err(unreachable)?;
+        stream.read_exact(&mut challenge).map_err(unreachable)?;
         let hello = Hello {
             volume: at.volume.clone(),
             replica: at.replica.clone(),
@@ -111,14 +108,13 @@ impl SnapshotReader {
             queues: 1,
             checksums: !at.address.is_local(),
         };
-        let hello = hello.encode_as_reader(&challenge, &at.key, random).map_err(foreign)?;
-        stream.write_all(&hello).map_err(unreachable)?;
-        let mut bytes = [0; WELCOME_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        match decode_welcome(&bytes, &challenge, &hello, &at.key).map_err(foreign)? {
-            (Verdict::Welcome, _) => Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 }),
-            (verdict, _) => Err(ReadError::TurnedAway(at.address.clone(), verdict)),
-        }
+        let asked = Asked::answer(&challenge, (&hello, Role::Reader), &at.key, nonce)
+            .map_err(|e| not_let_in(e.into()))?;
+        stream.write_all(asked.hello()).map_err(unreachable)?;
+        let mut welcome = [0; WELCOME_LEN];
+        stream.read_exact(&mut welcome).map_err(unreachable)?;
+        asked.heard(&welcome).map_err(not_let_in)?;
+        Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 })
     }
 
     /// Bytes of the volume, now: the snapshot may be of a time when it was smaller.
@@ -158,6 +154,7 @@ impl SnapshotReader {
         let mut header = Header::request(OpCode::Control, self.tag, 0, 0, Generation::default());
         header.payload = u32::try_from(request.len()).unwrap_or(u32::MAX);
         let unreachable = |e| ReadError::Unreachable(self.address.clone(), e);
+        self.stream.set_deadline(Instant::now() + PATIENCE);
         self.stream.write_all(&header.encode()).map_err(unreachable)?;
         self.stream.write_all(&request).map_err(unreachable)?;
         let mut bytes = [0; HEADER_LEN];
@@ -184,20 +181,55 @@ impl SnapshotReader {
     }
 }
 
-fn open_stream(address: &Address) -> io::Result<Box<dyn Stream>> {
-    match address {
-        Address::Unix(path) => {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(Box::new(stream))
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// How long it takes to give up asking there.
+    fn given_up_after(address: Address, within: Duration) -> Duration {
+        let at = ReplicaAt { volume: "demo".into(), replica: "demo-r-1".into(), address, key: [7; 32] };
+        let (said, heard) = mpsc::channel();
+        std::thread::spawn(move || {
+            let began = Instant::now();
+            let refused = SnapshotReader::connect(&at, began + within).err();
+            said.send((began.elapsed(), refused)).unwrap();
+        });
+        let (took, refused) = heard.recv_timeout(Duration::from_secs(20)).expect("it waits for ever");
+        assert!(matches!(refused, Some(ReadError::Unreachable(..))), "{refused:?}");
+        took
+    }
+
+    #[test]
+    fn a_replica_that_says_nothing_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let (tcp, unix) = (TcpListener::bind("127.0.0.1:0").unwrap(), UnixListener::bind(&path).unwrap());
+        let tcp_address = tcp.local_addr().unwrap();
+        let peers = std::thread::spawn(move || (tcp.accept().unwrap(), unix.accept().unwrap()));
+        for address in [Address::Tcp(tcp_address), Address::Unix(path)] {
+            let took = given_up_after(address, Duration::from_millis(200));
+            assert!((200..2000).contains(&took.as_millis()), "{took:?}");
         }
-        Address::Tcp(address) => {
-            let stream = TcpStream::connect_timeout(address, HANDSHAKE)?;
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(Box::new(stream))
-        }
+        peers.join().unwrap();
+    }
+
+    /// Each byte comes in time, and the whole does not.
+    #[test]
+    fn a_replica_that_speaks_slowly_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            while peer.write_all(&[1]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let took = given_up_after(Address::Unix(path), Duration::from_millis(300));
+        assert!((300..2000).contains(&took.as_millis()), "{took:?}");
     }
 }

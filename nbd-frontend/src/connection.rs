@@ -9,6 +9,7 @@
 //! - A submitted request runs to its end; without its client, its answer is dropped.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use lh_block::{Device, Done, Extent, Geometry, Op, Request};
@@ -65,6 +66,13 @@ pub(crate) enum Why {
     Stalled,
     #[error("{0}")]
     Socket(nix::errno::Errno),
+}
+
+/// A receive or a send has failed.
+impl From<&io::Error> for Why {
+    fn from(e: &io::Error) -> Self {
+        Self::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)))
+    }
 }
 
 /// What a connection waits for after it has been served.

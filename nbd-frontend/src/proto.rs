@@ -419,11 +419,9 @@ wire! {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use lh_rig::hex;
 
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
-    }
+    use super::*;
 
     #[test]
     fn golden_handshake() {

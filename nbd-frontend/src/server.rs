@@ -12,11 +12,12 @@ mod look;
 mod turn;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use lh_block::Device;
-use lh_ring::{CHUNK, Completion, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token};
-use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use lh_ring::{
+    CHUNK, Completion, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token, tune_served,
+};
 use tracing::{debug, warn};
 
 use crate::budget::Budget;
@@ -101,20 +102,14 @@ pub struct Load {
 /// A callback that may move an accepted connection to another thread; what it gives back stays here.
 pub type Spread = Box<dyn FnMut(OwnedFd) -> Option<OwnedFd>>;
 
-struct Listening {
-    fd: Fd,
-    /// Removes a unix socket's path.
-    _guard: PathGuard,
-    accepting: bool,
-}
-
 /// An NBD server for one queue of a volume.
 pub struct Server {
     export: Export,
     limits: Limits,
     owner: u8,
     pool: Pool,
-    listeners: Vec<Listening>,
+    /// Each removes a unix socket's path in the end.
+    doors: Doors<PathGuard>,
     spread: Option<Spread>,
     places: Places<Handshake, Box<Connection>>,
     /// Where the next round over the connections begins.
@@ -144,7 +139,7 @@ impl Server {
             limits,
             owner,
             pool: pool.clone(),
-            listeners: Vec::new(),
+            doors: Doors::new(owner, kind::ACCEPT),
             spread: None,
             places: Places::default(),
             cursor: 0,
@@ -160,10 +155,7 @@ impl Server {
     /// Accepts connections from this socket, too.
     pub fn listen(&mut self, ring: &mut Ring, listener: Listener) {
         let (fd, guard) = listener.split();
-        let token = self.accept_token(self.listeners.len());
-        let fd = Fd::new(fd);
-        ring.accept(token, &fd);
-        self.listeners.push(Listening { fd, _guard: guard, accepting: true });
+        self.doors.open(ring, fd, guard);
     }
 
     /// Lets `spread` decide which accepted connections stay here.
@@ -178,7 +170,7 @@ impl Server {
             debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
             return None;
         }
-        tune(&connection);
+        tune_served(&connection);
         let fd = Fd::from(connection);
         let handshake = Handshake::begin(fd.clone(), self.clock.now(), &mut self.scratch)?;
         let (slot, serial) = self.places.insert(handshake);
@@ -188,10 +180,7 @@ impl Server {
 
     /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].
     pub fn stop(&mut self, ring: &mut Ring, ending: Ending) {
-        for index in 0..self.listeners.len() {
-            ring.cancel(self.accept_token(index));
-        }
-        self.listeners.clear();
+        self.doors.close(ring);
         self.ending = Some(ending);
         self.clock.begin_ending();
         for index in 0..self.places.served().len() {
@@ -222,22 +211,13 @@ impl Server {
         Token::new(self.owner, kind, slot, serial)
     }
 
-    fn accept_token(&self, index: usize) -> Token {
-        self.token(kind::ACCEPT, u16::try_from(index).unwrap_or(u16::MAX), 0)
-    }
-
-    fn accepted(&mut self, ring: &mut Ring, index: usize, result: io::Result<Option<Fd>>) {
-        let token = self.accept_token(index);
-        let Some(listening) = self.listeners.get_mut(index) else { return };
-        match result {
-            Ok(_) => ring.accept(token, &listening.fd),
-            Err(ref e) => {
-                // Out of descriptors or memory: once more with the next tick, not at once.
-                warn!("cannot accept a connection: {e}");
-                listening.accepting = false;
-            }
-        }
-        let Some(connection) = result.ok().flatten().and_then(Fd::into_owned) else { return };
+    fn accepted(&mut self, ring: &mut Ring, completion: Completion) {
+        let connection = match self.doors.accepted(ring, completion) {
+            Ok(Some(connection)) => connection,
+            Ok(None) => return,
+            // Out of descriptors or memory: once more with the next tick.
+            Err(e) => return warn!("cannot accept a connection: {e}"),
+        };
         let stays = match &mut self.spread {
             Some(spread) => spread(connection),
             None => Some(connection),
@@ -293,10 +273,7 @@ impl Server {
             Ok(0) if connection.is_finishing() => {}
             Ok(0) => self.close(slot, Why::Left),
             Ok(_) => connection.received_at = now,
-            Err(e) => {
-                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
-                self.close(slot, why);
-            }
+            Err(e) => self.close(slot, Why::from(e)),
         }
     }
 
@@ -306,48 +283,23 @@ impl Server {
         connection.sent(&mut self.budget);
         match result {
             Ok(_) => connection.sent_at = now,
-            Err(e) => {
-                let why = Why::Socket(nix::errno::Errno::from_raw(e.raw_os_error().unwrap_or(0)));
-                self.close(slot, why);
-            }
+            Err(e) => self.close(slot, Why::from(e)),
         }
     }
 
     fn close(&mut self, slot: u16, why: Why) {
         debug!(slot, "connection closed: {why}");
-        // What the ring still does with the socket holds the descriptor: that has to be ended, too.
-        match self.places.remove(slot) {
-            Some(Place::Connection(connection)) => {
-                let _ = shutdown(connection.fd.as_raw_fd(), Shutdown::Both);
-                connection.close(&mut self.budget);
-            }
-            Some(Place::Handshake(handshake)) => {
-                let _ = shutdown(handshake.fd.as_raw_fd(), Shutdown::Both);
-            }
-            None => {}
+        if let Some(Place::Connection(connection)) = self.places.end(slot) {
+            connection.close(&mut self.budget);
         }
     }
-}
-
-/// Sets what TCP needs. Unix sockets have none of it and refuse.
-fn tune(connection: &OwnedFd) {
-    // Answers leave at once: they are collected here already.
-    let _ = setsockopt(connection, sockopt::TcpNoDelay, &true);
-    // A client whose host is gone gives its place back after about 90 s.
-    let _ = setsockopt(connection, sockopt::TcpKeepIdle, &60);
-    let _ = setsockopt(connection, sockopt::TcpKeepInterval, &10);
-    let _ = setsockopt(connection, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(connection, sockopt::KeepAlive, &true);
 }
 
 impl Frontend for Server {
     fn completion(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>, completion: Completion) {
         let Token { kind, slot, data: serial, .. } = completion.token;
         match kind {
-            kind::ACCEPT => {
-                let Completion { result, accepted, .. } = completion;
-                return self.accepted(ring, usize::from(slot), result.map(|_| accepted));
-            }
+            kind::ACCEPT => return self.accepted(ring, completion),
             kind::TICK => return self.tick(ring),
             _ => {}
         }

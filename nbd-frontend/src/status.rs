@@ -104,6 +104,8 @@ const fn compact_len(length: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use lh_rig::hex;
+
     use super::*;
     use crate::export::Agreed;
     use crate::proto::command;
@@ -128,10 +130,6 @@ mod tests {
         let call = call(flags, length);
         session(framing).status(&call, Extent::new(4096, length), stripes, &mut out);
         out
-    }
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
     }
 
     #[test]

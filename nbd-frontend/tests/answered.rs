@@ -15,16 +15,16 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lh_block::{Device, Done, Geometry, IoError};
-use lh_ring::{Answers, Mailbox, OWNER_DEVICE, OWNER_LOOP, Pool, QueueDevice, Ring, Token};
+use lh_ring::{Answers, Pool, QueueDevice};
 use nbd_frontend::Ending;
 use nbd_frontend::client::requests::{Answer, Broken, REPLY_LEN, Requests};
-use nbd_frontend::client::{Client, HandshakeError, Mail, Parts, handshake};
+use nbd_frontend::client::{HandshakeError, handshake};
 use script::GEOMETRY;
+use support::queue::Queue;
 use support::{Running, Setup};
 
 /// Longest input: what `scripts/fuzz` lets one grow to.
@@ -61,50 +61,31 @@ fn tapped(server: UnixStream) -> (UnixStream, JoinHandle<Vec<u8>>) {
 
 /// A client's queue that asks for what is in the script.
 struct Session {
-    ring: Ring,
-    pool: Pool,
-    client: Client,
-    mailbox: Mailbox<Mail>,
-    wishes: Receiver<()>,
+    queue: Queue,
     done: BTreeMap<u64, Result<(), IoError>>,
 }
 
 impl Session {
     fn new(socket: UnixStream) -> Self {
-        let (parts, mailbox, wishes) = Parts::new(GEOMETRY).unwrap();
-        let pool = Pool::new(8 << 20, 64 << 20).unwrap();
-        let client = Client::new(parts, &pool);
-        let mut ring = Ring::new(64).unwrap();
-        ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), client.bell());
-        wishes.try_recv().expect("it wishes for its first connection");
-        socket.set_read_timeout(None).unwrap();
-        mailbox.put(Mail::Link(socket.into()));
-        Self { ring, pool, client, mailbox, wishes, done: BTreeMap::new() }
+        let queue = Queue::new(GEOMETRY);
+        queue.link(socket);
+        Self { queue, done: BTreeMap::new() }
     }
 
     /// Asks for a batch and turns until it is answered, or the connection is given up: false.
     fn batch(&mut self, number: usize, mut meanwhile: impl FnMut()) -> bool {
-        let mut left = 0;
-        for request in script::batch(number, &self.pool) {
-            self.client.submit(request);
-            left += 1;
-        }
+        let requests = script::batch(number, self.queue.device.pool());
+        let mut left = requests.len();
+        requests.into_iter().for_each(|request| self.queue.device.submit(request));
         let deadline = Instant::now() + PATIENCE;
         while left > 0 {
             assert!(Instant::now() < deadline, "{left} requests of batch {number} are not answered");
-            self.client.begin_turn();
-            self.client.end_turn(&mut self.ring);
-            self.ring.turn(Some(Duration::from_millis(5))).unwrap();
-            while let Some(completion) = self.ring.next() {
-                if completion.token.owner == OWNER_DEVICE {
-                    self.client.completion(&completion);
-                }
-            }
-            while let Some(Done { tag, result, data: _ }) = self.client.poll_done() {
+            self.queue.turn(Duration::from_millis(5));
+            for Done { tag, result, .. } in self.queue.answers.drain(..) {
                 assert!(self.done.insert(tag, result).is_none(), "request {tag} is answered twice");
                 left -= 1;
             }
-            if self.wishes.try_recv().is_ok() {
+            if self.queue.has_wished() {
                 return false;
             }
             meanwhile();
@@ -129,7 +110,7 @@ fn whole(server: UnixStream, name: &str) -> Option<Vec<u8>> {
 }
 
 fn end(session: Session, kept: JoinHandle<Vec<u8>>) -> Vec<u8> {
-    drop((session.client, session.ring, session.mailbox, session.pool));
+    drop(session);
     kept.join().unwrap()
 }
 

@@ -4,98 +4,21 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lh_block::{Device, Done, Extent, IoError, Op, Request};
-use lh_ring::{Answers, Mailbox, OWNER_DEVICE, OWNER_LOOP, Payload, Pool, QueueDevice, Ring, Token};
+use lh_block::{Extent, IoError, Op};
+use lh_ring::{Answers, QueueDevice};
 use nbd_frontend::Lane;
-use nbd_frontend::client::{Client, HandshakeError, Mail, Parts, handshake};
+use nbd_frontend::client::{HandshakeError, Mail, handshake};
 use nbd_frontend::proto::{self, SIMPLE_REPLY_MAGIC, SimpleReply, command, error};
+use support::queue::Queue;
 use support::{GEOMETRY, Running};
 use zerocopy::{FromBytes, IntoBytes};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const WRITE: Op = Op::Write { fua: false };
 const LANE: Lane = Lane { client: 1, number: 0 };
-
-/// A client's queue, turn by turn.
-struct Queue {
-    ring: Ring,
-    pool: Pool,
-    client: Client,
-    mailbox: Mailbox<Mail>,
-    wishes: Receiver<()>,
-    answers: Vec<Done<Payload>>,
-}
-
-impl Queue {
-    fn new() -> Self {
-        let (parts, mailbox, wishes) = Parts::new(GEOMETRY).unwrap();
-        let pool = Pool::new(8 << 20, 64 << 20).unwrap();
-        let client = Client::new(parts, &pool);
-        let mut ring = Ring::new(64).unwrap();
-        ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), client.bell());
-        wishes.try_recv().expect("it wishes for its first connection");
-        Self { ring, pool, client, mailbox, wishes, answers: Vec::new() }
-    }
-
-    fn link(&self, socket: UnixStream) {
-        socket.set_read_timeout(None).unwrap();
-        self.mailbox.put(Mail::Link(socket.into()));
-    }
-
-    fn submit(&mut self, tag: u64, op: Op, range: Extent, fill: u8) {
-        let data = matches!(op, Op::Write { .. }).then(|| {
-            let mut data = self.pool.alloc(u32::try_from(range.len).unwrap(), 512).unwrap();
-            data.write_at(0, &vec![fill; data.len()]);
-            data
-        });
-        self.client.submit(Request { tag, op, range, data });
-    }
-
-    fn turn(&mut self) {
-        self.client.begin_turn();
-        let timeout = self.client.end_turn(&mut self.ring).unwrap_or(PATIENCE).min(Duration::from_millis(5));
-        self.ring.turn(Some(timeout)).unwrap();
-        while let Some(completion) = self.ring.next() {
-            if completion.token.owner == OWNER_DEVICE {
-                self.client.completion(&completion);
-            }
-        }
-        self.answers.extend(std::iter::from_fn(|| self.client.poll_done()));
-    }
-
-    fn turn_until(&mut self, what: &str, mut wanted: impl FnMut(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !wanted(self) {
-            assert!(Instant::now() < deadline, "{what}: {:?}", self.answers);
-            self.turn();
-        }
-    }
-
-    fn turn_for(&mut self, time: Duration) {
-        let deadline = Instant::now() + time;
-        while Instant::now() < deadline {
-            self.turn();
-        }
-    }
-
-    fn answer(&mut self, tag: u64) -> Done<Payload> {
-        self.turn_until("an answer", |q| q.answers.iter().any(|done| done.tag == tag));
-        let at = self.answers.iter().position(|done| done.tag == tag).unwrap();
-        self.answers.swap_remove(at)
-    }
-
-    fn wish(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.wishes.try_recv().is_err() {
-            assert!(Instant::now() < deadline, "no wish for a connection");
-            self.turn();
-        }
-    }
-}
 
 /// Both ends of a connection of this lane, to a server that has taken it.
 fn come(server: &Running, lane: Lane) -> UnixStream {
@@ -123,7 +46,7 @@ fn is_greeted(stream: &mut UnixStream, within: Duration) -> bool {
 #[test]
 fn a_relayed_device_does_what_a_device_does() {
     let server = Running::start();
-    let mut queue = Queue::new();
+    let mut queue = Queue::new(GEOMETRY);
     let range = Extent::new(1 << 20, 1 << 20);
     // Before there is a connection.
     queue.submit(1, Op::Write { fua: true }, range, 7);
@@ -162,7 +85,7 @@ fn a_relayed_device_does_what_a_device_does() {
 #[test]
 fn a_client_that_comes_again_waits_for_what_it_has_left_behind() {
     let server = Running::start();
-    let mut queue = Queue::new();
+    let mut queue = Queue::new(GEOMETRY);
     queue.link(greeted(&server, LANE));
     server.inside(|inside| inside.disk.set_answers(Answers::Held));
     queue.submit(1, WRITE, Extent::new(0, 4096), 1);
@@ -233,7 +156,7 @@ fn reply(request: &proto::Request, error: u32) -> Vec<u8> {
 
 #[test]
 fn a_lost_connection_costs_nothing_but_time() {
-    let mut queue = Queue::new();
+    let mut queue = Queue::new(GEOMETRY);
     // It answers the second of four and is gone with the fourth.
     let (socket, first) = peer(|count, request| match count {
         2 => Some(reply(request, 0)),
@@ -262,7 +185,7 @@ fn a_lost_connection_costs_nothing_but_time() {
 
 #[test]
 fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() {
-    let mut queue = Queue::new();
+    let mut queue = Queue::new(GEOMETRY);
     queue.submit(1, Op::Read, Extent::new(0, 4096), 0);
     type Lie = fn(&proto::Request) -> Vec<u8>;
     let lies: [Lie; 6] = [
@@ -300,7 +223,7 @@ fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() 
 
 #[test]
 fn requests_without_a_connection_wait_until_the_device_is_to_go() {
-    let mut queue = Queue::new();
+    let mut queue = Queue::new(GEOMETRY);
     queue.submit(1, WRITE, Extent::new(0, 4096), 1);
     queue.turn_for(Duration::from_millis(50));
     queue.mailbox.put(Mail::LetGo(Some(Instant::now() + Duration::from_secs(3600))));
@@ -314,10 +237,10 @@ fn requests_without_a_connection_wait_until_the_device_is_to_go() {
     queue.link(greeted(&server, LANE));
     queue.submit(2, WRITE, Extent::new(0, 4096), 1);
     assert_eq!(queue.answer(2).result, Ok(()));
-    assert!(!queue.client.is_ending());
+    assert!(!queue.device.is_ending());
     queue.mailbox.put(Mail::End);
-    queue.turn();
-    assert!(queue.client.is_ending());
+    queue.turn(Duration::ZERO);
+    assert!(queue.device.is_ending());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use lh_block::{Epoch, Extent, Instance};
-use lh_wire::handshake::{CHALLENGE_LEN, HELLO_LEN, Verdict, WELCOME_LEN};
+use lh_wire::handshake::{CHALLENGE_LEN, HELLO_LEN, Role, Verdict, WELCOME_LEN};
 use lh_wire::{Control, Header, OpCode, Status};
 use replica::serve::{Address, Mode, Options, ServeError, run};
 use serve_client::{KEY, MIB, Server, connect, generation, knock, options, pattern, session, shake, who};
@@ -46,7 +46,7 @@ fn a_wrong_key_is_refused_without_a_proof() {
     let mut bytes = [0; CHALLENGE_LEN];
     stream.read_exact(&mut bytes).unwrap();
     let challenge = lh_wire::handshake::Challenge::decode(&bytes).unwrap();
-    let hello = who(1, 1).hello.encode(&challenge, &[8; 32], [1; 32]).unwrap();
+    let hello = who(1, 1).hello.encode(Role::Engine, &challenge, &[8; 32], [1; 32]).unwrap();
     stream.write_all(&hello).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();

@@ -14,8 +14,6 @@
 //! asked. `cycle` makes, reads and removes a device so often as standard input says (`cycle N`) and says how many descriptors
 //! it has open then. `remove` takes away a device that was left behind; `missing` says what the kernel lacks.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
+use lh_rig::allocations::{self, Counting, count_this_thread};
 use lh_ring::{Frontend, Payload, Pool, Ring};
 use ublk_frontend::{Attach, Attached, Channel, DeviceError, Server, attach, missing, remove_left_behind};
 
@@ -36,31 +35,6 @@ const POOL: usize = 16 << 20;
 
 /// Longest read or write.
 const TRANSFER: u32 = 1 << 20;
-
-/// Counts what queue threads ask of the system's allocator.
-struct Counting;
-
-thread_local! {
-    static COUNTED: Cell<bool> = const { Cell::new(false) };
-}
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-#[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTED.get() {
-            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promise is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -254,6 +228,7 @@ fn memory_file() -> std::io::Result<File> {
 }
 
 fn obey(mut attached: Attached, size: &AtomicU64, queues: Vec<JoinHandle<()>>) -> Result<(), Failure> {
+    let mut told = allocations::so_far();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         match line.split_once(' ').unwrap_or((&line, "")) {
@@ -265,7 +240,10 @@ fn obey(mut attached: Attached, size: &AtomicU64, queues: Vec<JoinHandle<()>>) -
                     Err(e) => say(&format!("refused {e}")),
                 }
             }
-            ("allocations", _) => say(&format!("allocations {}", ALLOCATIONS.swap(0, Ordering::Relaxed))),
+            ("allocations", _) => {
+                let before = std::mem::replace(&mut told, allocations::so_far());
+                say(&format!("allocations {}", told - before));
+            }
             ("stop", _) => match attached.stop() {
                 Ok(()) => {
                     end(attached, queues)?;
@@ -322,7 +300,7 @@ fn run_queue(channels: Vec<Channel>, mut disk: Disk, pool: &Pool, depth: u32) ->
     let mut ring = Ring::new(depth * 2)?;
     let mut server = Server::new(channels, FRONTEND, pool)?;
     server.turn(&mut ring, &mut disk);
-    COUNTED.set(true);
+    count_this_thread(true);
     while !server.is_gone() {
         ring.turn(None)?;
         while let Some(completion) = ring.next() {
@@ -330,7 +308,7 @@ fn run_queue(channels: Vec<Channel>, mut disk: Disk, pool: &Pool, depth: u32) ->
         }
         server.turn(&mut ring, &mut disk);
     }
-    COUNTED.set(false);
+    count_this_thread(false);
     Ok(())
 }
 

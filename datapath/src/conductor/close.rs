@@ -45,7 +45,7 @@ impl Conductor {
         match self.closing.as_mut() {
             Some(closing) => closing.commands.push(command),
             None => {
-                let deadline = self.now.saturating_add(self.config.limits.close);
+                let deadline = self.now.saturating_add(self.config.limits.close_ns);
                 let (stage, ballot) = (Stage::Waiting, Ballot::default());
                 self.closing = Some(Closing { commands: vec![command], stage, ballot, deadline });
             }
@@ -142,7 +142,7 @@ impl Conductor {
     /// Whoever still waits hears that the volume stops; then the engine does.
     fn end(&mut self, closing: &mut Closing, why: Why) -> bool {
         let switch = self.switch(Switch::Stop);
-        closing.deadline = self.now.saturating_add(self.config.limits.control);
+        closing.deadline = self.now.saturating_add(self.config.limits.control_ns);
         closing.stage = Stage::Stopping(switch, why);
         true
     }

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lh_block::{Epoch, Generation, Instance, NameError};
+use lh_block::{Epoch, Generation, Instance, NameError, SNAPSHOTS_MAX};
 use lh_wire::{Control, MapPage, ReplicaState};
 use thiserror::Error;
 
@@ -41,36 +41,36 @@ pub struct ReplicaConfig {
     pub local: bool,
 }
 
-/// Times, in nanoseconds, and other bounds.
+/// Times and other bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How long a start that is possible waits for further members, and how long a volume that lost all waits for the
     /// others once one is back.
-    pub grace: u64,
+    pub grace_ns: u64,
     /// How long an engine waits before its first answer while an old one may still answer reads: twice the time for
     /// which a queue trusts its last answer of a member.
-    pub lease: u64,
+    pub lease_ns: u64,
     /// Between two attempts to connect.
-    pub retry: u64,
+    pub retry_ns: u64,
     /// For the answer to a control request. Pings find a hung replica sooner; this finds one that lost a request.
-    pub control: u64,
-    /// As `control`, for requests that sync or delete whole layers.
-    pub control_long: u64,
+    pub control_ns: u64,
+    /// As `control_ns`, for requests that sync or delete whole layers.
+    pub control_long_ns: u64,
     /// Longest time between two attempts to rebuild a replica.
-    pub rebuild_backoff: u64,
+    pub rebuild_backoff_ns: u64,
     /// Between two rounds of taking back marks of the intent bitmap.
-    pub clear_every: u64,
+    pub clear_every_ns: u64,
     /// Written and not flushed for so long: the conductor flushes by itself, so that marks can be taken back.
-    pub flush_after: u64,
+    pub flush_after_ns: u64,
     /// For a clean shutdown as a whole.
-    pub close: u64,
+    pub close_ns: u64,
     /// Copies in flight of one rebuild, and of one repair.
     pub copies: u32,
     /// Bytes that all rebuilds together may copy in a second; 0: as much as they can.
     pub rebuild_rate: u64,
     /// Bytes that a fold may copy in a second on each replica; 0: as much as it can.
     pub fold_rate: u64,
-    /// Most snapshots of the volume, removed ones not counted; with those there are at most [`super::SNAPSHOTS_MAX`].
+    /// Most snapshots of the volume, removed ones not counted; with those there are at most [`SNAPSHOTS_MAX`].
     pub snapshots: u32,
     /// No snapshot is taken once head and snapshots, removed ones not counted, take more bytes than that; 0: any.
     pub snapshot_bytes: u64,
@@ -82,19 +82,19 @@ const SECOND: u64 = 1_000_000_000;
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            grace: 3 * SECOND,
-            lease: 4 * SECOND,
-            retry: SECOND,
-            control: 10 * SECOND,
-            control_long: 600 * SECOND,
-            rebuild_backoff: 60 * SECOND,
-            clear_every: 10 * SECOND,
-            flush_after: 60 * SECOND,
-            close: 60 * SECOND,
+            grace_ns: 3 * SECOND,
+            lease_ns: 4 * SECOND,
+            retry_ns: SECOND,
+            control_ns: 10 * SECOND,
+            control_long_ns: 600 * SECOND,
+            rebuild_backoff_ns: 60 * SECOND,
+            clear_every_ns: 10 * SECOND,
+            flush_after_ns: 60 * SECOND,
+            close_ns: 60 * SECOND,
             copies: 4,
             rebuild_rate: 0,
             fold_rate: 0,
-            snapshots: 249,
+            snapshots: SNAPSHOTS_MAX.into(),
             snapshot_bytes: 0,
         }
     }
@@ -222,11 +222,15 @@ pub enum CommandError {
     /// There is none of that name.
     #[error("there is no {0}")]
     NotFound(String),
-    /// At most [`Limits::snapshots`], and with removed ones [`super::SNAPSHOTS_MAX`].
-    #[error(
-        "the volume has {0} snapshots, which is the limit: remove and purge some first, or raise the limit"
-    )]
+    /// At most [`Limits::snapshots`], removed ones not counted.
+    #[error("the volume has {0} snapshots, which is its limit: remove some first, or raise the limit")]
     TooManySnapshots(usize),
+    /// At most [`SNAPSHOTS_MAX`], removed ones counted until they are folded. That is the format's, and no limit raises it.
+    #[error(
+        "the volume has {0} snapshots, counting removed ones that are not purged, and cannot have more: purge, and remove \
+         some before that if none is removed"
+    )]
+    ChainFull(usize),
     /// [`Limits::snapshot_bytes`].
     #[error(
         "with another snapshot the volume's snapshots would take {bytes} bytes, the limit is {limit}: remove and \

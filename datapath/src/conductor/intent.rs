@@ -43,7 +43,7 @@ impl Conductor {
         if !idle || self.now < self.clearing.next_at {
             return false;
         }
-        self.clearing.next_at = self.now.saturating_add(self.config.limits.clear_every);
+        self.clearing.next_at = self.now.saturating_add(self.config.limits.clear_every_ns);
         let on_their_way = self.jobs.count(|p| p == JobFor::ClearIntent);
         for range in self.clearable(JOBS_PER_ROUND.saturating_sub(on_their_way)) {
             self.give(JobFor::ClearIntent, Job::ClearIntent { range });
@@ -84,7 +84,7 @@ impl Conductor {
             self.clearing.flush = flush;
             self.clearing.flush_at = self.now;
         }
-        let long_ago = self.now >= self.clearing.flush_at.saturating_add(self.config.limits.flush_after);
+        let long_ago = self.now >= self.clearing.flush_at.saturating_add(self.config.limits.flush_after_ns);
         if long_ago && !self.clearing.flushing {
             self.clearing.flushing = true;
             self.clearing.flush_at = self.now;

@@ -40,7 +40,7 @@ impl Conductor {
         for member in self.ids() {
             match self.replica(member).link {
                 Link::Closing(switch) if self.switches.done(switch) => {
-                    let retry_at = self.now.saturating_add(self.config.limits.retry);
+                    let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
                     self.replica_mut(member).link = Link::Down { retry_at };
                     return true;
                 }
@@ -105,7 +105,7 @@ impl Conductor {
             let by = format!("replica {} has seen generation {seen}", self.name(member));
             return self.stop(Why::Stale { by, seen: Some(seen) });
         }
-        let retry_at = self.now.saturating_add(self.config.limits.retry);
+        let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
         let replica = self.replica_mut(member);
         replica.link = Link::Down { retry_at };
         replica.last_error = Some(why.to_string());

@@ -227,7 +227,7 @@ impl Conductor {
         let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_none()) else { return };
         match stored {
             Stored::Unavailable { reason } => {
-                store.retry_at = Some(self.now.saturating_add(self.config.limits.retry));
+                store.retry_at = Some(self.now.saturating_add(self.config.limits.retry_ns));
                 self.log(format!("the authority does not store the epoch: {reason}"));
             }
             // An answer that was lost: it had been stored.

@@ -130,7 +130,7 @@ impl Conductor {
         }
         let now = self.now;
         let since = self.outage.as_mut().map_or(now, |o| *o.since.get_or_insert(now));
-        if !still_away.is_empty() && now < since.saturating_add(self.config.limits.grace) {
+        if !still_away.is_empty() && now < since.saturating_add(self.config.limits.grace_ns) {
             return false;
         }
         self.outage = None;
@@ -159,6 +159,6 @@ impl Conductor {
 
     pub(super) fn outage_deadline(&self) -> Option<u64> {
         let since = self.outage.as_ref()?.since?;
-        Some(since.saturating_add(self.config.limits.grace)).filter(|at| *at > self.now)
+        Some(since.saturating_add(self.config.limits.grace_ns)).filter(|at| *at > self.now)
     }
 }

@@ -424,7 +424,7 @@ impl Conductor {
     }
 
     pub(super) fn on_rebuild_flushed(&mut self, member: MemberId, attempt: u64, result: JobResult) {
-        let not_before = self.now.saturating_add(self.config.limits.retry);
+        let not_before = self.now.saturating_add(self.config.limits.retry_ns);
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
         if !matches!(rebuild.stage, Stage::Flushing { .. }) {
             return;
@@ -479,7 +479,7 @@ impl Conductor {
 
     /// A rebuild of it ended without success: the next one waits.
     pub(super) fn set_back(&mut self, member: MemberId) {
-        let (limit, first) = (self.config.limits.rebuild_backoff, self.config.limits.retry);
+        let (limit, first) = (self.config.limits.rebuild_backoff_ns, self.config.limits.retry_ns);
         let now = self.now;
         let replica = self.replica_mut(member);
         replica.backoff = replica.backoff.saturating_mul(2).clamp(first, limit);

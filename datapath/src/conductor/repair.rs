@@ -184,7 +184,7 @@ impl Conductor {
     }
 
     pub(super) fn on_in_doubt_copied(&mut self, piece: usize, result: JobResult) {
-        let retry_at = self.now.saturating_add(self.config.limits.retry);
+        let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
         let Phase::Repairing(in_doubt) = &mut self.phase else { return };
         in_doubt.flying -= 1;
         match result {
@@ -370,7 +370,7 @@ impl Conductor {
                 // Whatever it failed for, the next attempt is by what is there then.
                 self.doubt.view.reset();
                 self.doubt.failures += 1;
-                self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry);
+                self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry_ns);
                 if let (JobResult::Failed { member }, true) = (result, self.doubt.failures > FAILURES_MAX) {
                     self.lose(member, "copies fail on it");
                 }

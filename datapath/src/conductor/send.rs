@@ -26,7 +26,7 @@ impl Conductor {
     /// Asks a replica.
     pub(super) fn ask(&mut self, member: MemberId, purpose: ControlFor, control: Control) {
         let (what, long) = describe(&control);
-        let limit = if long { self.config.limits.control_long } else { self.config.limits.control };
+        let limit = if long { self.config.limits.control_long_ns } else { self.config.limits.control_ns };
         let id = self.controls.begin(member, purpose, what, self.now.saturating_add(limit));
         self.emit(Output::Control { id, member, control: Box::new(control) });
     }

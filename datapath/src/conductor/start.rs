@@ -36,7 +36,7 @@ impl Conductor {
             }
             Choice::Start(start) => {
                 let since = self.possible_since();
-                if !start.complete && self.now < since.saturating_add(self.config.limits.grace) {
+                if !start.complete && self.now < since.saturating_add(self.config.limits.grace_ns) {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
                 }
@@ -101,7 +101,7 @@ impl Conductor {
     fn begin(&mut self, start: Start) {
         self.waiting_for = None;
         if start.unfenced && !self.config.known_dead {
-            self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease));
+            self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease_ns));
         }
         self.log(format!("starting with {}", self.names_of(start.members).join(", ")));
         self.epoch = start.base;
@@ -314,7 +314,9 @@ impl Conductor {
 
     pub(super) fn start_deadline(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Collecting { since: Some(since) } => Some(since.saturating_add(self.config.limits.grace)),
+            Phase::Collecting { since: Some(since) } => {
+                Some(since.saturating_add(self.config.limits.grace_ns))
+            }
             Phase::Running if !self.serves() => Some(self.lease_until),
             Phase::Repairing(in_doubt) => in_doubt.retry_at(),
             _ => None,

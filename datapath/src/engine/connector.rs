@@ -6,9 +6,7 @@ use std::time::Instant;
 
 use lh_block::{Address, Generation, Instance};
 use lh_ring::sys::Stream;
-use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
-};
+use lh_wire::handshake::{Asked, CHALLENGE_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
 
 use super::HANDSHAKE;
 use crate::conductor::ConnectError;
@@ -50,61 +48,46 @@ pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Resul
         };
         waiting.push(Greeted::new(address, &hello, &who.key, deadline)?);
     }
-    waiting.into_iter().map(|g| g.welcomed(&who.key, address)).collect()
+    waiting.into_iter().map(|greeted| greeted.welcomed(address)).collect()
 }
 
 fn unreachable_because(address: &Address, e: &io::Error) -> ConnectError {
     ConnectError::Unreachable(format!("{address}: {e}"))
 }
 
+fn refused_because(address: &Address, why: NotLetIn) -> ConnectError {
+    match why {
+        NotLetIn::Refused(Verdict::Stale, generation) => ConnectError::Stale(generation),
+        why => ConnectError::Refused(format!("{address}: {why}")),
+    }
+}
+
 /// A connection that has said hello.
 struct Greeted {
     stream: Stream,
-    challenge: Challenge,
-    hello: [u8; HELLO_LEN],
+    asked: Asked,
     checksums: bool,
 }
 
 impl Greeted {
     fn new(address: &Address, hello: &Hello, key: &Key, deadline: Instant) -> Result<Self, ConnectError> {
         let io = |e: io::Error| unreachable_because(address, &e);
-        let protocol =
-            |e: lh_wire::handshake::HandshakeError| ConnectError::Refused(format!("{address}: {e}"));
         let mut stream = Stream::connect(address, deadline).map_err(io)?;
-        let mut bytes = [0; CHALLENGE_LEN];
-        stream.read_exact(&mut bytes).map_err(io)?;
-        let challenge = Challenge::decode(&bytes).map_err(protocol)?;
-        let mut nonce = [0; 32];
+        let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
+        stream.read_exact(&mut challenge).map_err(io)?;
         lh_ring::sys::random(&mut nonce).map_err(io)?;
-        let sent = hello.encode(&challenge, key, nonce).map_err(protocol)?;
-        stream.write_all(&sent).map_err(io)?;
-        Ok(Self { stream, challenge, hello: sent, checksums: hello.checksums })
+        let asked = Asked::answer(&challenge, (hello, Role::Engine), key, nonce)
+            .map_err(|e| refused_because(address, e.into()))?;
+        stream.write_all(asked.hello()).map_err(io)?;
+        Ok(Self { stream, asked, checksums: hello.checksums })
     }
 
-    fn welcomed(mut self, key: &Key, address: &Address) -> Result<Linked, ConnectError> {
-        let mut bytes = [0; WELCOME_LEN];
-        self.stream.read_exact(&mut bytes).map_err(|e| unreachable_because(address, &e))?;
-        let (verdict, generation) = decode_welcome(&bytes, &self.challenge, &self.hello, key)
-            .map_err(|e| ConnectError::Refused(format!("{address}: {e}")))?;
-        match verdict {
-            Verdict::Welcome => {}
-            Verdict::Stale => return Err(ConnectError::Stale(generation)),
-            refused => return Err(ConnectError::Refused(format!("{address}: {}", reason(refused)))),
-        }
-        let socket = self.stream.into_socket().map_err(|e| unreachable_because(address, &e))?;
+    fn welcomed(mut self, address: &Address) -> Result<Linked, ConnectError> {
+        let io = |e: io::Error| unreachable_because(address, &e);
+        let mut welcome = [0; WELCOME_LEN];
+        self.stream.read_exact(&mut welcome).map_err(io)?;
+        self.asked.heard(&welcome).map_err(|why| refused_because(address, why))?;
+        let socket = self.stream.into_socket().map_err(io)?;
         Ok(Linked { socket, checksums: self.checksums })
-    }
-}
-
-/// A refusal in words.
-const fn reason(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Welcome => "let in",
-        Verdict::Stale => "a younger engine has this replica",
-        Verdict::BadKey => "the key is not this volume's",
-        Verdict::WrongName => "this is a replica of another volume, or another replica",
-        Verdict::BadVersion => "no common version of the data protocol",
-        Verdict::Invalid => "the replica did not understand the hello",
-        Verdict::Unusable => "the replica's directory is not usable: see its log",
     }
 }

@@ -232,7 +232,7 @@ impl Queue {
 
     /// True if no member could be read from for `ioTimeout`, and the conductor has no reason to wait longer.
     pub(super) fn is_expired(&self, now: u64) -> bool {
-        let timeout = self.config.io_timeout;
+        let timeout = self.config.io_timeout_ns;
         timeout != 0
             && self.dark_since.is_some_and(|t| now.saturating_sub(t) >= timeout)
             && !self.shared.is_patient()

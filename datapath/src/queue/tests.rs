@@ -40,7 +40,7 @@ fn config() -> Config {
         logical_block: 512,
         max_transfer: 1 << 20,
         depth: 128,
-        io_timeout: 30_000 * MS,
+        io_timeout_ns: 30_000 * MS,
         min_members: 1,
         verify: false,
         rank: [0; MEMBERS_MAX],

@@ -111,7 +111,7 @@ impl Engine {
                     logical_block: 4096,
                     max_transfer: 1 << 20,
                     depth: DEPTH,
-                    io_timeout: 0,
+                    io_timeout_ns: 0,
                     min_members: 1,
                     verify: false,
                     rank: [0; datapath::message::MEMBERS_MAX],

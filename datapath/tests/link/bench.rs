@@ -11,7 +11,8 @@ use datapath::message::{
 use datapath::order::Table;
 use datapath::queue::{Config, Queue};
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
-use lh_ring::{Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token};
+use lh_rig::Driven;
+use lh_ring::{Mailbox, Payload, Pool, QueueDevice};
 
 use crate::replica::Replica;
 
@@ -21,10 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 type Answer = Result<Vec<u8>, IoError>;
 
 pub(crate) struct Bench {
-    pub(crate) ring: Ring,
-    pub(crate) pool: Pool,
+    pub(crate) driven: Driven<EngineQueue>,
     pub(crate) replicas: Vec<Replica>,
-    engine: EngineQueue,
     news: Receiver<News>,
     mailbox: Mailbox<Mail>,
     tag: u64,
@@ -51,7 +50,7 @@ impl Bench {
             logical_block: 512,
             max_transfer: 1 << 20,
             depth: 64,
-            io_timeout: 0,
+            io_timeout_ns: 0,
             min_members: 1,
             verify: false,
             rank,
@@ -76,14 +75,9 @@ impl Bench {
             news: sender,
         };
         let pool = Pool::new(4 << 20, 32 << 20).expect("a pool");
-        let engine = EngineQueue::new(parts, &pool);
-        let mut ring = Ring::new(64).expect("io_uring");
-        ring.wake_on(Token::new(0, 0, 0, 0), engine.bell());
         let mut b = Self {
-            ring,
-            pool,
+            driven: Driven::new(EngineQueue::new(parts, &pool)),
             replicas: Vec::new(),
-            engine,
             news,
             mailbox,
             tag: 0,
@@ -131,15 +125,11 @@ impl Bench {
 
     /// One turn with a frontend of the caller's.
     pub(crate) fn turn_with(&mut self, most: Duration, frontend: impl FnOnce(&mut EngineQueue)) {
-        self.engine.begin_turn();
-        frontend(&mut self.engine);
-        let timeout = self.engine.end_turn(&mut self.ring).map_or(most, |t| t.min(most));
-        self.ring.turn(Some(timeout)).expect("turn");
-        while let Some(c) = self.ring.next() {
-            if c.token.owner == OWNER_DEVICE {
-                self.engine.completion(&c);
-            }
-        }
+        self.driven.turn_with(most, frontend);
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        self.driven.device.pool()
     }
 
     fn keep(&mut self, done: Vec<Done<Payload>>) {
@@ -176,14 +166,12 @@ impl Bench {
         self.tag += 1;
         let data = data.map(|bytes| {
             let mut payload =
-                self.pool.alloc(u32::try_from(bytes.len()).expect("short"), 4096).expect("room");
+                self.pool().alloc(u32::try_from(bytes.len()).expect("short"), 4096).expect("room");
             payload.write_at(0, bytes);
             payload
         });
-        self.engine.begin_turn();
-        self.engine.submit(Request { tag: self.tag, op, range, data });
-        let timeout = self.engine.end_turn(&mut self.ring).map_or(Duration::ZERO, |t| t.min(Duration::ZERO));
-        self.ring.turn(Some(timeout)).expect("turn");
+        let request = Request { tag: self.tag, op, range, data };
+        self.turn_with(Duration::ZERO, |engine| engine.submit(request));
         self.tag
     }
 
@@ -191,7 +179,7 @@ impl Bench {
     pub(crate) fn answer(&mut self) -> (u64, Answer) {
         let end = Instant::now() + PATIENCE;
         loop {
-            let done = std::iter::from_fn(|| self.engine.poll_done()).collect();
+            let done = std::iter::from_fn(|| self.driven.device.poll_done()).collect();
             self.keep(done);
             if !self.answers.is_empty() {
                 return self.answers.remove(0);

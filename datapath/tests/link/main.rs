@@ -62,7 +62,7 @@ fn data_goes_to_every_replica_and_comes_back() {
         for m in 0..3 {
             assert!(*b.replicas[m].blocks() == model, "replica {m}");
         }
-        assert!(b.pool.used_bytes() <= 1 << 20, "{} bytes are still held", b.pool.used_bytes());
+        assert!(b.pool().used_bytes() <= 1 << 20, "{} bytes are still held", b.pool().used_bytes());
     }
 }
 
@@ -126,9 +126,9 @@ fn an_idle_queue_sleeps() {
     let mut b = Bench::new(2, false);
     b.write(Extent::new(0, 4096), &[1; 4096]).unwrap();
     b.spin(Duration::from_millis(1500), true);
-    let before = b.ring.turns();
+    let before = b.driven.ring.turns();
     b.spin(Duration::from_millis(500), true);
-    assert!(b.ring.turns() - before <= 1, "{} turns", b.ring.turns() - before);
+    assert!(b.driven.ring.turns() - before <= 1, "{} turns", b.driven.ring.turns() - before);
 }
 
 #[test]

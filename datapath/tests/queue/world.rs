@@ -173,7 +173,7 @@ impl World {
             logical_block: 512,
             max_transfer: 1 << 20,
             depth: DEPTH,
-            io_timeout: 0,
+            io_timeout_ns: 0,
             min_members: 1,
             verify: false,
             rank,

@@ -1,10 +1,7 @@
 //! What a turn of the loop does for all connections.
 
-use std::os::fd::AsRawFd;
-
 use lh_block::Device;
 use lh_ring::{Payload, Ring};
-use nix::sys::socket::{Shutdown, shutdown};
 use tracing::debug;
 
 use super::clock::Want;
@@ -118,7 +115,7 @@ impl Server {
                 }
             }
         }
-        if self.places.handshakes() > 0 || self.listeners.iter().any(|listening| !listening.accepting) {
+        if self.places.handshakes() > 0 || self.doors.is_waiting() {
             self.clock.want(Want::Seconds);
         }
         if self.ending.is_some() && !self.places.is_empty() {
@@ -175,14 +172,7 @@ impl Server {
             return;
         }
         self.clock.read();
-        for index in 0..self.listeners.len() {
-            let token = self.accept_token(index);
-            let listening = &mut self.listeners[index];
-            if !listening.accepting {
-                listening.accepting = true;
-                ring.accept(token, &listening.fd);
-            }
-        }
+        self.doors.again(ring);
         for slot in self.places.slots() {
             self.check_patience(slot);
         }
@@ -197,9 +187,7 @@ impl Server {
             let slow = handshake.finished.is_none() && clock.since(handshake.since) >= patience;
             if slow || stopped {
                 debug!(slot, "login took too long");
-                // Ends the poll, which holds the descriptor until then.
-                let _ = shutdown(handshake.fd.as_raw_fd(), Shutdown::Both);
-                self.places.remove(slot);
+                self.places.end(slot);
             }
             return;
         }

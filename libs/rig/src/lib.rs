@@ -1,7 +1,14 @@
-//! What the tests of several crates stand on: an allocator that counts, and a frontend's server in a thread of its own.
-//! No program has any of it.
+//! What the tests of several crates stand on: an allocator that counts, a frontend's server in a thread of its own, a queue's
+//! device that is turned by hand. No program has any of it.
 
 pub mod allocations;
+mod driven;
 mod served;
 
+pub use driven::Driven;
 pub use served::{Inside, Served};
+
+/// Bytes as lower-case hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

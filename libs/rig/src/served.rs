@@ -1,11 +1,11 @@
 //! A frontend's server in a thread of its own, with a ring, over a disk in memory.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lh_block::Geometry;
-use lh_ring::{Bell, Frontend, MemoryDisk, MemoryStore, Pool, Ring, Token};
+use lh_ring::{Frontend, Inbox, Mailbox, MemoryDisk, MemoryStore, OWNER_LOOP, Pool, Ring, Token};
 
 /// How long a test waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,12 +27,10 @@ pub struct Inside<'a, S> {
 type Job<S> = Box<dyn FnOnce(&mut Inside<'_, S>) -> bool + Send>;
 
 /// A server that runs; stopped when dropped.
-#[derive(Debug)]
 pub struct Served<S> {
     /// The bytes of the disk.
     pub store: MemoryStore,
-    jobs: Sender<Job<S>>,
-    bell: Bell,
+    jobs: Mailbox<Job<S>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -45,25 +43,23 @@ impl<S: Frontend + 'static> Served<S> {
         pool_bytes: usize,
         make: impl FnOnce(&mut Ring, &Pool) -> (S, T) + Send + 'static,
     ) -> (Self, T) {
-        let bell = Bell::new().expect("an eventfd");
-        let (jobs, inbox) = channel();
+        let (jobs, mut inbox) = Mailbox::new().expect("an eventfd");
         let (ready, started) = channel();
-        let rung = bell.clone();
         let thread = std::thread::spawn(move || {
             let pool = Pool::new(8 << 20, pool_bytes).expect("memory");
             let mut disk = MemoryDisk::new(&pool, geometry);
             let mut ring = Ring::new(256).expect("a ring");
             let (mut server, made) = make(&mut ring, &pool);
-            ring.wake_on(Token::new(0, 0, 0, 0), &rung);
+            ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), inbox.bell());
             ready.send((disk.store().clone(), made)).expect("the test waits");
             run(
                 owner,
                 &mut Inside { ring: &mut ring, server: &mut server, disk: &mut disk, pool: &pool },
-                &inbox,
+                &mut inbox,
             );
         });
         let (store, made) = started.recv().expect("the server starts");
-        (Self { store, jobs, bell, thread: Some(thread) }, made)
+        (Self { store, jobs, thread: Some(thread) }, made)
     }
 
     /// Does something in the server's thread and returns its result.
@@ -74,8 +70,7 @@ impl<S: Frontend + 'static> Served<S> {
             let _ = result.send(f(inside));
             false
         });
-        self.jobs.send(job).expect("the server's thread lives");
-        self.bell.ring();
+        self.jobs.put(job);
         answer.recv().expect("the server's thread lives")
     }
 
@@ -98,7 +93,7 @@ impl<S: Frontend + 'static> Served<S> {
     }
 }
 
-fn run<S: Frontend>(owner: u8, inside: &mut Inside<'_, S>, inbox: &Receiver<Job<S>>) {
+fn run<S: Frontend>(owner: u8, inside: &mut Inside<'_, S>, inbox: &mut Inbox<Job<S>>) {
     loop {
         inside.server.turn(inside.ring, inside.disk);
         inside.ring.turn(None).expect("the ring turns");
@@ -107,7 +102,7 @@ fn run<S: Frontend>(owner: u8, inside: &mut Inside<'_, S>, inbox: &Receiver<Job<
                 inside.server.completion(inside.ring, inside.disk, completion);
             }
         }
-        while let Ok(job) = inbox.try_recv() {
+        while let Some(job) = inbox.take() {
             if job(inside) {
                 return;
             }
@@ -118,8 +113,7 @@ fn run<S: Frontend>(owner: u8, inside: &mut Inside<'_, S>, inbox: &Receiver<Job<
 impl<S> Drop for Served<S> {
     fn drop(&mut self) {
         // The thread may have panicked; its message is on stderr.
-        let _ = self.jobs.send(Box::new(|_| true));
-        self.bell.ring();
+        self.jobs.put(Box::new(|_| true));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

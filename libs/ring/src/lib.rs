@@ -12,6 +12,7 @@
 #![expect(unsafe_code, reason = "the kernel's interfaces take pointers; this crate keeps them valid")]
 
 mod bell;
+mod doors;
 mod fd;
 mod frontend;
 mod mailbox;
@@ -29,6 +30,7 @@ mod token;
 mod tx;
 
 pub use bell::Bell;
+pub use doors::{Doors, tune_served};
 pub use fd::Fd;
 pub use frontend::Frontend;
 pub use mailbox::{Inbox, Mailbox};

@@ -16,6 +16,17 @@ pub enum Place<H, C> {
     Connection(C),
 }
 
+impl<H: AsFd, C: AsFd> Place<H, C> {
+    fn shut(&self) {
+        let fd = match self {
+            Self::Handshake(handshake) => handshake.as_fd(),
+            Self::Connection(connection) => connection.as_fd(),
+        };
+        // One that the peer has ended already is ended.
+        let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+    }
+}
+
 /// Connections by slot.
 #[derive(Debug)]
 pub struct Places<H, C> {
@@ -78,11 +89,19 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
         self.served.push(slot);
     }
 
-    /// Takes a connection out.
+    /// Takes a connection out, with which no ring does anything any more.
     pub fn remove(&mut self, slot: u16) -> Option<Place<H, C>> {
         let place = self.all.get_mut(usize::from(slot))?.1.take()?;
         self.free.push(slot);
         self.served.retain(|other| *other != slot);
+        Some(place)
+    }
+
+    /// Takes a connection out and ends it, whatever a ring still does with its socket: that holds the descriptor, so that
+    /// dropping alone would leave it open.
+    pub fn end(&mut self, slot: u16) -> Option<Place<H, C>> {
+        let place = self.remove(slot)?;
+        place.shut();
         Some(place)
     }
 
@@ -114,14 +133,7 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
 
     /// Ends every connection. Dropping alone would leave those open that a ring still waits for.
     pub fn shut_all(&self) {
-        for place in self.all.iter().filter_map(|(_, place)| place.as_ref()) {
-            let fd = match place {
-                Place::Handshake(handshake) => handshake.as_fd(),
-                Place::Connection(connection) => connection.as_fd(),
-            };
-            // One that the peer has ended already is ended.
-            let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
-        }
+        self.all.iter().filter_map(|(_, place)| place.as_ref()).for_each(Place::shut);
     }
 }
 
@@ -149,6 +161,24 @@ mod tests {
         assert_eq!((places.len(), places.handshakes()), (1, 1));
         assert!(places.remove(slot).is_some() && places.remove(slot).is_none());
         assert!(places.is_empty());
+    }
+
+    #[test]
+    fn who_is_ended_hears_of_it_though_somebody_holds_the_socket() {
+        let mut places = Places::<UnixStream, UnixStream>::default();
+        for served in [false, true] {
+            let (ours, mut theirs) = peers();
+            let held = ours.try_clone().unwrap();
+            let (slot, _) = places.insert(ours);
+            if served {
+                places.promote(slot, held.try_clone().unwrap());
+            }
+            assert_eq!(matches!(places.end(slot), Some(Place::Connection(_))), served);
+            assert!(places.is_empty() && places.end(slot).is_none());
+            theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+            assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+            drop(held);
+        }
     }
 
     #[test]

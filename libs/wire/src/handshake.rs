@@ -12,12 +12,16 @@
 //! A proof is HMAC-SHA-256 over a label and all bytes exchanged so far, so neither side's proof can be used again, nor
 //! the other side's be sent back. The first message byte follows directly behind `Welcome` / `Hello`.
 
+mod asked;
+
 use hmac::{Hmac, KeyInit, Mac};
 use lh_block::{Generation, Instance};
 use sha2::Sha256;
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use asked::{Asked, NotLetIn};
 
 use crate::header::VERSION;
 
@@ -105,39 +109,70 @@ pub struct Hello {
     pub checksums: bool,
 }
 
-/// The replica's answer to a hello.
+/// As what somebody comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A volume's engine, to a replica.
+    Engine,
+    /// Somebody who only reads snapshots of a replica ([`crate::Ask`]): it joins no session, and the numbers of engine,
+    /// session and queue mean nothing.
+    Reader,
+    /// A relay, to the volume's engine, which challenges as a replica does. `instance` is the relay's process, `session`
+    /// this connection; there is no generation, and `replica` is the volume's name again.
+    Relay,
+}
+
+impl Role {
+    const fn flags(self) -> u8 {
+        match self {
+            Self::Engine => 0,
+            Self::Reader => READER,
+            Self::Relay => RELAY,
+        }
+    }
+}
+
+/// The answer to a hello: a replica's, or an engine's to a relay. In words it is what a person may do about it, on either
+/// side: the one that was asked logs it, the one that asked reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[repr(u32)]
 pub enum Verdict {
     /// Every earlier session is fenced off and drained; messages may follow.
+    #[error("let in")]
     Welcome = 0,
     /// The replica has seen a younger engine.
+    #[error("a younger engine of this volume has come, and only the youngest is let in")]
     Stale = 1,
     /// The key's proof is wrong.
+    #[error("the key is not this volume's: give both sides the key file of the volume")]
     BadKey = 2,
     /// This is a replica of another volume, or another replica.
+    #[error("another volume, or another replica of it, is served here: look up the address")]
     WrongName = 3,
     /// No common version.
+    #[error("no common version of the data protocol: upgrade the older one of the two programs")]
     BadVersion = 4,
     /// The numbers in the hello contradict each other or the session.
+    #[error("the hello contradicts itself, or what is going on here")]
     Invalid = 5,
-    /// The replica could not make the fence durable, or its directory is not usable.
+    /// The replica could not make the fence durable, its directory is not usable, or it has readers enough.
+    #[error("the replica cannot let anybody in for now: its log says why")]
     Unusable = 6,
 }
 
 impl Verdict {
+    const ALL: [Self; 7] = [
+        Self::Welcome,
+        Self::Stale,
+        Self::BadKey,
+        Self::WrongName,
+        Self::BadVersion,
+        Self::Invalid,
+        Self::Unusable,
+    ];
+
     fn from_u32(n: u32) -> Option<Self> {
-        [
-            Self::Welcome,
-            Self::Stale,
-            Self::BadKey,
-            Self::WrongName,
-            Self::BadVersion,
-            Self::Invalid,
-            Self::Unusable,
-        ]
-        .into_iter()
-        .find(|v| *v as u32 == n)
+        Self::ALL.into_iter().find(|v| *v as u32 == n)
     }
 }
 
@@ -234,58 +269,21 @@ fn get_name(field: &[u8; NAME]) -> Result<String, HandshakeError> {
 }
 
 impl Hello {
-    /// The engine's answer to a challenge. `nonce` must be fresh from the system's random source.
+    /// The answer to a challenge of somebody of this [`Role`]. `nonce` must be fresh from the system's random source.
     ///
     /// # Errors
-    /// A name longer than 80 bytes.
+    /// `Malformed`: a name longer than 80 bytes.
     pub fn encode(
         &self,
+        role: Role,
         challenge: &Challenge,
         key: &Key,
         nonce: [u8; 32],
-    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
-        self.encode_with(challenge, key, nonce, 0)
-    }
-
-    /// The same of somebody who only reads snapshots ([`crate::Ask`]): it joins no session, and the numbers of engine,
-    /// session and queue mean nothing.
-    ///
-    /// # Errors
-    /// As for `encode`.
-    pub fn encode_as_reader(
-        &self,
-        challenge: &Challenge,
-        key: &Key,
-        nonce: [u8; 32],
-    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
-        self.encode_with(challenge, key, nonce, READER)
-    }
-
-    /// The same of a relay, for the volume's engine, which challenges as a replica does. `instance` is the relay's process,
-    /// `session` this connection; there is no generation, and `replica` is the volume's name again.
-    ///
-    /// # Errors
-    /// As for `encode`.
-    pub fn encode_as_relay(
-        &self,
-        challenge: &Challenge,
-        key: &Key,
-        nonce: [u8; 32],
-    ) -> Result<[u8; HELLO_LEN], HandshakeError> {
-        self.encode_with(challenge, key, nonce, RELAY)
-    }
-
-    fn encode_with(
-        &self,
-        challenge: &Challenge,
-        key: &Key,
-        nonce: [u8; 32],
-        flags: u8,
     ) -> Result<[u8; HELLO_LEN], HandshakeError> {
         let raw = RawHello {
             magic: MAGIC.into(),
             version: VERSION,
-            flags: flags | if self.checksums { CHECKSUMS } else { 0 },
+            flags: role.flags() | if self.checksums { CHECKSUMS } else { 0 },
             queue: self.queue.into(),
             queues: self.queues.into(),
             reserved: 0.into(),
@@ -382,7 +380,7 @@ pub fn encode_welcome(
     bytes
 }
 
-/// Reads the replica's verdict and checks its proof.
+/// Reads the replica's verdict and checks its proof. Who asks goes through [`Asked`].
 ///
 /// # Errors
 /// The replica does not hold the key, or speaks nonsense. A refusal is no error here.
@@ -429,9 +427,9 @@ mod tests {
     fn both_sides_agree() {
         let key = [7; 32];
         let challenge = Challenge::new([1; 32]);
-        let bytes = hello().encode(&challenge, &key, [2; 32]).unwrap();
+        let bytes = hello().encode(Role::Engine, &challenge, &key, [2; 32]).unwrap();
         assert_eq!(Hello::decode(&bytes, &challenge, &key), Ok(hello()));
-        let reader = hello().encode_as_reader(&challenge, &key, [2; 32]).unwrap();
+        let reader = hello().encode(Role::Reader, &challenge, &key, [2; 32]).unwrap();
         assert_eq!(Hello::decode(&reader, &challenge, &key), Ok(hello()));
         assert!(is_reader(&reader) && !is_reader(&bytes));
         let welcome = encode_welcome(Verdict::Welcome, hello().generation, &challenge, &bytes, &key);
@@ -444,7 +442,7 @@ mod tests {
     #[test]
     fn a_wrong_key_or_a_replayed_hello_is_refused() {
         let challenge = Challenge::new([1; 32]);
-        let bytes = hello().encode(&challenge, &[7; 32], [2; 32]).unwrap();
+        let bytes = hello().encode(Role::Engine, &challenge, &[7; 32], [2; 32]).unwrap();
         assert_eq!(Hello::decode(&bytes, &challenge, &[8; 32]), Err(Verdict::BadKey));
         assert_eq!(Hello::decode(&bytes, &Challenge::new([3; 32]), &[7; 32]), Err(Verdict::BadKey));
     }
@@ -453,21 +451,20 @@ mod tests {
     fn a_relay_is_no_engine_and_an_engine_no_relay() {
         let (key, challenge) = ([7; 32], Challenge::new([1; 32]));
         let hello = Hello { checksums: false, ..hello() };
-        let relay = hello.encode_as_relay(&challenge, &key, [2; 32]).unwrap();
+        let relay = hello.encode(Role::Relay, &challenge, &key, [2; 32]).unwrap();
         assert_eq!(Hello::decode_relay(&relay, &challenge, &key), Ok(hello.clone()));
         assert_eq!(Hello::decode_relay(&relay, &challenge, &[8; 32]), Err(Verdict::BadKey));
         assert_eq!(Hello::decode(&relay, &challenge, &key), Err(Verdict::Invalid));
-        for other in
-            [hello.encode(&challenge, &key, [2; 32]), hello.encode_as_reader(&challenge, &key, [2; 32])]
-        {
-            assert_eq!(Hello::decode_relay(&other.unwrap(), &challenge, &key), Err(Verdict::Invalid));
+        for other in [Role::Engine, Role::Reader] {
+            let other = hello.encode(other, &challenge, &key, [2; 32]).unwrap();
+            assert_eq!(Hello::decode_relay(&other, &challenge, &key), Err(Verdict::Invalid));
         }
     }
 
     #[test]
     fn a_replica_without_the_key_cannot_say_anything() {
         let challenge = Challenge::new([1; 32]);
-        let bytes = hello().encode(&challenge, &[7; 32], [2; 32]).unwrap();
+        let bytes = hello().encode(Role::Engine, &challenge, &[7; 32], [2; 32]).unwrap();
         for verdict in [Verdict::Welcome, Verdict::Stale, Verdict::WrongName] {
             let forged = encode_welcome(verdict, Generation::default(), &challenge, &bytes, &[8; 32]);
             assert_eq!(decode_welcome(&forged, &challenge, &bytes, &[7; 32]), Err(HandshakeError::BadProof));
@@ -478,7 +475,7 @@ mod tests {
     fn changed_bytes_are_noticed() {
         let key = [7; 32];
         let challenge = Challenge::new([1; 32]);
-        let good = hello().encode(&challenge, &key, [2; 32]).unwrap();
+        let good = hello().encode(Role::Engine, &challenge, &key, [2; 32]).unwrap();
         for at in 0..HELLO_LEN {
             let mut bad = good;
             bad[at] ^= 1;

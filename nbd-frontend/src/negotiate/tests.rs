@@ -1,3 +1,5 @@
+use lh_rig::hex;
+
 use super::*;
 use crate::proto::transmission_flag;
 
@@ -70,10 +72,6 @@ impl Client {
     fn kinds(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
         self.option(option, data).into_iter().map(|(kind, _)| kind).collect()
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn string(text: &str) -> Vec<u8> {

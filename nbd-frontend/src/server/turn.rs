@@ -94,7 +94,7 @@ impl Server {
                 }
             }
         }
-        if self.places.handshakes() > 0 || self.listeners.iter().any(|listening| !listening.accepting) {
+        if self.places.handshakes() > 0 || self.doors.is_waiting() {
             self.clock.want();
         }
         if self.clock.is_to_be_armed() {
@@ -135,14 +135,7 @@ impl Server {
     /// A second has passed.
     pub(super) fn tick(&mut self, ring: &mut Ring) {
         self.clock.tick();
-        for index in 0..self.listeners.len() {
-            let token = self.accept_token(index);
-            let listening = &mut self.listeners[index];
-            if !listening.accepting {
-                listening.accepting = true;
-                ring.accept(token, &listening.fd);
-            }
-        }
+        self.doors.again(ring);
         for slot in self.places.slots() {
             self.check_patience(slot);
         }

@@ -1,3 +1,5 @@
+use lh_rig::hex;
+
 use super::*;
 use crate::proto::BASE_ALLOCATION_ID;
 
@@ -51,10 +53,6 @@ fn error_of(decision: Decision) -> u32 {
         Decision::Answer(Err(refusal)) => refusal.error,
         other => panic!("{other:?}"),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[test]

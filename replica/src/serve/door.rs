@@ -264,7 +264,7 @@ impl Server {
     }
 
     pub(super) fn refuse(&mut self, conn: ConnId, verdict: Verdict, generation: Generation) {
-        tracing::info!("connection {} refused: {verdict:?}", conn.0);
+        tracing::info!("connection {} refused: {verdict}", conn.0);
         let deadline = self.now() + HELLO_PATIENCE_NS;
         if let Some(peer) = self.answer_hello(conn, verdict, generation) {
             peer.phase = Phase::Leaving;

@@ -78,6 +78,7 @@ impl Server {
         let (generation, deadline) = (self.core.generation(), self.now() + HELLO_PATIENCE_NS);
         let word = |verdict| encode_welcome(verdict, generation, challenge, hello, self.door.key(proven));
         let Some(place) = self.readers.place() else {
+            tracing::warn!("a reader is turned away: {READERS_MAX} others read already");
             let refusal = word(Verdict::Unusable);
             if let Some(peer) = self.peers.get(conn) {
                 peer.tx.push_header(&refusal);

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lh_block::{Generation, Instance};
-use lh_wire::handshake::{CHALLENGE_LEN, Challenge, Hello, Verdict, WELCOME_LEN, decode_welcome};
+use lh_wire::handshake::{Asked, CHALLENGE_LEN, Hello, NotLetIn, Role, Verdict, WELCOME_LEN};
 use lh_wire::{Control, HEADER_LEN, Header, OpCode, ReplicaState, Status, flags, padding};
 use replica::serve::{Address, Options, ServeError, Status as Handle, run};
 
@@ -200,20 +200,20 @@ pub(crate) fn knock(socket: &Path, who: &Who) -> Result<Client<UnixStream>, Verd
 }
 
 pub(crate) fn shake<S: Read + Write>(mut stream: S, who: &Who) -> Result<Client<S>, Verdict> {
-    let mut bytes = [0; CHALLENGE_LEN];
-    stream.read_exact(&mut bytes).unwrap();
-    let challenge = Challenge::decode(&bytes).unwrap();
-    let encode = if who.reader { Hello::encode_as_reader } else { Hello::encode };
-    let hello = encode(&who.hello, &challenge, &who.key, [9; 32]).unwrap();
-    stream.write_all(&hello).unwrap();
-    let mut bytes = [0; WELCOME_LEN];
-    stream.read_exact(&mut bytes).unwrap();
-    match decode_welcome(&bytes, &challenge, &hello, &who.key).unwrap() {
-        (Verdict::Welcome, generation) => {
+    let mut challenge = [0; CHALLENGE_LEN];
+    stream.read_exact(&mut challenge).unwrap();
+    let role = if who.reader { Role::Reader } else { Role::Engine };
+    let asked = Asked::answer(&challenge, (&who.hello, role), &who.key, [9; 32]).unwrap();
+    stream.write_all(asked.hello()).unwrap();
+    let mut welcome = [0; WELCOME_LEN];
+    stream.read_exact(&mut welcome).unwrap();
+    match asked.heard(&welcome) {
+        Ok(generation) => {
             assert_eq!(generation, who.hello.generation);
             Ok(Client { stream, generation, position: 0, tag: 0, checksums: who.hello.checksums })
         }
-        (verdict, _) => Err(verdict),
+        Err(NotLetIn::Refused(verdict, _)) => Err(verdict),
+        Err(foreign) => panic!("{foreign}"),
     }
 }
 

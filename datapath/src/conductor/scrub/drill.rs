@@ -125,7 +125,7 @@ impl Conductor {
     }
 
     fn judge(&mut self, attempt: u64) -> bool {
-        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry));
+        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(drill) = scrub.drill.as_mut() else { return false };
         match drill.evidence.judge(drill.range) {
@@ -149,7 +149,7 @@ impl Conductor {
     }
 
     pub(super) fn on_drilled(&mut self, attempt: u64, result: JobResult) {
-        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry));
+        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let layer = scrub.layer.as_ref().map(|layer| layer.layer);
         let (Some(drill), Some(layer)) = (scrub.drill.as_mut(), layer) else { return };

@@ -2,14 +2,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lh_block::Address;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
-/// A stream of either kind. Every call ends at the deadline, with `TimedOut` or `WouldBlock`, however slowly the other side
-/// speaks.
+/// A stream of either kind. Every call ends at the deadline, with `TimedOut`, however slowly the other side speaks.
 #[derive(Debug)]
 pub struct Stream {
     socket: Socket,
@@ -29,7 +31,7 @@ impl Stream {
     /// The system's; `TimedOut`.
     pub fn connect(address: &Address, deadline: Instant) -> io::Result<Self> {
         match address {
-            Address::Unix(path) => Ok(Self::of_unix(UnixStream::connect(path)?, deadline)),
+            Address::Unix(path) => Ok(Self::of_unix(connect_unix(path, deadline)?, deadline)),
             Address::Tcp(address) => {
                 Self::of_tcp(TcpStream::connect_timeout(address, left(deadline)?)?, deadline)
             }
@@ -50,10 +52,9 @@ impl Stream {
         Ok(Self { socket: Socket::Tcp(socket), deadline })
     }
 
-    /// The same with another deadline.
-    #[must_use]
-    pub fn until(self, deadline: Instant) -> Self {
-        Self { deadline, ..self }
+    /// Calls end at another time from now on.
+    pub const fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
     }
 
     /// The socket, without a deadline.
@@ -61,38 +62,40 @@ impl Stream {
     /// # Errors
     /// The system's.
     pub fn into_socket(self) -> io::Result<OwnedFd> {
-        self.set_timeout(None)?;
         Ok(match self.socket {
-            Socket::Unix(socket) => socket.into(),
-            Socket::Tcp(socket) => socket.into(),
+            Socket::Unix(socket) => {
+                socket.set_read_timeout(None)?;
+                socket.set_write_timeout(None)?;
+                socket.into()
+            }
+            Socket::Tcp(socket) => {
+                socket.set_read_timeout(None)?;
+                socket.set_write_timeout(None)?;
+                socket.into()
+            }
         })
-    }
-
-    fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match &self.socket {
-            Socket::Unix(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
-            Socket::Tcp(s) => s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout)),
-        }
     }
 }
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.set_timeout(Some(left(self.deadline)?))?;
-        match &mut self.socket {
-            Socket::Unix(socket) => socket.read(bytes),
-            Socket::Tcp(socket) => socket.read(bytes),
-        }
+        let left = Some(left(self.deadline)?);
+        let done = match &mut self.socket {
+            Socket::Unix(socket) => socket.set_read_timeout(left).and_then(|()| socket.read(bytes)),
+            Socket::Tcp(socket) => socket.set_read_timeout(left).and_then(|()| socket.read(bytes)),
+        };
+        done.map_err(in_time)
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.set_timeout(Some(left(self.deadline)?))?;
-        match &mut self.socket {
-            Socket::Unix(socket) => socket.write(bytes),
-            Socket::Tcp(socket) => socket.write(bytes),
-        }
+        let left = Some(left(self.deadline)?);
+        let done = match &mut self.socket {
+            Socket::Unix(socket) => socket.set_write_timeout(left).and_then(|()| socket.write(bytes)),
+            Socket::Tcp(socket) => socket.set_write_timeout(left).and_then(|()| socket.write(bytes)),
+        };
+        done.map_err(in_time)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -100,13 +103,42 @@ impl Write for Stream {
     }
 }
 
+/// A unix connection waits for ever while its listener has as many as it wishes that nobody has accepted. The time to write
+/// holds for that wait, too.
+fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let address = UnixAddr::new(path)?;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(socket);
+    loop {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match connect(stream.as_raw_fd(), &address) {
+            Ok(()) => return Ok(stream),
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(in_time(e.into())),
+        }
+    }
+}
+
+/// What the system calls a time that has run out is no word for people.
+fn in_time(e: io::Error) -> io::Error {
+    if e.kind() == io::ErrorKind::WouldBlock { too_late() } else { e }
+}
+
+fn too_late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
+}
+
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() { Err(too_late()) } else { Ok(left) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::socket::{Backlog, listen};
+
     use super::*;
 
     #[test]
@@ -120,11 +152,45 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        assert!(stream.read_exact(&mut [0; 1000]).is_err());
+        assert_eq!(stream.read_exact(&mut [0; 1000]).unwrap_err().kind(), io::ErrorKind::TimedOut);
         let took = began.elapsed();
         assert!((100..1000).contains(&took.as_millis()), "{took:?}");
         drop(stream);
         drip.join().unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nobody_is_not_waited_for_beyond_the_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let address = Address::Unix(path);
+        let (said, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut waiting = Vec::new();
+            let (error, took) = loop {
+                let began = Instant::now();
+                match Stream::connect(&address, began + Duration::from_millis(100)) {
+                    Ok(stream) => waiting.push(stream),
+                    Err(e) => break (e, began.elapsed()),
+                }
+            };
+            said.send((waiting.len(), error.kind(), took)).unwrap();
+        });
+        let (waiting, error, took) = heard.recv_timeout(Duration::from_secs(10)).expect("it waits for ever");
+        assert_eq!((waiting, error), (1, io::ErrorKind::TimedOut));
+        assert!((100..1000).contains(&took.as_millis()), "{took:?}");
+    }
+
+    #[test]
+    fn another_deadline_holds_from_then_on() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut stream = Stream::of_unix(ours, Instant::now());
+        theirs.write_all(b"a").unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        stream.set_deadline(Instant::now() + Duration::from_secs(5));
+        assert_eq!(stream.read(&mut [0]).unwrap(), 1);
     }
 
     #[test]
@@ -133,6 +199,7 @@ mod tests {
         let mut stream = Stream::of_unix(ours, Instant::now() + Duration::from_secs(5));
         theirs.write_all(b"ab").unwrap();
         stream.read_exact(&mut [0; 1]).unwrap();
+        stream.write_all(b"c").unwrap();
         let socket = UnixStream::from(stream.into_socket().unwrap());
         assert_eq!((socket.read_timeout().unwrap(), socket.write_timeout().unwrap()), (None, None));
     }

@@ -128,7 +128,7 @@ impl Engine {
             logical_block: 4096,
             max_transfer: lh_wire::MAX_DATA,
             depth: DEPTH,
-            io_timeout: 0,
+            io_timeout_ns: 0,
             min_members: 1,
             verify: false,
             rank: [0; MEMBERS_MAX],

@@ -629,10 +629,10 @@ impl World {
             shared: Arc::new(Shared::new(SIZE, CHUNK)),
             known_dead,
             limits: Limits {
-                grace: self.grace,
-                rebuild_backoff: 2 * SECOND,
-                flush_after: 2 * SECOND,
-                clear_every: SECOND,
+                grace_ns: self.grace,
+                rebuild_backoff_ns: 2 * SECOND,
+                flush_after_ns: 2 * SECOND,
+                clear_every_ns: SECOND,
                 ..Limits::default()
             },
             sabotage: self.sabotage.conductor,

@@ -11,7 +11,7 @@ use lh_block::{Address, Generation, Geometry, Instance};
 use lh_ring::Mailbox;
 use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HandshakeError, Hello, Key, Verdict, WELCOME_LEN, decode_welcome,
+    Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
 };
 use nbd_frontend::client::{self, Mail, Unfit, handshake};
 use thiserror::Error;
@@ -38,7 +38,7 @@ pub(super) enum Obstacle {
     Foreign(Address, HandshakeError),
     /// It does not let this relay in.
     #[error("the engine at {0} turns this relay away: {1}")]
-    TurnedAway(Address, &'static str),
+    TurnedAway(Address, Verdict),
     /// It speaks no NBD, or not for this volume.
     #[error("the volume's engine at {0} does not serve it: {1}")]
     Nbd(Address, client::HandshakeError),
@@ -64,8 +64,8 @@ impl Target {
     fn connect(&self, queue: u16) -> Result<OwnedFd, Obstacle> {
         let unreachable = |e| Obstacle::Unreachable(self.address.clone(), e);
         let now = Instant::now();
-        let stream = Stream::connect(&self.address, now + CONNECT).map_err(unreachable)?;
-        let mut stream = stream.until(now + HANDSHAKE);
+        let mut stream = Stream::connect(&self.address, now + CONNECT).map_err(unreachable)?;
+        stream.set_deadline(now + HANDSHAKE);
         self.prove(&mut stream, queue)?;
         let served = handshake(&mut stream, &self.volume).map_err(|e| match e {
             client::HandshakeError::Io(e) => unreachable(e),
@@ -78,10 +78,12 @@ impl Target {
     /// Both sides prove the volume's key, with the handshake of the data protocol.
     fn prove(&self, stream: &mut Stream, queue: u16) -> Result<(), Obstacle> {
         let unreachable = |e| Obstacle::Unreachable(self.address.clone(), e);
-        let foreign = |e| Obstacle::Foreign(self.address.clone(), e);
-        let mut bytes = [0; CHALLENGE_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        let challenge = Challenge::decode(&bytes).map_err(foreign)?;
+        let not_let_in = |why| match why {
+            NotLetIn::Foreign(e) => Obstacle::Foreign(self.address.clone(), e),
+            NotLetIn::Refused(verdict, _) => Obstacle::TurnedAway(self.address.clone(), verdict),
+        };
+        let mut challenge = [0; CHALLENGE_LEN];
+        stream.read_exact(&mut challenge).map_err(unreachable)?;
         let (mut nonce, mut session) = ([0; 32], [0; 16]);
         random(&mut nonce).and_then(|()| random(&mut session)).map_err(unreachable)?;
         let hello = Hello {
@@ -94,26 +96,12 @@ impl Target {
             queues: self.queues,
             checksums: false,
         };
-        let hello = hello.encode_as_relay(&challenge, &self.key, nonce).map_err(foreign)?;
-        stream.write_all(&hello).map_err(unreachable)?;
-        let mut bytes = [0; WELCOME_LEN];
-        stream.read_exact(&mut bytes).map_err(unreachable)?;
-        match decode_welcome(&bytes, &challenge, &hello, &self.key).map_err(foreign)? {
-            (Verdict::Welcome, _) => Ok(()),
-            (verdict, _) => Err(Obstacle::TurnedAway(self.address.clone(), reason(verdict))),
-        }
-    }
-}
-
-/// A refusal in words.
-const fn reason(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::BadKey => "the key is not this volume's",
-        Verdict::WrongName => "it is the engine of another volume",
-        Verdict::BadVersion => "no common version of the data protocol",
-        Verdict::Welcome | Verdict::Stale | Verdict::Invalid | Verdict::Unusable => {
-            "it did not understand the hello"
-        }
+        let asked = Asked::answer(&challenge, (&hello, Role::Relay), &self.key, nonce)
+            .map_err(|e| not_let_in(e.into()))?;
+        stream.write_all(asked.hello()).map_err(unreachable)?;
+        let mut welcome = [0; WELCOME_LEN];
+        stream.read_exact(&mut welcome).map_err(unreachable)?;
+        asked.heard(&welcome).map(|_| ()).map_err(not_let_in)
     }
 }
 

@@ -60,7 +60,7 @@ struct Visited {
 enum TurnedAway {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("verdict {0:?}")]
+    #[error("{0}")]
     Verdict(Verdict),
 }
 

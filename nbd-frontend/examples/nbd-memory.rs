@@ -1,7 +1,7 @@
 //! Serves a disk in memory over NBD, on a unix socket or a TCP address:
 //!
 //! ```text
-//! cargo run --release -p nbd-frontend --example memory -- /tmp/nbd.sock 1073741824
+//! cargo run --release -p nbd-frontend --example nbd-memory -- /tmp/nbd.sock 1073741824
 //! nbdinfo 'nbd+unix:///memory?socket=/tmp/nbd.sock'
 //! ```
 //!
@@ -20,7 +20,7 @@ const OWNER: u8 = 2;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(address), size) = (args.next(), args.next()) else {
-        return Err("usage: memory SOCKET|ADDRESS:PORT [BYTES]".into());
+        return Err("usage: nbd-memory SOCKET|ADDRESS:PORT [BYTES]".into());
     };
     let size = size.map_or(Ok(1 << 30), |text| text.parse::<u64>())?;
     let listener = match address.parse() {
