@@ -214,6 +214,32 @@ fn no_loose_ends() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// `scripts/test` counts what could not run by these lines, and people look for its name.
+#[test]
+fn skips_say_what_was_skipped() {
+    // Spelled apart, so that this file does not trip over itself.
+    let said = "\"SKI\u{50}";
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for (name, source) in files("") {
+        let program = [".rs", ".py"].iter().any(|ending| name.ends_with(ending))
+            || ["scripts/", "tests/cluster/"].iter().any(|folder| name.starts_with(folder));
+        if !program {
+            continue;
+        }
+        for (line, text) in source.lines().enumerate() {
+            let Some((_, rest)) = text.split_once(said) else { continue };
+            seen += 1;
+            let named = rest.strip_prefix(' ').and_then(|rest| rest.split_once(": "));
+            if !named.is_some_and(|(what, _)| !what.is_empty() && !what.contains(char::is_whitespace)) {
+                wrong.push(format!("{name}:{}: {}", line + 1, text.trim()));
+            }
+        }
+    }
+    assert!(seen > 20, "{seen} lines found: the search is wrong");
+    assert!(wrong.is_empty(), "what is skipped has no name: {wrong:#?}");
+}
+
 /// Cargo gives a package that is built for several others the features of all: a program built beside a client that asked for
 /// the switches would have them, too.
 #[test]
