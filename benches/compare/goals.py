@@ -116,7 +116,7 @@ def bare(ram, found):
     what, goal = "the same beside a bare blocking fan-out over TCP", ">= 0.5x"
     cell = ram.cell("longhorn-tcp", WRITE_32) if ram else None
     if not good(found) or not cell or not cell.samples:
-        return missing(what, goal, found)
+        return missing(what, goal, None if good(found) else found)
     ratio = cell.median("iops") / found["iops"]
     return Goal(what, goal, f"{close(ratio, 0.5, 2)}x", ratio >= 0.5,
                 f"bare-fan-out: {found['iops']:,.0f} ({found['spread'][0]:,.0f} to {found['spread'][1]:,.0f}) writes/s",
@@ -127,7 +127,7 @@ def depth_one(disk, trip):
     what, goal = "4 KiB write, depth 1, over NBD", "<= raw-x3 + 3 loopback round trips"
     ours, raw = (disk.cell(k, WRITE_1) if disk else None for k in ("longhorn", "raw-x3"))
     if not good(trip) or not ours or not ours.samples or not raw or not raw.samples:
-        return missing(what, goal, trip)
+        return missing(what, goal, None if good(trip) else trip)
     limit = raw.median("mean") + 3 * trip["seconds"] * 1e6
     low, high = ours.spread("mean")
     return Goal(what, goal, f"{ours.median('mean'):.0f} us ({low:.0f} to {high:.0f}), limit {limit:.0f} us",
