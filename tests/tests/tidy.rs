@@ -264,6 +264,33 @@ fn every_crate_takes_the_lints_of_the_workspace() {
     }
 }
 
+/// Documents name files of the tree in backticks, with or without words of a command behind them.
+#[test]
+fn files_that_documents_name_exist() {
+    let folders: Vec<_> = fs::read_dir(root())
+        .expect("the tree")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name != "target" && root().join(name).is_dir())
+        .collect();
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for (name, text) in files(".md") {
+        let prose = text.split("```").step_by(2);
+        for quoted in prose.flat_map(|part| part.split('`').skip(1).step_by(2)) {
+            let path = quoted.split_whitespace().next().unwrap_or_default();
+            let Some((first, _)) = path.split_once('/') else { continue };
+            // These signs stand for several names.
+            if folders.iter().any(|f| f == first) && !path.contains(['*', '<', '{', '$']) {
+                seen += 1;
+                if !root().join(path).exists() {
+                    wrong.push(format!("{name}: {quoted}"));
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "{seen} paths found: the search is wrong");
+    assert!(wrong.is_empty(), "named and not there: {wrong:#?}");
+}
+
 #[test]
 fn decisions_are_numbered_without_gaps() {
     let mut names: Vec<_> = fs::read_dir(root().join("docs/decisions"))
