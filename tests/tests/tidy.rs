@@ -291,14 +291,29 @@ fn files_that_documents_name_exist() {
     assert!(wrong.is_empty(), "named and not there: {wrong:#?}");
 }
 
+/// A number of its own, and below the title when it was decided and whether it still holds.
 #[test]
-fn decisions_are_numbered_without_gaps() {
+fn decisions_are_numbered_and_dated() {
     let mut names: Vec<_> = fs::read_dir(root().join("docs/decisions"))
         .expect("docs/decisions")
         .filter_map(|e| e.ok()?.file_name().into_string().ok())
         .collect();
     names.sort();
     for (i, name) in names.iter().enumerate() {
-        assert!(name.starts_with(&format!("{:04}-", i + 1)), "{name} is not number {}", i + 1);
+        let number = i + 1;
+        assert!(name.starts_with(&format!("{number:04}-")), "{name} is not number {number}");
+        let text = fs::read_to_string(root().join("docs/decisions").join(name)).expect("a decision");
+        let mut lines = text.lines();
+        let title = lines.next().unwrap_or_default();
+        assert!(title.starts_with(&format!("# {number}. ")), "{name}: {title}");
+        let (empty, dated) = (lines.next(), lines.next().unwrap_or_default());
+        let (date, status) = dated.strip_prefix("Date: ").unwrap_or_default().split_once(". Status: ").unwrap_or_default();
+        let digits = |c: char| if c.is_ascii_digit() { '0' } else { c };
+        assert!(
+            empty == Some("")
+                && date.chars().map(digits).eq("0000-00-00".chars())
+                && ["accepted.", "replaced by "].iter().any(|word| status.starts_with(word)),
+            "{name}: {dated}"
+        );
     }
 }
