@@ -33,11 +33,11 @@ const COMPOSITION: &[&str] = &["longhorn", "tests", "benches"];
 const UNSAFE_ROOMS: &[&str] = &["libs/ring/", "libs/rig/", "ublk-frontend/"];
 
 /// Lines of production code in one file. A file that has a reason to be longer is listed with it below.
-const FILE_LINES: usize = 700;
+const FILE_LINES: usize = 640;
 const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Lines of one function.
-const FUNCTION_LINES: usize = 100;
+const FUNCTION_LINES: usize = 80;
 const LONG_FUNCTIONS: &[(&str, &str)] = &[];
 
 fn root() -> PathBuf {
