@@ -291,6 +291,24 @@ fn files_that_documents_name_exist() {
     assert!(wrong.is_empty(), "named and not there: {wrong:#?}");
 }
 
+/// Who looks for a way to repeat a run finds it in one table.
+#[test]
+fn switches_of_the_tests_are_documented() {
+    let table = fs::read_to_string(root().join("docs/testing.md")).expect("docs/testing.md");
+    let mut wrong = std::collections::BTreeSet::new();
+    for (name, text) in files("").iter().filter(|(name, _)| !name.starts_with("docs/")) {
+        for (at, _) in text.match_indices("LH_") {
+            let word = |c: char| c.is_ascii_uppercase() || c == '_';
+            let switch: String = text[at..].chars().take_while(|c| word(*c)).collect();
+            let begins = !text[..at].ends_with(|c: char| word(c) || c.is_ascii_alphanumeric());
+            if begins && !table.contains(&format!("`{switch}")) {
+                wrong.insert(format!("{name}: {switch}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not in docs/testing.md: {wrong:#?}");
+}
+
 /// A number of its own, and below the title when it was decided and whether it still holds.
 #[test]
 fn decisions_are_numbered_and_dated() {
@@ -307,7 +325,8 @@ fn decisions_are_numbered_and_dated() {
         let title = lines.next().unwrap_or_default();
         assert!(title.starts_with(&format!("# {number}. ")), "{name}: {title}");
         let (empty, dated) = (lines.next(), lines.next().unwrap_or_default());
-        let (date, status) = dated.strip_prefix("Date: ").unwrap_or_default().split_once(". Status: ").unwrap_or_default();
+        let (date, status) =
+            dated.strip_prefix("Date: ").unwrap_or_default().split_once(". Status: ").unwrap_or_default();
         let digits = |c: char| if c.is_ascii_digit() { '0' } else { c };
         assert!(
             empty == Some("")
