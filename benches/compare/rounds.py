@@ -44,6 +44,8 @@ class Group:
     results: dict = dataclasses.field(default_factory=dict)
     absent: dict = dataclasses.field(default_factory=dict)
     commands: dict = dataclasses.field(default_factory=dict)
+    # Where its tables are, if not beside the goals.
+    page: str = ""
 
     def cell(self, contestant, work):
         return self.results.get((contestant, work.key))

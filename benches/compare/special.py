@@ -1,10 +1,15 @@
 """Figures that are no rate of a client: first writes into holes, memory, the pause of a snapshot, a rebuild, a round
 trip. Each returns a dictionary; what could not be measured says so under `failed`."""
-import contextlib, mmap, os, re, shutil, signal, statistics, subprocess, tempfile, threading, time
+import contextlib, os, re, shutil, statistics, subprocess, tempfile, threading, time
 
 from . import client, ours
 from .client import BenchError, FILL
 from .contestants import Missing, Raw, Tgtd
+
+# The scenarios' own way of measuring, so that a goal has one verdict; `ours` has made them known.
+from harness import percentile
+from held import under_load
+from in_sync import ONE_BY_ONE, VERIFYING, beside_clients, beside_dd
 
 
 class NotMeasured(Exception):
@@ -55,129 +60,41 @@ def memory(plan, place):
         return {"bytes": max(worst, volume.pss())}
 
 
-class Probe(threading.Thread):
-    """Writes a block of a device again and again, one at a time, and keeps when each began and how long it took."""
-
-    def __init__(self, path, offset):
-        super().__init__(daemon=True)
-        self.fd, self.offset, self.stopped, self.took = os.open(path, os.O_RDWR | os.O_DIRECT), offset, False, []
-        self.start()
-
-    def run(self):
-        page = mmap.mmap(-1, 4096)
-        while not self.stopped:
-            began = time.monotonic()
-            os.pwritev(self.fd, [page], self.offset)
-            self.took.append((began, time.monotonic() - began))
-            time.sleep(0.0005)
-
-    def longest(self, since, until):
-        return max((took for began, took in self.took if began + took >= since and began <= until), default=0)
-
-    def percentile(self, since, until, part):
-        times = sorted(took for began, took in self.took if since <= began <= until)
-        return times[min(int(len(times) * part), len(times) - 1)] if times else 0
-
-    def stop(self):
-        self.stopped = True
-        self.join(60)
-        os.close(self.fd)
-
-
-@contextlib.contextmanager
-def probed(volume, size, depth):
-    """A steady client on the device, and a probe beside it."""
-    device = volume.status["device"]
-    words = ["fio", "--name=load", "--ioengine=io_uring", "--direct=1", f"--filename={device}", "--rw=randwrite",
-             "--bs=4k", f"--iodepth={depth}", f"--size={size - (1 << 20)}", "--time_based", "--runtime=600"]
-    load = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/tmp")
-    probe = Probe(device, size - (1 << 20))
-    try:
-        yield probe
-    finally:
-        load.send_signal(signal.SIGINT)
-        load.wait()
-        probe.stop()
-
-
 def snapshot_pause(plan, place):
-    """The longest write beside each of some snapshots, under 4 KiB writes at depth 8."""
+    """How long requests are held for each of some snapshots, in seconds: what `tests/e2e/pause.py` judges, in figures."""
     size = min(plan.size, 256 << 20)
-    with started(ours.VolumeDevice, place, size) as volume, probed(volume, size, 8) as probe:
-        time.sleep(0.5)
-        pauses, began = [], time.monotonic()
-        for number in range(5 if plan.quick else 100):
-            since = time.monotonic()
-            volume.host.ctl("snapshot", "create", volume.volume, f"s{number}")
-            time.sleep(0.02)
-            pauses.append(probe.longest(since, time.monotonic()))
-        pauses.sort()
-        return {"snapshots": len(pauses), "p50": statistics.median(pauses),
-                "p99": pauses[min(int(len(pauses) * 0.99), len(pauses) - 1)],
-                "probe_p99": probe.percentile(began, time.monotonic(), 0.99)}
+    with started(ours.Volume, place, size) as volume:
+        held = under_load(volume.host, volume.volume, size, 10 if plan.quick else 1000, 1 if plan.quick else 20)
+    return {"snapshots": len(held.pauses), "folded": held.folded, "held_p50": statistics.median(held.pauses) / 1e3,
+            "held_p99": percentile(held.pauses, 0.99) / 1e3, "held_longest": max(held.pauses) / 1e3, "felt_p999": held.felt / 1e3}
 
 
 def rebuild(plan, place):
-    """A replica is added to a full volume: how fast everything is copied to it while there is no client, beside `dd` with
-    O_DIRECT of as much on the same disk; and, with another one, what writes at depth 1 see of it."""
-    size = min(plan.size, 4 << 30)
-    with started(ours.VolumeDevice, place, size) as volume:
+    """A replica is added to a full volume: how fast it is filled while there is no client, beside `dd`, and what clients see
+    of it: what `tests/e2e/rebuild.py` judges, in figures."""
+    size, seconds = (plan.size, 1) if plan.quick else (4 << 30, 20)
+    with started(ours.VolumeSingle, place, size) as volume:
         client.run(volume.target(), FILL, size)
-        copy = copy_rate(place, size)
         # Clients count as active for a moment after their last request.
         time.sleep(1)
-        name, begin, end = add_replica(volume)
-        took = end - begin
-        volume.host.ctl("replica", "rm", volume.volume, name)
-        probe = Probe(volume.status["device"], size - (1 << 20))
-        try:
-            calm = time.monotonic()
-            time.sleep(1 if plan.quick else 5)
-            asked = time.monotonic()
-            _, copying, done = add_replica(volume)
-            before, during = probe.percentile(calm, asked, 0.99), probe.percentile(copying, done, 0.99)
-        finally:
-            probe.stop()
-    return {"bytes": size, "seconds": took, "rate": size / took, "copy_rate": copy, "ratio": size / took / copy,
-            "p99_before": before, "p99_during": during, "rate_beside_clients": size / (done - copying)}
+        pairs = beside_dd(volume.host, volume.volume, size, plan.rounds)
+        volume.host.ctl("replica", "add", volume.volume)
+        volume.host.healthy(volume.volume, 2, 1800)
+        clients = {key: beside_clients(volume.host, volume.volume, size, seconds, plan.rounds, words)
+                   for key, words in (("verifying", VERIFYING), ("one_by_one", ONE_BY_ONE))}
+    ratios = [plain / took for plain, took in pairs]
+    return {"bytes": size, "ratio": statistics.median(ratios), "spread": [min(ratios), max(ratios)],
+            "rate": statistics.median(size / took for _, took in pairs),
+            "copy_rate": statistics.median(size / plain for plain, _ in pairs),
+            **{key: slower(rounds) for key, rounds in clients.items()}}
 
 
-def add_replica(volume):
-    """Adds a replica and waits until it is in sync: its name, when it was first seen, and when it was RW."""
-    known = {r["name"] for r in volume.status["replicas"]}
-    words = [os.path.join(ours.BIN, "longhornctl"), "--root", volume.host.root, "replica", "add", volume.volume]
-    adding = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    seen, until = None, time.monotonic() + 900
-    try:
-        while time.monotonic() < until:
-            new = [r for r in volume.host.status(volume.volume)["replicas"] if r["name"] not in known]
-            if new and new[0]["mode"] in ("WO", "RW"):
-                seen = seen or time.monotonic()
-                if new[0]["mode"] == "RW":
-                    return new[0]["name"], seen, time.monotonic()
-            if adding.poll() not in (None, 0):
-                raise NotMeasured("longhornctl replica add: " + adding.stderr.read().strip()[-300:])
-            time.sleep(0.02)
-    finally:
-        adding.kill()
-        adding.wait()
-    raise NotMeasured("the added replica is not in sync after 900 s")
-
-
-def copy_rate(place, size):
-    """Bytes per second of a copy with O_DIRECT of a file that was written, on the same file system."""
-    with tempfile.TemporaryDirectory(prefix="lh-bench-", dir=place) as folder:
-        raw = Raw(folder, size)
-        raw.start()
-        target = raw.target()
-        client.run(target, FILL, size)
-        source = os.path.join(raw.folder, "raw")
-        began = time.monotonic()
-        done = subprocess.run(["dd", f"if={source}", f"of={source}.copy", "bs=1M", "iflag=direct", "oflag=direct"],
-                              capture_output=True, text=True)
-        if done.returncode != 0:
-            raise NotMeasured(f"dd: {done.stderr.strip()}")
-        return size / (time.monotonic() - began)
+def slower(rounds):
+    """How much longer p99 is during a rebuild; times in seconds."""
+    ratios = [during / calm for calm, during, _ in rounds]
+    calm, during, rate = map(statistics.median, zip(*rounds))
+    return {"ratio": statistics.median(ratios), "spread": [min(ratios), max(ratios)], "p99_before": calm / 1e3,
+            "p99_during": during / 1e3, "rate": rate}
 
 
 def round_trip(_plan, _place):

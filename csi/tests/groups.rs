@@ -33,7 +33,7 @@ fn starts_with(device: &Path, word: &str) -> bool {
 #[tokio::test]
 async fn a_group_is_taken_told_restored_and_deleted() {
     let Some(channel) = pod::driver().await else {
-        println!("SKIP groups: CSI_ENDPOINT does not name a driver (scripts/cluster up, then env)");
+        println!("elsewhere groups: CSI_ENDPOINT does not name a driver; tests/cluster/sanity has one");
         return;
     };
     let place = tempfile::tempdir().unwrap();

@@ -325,7 +325,7 @@ fn nodes_of_others_are_left_alone() {
 
     // A device that is in use by its size, whoever's it is: any of this machine's disks.
     let Some(live) = a_disk() else {
-        println!("SKIP nodes_of_others_are_left_alone (live part): this machine shows no disk");
+        println!("SKIP nodes_of_others_are_left_alone: no disk here whose device a node could name");
         return;
     };
     mknod(&path, SFlag::S_IFBLK, Mode::from_bits_truncate(0o600), live).unwrap();

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use clap::CommandFactory;
 use control::host::{Root, VolumeRecord, replica_name};
 use lh_block::{Epoch, Generation, Instance};
 
@@ -115,8 +116,32 @@ fn help_is_as_promised() {
             let file: PathBuf =
                 ["help", &format!("{}.txt", [&[name], *command].concat().join("-"))].iter().collect();
             golden(file.to_str().unwrap(), &text(&help.stdout));
+            let teaches = text(&help.stdout).contains("\nExample");
+            assert!(name != "longhornctl" || teaches, "{command:?} has no example");
         }
     }
+}
+
+/// Columns of a line behind a command's options: clap would break a longer one, and leave the rest of it on a line of its own.
+const HELP_COLUMNS: usize = 95;
+
+fn too_long(command: &clap::Command, found: &mut Vec<String>) {
+    let help = [command.get_after_help(), command.get_after_long_help()].into_iter().flatten();
+    for line in help.flat_map(|text| text.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
+        if line.chars().count() > HELP_COLUMNS {
+            found.push(format!("{}: {line}", command.get_name()));
+        }
+    }
+    command.get_subcommands().for_each(|command| too_long(command, found));
+}
+
+#[test]
+fn help_behind_options_is_not_broken_anew() {
+    let mut found = Vec::new();
+    for program in [longhorn::ctl::Program::command(), longhorn::daemon::Program::command()] {
+        too_long(&program, &mut found);
+    }
+    assert!(found.is_empty(), "longer than {HELP_COLUMNS} columns: {found:#?}");
 }
 
 #[test]

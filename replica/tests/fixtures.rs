@@ -229,7 +229,7 @@ fn backing_files_of_other_forms_read_the_same() {
             .args([&backing, &other])
             .status();
         if convert.is_err() {
-            println!("SKIP: there is no qemu-img here");
+            println!("SKIP fixtures: there is no qemu-img here");
             return;
         }
         assert!(convert.unwrap().success());

@@ -29,7 +29,7 @@ fn unpack(name: &str) -> (tempfile::TempDir, PathBuf, Value) {
 /// `None`, and a word about it: there is no qemu-img here.
 fn qemu_img(args: &[&str], files: &[&Path]) -> Option<(bool, String)> {
     let Ok(done) = Command::new("qemu-img").args(args).args(files).output() else {
-        println!("SKIP: there is no qemu-img here");
+        println!("SKIP formats: there is no qemu-img here");
         return None;
     };
     let text = [done.stdout, done.stderr].concat();
@@ -203,7 +203,7 @@ impl Xfs {
         {
             return Some(Self { place });
         }
-        println!("SKIP: no XFS can be mounted here");
+        println!("SKIP formats: no XFS can be mounted here");
         None
     }
 

@@ -151,7 +151,7 @@ def main():
         if os.environ.get("LH_PART") not in (None, part.__name__):
             continue
         if part is shared and not have("mkfs.xfs", "filefrag"):
-            skip("fold on XFS", "no mkfs.xfs or no filefrag")
+            skip("fold", "no mkfs.xfs or no filefrag: nothing on XFS")
             continue
         figures.append(part())
         say(figures[-1])

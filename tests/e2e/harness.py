@@ -7,58 +7,10 @@ import atexit, datetime, glob, hashlib, json, os, random, shutil, signal, subpro
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("LH_BIN", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")), "release"))
-FULL = os.environ.get("LH_FULL") == "1"
 JUDGE = os.path.join(TOP, "tests", "judge", "judge.py")
 FIXTURES = os.path.join(TOP, "tests", "fixtures")
-
-
-def full(usual, everything):
-    """A count or time: short in the usual run, as promised under --full."""
-    return everything if FULL else usual
-
-
-def say(text):
-    print(time.strftime("%H:%M:%S"), text, flush=True)
-
-
-def shown(text):
-    print("SHOWN", text, flush=True)
-
-
-def skip(name, reason):
-    print(f"SKIP {name}: {reason}", flush=True)
-
-
-def fail(text):
-    print("NOT AS PROMISED:", text, flush=True)
-    sys.exit(1)
-
-
-def expect(condition, text):
-    if not condition:
-        fail(text)
-
-
-def run(*command, check=True, timeout=600, **options):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
-    if check and done.returncode != 0:
-        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done
-
-
-def have(*tools):
-    return all(shutil.which(t) for t in tools)
-
-
-def wait_for(what, condition, seconds):
-    until = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > until:
-            fail(f"{what}: not within {seconds} s")
-        time.sleep(0.02)
+sys.path.insert(0, os.path.join(TOP, "tests"))
+from said import FULL, expect, fail, full, have, run, say, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
 
 
 class Host:

@@ -5,7 +5,7 @@ volume comes back there. No I/O error else, no stale answer, replicas equal; the
 import glob, itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
 from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, wait_for
-from hosts import Hosts
+from namespaces import Hosts
 
 DATA, RELAY = 10000, 10100
 SIZE = 64 << 20

@@ -3,7 +3,7 @@ away and comes back; without --insecure neither side starts."""
 import json, subprocess, time
 from by_hand import ByHand
 from harness import Host, contents, expect, full, have, run, shown, skip, wait_for
-from hosts import Hosts
+from namespaces import Hosts
 
 PORT = 10000
 SIZE = 256 << 20

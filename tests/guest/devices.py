@@ -3,12 +3,14 @@
 A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1 at
 the first thing that is not as promised. Everything here runs where the kernel has the devices: `run.py` sees to that.
 """
-import atexit, glob, json, os, re, select, shutil, signal, subprocess, sys, tempfile, time
+import atexit, glob, os, re, select, shutil, signal, subprocess, sys, tempfile, time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")),
                                                       "release", "examples"))
-FULL = os.environ.get("LH_FULL") == "1"
+sys.path.insert(0, os.path.join(TOP, "tests"))
+from said import FULL, expect, fail, full, have, run, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
+
 WORK = tempfile.mkdtemp(prefix="lh-guest-", dir="/dev/shm")
 atexit.register(shutil.rmtree, WORK, ignore_errors=True)
 
@@ -29,51 +31,6 @@ def has_cpus(name, count):
     if CPUS < count:
         skip(name, f"this kernel has {CPUS} processor" + "s" * (CPUS > 1))
     return CPUS >= count
-
-
-def full(usual, everything):
-    """A count or time: short in the usual run, as promised under LH_FULL=1."""
-    return everything if FULL else usual
-
-
-def shown(text):
-    print("SHOWN", text, flush=True)
-
-
-def skip(name, reason):
-    print(f"SKIP {name}: {reason}", flush=True)
-
-
-def fail(text):
-    print("NOT AS PROMISED:", text, flush=True)
-    sys.exit(1)
-
-
-def expect(condition, text):
-    if not condition:
-        fail(text)
-
-
-def run(*command, check=True, timeout=120, **options):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
-    if check and done.returncode != 0:
-        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done
-
-
-def have(*tools):
-    return all(shutil.which(t) for t in tools)
-
-
-def wait_for(what, condition, seconds=30):
-    until = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > until:
-            fail(f"{what}: not within {seconds} s")
-        time.sleep(0.01)
 
 
 def example(name):

@@ -1,5 +1,7 @@
 //! The command line of `longhornctl`, with help that teaches.
 
+mod examples;
+
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -8,6 +10,10 @@ use clap_complete::Shell;
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address,
     process_name, size_or_none, snapshot_name, volume_name,
+};
+use examples::{
+    DOCTOR_HELP, INSTALL_HELP, LS_HELP, REPLICA_HELP, REPLICA_LS_HELP, REPLICA_REBUILD_HELP, SNAPSHOT_HELP,
+    SNAPSHOT_LS_HELP, SNAPSHOT_TREE_HELP,
 };
 
 /// Replicated block volumes on this host.
@@ -49,6 +55,7 @@ pub(super) enum Command {
     /// Flush and stop a volume; its data stays
     Down(DownArgs),
     /// List all volumes
+    #[command(after_help = LS_HELP)]
     Ls,
     /// Show how a volume and its replicas fare
     #[command(after_help = STATUS_HELP)]
@@ -112,11 +119,13 @@ pub(super) enum Command {
         volume: String,
     },
     /// Take, list, remove, compare, export snapshots, and go back to one
+    #[command(after_help = SNAPSHOT_HELP)]
     Snapshot {
         #[command(subcommand)]
         command: SnapshotCommand,
     },
     /// List, add, remove and rebuild replicas, and export from a replica's directory
+    #[command(after_help = REPLICA_HELP)]
     Replica {
         #[command(subcommand)]
         command: ReplicaCommand,
@@ -125,8 +134,10 @@ pub(super) enum Command {
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubArgs),
     /// Look what this host has and lacks for volumes
+    #[command(after_help = DOCTOR_HELP)]
     Doctor,
     /// Install into a Kubernetes cluster
+    #[command(after_help = INSTALL_HELP)]
     Install {
         #[command(subcommand)]
         command: InstallCommand,
@@ -301,12 +312,14 @@ pub(super) enum SnapshotCommand {
         freeze: bool,
     },
     /// List a volume's snapshots, oldest first
+    #[command(after_help = SNAPSHOT_LS_HELP)]
     Ls {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
     },
     /// Show how a volume's snapshots stand on each other
+    #[command(after_help = SNAPSHOT_TREE_HELP)]
     Tree {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
@@ -369,6 +382,7 @@ pub(super) enum SnapshotCommand {
 #[derive(Debug, Subcommand)]
 pub(super) enum ReplicaCommand {
     /// List a volume's replicas
+    #[command(after_help = REPLICA_LS_HELP)]
     Ls {
         /// Name of the volume
         #[arg(value_parser = volume_name)]
@@ -395,6 +409,7 @@ pub(super) enum ReplicaCommand {
         replica: String,
     },
     /// Bring a replica in sync anew
+    #[command(after_help = REPLICA_REBUILD_HELP)]
     Rebuild {
         /// Name of the volume, which is up
         #[arg(value_parser = volume_name)]
@@ -473,14 +488,15 @@ Examples:
   longhornctl up vm --size 1TiB --replicas 2 --frontend nbd-server
                                       no device: an NBD export for QEMU
 
-On a volume that is up this changes nothing but the limits for snapshots, and succeeds. Of a stopped one,
---frontend, --listen, --io-timeout and --checksum may change, too.";
+On a volume that is up this changes nothing but the limits for snapshots, and succeeds. Of a
+stopped one, --frontend, --listen, --io-timeout and --checksum may change, too.";
 
 const DOWN_HELP: &str = "\
 Example:
   umount /mnt/demo && longhornctl down demo
 
-A device that is in use is not stopped; who uses it is named. Stopping a stopped volume succeeds.";
+A device that is in use is not stopped; who uses it is named. Stopping a stopped volume
+succeeds.";
 
 const STATUS_HELP: &str = "\
 Examples:
@@ -501,25 +517,26 @@ Examples:
   longhornctl import old /mnt/disk1/replicas/old-0a1b2c3d /mnt/disk2/replicas/old-4e5f6a7b
   longhornctl up old
 
-Nothing in the directories changes before `up`. If they differ, the first one counts and the others
-are brought in line with it.";
+Nothing in the directories changes before `up`. If they differ, the first one counts and the
+others are brought in line with it.";
 
 const SALVAGE_HELP: &str = "\
 Examples:
   longhornctl salvage demo
   longhornctl salvage demo --replica demo-r-0a1b2c3d --force
 
-A replica is sure if it is a member of the epoch that counts: then it holds every write that was acknowledged
-and flushed. Others were left out earlier and lack what was written since. The volume is started from the one
-that is sure, or with --force from the best guess, and the others are rebuilt from it.";
+A replica is sure if it is a member of the epoch that counts: then it holds every write that
+was acknowledged and flushed. Others were left out earlier and lack what was written since. The
+volume is started from the one that is sure, or with --force from the best guess, and the
+others are rebuilt from it.";
 
 const RELEASE_HELP: &str = "\
 Example:
   longhornctl down demo && longhornctl release demo
 
-The directories stay where they are and are then Longhorn's: those that hold everything are named, and those
-that do not, which are left as they are. The volume is forgotten; `longhornctl import` takes it back. If this is
-interrupted, give the command again.";
+The directories stay where they are and are then Longhorn's: those that hold everything are
+named, and those that do not, which are left as they are. The volume is forgotten; `longhornctl
+import` takes it back. If this is interrupted, give the command again.";
 
 const SNAPSHOT_CREATE_HELP: &str = "\
 Examples:
@@ -528,8 +545,8 @@ Examples:
 
   longhornctl snapshot create demo --label why=upgrade --freeze
 
-The bytes are those of one moment, as after a power cut. With --freeze a file system is clean in it:
-programs that write to it wait meanwhile, 20 seconds at most.";
+The bytes are those of one moment, as after a power cut. With --freeze a file system is clean
+in it: programs that write to it wait meanwhile, 20 seconds at most.";
 
 const SNAPSHOT_RM_HELP: &str = "\
 Example:
@@ -564,15 +581,16 @@ Examples:
   longhornctl upgrade demo --binary ./longhorn
 
 Whatever uses the device goes on: its requests wait for the new engine, as after a crash.
-A program that does not start is exchanged for the one before. The next `up` after a `down` starts
-the instance manager's own program again.";
+A program that does not start is exchanged for the one before. The next `up` after a `down`
+starts the instance manager's own program again.";
 
 const SNAPSHOT_DIFF_HELP: &str = "\
 Examples:
   longhornctl snapshot diff demo monday tuesday
   longhornctl -o json snapshot diff demo monday
 
-Ranges are found by what the layers hold; a block that was written with the bytes it had is among them.";
+Ranges are found by what the layers hold; a block that was written with the bytes it had is
+among them.";
 
 const SCRUB_HELP: &str = "\
 Examples:
@@ -581,16 +599,16 @@ Examples:
   longhornctl scrub demo --limit 50MiB        in the background; --status tells how it fares
 
 I/O goes on meanwhile. Without --repair nothing is changed, except that replicas take the
-checksums of snapshots that have none. Exit status 1 with --wait or --status: something is wrong
-and stays so.";
+checksums of snapshots that have none. Exit status 1 with --wait or --status: something is
+wrong and stays so.";
 
 const CLONE_HELP: &str = "\
 Examples:
   longhornctl clone demo@before-upgrade demo-old
   longhornctl clone demo copy && longhornctl up copy
 
-On XFS and btrfs a clone takes the space that it will differ by; elsewhere its data is copied. Of a volume
-that is up and no snapshot, one is taken first.";
+On XFS and btrfs a clone takes the space that it will differ by; elsewhere its data is copied.
+Of a volume that is up and no snapshot, one is taken first.";
 
 const SNAPSHOT_EXPORT_HELP: &str = "\
 Examples:
@@ -613,15 +631,15 @@ The last replica in sync is never taken out.";
 const REPLICA_EXPORT_HELP: &str = "\
 Examples:
   longhornctl replica export /mnt/disk1/replicas/old-0a1b2c3d old.img
-  longhornctl replica export --snapshot before-upgrade /mnt/disk1/replicas/old-0a1b2c3d old.img";
+  longhornctl replica export --snapshot monday /mnt/disk1/replicas/old-0a1b2c3d old.img";
 
 const MANIFESTS_HELP: &str = "\
 Examples:
   longhornctl install manifests > longhorn.yaml
   longhornctl install manifests --image HOST/longhorn:0.1.0 | kubectl apply --server-side -f -
 
-This command itself does nothing to a cluster. Where Longhorn runs already, managers and drivers
-do not begin, and say what to do.";
+This command itself does nothing to a cluster. Where Longhorn runs already, managers and
+drivers do not begin, and say what to do.";
 
 const COMPLETION_HELP: &str = "\
 Examples:

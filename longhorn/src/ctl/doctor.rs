@@ -25,7 +25,7 @@ use crate::kernel;
 /// Below this much space a warning is due.
 const SPACE_MIN: u64 = 1 << 30;
 
-/// What a process locks at most: its buffers, its code, its index (`docs/invariants.md` bounds them).
+/// What a process locks at most: 256 MiB of buffers (`POOL_HARD` of a replica), its code, its index.
 const MEMLOCK_MIN: u64 = 512 << 20;
 
 /// What is right and what is not.

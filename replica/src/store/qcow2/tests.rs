@@ -328,7 +328,7 @@ fn qemu_images_read_as_their_bytes() {
     ] {
         match convert(options, &image) {
             Err(_) => {
-                println!("SKIP: there is no qemu-img here");
+                println!("SKIP qemu_images_read_as_their_bytes: there is no qemu-img here");
                 return;
             }
             Ok(status) => assert!(status.success(), "{options:?}"),
@@ -355,7 +355,7 @@ fn qemu_images_read_as_their_bytes() {
     ] {
         let done = convert(options, &image).unwrap();
         if !done.success() {
-            println!("SKIP: this qemu-img cannot do {options:?}");
+            println!("SKIP qemu_images_read_as_their_bytes: this qemu-img cannot do {options:?}");
             continue;
         }
         let opened = Image::open(std::sync::Arc::new(std::fs::File::open(&image).unwrap()), LARGEST);
