@@ -276,6 +276,33 @@ fn a_former_head_is_flushed() {
     assert!(volume.store.begin_flush().data().is_empty());
 }
 
+/// The file of trails is there only while somebody is out. Who has trails to save all the same has come too late, and no disk
+/// has failed.
+#[test]
+fn trails_of_nobody_are_not_saved() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    let epoch = |counter: u64, members: &[&str]| lh_block::Epoch {
+        generation: lh_block::Generation::from(1),
+        counter,
+        members: members.iter().map(|m| (*m).to_owned()).collect(),
+        id: Instance(counter.into()),
+    };
+    let all = epoch(1, &["1", "2", "3"]);
+    let outsider = |name: &str| lh_wire::Outsider { replica: name.into(), base: all.clone() };
+    let directory = &mut volume.directory;
+    assert!(directory.store_epoch_and_outsiders(epoch(2, &["1", "2"]), vec![outsider("3")]).unwrap());
+    directory.store_missed(&[(0, [1; 16])]).unwrap();
+    assert!(directory.store_epoch_and_outsiders(epoch(3, &["1", "2", "3"]), Vec::new()).unwrap());
+    directory.store_missed(&[(1, [2; 16])]).unwrap();
+    assert_eq!(directory.missed().unwrap().trails, []);
+    // And they are nobody's who leaves later.
+    assert!(directory.store_epoch_and_outsiders(epoch(4, &["1", "3"]), vec![outsider("2")]).unwrap());
+    assert_eq!(directory.missed().unwrap().trails, []);
+    directory.store_missed(&[(2, [3; 16])]).unwrap();
+    assert_eq!(directory.missed().unwrap().trails, [(2, [3; 16])]);
+}
+
 /// While layers come, every zero gets a mark; when all have come, those over nothing are taken away.
 #[test]
 fn a_rebuild_leaves_no_mark_over_nothing() {
