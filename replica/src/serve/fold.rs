@@ -22,7 +22,7 @@ use crate::store::{
 
 /// What the fold that runs waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waits {
+pub(super) enum Waits {
     Nothing,
     /// The thread, the worker, or a sync.
     Report,
@@ -32,21 +32,23 @@ enum Waits {
     Punch,
     /// The end of a prepared chain operation.
     Chain,
+    /// Layer images, see [`super::fold_aside`].
+    Images,
 }
 
 /// A fold that runs.
 #[derive(Debug)]
-struct Run {
-    fold: Fold,
+pub(super) struct Run {
+    pub(super) fold: Fold,
     bytes_per_second: Option<u64>,
-    /// Not before this: what was copied last has used its share of the bandwidth.
-    not_before: u64,
+    /// Not before this: what was copied last has used its share of the bandwidth, or there was an image just now.
+    pub(super) not_before: u64,
     /// Bytes copied when that was reckoned.
     reckoned: u64,
-    waits: Waits,
+    pub(super) waits: Waits,
     claim: Option<Extent>,
     /// Of both layers, as they were before.
-    checksums: Option<Box<FoldedChecksums>>,
+    pub(super) checksums: Option<Box<FoldedChecksums>>,
 }
 
 /// A layer that was folded away and may still be read by requests that had begun.
@@ -60,13 +62,17 @@ struct Gone {
 /// The fold that runs, and what earlier ones have left.
 #[derive(Debug, Default)]
 pub(super) struct Folder {
-    run: Option<Run>,
+    pub(super) run: Option<Run>,
     thread: Option<FoldThread>,
     /// Begins when the worker has looked at it.
-    beginning: Option<(PersistId, Option<u64>)>,
-    /// Writes that wait for the end of a claim, in order of arrival.
-    waiting: Vec<RequestId>,
+    pub(super) beginning: Option<(PersistId, Option<u64>)>,
+    /// Writes that wait for the end of a claim, or until a fold stands aside, in order of arrival.
+    pub(super) waiting: Vec<RequestId>,
     gone: Vec<Gone>,
+    /// The worker is asked to forget what a fold has noted.
+    pub(super) forgetting: bool,
+    /// It has forgotten it, and no fold has noted anything since.
+    pub(super) forgotten: bool,
 }
 
 /// Work for the worker.
@@ -79,6 +85,8 @@ pub(super) enum FoldTask {
     Note(FoldPlan, Direction, u64),
     Switch(FoldPlan, Direction),
     Ready(FoldPlan),
+    /// What is noted of an earlier fold, or of this one, counts no more.
+    Forget,
 }
 
 /// What became of it.
@@ -95,6 +103,7 @@ pub(super) enum FoldReport {
     Readied(Result<Option<bool>, Failure>),
     Swapped(Result<Option<Folded>, Failure>),
     Finished(Result<(), Failure>),
+    Forgotten(Result<(), Failure>),
 }
 
 impl Folder {
@@ -103,7 +112,7 @@ impl Folder {
     }
 
     pub(super) fn wake_at(&self) -> Option<u64> {
-        let waits = self.run.as_ref().filter(|run| run.waits == Waits::Nothing);
+        let waits = self.run.as_ref().filter(|run| matches!(run.waits, Waits::Nothing | Waits::Images));
         // What it may do at once was done, or waits for something that happens.
         waits.map(|run| run.not_before).filter(|at| *at > 0)
     }
@@ -135,7 +144,7 @@ impl Server {
     pub(super) fn held_by_fold(&mut self, id: RequestId, job: Job) -> bool {
         // What was begun is waited for; it must not wait in turn.
         let begun = !matches!(self.requests.get(id).work, RequestWork::None);
-        if begun || !self.folder.holds_back(job) {
+        if begun || !(self.folder.holds_back(job) || self.waits_for_fold(id, job)) {
             return false;
         }
         self.folder.waiting.push(id);
@@ -168,7 +177,7 @@ impl Server {
         let (_, bytes_per_second) = self.folder.beginning.take().unwrap_or((id, None));
         let result = plan.and_then(|plan| {
             let gone = || Failure::Refused("the snapshot is gone".into());
-            let fold = Fold::new(&self.store, plan).ok_or_else(gone)?;
+            let mut fold = Fold::new(&self.store, plan).ok_or_else(gone)?;
             if self.folder.thread.is_none() {
                 let thread = FoldThread::start(self.status.bell()).map_err(|e| note(&self.status, &e))?;
                 self.folder.thread = Some(thread);
@@ -178,6 +187,9 @@ impl Server {
             }
             tracing::info!("folding snapshot {}", fold.plan().name);
             self.status.set_fold(Some(fold.state()));
+            if self.has_images_of(&fold) {
+                fold.give_way();
+            }
             let checksums = self.checksums_of_both(fold.plan());
             let waits = Waits::Nothing;
             self.folder.run = Some(Run {
@@ -192,11 +204,12 @@ impl Server {
             Ok(())
         });
         self.inputs.push_back(Input::Persisted { id, result });
+        self.begin_waiting();
     }
 
     /// The checksums of a snapshot that goes and of the one above it, if both have some: only what is folded by them gets
     /// some. Of what nobody knows to be sound a checksum would make the truth.
-    fn checksums_of_both(&self, plan: &FoldPlan) -> Option<Box<FoldedChecksums>> {
+    pub(super) fn checksums_of_both(&self, plan: &FoldPlan) -> Option<Box<FoldedChecksums>> {
         let above = plan.child.as_deref().filter(|child| !child.is_empty())?;
         let (upper, lower) = (self.store.layer(above)?, self.store.layer(&plan.name)?);
         self.checksums.of_both(&self.store, upper, lower).map(Box::new)
@@ -222,6 +235,7 @@ impl Server {
     }
 
     fn may_step(&mut self, now: u64) -> bool {
+        self.end_standing_aside(now);
         let Some(run) = &self.folder.run else { return false };
         let ready = match run.waits {
             // A claim is not held for the sake of a bandwidth.
@@ -229,7 +243,8 @@ impl Server {
             Waits::Claim => !run.claim.is_some_and(|claim| self.is_written(claim)),
             Waits::Punch => !self.flusher.is_punching(),
             // A prepared operation may stay for long; who wants an end gets it.
-            Waits::Chain => run.fold.state().error.is_some(),
+            Waits::Chain => run.fold.is_broken_off(),
+            Waits::Images => run.fold.state().error.is_some(),
             Waits::Report => false,
         };
         if let Some(run) = self.folder.run.as_mut().filter(|_| ready) {
@@ -274,7 +289,11 @@ impl Server {
             FoldStep::Ended => return self.fold_ended(),
             FoldStep::MakeMap(name) => FoldTask::MakeMap(name),
             FoldStep::MarkZeroes => FoldTask::MarkZeroes,
-            FoldStep::Choose(direction) => FoldTask::Choose(plan(), direction),
+            FoldStep::Choose(direction) => {
+                self.folder.forgotten = false;
+                FoldTask::Choose(plan(), direction)
+            }
+            FoldStep::GiveWay => return self.forget_fold(),
             FoldStep::Note(direction, at) => FoldTask::Note(plan(), direction, at),
             FoldStep::Switch(direction) => FoldTask::Switch(plan(), direction),
             FoldStep::Ready => FoldTask::Ready(plan()),
@@ -293,6 +312,11 @@ impl Server {
         if let Some(run) = &mut self.folder.run {
             run.claim = None;
         }
+        self.begin_waiting();
+    }
+
+    /// Writes that waited begin, or wait again.
+    pub(super) fn begin_waiting(&mut self) {
         for id in std::mem::take(&mut self.folder.waiting) {
             if let Some(job) = self.requests.get(id).job {
                 self.start_job(id, job);
@@ -357,14 +381,16 @@ impl Server {
     }
 
     pub(super) fn fold_reported(&mut self, report: FoldReport) {
-        if let FoldReport::Begun(id, plan) = report {
-            return self.fold_begun(id, plan);
-        }
+        let report = match report {
+            FoldReport::Begun(id, plan) => return self.fold_begun(id, plan),
+            FoldReport::Forgotten(result) => return self.fold_forgotten(&result),
+            other => other,
+        };
         let Some(run) = &mut self.folder.run else { return };
         run.waits = Waits::Nothing;
         let (fold, store) = (&mut run.fold, &mut self.store);
         let result = match report {
-            FoldReport::Begun(..) => Ok(()),
+            FoldReport::Begun(..) | FoldReport::Forgotten(_) => Ok(()),
             FoldReport::MapMade(made) => made.map(|map| fold.map_made(store, map.map(|map| *map))),
             FoldReport::ZeroesMarked(done) => done.map(|()| store.marked()),
             FoldReport::Chosen(done) => done.map(|()| fold.chosen(store)),

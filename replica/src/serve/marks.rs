@@ -60,15 +60,16 @@ impl Server {
                 return;
             };
             page.write_at(0, bytes);
-            self.ring.writev(Token::new(OWNER, kind::MARK_WRITE, 0, 0), file, *offset, &page);
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            self.ring.writev(Token::new(OWNER, kind::MARK_WRITE, 0, length), file, *offset, &page);
             run.begun += 1;
             run.left += 1;
         }
         self.next_mark_step();
     }
 
-    pub(super) fn mark_op_done(&mut self, c: &Completion) {
-        let failure = c.result.as_ref().err().map(|e| note(&self.status, e));
+    pub(super) fn mark_op_done(&mut self, c: Completion) {
+        let failure = whole(c).err().map(|e| note(&self.status, &e));
         if let Some(run) = self.marks.run.as_mut() {
             run.left -= 1;
             run.failure = run.failure.take().or(failure);
@@ -95,5 +96,35 @@ impl Server {
                 self.inputs.push_back(Input::Persisted { id: run.id, result: Err(Failure::Io) });
             }
         }
+    }
+}
+
+/// Whether an operation on the bitmap's file has done all it was to do: its token says how many bytes are to be written.
+fn whole(c: Completion) -> io::Result<()> {
+    match c.result {
+        Ok(done) if done != c.token.data => Err(io::ErrorKind::WriteZero.into()),
+        done => done.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(kind: u8, length: u32, result: io::Result<u32>) -> io::Result<()> {
+        let token = Token::new(OWNER, kind, 0, length);
+        whole(Completion { token, result, more: false, payload: None, accepted: None })
+    }
+
+    #[test]
+    fn a_page_that_was_written_in_part_is_not_written() {
+        assert!(ended(kind::MARK_WRITE, 512, Ok(512)).is_ok());
+        for short in [0, 100, 511] {
+            let failed = ended(kind::MARK_WRITE, 512, Ok(short)).unwrap_err();
+            assert_eq!(failed.kind(), io::ErrorKind::WriteZero, "{short}");
+        }
+        assert!(ended(kind::MARK_SYNC, 0, Ok(0)).is_ok());
+        let full = ended(kind::MARK_WRITE, 512, Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

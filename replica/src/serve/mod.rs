@@ -10,6 +10,7 @@ mod compare;
 mod door;
 mod flush;
 mod fold;
+mod fold_aside;
 mod fold_thread;
 mod hash;
 mod marks;

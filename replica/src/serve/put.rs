@@ -10,7 +10,7 @@ use super::request::{Part, Put, Work};
 use super::server::{IMAGES_MAX, OWNER, Server, kind};
 use super::worker::{Task, note};
 use super::write::aligned_copy;
-use crate::store::{Answer, NewZeroMap, Source};
+use crate::store::{Answer, LayerNo, NewZeroMap, Source};
 
 impl Server {
     /// Makes the range of a layer what the request's image says: what may be equal is compared first.
@@ -31,14 +31,25 @@ impl Server {
         }
     }
 
-    fn plan_put(&mut self, id: RequestId, range: Extent, trailer: u32) -> Result<(), Failure> {
+    /// Where an image's data ends, and the trailer behind it.
+    fn split_image(&mut self, id: RequestId, trailer: u32) -> (usize, Vec<u8>) {
         let image = &self.requests.get(id).payload;
         let split = image.len() - trailer as usize;
         let mut bytes = vec![0; trailer as usize];
         image.read_at(split, &mut bytes);
-        let (len, data) =
-            (u32::try_from(range.len).unwrap_or(u32::MAX), u32::try_from(split).unwrap_or(u32::MAX));
-        let trailer = LayerTrailer::decode(&bytes, len, data).map_err(|_| Failure::Invalid)?;
+        (split, bytes)
+    }
+
+    /// The layer that an image is of, if there is one.
+    pub(super) fn layer_of_image(&mut self, id: RequestId, range: Extent, trailer: u32) -> Option<LayerNo> {
+        let (split, bytes) = self.split_image(id, trailer);
+        let trailer = decode(&bytes, range, split).ok()?;
+        self.store.layer(trailer.layer)
+    }
+
+    fn plan_put(&mut self, id: RequestId, range: Extent, trailer: u32) -> Result<(), Failure> {
+        let (split, bytes) = self.split_image(id, trailer);
+        let trailer = decode(&bytes, range, split)?;
         let layer = self.store.layer(trailer.layer);
         let layer = layer.ok_or_else(|| Failure::Refused("this replica has no layer of that name".into()))?;
         let states: Vec<BlockState> = trailer.states().collect();
@@ -46,7 +57,7 @@ impl Server {
             std::io::ErrorKind::InvalidInput => Failure::Invalid,
             _ => note(&self.status, &e),
         })?;
-        let data = image.slice(0, split);
+        let data = self.requests.get(id).payload.slice(0, split);
         let data = match self.store.direct() {
             // What is put is mostly not there yet.
             Some(wanted) if !data.is_aligned(wanted.filling, wanted.offset) => {
@@ -219,6 +230,12 @@ impl Server {
 }
 
 const _: () = assert!(PAGE as u64 == BLOCK);
+
+/// Reads the trailer of an image of the range with so many bytes of data.
+fn decode(trailer: &[u8], range: Extent, data: usize) -> Result<LayerTrailer<'_>, Failure> {
+    let (len, data) = (u32::try_from(range.len).unwrap_or(u32::MAX), u32::try_from(data).unwrap_or(u32::MAX));
+    LayerTrailer::decode(trailer, len, data).map_err(|_| Failure::Invalid)
+}
 
 impl Put {
     /// Finds what is to be written: what the layer does not hold, and what it holds otherwise. Returns how many blocks

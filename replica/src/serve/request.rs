@@ -162,6 +162,14 @@ impl Requests {
         (0..).zip(&self.slots).filter(|(_, s)| s.used).filter_map(|(n, s)| Some((RequestId(n), s.job?)))
     }
 
+    /// The layers of the images that have begun and not ended.
+    pub(super) fn images(&self) -> impl Iterator<Item = LayerNo> + '_ {
+        self.slots.iter().filter(|s| s.used).filter_map(|s| match &s.work {
+            Work::Put(put) => Some(put.plan.layer),
+            _ => None,
+        })
+    }
+
     /// How many are in flight.
     pub(super) const fn count(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -166,7 +166,7 @@ impl Server {
             kind::PUNCH => self.punch_done(&c),
             kind::SYNC => self.sync_done(&c),
             kind::IDLE_PUNCH => self.idle_punch_done(&c),
-            kind::MARK_WRITE | kind::MARK_SYNC => self.mark_op_done(&c),
+            kind::MARK_WRITE | kind::MARK_SYNC => self.mark_op_done(c),
             _ => {}
         }
         // Applied at once, so that answers of one batch leave in one send, and memory is used again early.

@@ -197,6 +197,7 @@ fn fold(directory: &mut Directory, task: FoldTask, status: &Status) -> FoldRepor
             let made = directory.make_zero_map(&layer).map_err(io);
             FoldReport::MapMade(made.map(|map| map.map(Box::new)))
         }
+        FoldTask::Forget => FoldReport::Forgotten(directory.forget_fold().map_err(io)),
         FoldTask::MarkZeroes => FoldReport::ZeroesMarked(directory.mark_zeroes().map_err(io)),
         FoldTask::Choose(plan, direction) => {
             FoldReport::Chosen(directory.choose_fold(&plan, direction).map_err(io))

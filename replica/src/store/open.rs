@@ -375,6 +375,10 @@ impl Gather<'_> {
                 disk::lock(&file, &path, true, self.deadline)?;
                 let loaded = Intent::load(self.id, Arc::new(file), size).map_err(failed("reading", &path))?;
                 if let Some(intent) = loaded {
+                    // What is read counts as durable from now on. A process that was killed may have left it in the page cache.
+                    if !self.clean {
+                        self.fs.sync_file(intent.file(), &path).map_err(failed("syncing", &path))?;
+                    }
                     return Ok(intent);
                 }
             }

@@ -100,7 +100,7 @@ pub(super) struct ZeroMap {
     /// Holes that are not known to be durable.
     punched: RangeSet,
     punched_syncing: RangeSet,
-    /// Pages were written since the last sync of the file.
+    /// Pages may have been written since the last sync of the file.
     unsynced: bool,
 }
 
@@ -147,7 +147,9 @@ impl ZeroMap {
                 map.load_page(number, &page)?;
             }
         }
-        map.unsynced = !map.fresh.is_empty();
+        // What a process before this one wrote may be in the page cache alone, a mark as well as its absence: the next flush
+        // covers it.
+        map.unsynced = may_have_marks(length);
         Ok(map)
     }
 

@@ -141,6 +141,8 @@ pub struct Core {
     syncs: Syncs,
     persists: Vec<(PersistId, Purpose)>,
     persist_next: u64,
+    /// An epoch that nobody is out of is on its way: no trail is to be saved behind it.
+    forgetting: Option<PersistId>,
     /// Requests of ended sessions that still run.
     draining: usize,
     /// Requests for the store taken and not ended there, and those among them that write.
@@ -197,6 +199,7 @@ impl Core {
             syncs: Syncs::default(),
             persists: Vec::new(),
             persist_next: 0,
+            forgetting: None,
             draining: 0,
             jobs: 0,
             writes: 0,

@@ -10,6 +10,9 @@ impl Core {
     pub(super) fn persist(&mut self, purpose: Purpose, record: Record, out: &mut Vec<Output>) {
         let id = PersistId(self.persist_next);
         self.persist_next += 1;
+        if matches!(&record, Record::Epoch { out, .. } if out.is_empty()) {
+            self.forgetting = Some(id);
+        }
         self.persists.push((id, purpose));
         out.push(Output::Persist { id, record });
     }
@@ -33,6 +36,7 @@ impl Core {
     ) {
         let Some(at) = self.persists.iter().position(|(p, _)| *p == id) else { return };
         let (_, purpose) = self.persists.swap_remove(at);
+        self.forgetting.take_if(|forgetting| *forgetting == id);
         // The disk may hold half of it and would not tell: as with a failed sync, nothing more is believed.
         if result == Err(Failure::Io) {
             self.fail(out);
@@ -146,9 +150,11 @@ impl Core {
         self.epoch = Some(epoch);
     }
 
-    /// Puts out the next trails that have to be saved, if there are some.
+    /// Puts out the next trails that have to be saved, if there are some. None behind an epoch that nobody is out of: what was
+    /// saved goes with that, and whoever leaves afterwards needs all of it saved anew.
     pub(super) fn save_missed(&mut self, out: &mut Vec<Output>) {
-        if self.directory != Directory::Open || self.switching || self.failed {
+        let goes = self.forgetting.is_some();
+        if self.directory != Directory::Open || self.switching || self.failed || goes {
             return;
         }
         if let Some(record) = self.missed.next_record() {

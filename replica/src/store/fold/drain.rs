@@ -20,7 +20,8 @@ use super::super::index::Index;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::Direction;
-use super::steps::{Fold, LOOK, Stage, Step};
+use super::stage::Stage;
+use super::steps::{Fold, LOOK, Step};
 use super::work::Found;
 
 /// How much less than the other way this way has to move at least: what clients write meanwhile is moved again, and at the

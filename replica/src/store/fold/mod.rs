@@ -9,19 +9,22 @@
 //!
 //! - [`names`]: what the worker's half ([`super::Directory`]) does: the record, the change of names, recovery.
 //! - [`steps`]: the ring's half, a machine that says what is to be done next ([`Fold::next`]).
+//! - [`aside`]: how it gives way to layer images.
 //! - [`drain`]: what is different where a small head goes into the parent.
 //! - [`account`]: what comes of it in the store.
 //! - [`work`]: what takes long and blocks: looking for extents, copying.
 //! - [`files`]: the same by hand, for two files that belong to nobody.
 //!
-//! Into a snapshot nobody else writes. Into the head clients do: each piece is claimed first ([`Step::Claim`]), and no
+//! Into a snapshot nobody else writes while it is folded: layer images wait until the fold stands aside. Into the head clients do: each piece is claimed first ([`Step::Claim`]), and no
 //! client's write of the range is anywhere between plan and report while the claim is held (`docs/invariants.md`, 3). The head
 //! itself goes into the parent only if that moves far less (`docs/decisions/0010-which-way-a-fold-goes.md`).
 
 mod account;
+mod aside;
 mod drain;
 mod files;
 mod names;
+mod stage;
 mod steps;
 mod work;
 

@@ -121,6 +121,18 @@ impl Directory {
         Ok(())
     }
 
+    /// How far a fold has noted that it was counts no more: the next one begins at the start. No fold is at work, or it stands
+    /// aside.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn forget_fold(&mut self) -> io::Result<()> {
+        if self.fold.take_if(|fold| fold.done > 0).is_some() {
+            self.records().remove::<FoldRecord>(&self.fs)?;
+        }
+        Ok(())
+    }
+
     /// A snapshot and the layer that stands on it, by their places. The head of the beginning may have become a snapshot.
     fn pair(&self, name: &str) -> Option<(usize, Option<usize>)> {
         let parent = self.layers.iter().position(|l| l.name == name && !name.is_empty())?;

@@ -17,6 +17,7 @@ use super::super::directory::NewZeroMap;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::drain::{DRAIN_WORTH, Drain, Held};
+use super::stage::Stage;
 use super::work::{Found, Moved, Pair, Result as Worked};
 use super::{Direction, FoldPlan, Folded, Work};
 
@@ -63,53 +64,16 @@ pub enum Step {
     /// [`super::super::Directory::finish_fold`], which must follow the swap at once, then [`Fold::finished`]. The driver need
     /// not wait with it for this step.
     Finish,
+    /// Layer images go first: [`super::super::Directory::forget_fold`], then the images, then [`Fold::begin_anew`].
+    GiveWay,
     /// It is over: [`Fold::state`] says how.
     Ended,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Survey,
-    Choose(Direction),
-    /// Looks for the next runs, or ends.
-    Look,
-    /// Moves what was found.
-    Move,
-    /// Holds a claim on the head; `true`: the copy is done.
-    Claimed(Extent, bool),
-    Release,
-    Flush {
-        end: bool,
-    },
-    Note,
-    Switch,
-    /// These are of a head that goes into the parent, see [`super::drain`].
-    Ready,
-    /// All writes are to wait, for this.
-    Hold(Held),
-    Held(Held),
-    LetGo {
-        swapped: bool,
-    },
-    Finish,
-    Ended,
-}
-
-impl Stage {
-    /// Where a fold that cannot go on gets from here: a claim is given back first, a change of names finished.
-    const fn broken_off(self) -> Self {
-        match self {
-            Self::Claimed(..) | Self::Release | Self::LetGo { .. } | Self::Finish => self,
-            Self::Held(_) => Self::LetGo { swapped: false },
-            _ => Self::Ended,
-        }
-    }
 }
 
 /// A fold that runs.
 #[derive(Debug)]
 pub struct Fold {
-    plan: FoldPlan,
+    pub(super) plan: FoldPlan,
     pub(super) stage: Stage,
     pub(super) direction: Direction,
     pub(super) parent: LayerNo,
@@ -135,9 +99,11 @@ pub struct Fold {
     /// Bytes that the other direction would move.
     pub(super) other_way: u64,
     unnoted: u64,
-    moved: Moved,
+    pub(super) moved: Moved,
     pub(super) error: Option<String>,
-    cancel: Arc<AtomicBool>,
+    /// It is to stand aside.
+    pub(super) gives_way: bool,
+    pub(super) cancel: Arc<AtomicBool>,
 }
 
 impl Fold {
@@ -174,6 +140,7 @@ impl Fold {
             unnoted: 0,
             moved: Moved::default(),
             error: None,
+            gives_way: false,
             cancel: Arc::new(AtomicBool::new(false)),
             plan,
         })
@@ -212,7 +179,7 @@ impl Fold {
         }
     }
 
-    fn target(&self) -> LayerNo {
+    pub(super) fn target(&self) -> LayerNo {
         match self.direction {
             Direction::IntoParent => self.parent,
             Direction::IntoChild => self.child,
@@ -242,8 +209,9 @@ impl Fold {
     /// # Errors
     /// The disk's: the replica has failed.
     pub fn next(&mut self, store: &mut Store) -> io::Result<Step> {
-        if self.error.is_some() {
-            self.stage = self.stage.broken_off();
+        if self.is_broken_off() {
+            let end = if self.error.is_some() { Stage::Ended } else { Stage::Aside };
+            self.stage = self.stage.broken_off(end);
         }
         self.watch_head(store);
         loop {
@@ -273,7 +241,7 @@ impl Fold {
                     Some(step) => step,
                     None => continue,
                 },
-                Stage::Claimed(..) if self.error.is_some() => {
+                Stage::Claimed(..) if self.is_broken_off() => {
                     self.stage = Stage::Release;
                     continue;
                 }
@@ -306,6 +274,10 @@ impl Fold {
                     Step::Release
                 }
                 Stage::Finish => Step::Finish,
+                Stage::Aside => {
+                    (store.folding, store.undrained) = (None, None);
+                    Step::GiveWay
+                }
                 Stage::Ended => {
                     (store.folding, store.undrained) = (None, None);
                     Step::Ended
@@ -485,6 +457,9 @@ impl Fold {
             Worked::Survey { into_parent, into_child } => self.surveyed(store, into_parent, into_child),
             Worked::Look(found) => self.found(store, found),
             Worked::Copy(runs, moved) => self.copied(store, &runs, moved)?,
+            Worked::Stopped if self.error.is_none() && self.gives_way => {
+                self.set_back(store, Stage::Aside)?;
+            }
             Worked::Stopped => self.broken_off("stopped", store)?,
             Worked::Failed { error, spoilt: false } => self.broken_off(&error.to_string(), store)?,
             Worked::Failed { error, spoilt: true } => return Err(error),
@@ -547,15 +522,9 @@ impl Fold {
         Ok(())
     }
 
-    /// What is half done is in the file and nowhere else: the store looks at what is there.
     fn broken_off(&mut self, why: &str, store: &mut Store) -> io::Result<()> {
         self.error.get_or_insert_with(|| why.to_owned());
-        let target = self.target();
-        for extent in self.moving.drain(..).chain(self.marking.drain(..)) {
-            store.fold_broken_off(target, extent)?;
-        }
-        self.stage = self.stage.broken_off();
-        Ok(())
+        self.set_back(store, Stage::Ended)
     }
 
     /// The map of [`Step::MakeMap`] is there.

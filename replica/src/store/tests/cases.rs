@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::BlockState;
@@ -10,6 +11,7 @@ use super::super::chain::Committed;
 use super::super::data::{Answer, Source};
 use super::super::offline::SnapshotView;
 use super::super::{error::OpenError, fs::Fs, open};
+use super::tape::Tape;
 use super::volume::{OPTIONS, SIZE, Volume, extent, snapshot_op, temporary};
 
 fn meta(volume: &Volume) -> String {
@@ -274,6 +276,54 @@ fn a_former_head_is_flushed() {
     assert!(volume.store.flush_data_done(&flush).unwrap().is_empty());
     volume.store.end_flush(flush);
     assert!(volume.store.begin_flush().data().is_empty());
+}
+
+/// A process marks a chunk and is killed before the mark is synced. The next one finds it in the page cache and takes it for
+/// durable: no write into the chunk waits for it any more.
+#[test]
+fn a_mark_that_a_killed_process_has_left_in_the_page_cache_survives_a_power_cut() {
+    let place = temporary();
+    let path = Volume::create(&place.path().join("r")).close();
+    let tape = Arc::new(Tape::default());
+    let mut volume = Volume::open_taped(&path, &tape).unwrap();
+    volume.directory.begin_use().unwrap();
+    tape.overwrites(&path.join("engine/intent"));
+    volume.store.intent_mark(extent(0, 1));
+    let begun = volume.store.intent_begin().unwrap();
+    let file = volume.store.intent_file();
+    begun.pages().iter().for_each(|(offset, page)| file.write_all_at(page, *offset).unwrap());
+    drop(volume);
+    let found = Volume::open_taped(&path, &tape).unwrap().store.intent();
+    assert_eq!(found, [extent(0, 64)]);
+    tape.lose_unsynced();
+    assert_eq!(Volume::open(&path).unwrap().store.intent(), found);
+}
+
+/// The file of trails is there only while somebody is out. Who has trails to save all the same has come too late, and no disk
+/// has failed.
+#[test]
+fn trails_of_nobody_are_not_saved() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    let epoch = |counter: u64, members: &[&str]| lh_block::Epoch {
+        generation: lh_block::Generation::from(1),
+        counter,
+        members: members.iter().map(|m| (*m).to_owned()).collect(),
+        id: Instance(counter.into()),
+    };
+    let all = epoch(1, &["1", "2", "3"]);
+    let outsider = |name: &str| lh_wire::Outsider { replica: name.into(), base: all.clone() };
+    let directory = &mut volume.directory;
+    assert!(directory.store_epoch_and_outsiders(epoch(2, &["1", "2"]), vec![outsider("3")]).unwrap());
+    directory.store_missed(&[(0, [1; 16])]).unwrap();
+    assert!(directory.store_epoch_and_outsiders(epoch(3, &["1", "2", "3"]), Vec::new()).unwrap());
+    directory.store_missed(&[(1, [2; 16])]).unwrap();
+    assert_eq!(directory.missed().unwrap().trails, []);
+    // And they are nobody's who leaves later.
+    assert!(directory.store_epoch_and_outsiders(epoch(4, &["1", "3"]), vec![outsider("2")]).unwrap());
+    assert_eq!(directory.missed().unwrap().trails, []);
+    directory.store_missed(&[(2, [3; 16])]).unwrap();
+    assert_eq!(directory.missed().unwrap().trails, [(2, [3; 16])]);
 }
 
 /// While layers come, every zero gets a mark; when all have come, those over nothing are taken away.

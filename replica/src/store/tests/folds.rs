@@ -1,6 +1,7 @@
 //! Single stories of folds: what they move, what Longhorn gets wrong, what runs out.
 
 use lh_block::{BLOCK, Extent};
+use lh_wire::BlockState;
 
 use super::super::offline::SnapshotView;
 use super::volume::{Volume, extent, revert_op, temporary};
@@ -472,4 +473,84 @@ fn a_head_that_is_never_copied_gets_the_snapshot_instead() {
     assert_eq!(halves(&volume), expected);
     drop(volume);
     assert_eq!(halves(&Volume::open(&path).unwrap()), expected);
+}
+
+/// What is put into one of a fold's layers is in the one that stays, whichever way it goes, wherever it is, and whether the head is
+/// one of the two.
+#[test]
+fn layer_images_are_in_the_layer_that_stays() {
+    for (blocks, child, head) in [(48, "two", false), (4, "two", false), (48, "", true), (3, "", true)] {
+        for steps in 0.. {
+            let place = temporary();
+            let path = place.path().join("r");
+            let mut volume = Volume::create(&path);
+            volume.write(extent(0, 20), 1);
+            volume.snapshot(1, "one").unwrap();
+            volume.write(extent(8, blocks), 2);
+            volume.zero(extent(2, 1));
+            if !head {
+                volume.snapshot(2, "two").unwrap();
+            }
+            volume.remove(3, "one").unwrap();
+            let mut expected = volume.blocks();
+            let mut fold = volume.begin_fold("one").unwrap();
+            let mut goes_on = (0..steps).all(|_| volume.fold_step(&mut fold).unwrap());
+            while goes_on && volume.claim.is_some() {
+                goes_on = volume.fold_step(&mut fold).unwrap();
+            }
+            if !goes_on {
+                assert!(steps > 5);
+                break;
+            }
+            let case = format!("{blocks} blocks in {child:?}, after {steps} steps");
+            let image = [(BlockState::Data, 5), (BlockState::Zero, 0), (BlockState::Data, 6)];
+            volume.put_beside(&mut fold, child, 4, &image);
+            expected[4..7].copy_from_slice(&[5, 0, 6]);
+            if volume.store.layer("one").is_some() {
+                // Below what the child has, and where it has nothing.
+                volume.put_beside(&mut fold, "one", 7, &[(BlockState::Data, 7), (BlockState::Data, 8)]);
+                // Into the child it may have been copied before the image came.
+                expected[7] = volume.blocks()[7];
+                assert!(expected[7] == 7 || (expected[7] == 1 && blocks == 48), "{case}");
+            }
+            assert_eq!(volume.blocks(), expected, "{case}");
+            while volume.fold_step(&mut fold).unwrap() {}
+            assert_eq!(fold.state().error, None, "{case}");
+            assert_eq!(volume.blocks(), expected, "{case}");
+            assert!(volume.store.layer("one").is_none(), "{case}");
+            drop(volume);
+            assert_eq!(Volume::open(&path).unwrap().blocks(), expected, "{case}");
+        }
+    }
+}
+
+/// Where a fold has noted that it was counts only as long as nobody has written its layers.
+#[test]
+fn a_fold_that_gave_way_begins_at_the_start() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 20), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(8, 4), 2);
+    volume.snapshot(2, "two").unwrap();
+    volume.remove(3, "one").unwrap();
+    let plan = volume.directory.begin_fold("one").unwrap();
+    volume.directory.choose_fold(&plan, super::super::Direction::IntoParent).unwrap();
+    volume.directory.save_fold(&plan, super::super::Direction::IntoParent, 10 * BLOCK).unwrap();
+    drop(volume);
+    let mut volume = Volume::open(&path).unwrap();
+    let mut fold = volume.begin_fold("one").unwrap();
+    assert_eq!(fold.plan().resume, Some(10 * BLOCK));
+    fold.give_way();
+    while !fold.stands_aside() {
+        volume.fold_step(&mut fold).unwrap();
+    }
+    drop(volume);
+    assert!(!path.join("engine/fold").exists());
+    let mut volume = Volume::open(&path).unwrap();
+    volume.put("two", 3, &[(BlockState::Data, 5)]);
+    assert_eq!(volume.begin_fold("one").unwrap().plan().resume, None);
+    volume.fold("one").unwrap();
+    assert_eq!(volume.blocks()[2..12], [1, 5, 1, 1, 1, 1, 2, 2, 2, 2]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use super::super::fs::Step;
@@ -23,6 +23,8 @@ struct State {
     stopped: bool,
     /// Files that were made or changed and not synced, by their present name, with the length that is on stable storage.
     files: BTreeMap<PathBuf, u64>,
+    /// What files hold on stable storage that were overwritten in place, past [`super::super::fs::Fs`], and not synced.
+    contents: BTreeMap<PathBuf, Vec<u8>>,
     /// Files whose attributes are not.
     attributes: BTreeSet<PathBuf>,
     /// Names that came or went, and may go or come back.
@@ -55,14 +57,26 @@ impl Tape {
         self.state.lock().unwrap().stopped
     }
 
+    /// A file is about to be overwritten in place by somebody else than [`super::super::fs::Fs`]: until it is synced a power cut
+    /// may bring back what it holds now.
+    pub(crate) fn overwrites(&self, path: &Path) {
+        let held = std::fs::read(path).unwrap();
+        self.state.lock().unwrap().contents.entry(path.to_owned()).or_insert(held);
+    }
+
     /// What a power cut may take away: content, attributes and names that were changed and not synced.
     pub(crate) fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state.lock().unwrap();
         state.files.keys().chain(&state.attributes).chain(&state.names).cloned().collect()
     }
 
-    /// Takes from the files what a power cut may take: all of a new one, and of one that was made longer what it gained.
+    /// Takes from the files what a power cut may take: all of a new one, of one that was made longer what it gained, and what was
+    /// overwritten.
     pub(crate) fn lose_unsynced(&self) {
+        let contents = std::mem::take(&mut self.state.lock().unwrap().contents);
+        for (path, content) in contents {
+            std::fs::write(path, content).unwrap();
+        }
         let files = std::mem::take(&mut self.state.lock().unwrap().files);
         for (path, length) in files.iter().filter(|(path, _)| path.is_file()) {
             let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -102,6 +116,7 @@ impl State {
             Step::Attribute(path) => drop(self.attributes.insert(path.to_owned())),
             Step::SyncFile(path) => {
                 self.files.remove(path);
+                self.contents.remove(path);
                 self.attributes.remove(path);
             }
             Step::Rename(from, to) => {

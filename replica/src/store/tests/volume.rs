@@ -237,9 +237,24 @@ impl Volume {
                 None => fold.not_swapped(),
             },
             Step::Finish => panic!("that was done with the swap"),
+            Step::GiveWay => self.directory.forget_fold().map_err(io)?,
             Step::Ended => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Makes a range of a layer so beside a fold, as the server does.
+    pub(super) fn put_beside(&mut self, fold: &mut Fold, name: &str, start: u64, image: &[(BlockState, u8)]) {
+        let layer = self.store.layer(name).unwrap();
+        let touched = fold.touches(&self.store, layer);
+        if touched {
+            fold.give_way();
+            while self.fold_step(fold).unwrap() && !fold.stands_aside() {}
+        }
+        self.put(name, start, image);
+        if touched && fold.stands_aside() {
+            fold.begin_anew(&mut self.store);
+        }
     }
 
     /// Folds a removed snapshot away.

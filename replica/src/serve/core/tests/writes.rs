@@ -288,6 +288,81 @@ fn a_mark_is_taken_back_only_after_what_it_stands_for_is_saved_for_who_is_out() 
     assert!(r.core.wake_at().is_some(), "now it may go");
 }
 
+/// One is out, three chunks were written, and the mark of the first is to go: the record that saves its trail is on its way.
+fn saving_the_first_of_three_trails() -> (Rig, ConnId, PersistId) {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    set_epoch(&mut r, conn, 1, &[]);
+    set_epoch(&mut r, conn, 2, &["c"]);
+    for n in 0..3 {
+        let write = r.send(conn, write(n * CHUNK, 1));
+        r.persist_all();
+        r.done(write);
+    }
+    clear(&mut r, conn, 0);
+    let Some((save, Record::Missed { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    (r, conn, save)
+}
+
+fn clear(r: &mut Rig, conn: ConnId, chunk: u64) {
+    r.send(conn, request(OpCode::ClearIntent, chunk * CHUNK, 4 << 20, 1));
+}
+
+fn saves(r: &Rig) -> bool {
+    r.records().iter().any(|record| matches!(record, Record::Missed { .. }))
+}
+
+#[test]
+fn no_trail_is_saved_behind_the_epoch_that_nobody_is_out_of() {
+    let (mut r, conn, save) = saving_the_first_of_three_trails();
+    clear(&mut r, conn, 1);
+    r.control(conn, 1, Control::SetEpoch { epoch: epoch(3, &[]), out: Vec::new() });
+    let Some((back, Record::Epoch { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    clear(&mut r, conn, 2);
+    assert!(!saves(&r), "the file of trails goes with that epoch");
+    r.apply(Input::Persisted { id: back, result: Ok(()) });
+    assert!(!saves(&r), "nobody is out");
+    // The next leaver may lack all of it: no mark goes before its trail was saved for that one.
+    let marked = |r: &Rig| r.core.intent.report(SIZE);
+    assert_eq!(marked(&r), [Extent::new(CHUNK, 2 * CHUNK)]);
+    r.control(conn, 1, Control::SetEpoch { epoch: epoch(4, &["b"]), out: vec!["b".into()] });
+    assert!(!saves(&r), "there is no file of trails yet");
+    let Some((out, Record::Epoch { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    r.apply(Input::Persisted { id: out, result: Ok(()) });
+    let Some((save, Record::Missed { trails })) = r.take_record() else { panic!("{:?}", r.records()) };
+    assert_eq!(trails.iter().map(|(n, trail)| (*n, trail.0[0])).collect::<Vec<_>>(), [(1, 1), (2, 1)]);
+    assert_eq!(marked(&r), [Extent::new(CHUNK, 2 * CHUNK)]);
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    assert_eq!(marked(&r), []);
+}
+
+#[test]
+fn no_trail_is_saved_while_a_revert_makes_the_trails_forgotten() {
+    let (mut r, conn, save) = saving_the_first_of_three_trails();
+    let op = lh_wire::ChainOp::Revert { name: "s".into(), created: String::new() };
+    r.control(conn, 1, Control::Prepare { id: Instance(9), op });
+    let Some((forget, Record::Epoch { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    clear(&mut r, conn, 1);
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    clear(&mut r, conn, 2);
+    assert!(!saves(&r), "the file of trails goes with that epoch");
+    r.apply(Input::Persisted { id: forget, result: Ok(()) });
+    assert!(!saves(&r), "nobody is told of");
+}
+
+/// An epoch that others are still out of takes nothing away: trails go on being saved beside it.
+#[test]
+fn trails_are_saved_behind_an_epoch_that_somebody_is_out_of() {
+    let (mut r, conn, save) = saving_the_first_of_three_trails();
+    let out = vec!["b".into(), "c".into()];
+    r.control(conn, 1, Control::SetEpoch { epoch: epoch(3, &["b", "c"]), out });
+    let Some((_, Record::Epoch { .. })) = r.take_record() else { panic!("{:?}", r.records()) };
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    clear(&mut r, conn, 1);
+    assert!(saves(&r));
+}
+
 #[test]
 fn who_is_filled_keeps_its_marks_and_is_not_settled_and_knows_nothing_of_others() {
     let mut r = Rig::new(facts());
