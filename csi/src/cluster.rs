@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
-    AttachmentTicket, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume, VolumeAttachment,
+    AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
+    VolumeAttachment,
 };
 use lh_cluster::plan::VOLUME_LABEL;
 use lh_cluster::plan::volume::{engine_name, pair};
@@ -27,6 +28,10 @@ const LOOK: Duration = Duration::from_millis(250);
 
 /// How long a request is waited for: less than the sidecars' own patience, so that they hear why.
 const PATIENCE: Duration = Duration::from_secs(100);
+
+/// The condition of a volume that is not as large as it should be, and its reason where that failed.
+const GROWTH: &str = "Expansion";
+const GROWTH_FAILED: &str = "Failed";
 
 /// What every kind of Longhorn's is.
 pub(crate) trait Kind:
@@ -152,6 +157,13 @@ impl Cluster {
     pub(crate) async fn volume(&self, id: &str) -> Result<Volume, Refused> {
         let volume = self.find::<Volume>(id).await?;
         volume.ok_or_else(|| Refused::Missing(format!("volume {id} does not exist")))
+    }
+
+    /// Why a volume is not as large as it should be; `None`: it is, or may still become so.
+    pub(crate) async fn growth_failure(&self, id: &str) -> Result<Option<String>, Refused> {
+        let conditions = self.volume(id).await?.status.unwrap_or_default().conditions;
+        let growth = conditions.get_condition(GROWTH).filter(|c| !c.is_true() && c.reason == GROWTH_FAILED);
+        Ok(growth.map(|c| c.message.clone()))
     }
 
     /// The volume's attachment.

@@ -146,7 +146,24 @@ impl NodeService {
         let device = self.device(&id)?;
         let wanted = request.capacity_range.map_or(0, |range| range.required_bytes);
         let wanted = u64::try_from(wanted).unwrap_or_default();
-        self.work(&id, async move { target::grow(&device, &path, wanted).await }).await
+        let (cluster, volume) = (self.cluster.clone(), id.clone());
+        let work = async move {
+            let size = filesystem::size(&device).await?;
+            let failure = match size < wanted {
+                true => cluster.growth_failure(&volume).await.unwrap_or_else(|e| {
+                    tracing::debug!(volume, error = %e, "whether it still grows is not known");
+                    None
+                }),
+                false => None,
+            };
+            let Some(why) = failure else { return target::grow(&device, &path, wanted).await };
+            target::grow(&device, &path, size).await?;
+            // To the kubelet this error alone is no reason to keep a pod from its volume.
+            Err(Refused::Precondition(format!(
+                "the volume has {size} bytes, and {wanted} cannot be had: {why}"
+            )))
+        };
+        self.work(&id, work).await
     }
 
     async fn stats(&self, request: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Refused> {

@@ -1,10 +1,10 @@
-//! Volumes made, changed, grown and deleted.
+//! Volumes made, changed and deleted.
 
 use std::collections::HashMap;
 
 use kube::ResourceExt;
 use lh_cluster::api::{
-    AccessMode, Conditions, Engine, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
+    AccessMode, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
 };
 use lh_cluster::plan::volume::{SCHEDULED, unbuilt};
 use serde_json::json;
@@ -14,9 +14,8 @@ use crate::capability::{Access, Use, size};
 use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
 use crate::proto::csi::volume_content_source::Type as Source;
 use crate::proto::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerModifyVolumeRequest,
-    ControllerModifyVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
-    DeleteVolumeResponse, Topology, Volume as Told, VolumeContentSource,
+    ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, CreateVolumeRequest, CreateVolumeResponse,
+    DeleteVolumeRequest, DeleteVolumeResponse, Topology, Volume as Told, VolumeContentSource,
 };
 use crate::refused::required;
 use crate::{Refused, parameters};
@@ -151,61 +150,6 @@ impl ControllerService {
         }
         self.cluster.wait_gone::<Volume>(id, "the volume is being removed").await?;
         Ok(DeleteVolumeResponse {})
-    }
-
-    pub(super) async fn controller_expand_volume(
-        &self,
-        request: ControllerExpandVolumeRequest,
-    ) -> Result<ControllerExpandVolumeResponse, Refused> {
-        let id = required("the volume's id", &request.volume_id)?;
-        if request.capacity_range.is_none() {
-            return Err(Refused::Argument("the capacity range is missing".to_owned()));
-        }
-        let wanted = size(request.capacity_range, false)?;
-        let _held = self.guard.take(id)?;
-        let volume = self.cluster.volume(id).await?;
-        let new = wanted.max(volume.spec.size.bytes());
-        let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
-        if limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < new) {
-            return Err(Refused::Range(format!(
-                "volume {id} has {new} bytes already, and volumes do not shrink"
-            )));
-        }
-        if new > volume.spec.size.bytes() {
-            if !volume.spec.migration_node_id.is_empty() {
-                return Err(Refused::Precondition(format!(
-                    "volume {id} migrates from node {} to node {}: expand it afterwards",
-                    volume.spec.node_id, volume.spec.migration_node_id
-                )));
-            }
-            let patch = json!({ "spec": { "size": Int64Text::of_bytes(new) } });
-            self.cluster.change::<Volume>(id, &patch).await?;
-        }
-        let attached = volume.status.as_ref().is_some_and(|s| s.state == VolumeState::Attached);
-        if attached {
-            self.wait_for_size(&volume, new).await?;
-        }
-        let used = request.volume_capability.as_ref().map(|c| Use::of(Some(c))).transpose()?;
-        Ok(ControllerExpandVolumeResponse {
-            capacity_bytes: i64::try_from(new).unwrap_or(i64::MAX),
-            node_expansion_required: used.is_none_or(|u| u.access != Access::Block),
-        })
-    }
-
-    /// Waits until the running engine serves so many bytes.
-    pub(super) async fn wait_for_size(&self, volume: &Volume, bytes: u64) -> Result<(), Refused> {
-        let engine = self.cluster.engine_of(volume).await?;
-        let grown = move |engine: Option<&Engine>| {
-            let status = engine.and_then(|e| e.status.clone()).unwrap_or_default();
-            if status.current_size.bytes() >= bytes {
-                return Ok(Some(()));
-            }
-            if status.last_expansion_error.is_empty() {
-                return Ok(None);
-            }
-            Err(Refused::Failed(format!("the volume does not grow: {}", status.last_expansion_error)))
-        };
-        self.cluster.wait::<Engine, ()>(&engine, "the volume is growing", grown).await
     }
 
     pub(super) async fn controller_modify_volume(

@@ -95,6 +95,12 @@ impl Cluster {
         self.controller().controller_publish_volume(request).await.map(drop).map_err(|e| e.code())
     }
 
+    /// From now on no engine grows beyond so many bytes.
+    pub(crate) fn limit_room(&self, bytes: i64) {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "bytes": bytes } });
+        self.server.apply("core/configmaps", "room", &map);
+    }
+
     pub(crate) async fn unpublish(&self, volume: &str, node: &str) {
         let (volume_id, node_id) = (volume.to_owned(), node.to_owned());
         let request = ControllerUnpublishVolumeRequest { volume_id, node_id, ..Default::default() };
@@ -138,6 +144,16 @@ fn modes(server: &ApiServer, volume: &str) -> Value {
     Value::Object(modes.collect())
 }
 
+/// What an engine has of the bytes that its volume should have, and says of the rest: 64 MiB where there is no room for more.
+fn grown(server: &ApiServer, size: &Value) -> Value {
+    let room = server.get("core/configmaps", "room").and_then(|map| map["data"]["bytes"].as_i64());
+    let bytes: i64 = size.as_str().unwrap().parse().unwrap();
+    match room.is_some_and(|room| room < bytes) {
+        true => json!({ "currentSize": (64 * MIB).to_string(), "lastExpansionError": "no room" }),
+        false => json!({ "currentSize": size, "lastExpansionError": "" }),
+    }
+}
+
 /// What managers would make of the resources.
 async fn manage(server: ApiServer) {
     loop {
@@ -171,12 +187,13 @@ async fn manage(server: ApiServer) {
                 &name,
                 &json!({ "status": { "attachmentTicketStatuses": met } }),
             );
+            let mut status = grown(&server, &spec["size"]);
+            status["replicaModeMap"] = modes(&server, &name);
             server.apply(
                 "engines",
                 &format!("{name}-e-0"),
                 &json!({
-                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine",
-                "spec": {}, "status": { "currentSize": spec["size"], "replicaModeMap": modes(&server, &name) } }),
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine", "spec": {}, "status": status }),
             );
         }
         for snapshot in server.all("snapshots") {
