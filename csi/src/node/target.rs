@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::filesystem::{self, Content, Growth, must, text};
+use super::lost;
 use super::mounts::{Mount, block_numbers, mount_at, mounts};
 use crate::Refused;
 use crate::capability::{Access, Use, check_file_system};
@@ -27,6 +28,8 @@ pub(super) struct Staging {
     pub(super) device: PathBuf,
     /// Nothing is written.
     pub(super) read_only: bool,
+    /// It was staged before: a device that seems empty is not formatted.
+    pub(super) again: bool,
     /// As what.
     pub(super) used: Use,
     /// Parameters of its StorageClass.
@@ -43,6 +46,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     if !wish.read_only {
         write_protect(device, false).await?;
     }
+    lost::clear(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
             // One that is mounted may have been kept from growing.
@@ -59,10 +63,11 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     check_file_system(wanted)?;
     let kind = match filesystem::look(device).await? {
         Content::FileSystem(kind) => kind,
-        Content::Nothing if wish.read_only => {
+        Content::Nothing if wish.read_only || wish.again => {
             return Err(Refused::Precondition(format!(
-                "{} holds no file system, and none is made for reading only",
-                device.display()
+                "{} holds no file system, and none is made {}",
+                device.display(),
+                if wish.read_only { "for reading only" } else { "where there was one" }
             )));
         }
         Content::Nothing => {
@@ -117,17 +122,24 @@ fn failed(path: &Path, e: &io::Error) -> Refused {
     Refused::Failed(format!("{}: {e}", path.display()))
 }
 
-/// Binds the staged file system where a pod sees it.
+/// Binds the staged file system where a pod sees it. Where the volume has another device since it was staged, it is staged
+/// anew: whoever staged it once does not do so again for the next pod.
 pub(super) async fn publish_mount(
-    device: &Path,
+    wish: &Staging,
     staging: &Path,
     target: &Path,
     read_only: bool,
 ) -> Result<(), Refused> {
-    let staged = mount_at(staging)?.filter(|m| is_of(m, device));
-    if staged.is_none() {
-        return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
+    let device = &wish.device;
+    lost::clear(staging, device).await?;
+    if mount_at(staging)?.is_none_or(|m| !is_of(&m, device)) {
+        // Whoever stages makes the directory, and removes it when nobody needs it any more.
+        if !staging.is_dir() {
+            return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
+        }
+        stage(wish, staging).await?;
     }
+    lost::clear(target, device).await?;
     if let Some(there) = mount_at(target)? {
         return same_or_refused(&there, device, target, read_only);
     }

@@ -29,7 +29,7 @@ pub(crate) const MIB: i64 = 1 << 20;
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
     pub(crate) channel: Channel,
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
 }
 
 impl Cluster {
@@ -53,7 +53,7 @@ impl Cluster {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        Self { server, channel, _scratch: scratch }
+        Self { server, channel, scratch }
     }
 
     /// Another driver of the same node, as after the end of the one before.
@@ -63,6 +63,11 @@ impl Cluster {
             run(options(scratch.path(), 0), self.server.client(), snapshots, std::future::pending());
         tokio::spawn(running);
         scratch
+    }
+
+    /// A directory of its own: its devices are in `dev` below.
+    pub(crate) fn place(&self) -> &Path {
+        self.scratch.path()
     }
 
     pub(crate) fn controller(&self) -> ControllerClient<Channel> {
