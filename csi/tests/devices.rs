@@ -4,12 +4,12 @@
 mod cluster;
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cluster::{Cluster, MIB, capability};
+use cluster::{Cluster, MIB, block, capability};
 use csi::proto::csi as proto;
 use csi::{Holder, ReadSnapshots, SnapshotMap};
 use proto::node_client::NodeClient;
@@ -241,6 +241,52 @@ async fn what_a_lost_device_left_is_no_reason_not_to_stage_and_nothing_is_format
     assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition));
     assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
     assert_eq!(kubelet.mounted("staging").len(), 1);
+}
+
+fn write(at: &Path) -> std::io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(at)?;
+    file.write_all(&[7; 4096])?;
+    file.sync_all()
+}
+
+#[tokio::test]
+async fn who_reads_a_device_keeps_nobody_from_writing_to_it() {
+    let test = "who_reads_a_device_keeps_nobody_from_writing_to_it";
+    let Some((mut kubelet, device)) = Kubelet::start(test, block(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    let (writer, reader) = (kubelet.path("target-1"), kubelet.path("target-2"));
+    kubelet.stage().await.unwrap();
+    for _ in 0..2 {
+        kubelet.publish("target-1", false).await.unwrap();
+    }
+    assert_eq!(kubelet.publish("target-1", true).await, Err(Code::AlreadyExists));
+    assert_eq!(kubelet.publish("target-2", true).await, Err(Code::FailedPrecondition));
+    write(&writer).unwrap();
+    kubelet.unpublish("target-1").await;
+    for _ in 0..2 {
+        kubelet.publish("target-2", true).await.unwrap();
+    }
+    kubelet.stage().await.unwrap();
+    assert!(write(&reader).is_err(), "{} takes writes", device.device);
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
+    kubelet.unpublish("target-2").await;
+    // One for reading after the other one leaves nothing behind.
+    kubelet.publish("target-1", false).await.unwrap();
+    write(&writer).unwrap();
+    kubelet.publish("target-2", false).await.unwrap();
+    write(&reader).unwrap();
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+
+    kubelet.read_only = true;
+    kubelet.stage().await.unwrap();
+    for target in ["target-1", "target-2"] {
+        kubelet.publish(target, false).await.unwrap();
+    }
+    assert!(write(&writer).is_err() && write(&reader).is_err(), "the volume is for reading only");
 }
 
 #[tokio::test]
