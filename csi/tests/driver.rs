@@ -217,7 +217,9 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     let made = cluster.create(clone.clone()).await.unwrap();
     assert_eq!((made.capacity_bytes, made.content_source), (64 * MIB, snap("snap://v/s")));
     assert_eq!(cluster.server.get("volumes", "clone").unwrap()["spec"]["dataSource"], "snap://v/s");
-    assert_eq!(cluster.create(clone).await.unwrap().volume_id, "clone");
+    assert_eq!(cluster.create(clone.clone()).await.unwrap().volume_id, "clone");
+    let large = CreateVolumeRequest { volume_content_source: snap("snap://v/s"), ..wish("clone", 65) };
+    assert_eq!(cluster.create(large).await, Err(Code::AlreadyExists));
     let volume = |id: &str| of(Source::Volume(VolumeSource { volume_id: id.to_owned() }));
     for (source, code) in [
         (snap("snap://v/none"), Code::NotFound),
@@ -234,6 +236,10 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     for id in ["snap://v/s", "snap://v/s", "nonsense"] {
         cluster.controller().delete_snapshot(delete(id)).await.unwrap();
     }
+    // Whoever did not hear that it was made asks again, and would leave it behind if what it was made of were missed.
+    assert_eq!(cluster.create(clone.clone()).await.unwrap().volume_id, "clone");
+    let other = CreateVolumeRequest { volume_content_source: snap("snap://v/t"), ..clone };
+    assert_eq!(cluster.create(other).await, Err(Code::AlreadyExists));
     cluster.delete("v").await.unwrap();
 }
 
