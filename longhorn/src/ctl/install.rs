@@ -9,6 +9,7 @@ use super::output::print;
 const MANIFESTS: &[&str] = &[
     include_str!("../../../deploy/namespace.yaml"),
     include_str!("../../../deploy/crds.yaml"),
+    include_str!("../../../deploy/priorityclass.yaml"),
     include_str!("../../../deploy/rbac.yaml"),
     include_str!("../../../deploy/manager.yaml"),
     include_str!("../../../deploy/csidriver.yaml"),
