@@ -80,6 +80,19 @@ fn images_are_those_that_were_asked_for() {
 }
 
 #[test]
+fn every_pod_pulls_with_the_secrets_that_were_named() {
+    let text = printed(&["--image-pull-secret", "one", "--image-pull-secret", "two"]);
+    let line = "      imagePullSecrets: [{name: \"one\"}, {name: \"two\"}]";
+    let pods = text.matches("      containers:\n").count();
+    assert_eq!((pods, text.lines().filter(|l| *l == line).count()), (4, 4));
+    let refused = Command::new(env!("CARGO_BIN_EXE_longhornctl"))
+        .args(["install", "manifests", "--image-pull-secret", "a: b"])
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
+}
+
+#[test]
 fn every_pod_has_the_priority_that_is_installed() {
     let text = printed(&[]);
     let named = |start: &str| text.lines().filter(|l| l.trim().starts_with(start)).collect::<Vec<_>>();
@@ -97,7 +110,10 @@ const IMAGES: &[Hole<'_>] = &[
 
 const PODS: &[Hole<'_>] = &[(
     "      priorityClassName: longhorn-critical\n",
-    "      priorityClassName: {{ .Values.priorityClassName }}\n",
+    "      priorityClassName: {{ .Values.priorityClassName }}
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}\n",
 )];
 
 const MANAGER: &[Hole<'_>] = &[
@@ -191,6 +207,8 @@ fn the_chart_is_made_of_deploy() {
         }
         assert!(read(&path) == *fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
     }
+    let secrets = templates.iter().map(|(_, text)| text.matches("imagePullSecrets: {{ toJson . }}").count());
+    assert_eq!(secrets.sum::<usize>(), 4, "every pod has a place for them");
     // The namespace is Helm's; the definitions stay when the chart goes.
     let made: Vec<&str> = templates.iter().map(|(name, _)| *name).chain(["namespace", "crds"]).collect();
     assert!(FILES.iter().all(|name| made.contains(name)), "every file of deploy/ is in the chart");
