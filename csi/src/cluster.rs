@@ -1,7 +1,7 @@
 //! Longhorn's resources at the API server, as the driver uses them: read one, make one, wait until it is so.
 //!
 //! A request waits for what it asked for; the managers do the work. While it waits it reads the one object that it waits
-//! for a few times a second. At rest nothing is asked.
+//! for, a few times a second in the beginning and ever more seldom. At rest nothing is asked.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
-    AttachmentTicket, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume, VolumeAttachment,
+    AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
+    VolumeAttachment,
 };
 use lh_cluster::plan::VOLUME_LABEL;
 use lh_cluster::plan::volume::{engine_name, pair};
@@ -22,11 +23,22 @@ use tokio::time::Instant;
 
 use crate::Refused;
 
-/// Between two looks at what is waited for.
+/// Between two looks at what is waited for: for the first seconds, within which most is done, and at most.
 const LOOK: Duration = Duration::from_millis(250);
+const SELDOM: Duration = Duration::from_secs(5);
+
+/// Between two looks at what has been waited for so long: a little of that, so that nobody who waits long waits much longer,
+/// and many who wait ask little.
+fn pause(waited: Duration) -> Duration {
+    (waited / 8).clamp(LOOK, SELDOM)
+}
 
 /// How long a request is waited for: less than the sidecars' own patience, so that they hear why.
 const PATIENCE: Duration = Duration::from_secs(100);
+
+/// The condition of a volume that is not as large as it should be, and its reason where that failed.
+const GROWTH: &str = "Expansion";
+const GROWTH_FAILED: &str = "Failed";
 
 /// What every kind of Longhorn's is.
 pub(crate) trait Kind:
@@ -119,16 +131,18 @@ impl Cluster {
         what: &str,
         is_so: impl Fn(Option<&K>) -> Result<Option<T>, Refused>,
     ) -> Result<T, Refused> {
-        let deadline = Instant::now() + self.patience;
+        let begun = Instant::now();
         loop {
             let object = self.find::<K>(name).await?;
             if let Some(done) = is_so(object.as_ref())? {
                 return Ok(done);
             }
-            if Instant::now() >= deadline {
+            let waited = begun.elapsed();
+            if waited >= self.patience {
                 return Err(Refused::NotYet(format!("{what}: not yet after {} s", self.patience.as_secs())));
             }
-            tokio::time::sleep(LOOK).await;
+            // One more look is at the end.
+            tokio::time::sleep(pause(waited).min(self.patience - waited)).await;
         }
     }
 
@@ -152,6 +166,13 @@ impl Cluster {
     pub(crate) async fn volume(&self, id: &str) -> Result<Volume, Refused> {
         let volume = self.find::<Volume>(id).await?;
         volume.ok_or_else(|| Refused::Missing(format!("volume {id} does not exist")))
+    }
+
+    /// Why a volume is not as large as it should be; `None`: it is, or may still become so.
+    pub(crate) async fn growth_failure(&self, id: &str) -> Result<Option<String>, Refused> {
+        let conditions = self.volume(id).await?.status.unwrap_or_default().conditions;
+        let growth = conditions.get_condition(GROWTH).filter(|c| !c.is_true() && c.reason == GROWTH_FAILED);
+        Ok(growth.map(|c| c.message.clone()))
     }
 
     /// The volume's attachment.
@@ -221,4 +242,22 @@ impl Cluster {
 fn may_be_a_name(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     !name.is_empty() && name.len() <= 253 && name.chars().all(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_long_asks_seldom() {
+        let mut looks = Vec::new();
+        let mut waited = Duration::ZERO;
+        while waited < PATIENCE {
+            looks.push(waited);
+            waited += pause(waited);
+        }
+        let within = |seconds: u64| looks.iter().filter(|l| **l < Duration::from_secs(seconds)).count();
+        assert_eq!(within(2), 8, "what is done soon is seen soon");
+        assert!(looks.len() <= 50, "{} looks", looks.len());
+    }
 }

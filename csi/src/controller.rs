@@ -1,6 +1,7 @@
 //! Volumes and snapshots as a whole. Every call may be made again: what is there already is the answer.
 
 mod group;
+mod growth;
 mod look;
 mod publish;
 mod snapshots;

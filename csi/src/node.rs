@@ -4,6 +4,7 @@
 //! What begins is finished even if the orchestrator goes away meanwhile: half a mkfs is worse than one too many.
 
 mod filesystem;
+mod lost;
 mod mounts;
 mod stats;
 mod target;
@@ -96,7 +97,7 @@ impl NodeService {
         let published = request.publish_context.get("readonly").is_some_and(|v| v == "true");
         let read_only = used.read_only || published;
         let context = request.volume_context;
-        let wish = Staging { device, read_only, used, context };
+        let wish = Staging { device, read_only, again: false, used, context };
         self.work(&id, async move { target::stage(&wish, &staging).await }).await
     }
 
@@ -120,15 +121,19 @@ impl NodeService {
         let used = Use::of(request.volume_capability.as_ref())?;
         let device = self.device(&id)?;
         let published = request.publish_context.get("readonly").is_some_and(|v| v == "true");
-        let read_only = request.readonly || used.read_only || published;
+        // Of the volume as a whole, and of this place.
+        let all_read_only = used.read_only || published;
+        let read_only = request.readonly || all_read_only;
         let staging = PathBuf::from(request.staging_target_path);
+        let wish =
+            Staging { device, read_only: all_read_only, again: true, used, context: request.volume_context };
         let work = async move {
-            match used.access {
-                Access::Block => target::publish_device(&device, &target, read_only).await,
+            match wish.used.access {
+                Access::Block => target::publish_device(&wish.device, &target, read_only).await,
                 Access::Mount { .. } if staging.as_os_str().is_empty() => Err(Refused::Precondition(
                     "the staging target path is missing: the volume is staged first".to_owned(),
                 )),
-                Access::Mount { .. } => target::publish_mount(&device, &staging, &target, read_only).await,
+                Access::Mount { .. } => target::publish_mount(&wish, &staging, &target, read_only).await,
             }
         };
         self.work(&id, work).await
@@ -146,7 +151,24 @@ impl NodeService {
         let device = self.device(&id)?;
         let wanted = request.capacity_range.map_or(0, |range| range.required_bytes);
         let wanted = u64::try_from(wanted).unwrap_or_default();
-        self.work(&id, async move { target::grow(&device, &path, wanted).await }).await
+        let (cluster, volume) = (self.cluster.clone(), id.clone());
+        let work = async move {
+            let size = filesystem::size(&device).await?;
+            let failure = match size < wanted {
+                true => cluster.growth_failure(&volume).await.unwrap_or_else(|e| {
+                    tracing::debug!(volume, error = %e, "whether it still grows is not known");
+                    None
+                }),
+                false => None,
+            };
+            let Some(why) = failure else { return target::grow(&device, &path, wanted).await };
+            target::grow(&device, &path, size).await?;
+            // To the kubelet this error alone is no reason to keep a pod from its volume.
+            Err(Refused::Precondition(format!(
+                "the volume has {size} bytes, and {wanted} cannot be had: {why}"
+            )))
+        };
+        self.work(&id, work).await
     }
 
     async fn stats(&self, request: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Refused> {

@@ -217,7 +217,9 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     let made = cluster.create(clone.clone()).await.unwrap();
     assert_eq!((made.capacity_bytes, made.content_source), (64 * MIB, snap("snap://v/s")));
     assert_eq!(cluster.server.get("volumes", "clone").unwrap()["spec"]["dataSource"], "snap://v/s");
-    assert_eq!(cluster.create(clone).await.unwrap().volume_id, "clone");
+    assert_eq!(cluster.create(clone.clone()).await.unwrap().volume_id, "clone");
+    let large = CreateVolumeRequest { volume_content_source: snap("snap://v/s"), ..wish("clone", 65) };
+    assert_eq!(cluster.create(large).await, Err(Code::AlreadyExists));
     let volume = |id: &str| of(Source::Volume(VolumeSource { volume_id: id.to_owned() }));
     for (source, code) in [
         (snap("snap://v/none"), Code::NotFound),
@@ -234,6 +236,10 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     for id in ["snap://v/s", "snap://v/s", "nonsense"] {
         cluster.controller().delete_snapshot(delete(id)).await.unwrap();
     }
+    // Whoever did not hear that it was made asks again, and would leave it behind if what it was made of were missed.
+    assert_eq!(cluster.create(clone.clone()).await.unwrap().volume_id, "clone");
+    let other = CreateVolumeRequest { volume_content_source: snap("snap://v/t"), ..clone };
+    assert_eq!(cluster.create(other).await, Err(Code::AlreadyExists));
     cluster.delete("v").await.unwrap();
 }
 
@@ -274,6 +280,68 @@ async fn a_volume_grows_changes_and_is_listed() {
     assert_eq!((first.entries.len(), first.next_token.as_str()), (2, "after:b"));
     let rest = cluster.controller().list_volumes(page(&first.next_token)).await.unwrap().into_inner();
     assert_eq!((rest.entries.len(), rest.next_token.as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_grow_is_used_as_it_is() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("a", 64)).await.unwrap();
+    cluster.limit_room(1 << 30);
+    // By hand: whoever asks the driver for so much is refused.
+    cluster.server.apply("volumes", "a", &json!({ "spec": { "size": (20_i64 << 40).to_string() } }));
+    let expand = async |bytes: i64| {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: "a".into(),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        cluster.controller().controller_expand_volume(request).await.map(drop).map_err(|e| e.code())
+    };
+    cluster.publish("a", "n1", false).await.unwrap();
+    assert_eq!(expand(20 << 40).await, Err(Code::Internal));
+    cluster.unpublish("a", "n1").await;
+    cluster.publish("a", "n1", false).await.unwrap();
+    // What failed before is tried again, and not taken for a failure of now.
+    let server = cluster.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        server.apply("core/configmaps", "room", &json!({ "data": { "bytes": 30_i64 << 40 } }));
+    });
+    assert_eq!(expand(20 << 40).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_volume_grows_only_where_its_replicas_have_room() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("a", 64)).await.unwrap();
+    let node = json!({
+        "spec": { "disks": { "d": { "path": "/d", "allowScheduling": true } } },
+        "status": { "diskStatus": { "d": { "diskUUID": "u",
+            "storageMaximum": 200 * MIB, "storageAvailable": 200 * MIB } } },
+    });
+    cluster.server.apply("nodes", "n1", &node);
+    let replica = json!({
+        "apiVersion": "longhorn.io/v1beta2", "kind": "Replica", "metadata": { "labels": { "longhornvolume": "a" } },
+        "spec": { "volumeName": "a", "nodeID": "n1", "diskID": "u", "volumeSize": (64 * MIB).to_string() },
+    });
+    cluster.server.apply("replicas", "a-r-1", &replica);
+    let expand = async |mib: i64| {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: "a".into(),
+            capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        cluster.controller().controller_expand_volume(request).await.map(drop)
+    };
+    let refused = expand(100 << 20).await.unwrap_err();
+    assert!(
+        refused.code() == Code::OutOfRange && refused.message().contains("n1/u"),
+        "{refused}: the claim can ask for less only after that code"
+    );
+    let size = || cluster.server.get("volumes", "a").unwrap()["spec"]["size"].clone();
+    assert_eq!(size(), json!((64 * MIB).to_string()), "nothing was asked for");
+    expand(200).await.unwrap();
+    assert_eq!(size(), json!((200 * MIB).to_string()));
 }
 
 #[tokio::test]

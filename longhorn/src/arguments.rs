@@ -184,6 +184,19 @@ pub fn image_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// The name of a Secret in Kubernetes (an RFC 1123 subdomain).
+///
+/// # Errors
+/// Anything else.
+pub fn secret_name(text: &str) -> Result<String, String> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    let end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    match text.starts_with(end) && text.ends_with(end) && text.len() <= 253 && text.chars().all(inner) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("{text:?} is not the name of a Secret: small letters, digits, - and .")),
+    }
+}
+
 /// A logical block: 512 or 4096 bytes.
 ///
 /// # Errors

@@ -9,8 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of `deploy/` in the order in which an API server takes them.
-const FILES: &[&str] =
-    &["namespace", "crds", "rbac", "manager", "csidriver", "csi", "storageclass", "webhooks"];
+const FILES: &[&str] = &[
+    "namespace",
+    "crds",
+    "priorityclass",
+    "rbac",
+    "manager",
+    "csidriver",
+    "csi",
+    "storageclass",
+    "webhooks",
+];
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
@@ -70,6 +79,27 @@ fn images_are_those_that_were_asked_for() {
     assert!(!text.contains(concat!("longhorn:", env!("CARGO_PKG_VERSION"))));
 }
 
+#[test]
+fn every_pod_pulls_with_the_secrets_that_were_named() {
+    let text = printed(&["--image-pull-secret", "one", "--image-pull-secret", "two"]);
+    let line = "      imagePullSecrets: [{name: \"one\"}, {name: \"two\"}]";
+    let pods = text.matches("      containers:\n").count();
+    assert_eq!((pods, text.lines().filter(|l| *l == line).count()), (4, 4));
+    let refused = Command::new(env!("CARGO_BIN_EXE_longhornctl"))
+        .args(["install", "manifests", "--image-pull-secret", "a: b"])
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
+}
+
+#[test]
+fn every_pod_has_the_priority_that_is_installed() {
+    let text = printed(&[]);
+    let named = |start: &str| text.lines().filter(|l| l.trim().starts_with(start)).collect::<Vec<_>>();
+    assert_eq!(named("priorityClassName:"), ["      priorityClassName: longhorn-critical"; 4]);
+    assert!(source("priorityclass").contains("\n  name: longhorn-critical\n"));
+}
+
 /// A part of a file that the chart has a value for. It has to be there.
 type Hole<'a> = (&'a str, &'a str);
 
@@ -77,6 +107,14 @@ const IMAGES: &[Hole<'_>] = &[
     (concat!("\"longhorn:", env!("CARGO_PKG_VERSION"), "\""), "{{ .Values.image | quote }}"),
     (concat!("longhorn:", env!("CARGO_PKG_VERSION")), "{{ .Values.image | quote }}"),
 ];
+
+const PODS: &[Hole<'_>] = &[(
+    "      priorityClassName: longhorn-critical\n",
+    "      priorityClassName: {{ .Values.priorityClassName }}
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}\n",
+)];
 
 const MANAGER: &[Hole<'_>] = &[
     ("/var/lib/longhorn", "{{ .Values.dataPath }}"),
@@ -154,10 +192,11 @@ fn template(name: &str, holes: &[&[Hole<'_>]]) -> String {
 fn the_chart_is_made_of_deploy() {
     let chart = deploy().join("chart");
     let templates = [
+        ("priorityclass", template("priorityclass", &[])),
         ("rbac", template("rbac", &[])),
-        ("manager", template("manager", &[IMAGES, MANAGER])),
+        ("manager", template("manager", &[IMAGES, PODS, MANAGER])),
         ("csidriver", template("csidriver", &[])),
-        ("csi", template("csi", &[&IMAGES[1..], CSI])),
+        ("csi", template("csi", &[&IMAGES[1..], PODS, CSI])),
         ("storageclass", template("storageclass", &[STORAGE_CLASS])),
         ("webhooks", template("webhooks", &[])),
     ];
@@ -168,6 +207,8 @@ fn the_chart_is_made_of_deploy() {
         }
         assert!(read(&path) == *fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
     }
+    let secrets = templates.iter().map(|(_, text)| text.matches("imagePullSecrets: {{ toJson . }}").count());
+    assert_eq!(secrets.sum::<usize>(), 4, "every pod has a place for them");
     // The namespace is Helm's; the definitions stay when the chart goes.
     let made: Vec<&str> = templates.iter().map(|(name, _)| *name).chain(["namespace", "crds"]).collect();
     assert!(FILES.iter().all(|name| made.contains(name)), "every file of deploy/ is in the chart");

@@ -6,6 +6,7 @@ use kube::ResourceExt;
 use lh_cluster::api::{AttachmentTicket, Node, TicketType, Volume, VolumeAttachment, VolumeState};
 
 use super::ControllerService;
+use super::growth::Growth;
 use super::volumes::must_migrate;
 use crate::capability::Use;
 use crate::names::ticket_id;
@@ -46,7 +47,10 @@ impl ControllerService {
                 is_attached(attachment, &ticket)
             });
         waited.await?;
-        self.wait_for_size(&volume, volume.spec.size.bytes()).await?;
+        // What it has can be used: nobody is kept from it by bytes that it does not get.
+        if let Growth::Failed(why) = self.wait_for_size(&volume, volume.spec.size.bytes()).await? {
+            tracing::warn!(volume = id, node, error = %why, "published smaller than it should be");
+        }
         let context: HashMap<String, String> = [(READ_ONLY.to_owned(), read_only.to_string())].into();
         Ok(ControllerPublishVolumeResponse { publish_context: context })
     }

@@ -1,10 +1,10 @@
-//! Volumes made, changed, grown and deleted.
+//! Volumes made, changed and deleted.
 
 use std::collections::HashMap;
 
 use kube::ResourceExt;
 use lh_cluster::api::{
-    AccessMode, Conditions, Engine, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
+    AccessMode, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
 };
 use lh_cluster::plan::volume::{SCHEDULED, unbuilt};
 use serde_json::json;
@@ -14,9 +14,8 @@ use crate::capability::{Access, Use, size};
 use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
 use crate::proto::csi::volume_content_source::Type as Source;
 use crate::proto::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerModifyVolumeRequest,
-    ControllerModifyVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
-    DeleteVolumeResponse, Topology, Volume as Told, VolumeContentSource,
+    ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, CreateVolumeRequest, CreateVolumeResponse,
+    DeleteVolumeRequest, DeleteVolumeResponse, Topology, Volume as Told, VolumeContentSource,
 };
 use crate::refused::required;
 use crate::{Refused, parameters};
@@ -32,12 +31,18 @@ impl ControllerService {
         let given = required("the volume's name", &request.name)?;
         let name = resource_name(given);
         let _held = self.guard.take(&name)?;
-        let spec = self.wish(&request).await?;
-        let mut volume = Volume::new(&name, spec.clone());
-        volume.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
-        if !self.cluster.create(&volume).await? {
-            let there = self.cluster.volume(&name).await?;
-            check_same(&there, given, &spec)?;
+        let wish = wish(&request)?;
+        let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
+        if let Some(there) = self.cluster.find::<Volume>(&name).await? {
+            // It was asked for before. What it is made of may be gone since.
+            check_same(&there, given, &wish, limit)?;
+        } else {
+            let source = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref());
+            let mut volume = Volume::new(&name, self.as_large_as(source, wish.clone(), limit).await?);
+            volume.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
+            if !self.cluster.create(&volume).await? {
+                check_same(&self.cluster.volume(&name).await?, given, &wish, limit)?;
+            }
         }
         let ready = self.cluster.wait::<Volume, Volume>(&name, "the volume is being made", is_made).await;
         let volume = match ready {
@@ -51,57 +56,31 @@ impl ControllerService {
         Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
     }
 
-    /// The volume that is asked for.
-    async fn wish(&self, request: &CreateVolumeRequest) -> Result<VolumeSpec, Refused> {
-        let uses = Use::of_all(&request.volume_capabilities)?;
-        let mut spec = parameters::volume(&request.parameters)?;
-        if !request.mutable_parameters.is_empty() {
-            parameters::change(&mut spec, &request.mutable_parameters)?;
+    /// The volume that is asked for, as large as what it is made of.
+    async fn as_large_as(
+        &self,
+        source: Option<&Source>,
+        mut spec: VolumeSpec,
+        limit: i64,
+    ) -> Result<VolumeSpec, Refused> {
+        let Some(source) = source else { return Ok(spec) };
+        let bytes = self.bytes_of(source).await?;
+        let wanted = spec.size.bytes();
+        if wanted > bytes || limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < bytes) {
+            return Err(Refused::Range(format!(
+                "a clone has the size of its source, {bytes} bytes, not {wanted}: expand it afterwards"
+            )));
         }
-        if uses.iter().any(|u| u.one_pod) {
-            spec.access_mode = AccessMode::ReadWriteOncePod;
-        }
-        if uses.iter().any(|u| u.moves) {
-            must_migrate(&spec)?;
-            spec.access_mode = AccessMode::ReadWriteMany;
-        } else {
-            // As Longhorn's: what is used on one node, such as a virtual machine's scratch, is an ordinary volume of the class.
-            spec.migratable = false;
-        }
-        if let Some(what) = unbuilt(&spec) {
-            return Err(Refused::Precondition(format!("this version cannot do that yet: {what}")));
-        }
-        let class_fs = request.parameters.get("fsType").map_or("", String::as_str);
-        let xfs = uses.iter().any(|u| match &u.access {
-            Access::Mount { fs_type, .. } => fs_type == "xfs" || fs_type.is_empty() && class_fs == "xfs",
-            Access::Block => false,
-        });
-        let wanted = size(request.capacity_range, xfs)?;
-        spec.size = Int64Text::of_bytes(wanted);
-        if let Some(source) = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref()) {
-            let (handle, bytes) = self.source(source).await?;
-            spec.data_source = handle;
-            let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
-            if wanted > bytes || limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < bytes) {
-                return Err(Refused::Range(format!(
-                    "a clone has the size of its source, {bytes} bytes, not {wanted}: expand it afterwards"
-                )));
-            }
-            spec.size = Int64Text::of_bytes(bytes);
-        }
+        spec.size = Int64Text::of_bytes(bytes);
         Ok(spec)
     }
 
-    /// What a volume is to be made of, as Longhorn writes it, and its size in bytes.
-    async fn source(&self, source: &Source) -> Result<(String, u64), Refused> {
+    /// Bytes of what a volume is to be made of, which has to be there.
+    async fn bytes_of(&self, source: &Source) -> Result<u64, Refused> {
         match source {
-            Source::Volume(volume) => {
-                let id = required("the source volume's id", &volume.volume_id)?;
-                let volume = self.cluster.volume(id).await?;
-                Ok((format!("vol://{id}"), volume.spec.size.bytes()))
-            }
+            Source::Volume(volume) => Ok(self.cluster.volume(&volume.volume_id).await?.spec.size.bytes()),
             Source::Snapshot(snapshot) => {
-                let id = required("the source snapshot's id", &snapshot.snapshot_id)?;
+                let id = &snapshot.snapshot_id;
                 let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
                 let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
                 let found = self.cluster.snapshot(&handle.name).await?;
@@ -113,7 +92,7 @@ impl ControllerService {
                         status.error
                     )));
                 }
-                Ok((handle.to_string(), u64::try_from(status.restore_size).unwrap_or_default()))
+                Ok(u64::try_from(status.restore_size).unwrap_or_default())
             }
         }
     }
@@ -153,61 +132,6 @@ impl ControllerService {
         Ok(DeleteVolumeResponse {})
     }
 
-    pub(super) async fn controller_expand_volume(
-        &self,
-        request: ControllerExpandVolumeRequest,
-    ) -> Result<ControllerExpandVolumeResponse, Refused> {
-        let id = required("the volume's id", &request.volume_id)?;
-        if request.capacity_range.is_none() {
-            return Err(Refused::Argument("the capacity range is missing".to_owned()));
-        }
-        let wanted = size(request.capacity_range, false)?;
-        let _held = self.guard.take(id)?;
-        let volume = self.cluster.volume(id).await?;
-        let new = wanted.max(volume.spec.size.bytes());
-        let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
-        if limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < new) {
-            return Err(Refused::Range(format!(
-                "volume {id} has {new} bytes already, and volumes do not shrink"
-            )));
-        }
-        if new > volume.spec.size.bytes() {
-            if !volume.spec.migration_node_id.is_empty() {
-                return Err(Refused::Precondition(format!(
-                    "volume {id} migrates from node {} to node {}: expand it afterwards",
-                    volume.spec.node_id, volume.spec.migration_node_id
-                )));
-            }
-            let patch = json!({ "spec": { "size": Int64Text::of_bytes(new) } });
-            self.cluster.change::<Volume>(id, &patch).await?;
-        }
-        let attached = volume.status.as_ref().is_some_and(|s| s.state == VolumeState::Attached);
-        if attached {
-            self.wait_for_size(&volume, new).await?;
-        }
-        let used = request.volume_capability.as_ref().map(|c| Use::of(Some(c))).transpose()?;
-        Ok(ControllerExpandVolumeResponse {
-            capacity_bytes: i64::try_from(new).unwrap_or(i64::MAX),
-            node_expansion_required: used.is_none_or(|u| u.access != Access::Block),
-        })
-    }
-
-    /// Waits until the running engine serves so many bytes.
-    pub(super) async fn wait_for_size(&self, volume: &Volume, bytes: u64) -> Result<(), Refused> {
-        let engine = self.cluster.engine_of(volume).await?;
-        let grown = move |engine: Option<&Engine>| {
-            let status = engine.and_then(|e| e.status.clone()).unwrap_or_default();
-            if status.current_size.bytes() >= bytes {
-                return Ok(Some(()));
-            }
-            if status.last_expansion_error.is_empty() {
-                return Ok(None);
-            }
-            Err(Refused::Failed(format!("the volume does not grow: {}", status.last_expansion_error)))
-        };
-        self.cluster.wait::<Engine, ()>(&engine, "the volume is growing", grown).await
-    }
-
     pub(super) async fn controller_modify_volume(
         &self,
         request: ControllerModifyVolumeRequest,
@@ -232,6 +156,53 @@ impl ControllerService {
     }
 }
 
+/// The volume that a request asks for, without a look at anything: of one that is made of another, the least size.
+fn wish(request: &CreateVolumeRequest) -> Result<VolumeSpec, Refused> {
+    let uses = Use::of_all(&request.volume_capabilities)?;
+    let mut spec = parameters::volume(&request.parameters)?;
+    if !request.mutable_parameters.is_empty() {
+        parameters::change(&mut spec, &request.mutable_parameters)?;
+    }
+    if uses.iter().any(|u| u.one_pod) {
+        spec.access_mode = AccessMode::ReadWriteOncePod;
+    }
+    if uses.iter().any(|u| u.moves) {
+        must_migrate(&spec)?;
+        spec.access_mode = AccessMode::ReadWriteMany;
+    } else {
+        // As Longhorn's: what is used on one node, such as a virtual machine's scratch, is an ordinary volume of the class.
+        spec.migratable = false;
+    }
+    if let Some(what) = unbuilt(&spec) {
+        return Err(Refused::Precondition(format!("this version cannot do that yet: {what}")));
+    }
+    let class_fs = request.parameters.get("fsType").map_or("", String::as_str);
+    let xfs = uses.iter().any(|u| match &u.access {
+        Access::Mount { fs_type, .. } => fs_type == "xfs" || fs_type.is_empty() && class_fs == "xfs",
+        Access::Block => false,
+    });
+    spec.size = Int64Text::of_bytes(size(request.capacity_range, xfs)?);
+    if let Some(source) = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref()) {
+        spec.data_source = handle(source)?;
+    }
+    Ok(spec)
+}
+
+/// What a volume is to be made of, as Longhorn writes it.
+fn handle(source: &Source) -> Result<String, Refused> {
+    match source {
+        Source::Volume(volume) => {
+            Ok(format!("vol://{}", required("the source volume's id", &volume.volume_id)?))
+        }
+        Source::Snapshot(snapshot) => {
+            let id = required("the source snapshot's id", &snapshot.snapshot_id)?;
+            let handle = SnapshotHandle::parse(id)
+                .ok_or_else(|| Refused::Missing(format!("snapshot {id} does not exist")))?;
+            Ok(handle.to_string())
+        }
+    }
+}
+
 /// Refuses to have a volume on two nodes that does not migrate.
 pub(super) fn must_migrate(spec: &VolumeSpec) -> Result<(), Refused> {
     if spec.migratable {
@@ -243,8 +214,8 @@ pub(super) fn must_migrate(spec: &VolumeSpec) -> Result<(), Refused> {
     ))
 }
 
-/// Refuses a volume of that name that is another one.
-fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec) -> Result<(), Refused> {
+/// Refuses a volume of that name that is another one. One that was made of another has its size, within what is asked for.
+fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec, limit: i64) -> Result<(), Refused> {
     let name = there.name_any();
     if there.metadata.deletion_timestamp.is_some() {
         return Err(Refused::NotYet(format!("volume {name} is being removed: ask again")));
@@ -256,7 +227,11 @@ fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec) -> Result<(), Re
             kept.map_or("", |k| k)
         )));
     }
-    if there.spec.size != wanted.size {
+    let fits = match wanted.data_source.is_empty() {
+        true => there.spec.size == wanted.size,
+        false => there.spec.size >= wanted.size && (limit == 0 || there.spec.size.0 <= limit),
+    };
+    if !fits {
         return Err(Refused::Different(format!(
             "volume {name} exists with {} bytes, not {}",
             there.spec.size, wanted.size

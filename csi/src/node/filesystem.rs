@@ -202,6 +202,12 @@ pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
     must("resize2fs", &[path]).await.map(drop)
 }
 
+/// True for a device that takes no writes.
+pub(super) async fn is_read_only(device: &Path) -> Result<bool, Refused> {
+    let output = must("blockdev", &["--getro", text(device)?]).await?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim() == "1")
+}
+
 /// Bytes of a device.
 pub(super) async fn size(device: &Path) -> Result<u64, Refused> {
     let output = must("blockdev", &["--getsize64", text(device)?]).await?;

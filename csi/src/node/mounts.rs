@@ -19,6 +19,8 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// The file system.
     pub(super) kind: String,
+    /// What it was mounted from, as whoever mounted it said: a device by the path that it had then.
+    pub(super) source: PathBuf,
     /// The mount itself takes no writes.
     pub(super) read_only: bool,
     /// The file system takes none.
@@ -39,13 +41,14 @@ fn parse(line: &str) -> Option<Mount> {
     let (major, minor) = own.next()?.split_once(':')?;
     let (root, point, options) = (own.next()?, own.next()?, own.next()?);
     let mut rest = of_file_system.split(' ');
-    let (kind, super_options) = (rest.next()?, rest.nth(1).unwrap_or_default());
+    let (kind, source, super_options) = (rest.next()?, rest.next()?, rest.next().unwrap_or_default());
     let ro = |options: &str| options.split(',').any(|o| o == "ro");
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: PathBuf::from(unescape(root)),
         point: PathBuf::from(unescape(point)),
         kind: kind.to_owned(),
+        source: PathBuf::from(unescape(source)),
         read_only: ro(options),
         super_read_only: ro(super_options),
     })
@@ -78,6 +81,13 @@ pub(super) fn block_numbers(path: &Path) -> Option<(u64, u64)> {
     Some((major(found.rdev()), minor(found.rdev())))
 }
 
+/// True if the kernel has no block device of these numbers, or an empty one: without a file, a server or a connection.
+pub(super) fn is_gone((major, minor): (u64, u64)) -> bool {
+    let size = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size"));
+    size.is_ok_and(|size| size.trim() == "0")
+        || !Path::new(&format!("/sys/dev/block/{major}:{minor}")).exists()
+}
+
 pub(super) fn is_block_device(path: &Path) -> bool {
     block_numbers(path).is_some()
 }
@@ -95,6 +105,7 @@ mod tests {
             (mount.root.as_path(), mount.point.as_path()),
             (Path::new("/sub"), Path::new("/var/lib/pods/a b"))
         );
+        assert_eq!(mount.source, Path::new("/dev/longhorn/v"));
         assert!(!mount.read_only && mount.super_read_only);
         // Without optional fields.
         let line = "22 1 0:21 / /sys ro - sysfs sysfs rw";
@@ -109,5 +120,7 @@ mod tests {
         assert!(mount_at(Path::new("/proc")).unwrap().is_some_and(|m| m.kind == "proc"));
         assert_eq!(mount_at(Path::new("/proc/self/nowhere")).unwrap(), None);
         assert!(!is_block_device(Path::new("/dev/null")) && !is_block_device(Path::new("/nowhere")));
+        // No block device has the major number of file systems without one.
+        assert!(is_gone((0, 1)));
     }
 }

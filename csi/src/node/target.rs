@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::stat::{major, minor};
+
 use super::filesystem::{self, Content, Growth, must, text};
-use super::mounts::{Mount, block_numbers, mount_at, mounts};
+use super::lost;
+use super::mounts::{Mount, block_numbers, is_gone, mount_at, mounts};
 use crate::Refused;
 use crate::capability::{Access, Use, check_file_system};
 
@@ -27,6 +31,8 @@ pub(super) struct Staging {
     pub(super) device: PathBuf,
     /// Nothing is written.
     pub(super) read_only: bool,
+    /// It was staged before: a device that seems empty is not formatted.
+    pub(super) again: bool,
     /// As what.
     pub(super) used: Use,
     /// Parameters of its StorageClass.
@@ -37,12 +43,17 @@ pub(super) struct Staging {
 /// as such is only looked for.
 pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused> {
     let Access::Mount { fs_type, flags } = &wish.used.access else {
-        return write_protect(&wish.device, wish.read_only).await;
+        // While a pod has it, it stays as that pod found it.
+        return match bound(&wish.device)? {
+            Some(_) if !wish.read_only => Ok(()),
+            _ => write_protect(&wish.device, wish.read_only).await,
+        };
     };
     let device = &wish.device;
     if !wish.read_only {
         write_protect(device, false).await?;
     }
+    lost::clear(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
             // One that is mounted may have been kept from growing.
@@ -59,10 +70,11 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     check_file_system(wanted)?;
     let kind = match filesystem::look(device).await? {
         Content::FileSystem(kind) => kind,
-        Content::Nothing if wish.read_only => {
+        Content::Nothing if wish.read_only || wish.again => {
             return Err(Refused::Precondition(format!(
-                "{} holds no file system, and none is made for reading only",
-                device.display()
+                "{} holds no file system, and none is made {}",
+                device.display(),
+                if wish.read_only { "for reading only" } else { "where there was one" }
             )));
         }
         Content::Nothing => {
@@ -117,17 +129,24 @@ fn failed(path: &Path, e: &io::Error) -> Refused {
     Refused::Failed(format!("{}: {e}", path.display()))
 }
 
-/// Binds the staged file system where a pod sees it.
+/// Binds the staged file system where a pod sees it. Where the volume has another device since it was staged, it is staged
+/// anew: whoever staged it once does not do so again for the next pod.
 pub(super) async fn publish_mount(
-    device: &Path,
+    wish: &Staging,
     staging: &Path,
     target: &Path,
     read_only: bool,
 ) -> Result<(), Refused> {
-    let staged = mount_at(staging)?.filter(|m| is_of(m, device));
-    if staged.is_none() {
-        return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
+    let device = &wish.device;
+    lost::clear(staging, device).await?;
+    if mount_at(staging)?.is_none_or(|m| !is_of(&m, device)) {
+        // Whoever stages makes the directory, and removes it when nobody needs it any more.
+        if !staging.is_dir() {
+            return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
+        }
+        stage(wish, staging).await?;
     }
+    lost::clear(target, device).await?;
     if let Some(there) = mount_at(target)? {
         return same_or_refused(&there, device, target, read_only);
     }
@@ -135,17 +154,37 @@ pub(super) async fn publish_mount(
     bind(staging, target, read_only).await
 }
 
-/// Binds a device where a pod sees it, as a file.
+/// Binds a device where a pod sees it, as a file. Only the device itself can refuse writes, everywhere on this node at
+/// once: so no two pods have it at a time of which one reads and the other one writes.
 pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
     let ours = block_numbers(device);
-    if mount_at(target)?.is_some() {
-        if block_numbers(target) == ours {
-            return Ok(());
-        }
-        return Err(Refused::Different(format!("{} holds something else", target.display())));
+    if mount_at(target)?.is_some() && block_numbers(target).is_some_and(is_gone) {
+        unmount(target).await?;
     }
-    if read_only {
-        write_protect(device, true).await?;
+    if mount_at(target)?.is_some() {
+        if block_numbers(target) != ours {
+            return Err(Refused::Different(format!("{} holds something else", target.display())));
+        }
+        if filesystem::is_read_only(device).await? != read_only {
+            return Err(Refused::Different(format!(
+                "{} is published already, and not {}",
+                target.display(),
+                words(read_only)
+            )));
+        }
+        return Ok(());
+    }
+    match bound(device)? {
+        Some(there) if filesystem::is_read_only(device).await? != read_only => {
+            return Err(Refused::Precondition(format!(
+                "the device is published {} at {}: it cannot be had {} meanwhile",
+                words(!read_only),
+                there.point.display(),
+                words(read_only)
+            )));
+        }
+        Some(_) => {}
+        None => write_protect(device, read_only).await?,
     }
     if let Some(parent) = target.parent() {
         make_directory(parent)?;
@@ -157,11 +196,24 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
     bind(device, target, read_only).await
 }
 
+/// Where the device is bound for a pod: there, or where the kubelet has bound it again.
+fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
+    let found = fs::metadata(device).map_err(|e| failed(device, &e))?;
+    let (ours, home) = (block_numbers(device), (major(found.dev()), minor(found.dev())));
+    // Of the file system that has the node. Others are not looked at: a server that does not answer would keep us.
+    let mut bound = mounts()?.into_iter().filter(|m| m.device == home && m.root != Path::new("/"));
+    Ok(bound.find(|m| block_numbers(&m.point) == ours))
+}
+
 /// Lets the device itself refuse writes, or take them again: a bind mount keeps nobody from writing to a device. The
 /// kernel's number may serve another volume next, and would refuse for that one, too.
 pub(super) async fn write_protect(device: &Path, protect: bool) -> Result<(), Refused> {
     let how = if protect { "--setro" } else { "--setrw" };
     must("blockdev", &[how, text(device)?]).await.map(drop)
+}
+
+fn words(read_only: bool) -> &'static str {
+    if read_only { "for reading only" } else { "for writing" }
 }
 
 fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
@@ -171,7 +223,7 @@ fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool)
     Err(Refused::Different(format!(
         "{} is mounted already, from another volume or {}",
         target.display(),
-        if there.read_only { "for reading only" } else { "for writing" }
+        words(there.read_only)
     )))
 }
 

@@ -29,7 +29,7 @@ pub(crate) const MIB: i64 = 1 << 20;
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
     pub(crate) channel: Channel,
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
 }
 
 impl Cluster {
@@ -53,7 +53,7 @@ impl Cluster {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        Self { server, channel, _scratch: scratch }
+        Self { server, channel, scratch }
     }
 
     /// Another driver of the same node, as after the end of the one before.
@@ -63,6 +63,11 @@ impl Cluster {
             run(options(scratch.path(), 0), self.server.client(), snapshots, std::future::pending());
         tokio::spawn(running);
         scratch
+    }
+
+    /// A directory of its own: its devices are in `dev` below.
+    pub(crate) fn place(&self) -> &Path {
+        self.scratch.path()
     }
 
     pub(crate) fn controller(&self) -> ControllerClient<Channel> {
@@ -93,6 +98,12 @@ impl Cluster {
             ..ControllerPublishVolumeRequest::default()
         };
         self.controller().controller_publish_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    /// From now on no engine grows beyond so many bytes.
+    pub(crate) fn limit_room(&self, bytes: i64) {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "bytes": bytes } });
+        self.server.apply("core/configmaps", "room", &map);
     }
 
     pub(crate) async fn unpublish(&self, volume: &str, node: &str) {
@@ -138,6 +149,16 @@ fn modes(server: &ApiServer, volume: &str) -> Value {
     Value::Object(modes.collect())
 }
 
+/// What an engine has of the bytes that its volume should have, and says of the rest: 64 MiB where there is no room for more.
+fn grown(server: &ApiServer, size: &Value) -> Value {
+    let room = server.get("core/configmaps", "room").and_then(|map| map["data"]["bytes"].as_i64());
+    let bytes: i64 = size.as_str().unwrap().parse().unwrap();
+    match room.is_some_and(|room| room < bytes) {
+        true => json!({ "currentSize": (64 * MIB).to_string(), "lastExpansionError": "no room" }),
+        false => json!({ "currentSize": size, "lastExpansionError": "" }),
+    }
+}
+
 /// What managers would make of the resources.
 async fn manage(server: ApiServer) {
     loop {
@@ -171,12 +192,13 @@ async fn manage(server: ApiServer) {
                 &name,
                 &json!({ "status": { "attachmentTicketStatuses": met } }),
             );
+            let mut status = grown(&server, &spec["size"]);
+            status["replicaModeMap"] = modes(&server, &name);
             server.apply(
                 "engines",
                 &format!("{name}-e-0"),
                 &json!({
-                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine",
-                "spec": {}, "status": { "currentSize": spec["size"], "replicaModeMap": modes(&server, &name) } }),
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Engine", "spec": {}, "status": status }),
             );
         }
         for snapshot in server.all("snapshots") {

@@ -9,7 +9,7 @@ use clap_complete::Shell;
 
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address,
-    process_name, size_or_none, snapshot_name, volume_name,
+    process_name, secret_name, size_or_none, snapshot_name, volume_name,
 };
 use examples::{
     DOCTOR_HELP, INSTALL_HELP, LS_HELP, REPLICA_HELP, REPLICA_LS_HELP, REPLICA_REBUILD_HELP, SNAPSHOT_HELP,
@@ -479,6 +479,9 @@ pub(super) struct ManifestArgs {
     /// Where the nodes pull the sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter from
     #[arg(long, value_parser = image_name, value_name = "PREFIX")]
     pub sidecar_registry: Option<String>,
+    /// A Secret of namespace longhorn-system with which nodes pull images; may be given several times
+    #[arg(long, value_parser = secret_name, value_name = "NAME")]
+    pub image_pull_secret: Vec<String>,
 }
 
 const UP_HELP: &str = "\

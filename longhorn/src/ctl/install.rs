@@ -9,6 +9,7 @@ use super::output::print;
 const MANIFESTS: &[&str] = &[
     include_str!("../../../deploy/namespace.yaml"),
     include_str!("../../../deploy/crds.yaml"),
+    include_str!("../../../deploy/priorityclass.yaml"),
     include_str!("../../../deploy/rbac.yaml"),
     include_str!("../../../deploy/manager.yaml"),
     include_str!("../../../deploy/csidriver.yaml"),
@@ -23,12 +24,28 @@ const IMAGE: &str = concat!("longhorn:", env!("CARGO_PKG_VERSION"));
 /// How a line begins that names the image of a sidecar of Kubernetes' own.
 const SIDECAR: &str = "image: csi-";
 
+/// How a line begins that every specification of a pod has.
+const OF_A_POD: &str = "priorityClassName: ";
+
 pub(super) fn manifests(args: &ManifestArgs) -> Result<()> {
     for text in MANIFESTS {
         print("---\n")?;
-        print(&with_images(text, args))?;
+        print(&with_secrets(&with_images(text, args), &args.image_pull_secret))?;
     }
     Ok(())
+}
+
+/// The text with secrets for pulling images in every pod.
+fn with_secrets(text: &str, names: &[String]) -> String {
+    if names.is_empty() {
+        return text.to_owned();
+    }
+    let secrets: Vec<String> = names.iter().map(|name| format!("{{name: \"{name}\"}}")).collect();
+    let line = |line: &str| match line.find(OF_A_POD).filter(|at| line[..*at].trim().is_empty()) {
+        Some(indent) => format!("{line}{:indent$}imagePullSecrets: [{}]\n", "", secrets.join(", ")),
+        None => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(line).collect()
 }
 
 /// The text with the images that were asked for.

@@ -83,7 +83,7 @@ impl Obstacle {
 
 impl Disk {
     /// What of the limits forbids a replica of `size` bytes that takes `fill` at once.
-    pub(super) fn limit_in_the_way(&self, limits: Limits, size: u64, fill: u64) -> Option<Obstacle> {
+    pub fn limit_in_the_way(&self, limits: Limits, size: u64, fill: u64) -> Option<Obstacle> {
         let offered = u128::from(self.maximum.saturating_sub(self.reserved));
         let promised = u128::from(self.scheduled) + u128::from(size);
         if self.maximum == 0 || promised * 100 > offered * u128::from(limits.over_provisioning) {

@@ -1,0 +1,318 @@
+//! What the driver does with a node's devices and mounts, with loop devices in the place of volumes: devices that are lost,
+//! that are for reading in one place and for writing in another, that do not grow. Needs root and loop devices.
+
+mod cluster;
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use cluster::{Cluster, MIB, block, capability};
+use csi::proto::csi as proto;
+use csi::{Holder, ReadSnapshots, SnapshotMap};
+use proto::node_client::NodeClient;
+use proto::volume_capability::access_mode::Mode;
+use proto::{
+    CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+};
+use serde_json::json;
+use tonic::Code;
+use tonic::transport::Channel;
+
+const VOLUME: &str = "v";
+
+/// Nobody reads snapshots here.
+struct Nothing;
+
+impl ReadSnapshots for Nothing {
+    fn open(&self, _: &Holder, _: &str, _: Option<&str>) -> Result<Box<dyn SnapshotMap>, String> {
+        Err("there are none".to_owned())
+    }
+}
+
+/// Runs a program. What it says, or why not.
+fn run(line: &[&str]) -> Result<String, String> {
+    let output = Command::new(line[0]).args(&line[1..]).output().map_err(|e| format!("{line:?}: {e}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// A file as a block device.
+struct Loop {
+    file: PathBuf,
+    device: String,
+}
+
+impl Loop {
+    /// Of a file that is there, or of a new one.
+    fn of(file: PathBuf) -> Result<Self, String> {
+        if !file.exists() {
+            File::create(&file).unwrap().set_len(64 << 20).unwrap();
+        }
+        let device = run(&["losetup", "--find", "--show", file.to_str().unwrap()])?;
+        Ok(Self { file, device })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run(&["losetup", "--detach", &self.device]);
+    }
+}
+
+/// A driver, its node, and a kubelet's directories for one volume. What is left mounted goes at the end.
+struct Kubelet {
+    cluster: Cluster,
+    node: NodeClient<Channel>,
+    capability: VolumeCapability,
+    /// Whether the volume as a whole is published for reading only.
+    read_only: bool,
+}
+
+impl Kubelet {
+    /// With a new device for the volume; `None`, and why is told: this machine has none to give.
+    async fn start(test: &str, capability: VolumeCapability) -> Option<(Self, Loop)> {
+        let cluster = Cluster::start(0, Arc::new(Nothing)).await;
+        let device = match Loop::of(cluster.place().join("a")) {
+            _ if !nix::unistd::geteuid().is_root() => Err("needs root".to_owned()),
+            made => made,
+        };
+        match device {
+            Ok(device) => {
+                let node = NodeClient::new(cluster.channel.clone());
+                let kubelet = Self { cluster, node, capability, read_only: false };
+                kubelet.is_now(&device);
+                Some((kubelet, device))
+            }
+            Err(why) => {
+                println!("SKIP {test}: {why}");
+                None
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.cluster.place().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn device(&self) -> String {
+        self.path("dev").join(VOLUME).display().to_string()
+    }
+
+    /// Makes the volume's node that of a device, as engines do.
+    fn is_now(&self, device: &Loop) {
+        let numbers = run(&["stat", "-c", "%Hr %Lr", &device.device]).unwrap();
+        let (major, minor) = numbers.split_once(' ').unwrap();
+        fs::create_dir_all(self.path("dev")).unwrap();
+        let beside = self.text("dev/.beside");
+        run(&["mknod", &beside, "b", major, minor]).unwrap();
+        fs::rename(beside, self.device()).unwrap();
+    }
+
+    fn context(&self) -> std::collections::HashMap<String, String> {
+        cluster::words(&[("readonly", if self.read_only { "true" } else { "false" })])
+    }
+
+    async fn stage(&mut self) -> Result<(), Code> {
+        let request = NodeStageVolumeRequest {
+            volume_id: VOLUME.into(),
+            staging_target_path: self.text("staging"),
+            volume_capability: Some(self.capability.clone()),
+            publish_context: self.context(),
+            ..Default::default()
+        };
+        self.node.node_stage_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    async fn publish(&mut self, target: &str, readonly: bool) -> Result<(), Code> {
+        let request = NodePublishVolumeRequest {
+            volume_id: VOLUME.into(),
+            staging_target_path: self.text("staging"),
+            target_path: self.text(target),
+            volume_capability: Some(self.capability.clone()),
+            publish_context: self.context(),
+            readonly,
+            ..Default::default()
+        };
+        self.node.node_publish_volume(request).await.map(drop).map_err(|e| e.code())
+    }
+
+    async fn unpublish(&mut self, target: &str) {
+        let request = NodeUnpublishVolumeRequest { volume_id: VOLUME.into(), target_path: self.text(target) };
+        self.node.node_unpublish_volume(request).await.unwrap();
+    }
+
+    async fn unstage(&mut self) {
+        let request =
+            NodeUnstageVolumeRequest { volume_id: VOLUME.into(), staging_target_path: self.text("staging") };
+        self.node.node_unstage_volume(request).await.unwrap();
+    }
+
+    /// What is mounted at and below a name, by its device.
+    fn mounted(&self, name: &str) -> Vec<String> {
+        let (path, table) = (self.text(name), fs::read_to_string("/proc/self/mountinfo").unwrap());
+        let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        fields.filter(|f| f[4].starts_with(&path)).map(|f| f[2].to_owned()).collect()
+    }
+
+    /// How the kernel numbers the volume's device.
+    fn numbers(&self) -> String {
+        run(&["stat", "-c", "%Hr:%Lr", &self.device()]).unwrap()
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        for place in ["target-1", "target-2", "staging"] {
+            while !self.mounted(place).is_empty() {
+                if run(&["umount", "--lazy", &self.text(place)]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_after_a_lost_device_gets_the_volume_of_the_new_one() {
+    let test = "a_pod_that_comes_after_a_lost_device_gets_the_volume_of_the_new_one";
+    let Some((mut kubelet, first)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition), "nobody staged it");
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    fs::write(kubelet.path("target-1/data"), "kept").unwrap();
+    run(&["sync", "-f", &kubelet.text("target-1")]).unwrap();
+    kubelet.publish("target-2", false).await.unwrap();
+    kubelet.unpublish("target-2").await;
+    assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()], "what serves the volume stays");
+
+    // The bytes are the same, and the device is another one; a pod still has the first one.
+    let copy = kubelet.path("b");
+    fs::copy(&first.file, &copy).unwrap();
+    let second = Loop::of(copy).unwrap();
+    let lost = kubelet.numbers();
+    kubelet.is_now(&second);
+    drop(first);
+    kubelet.publish("target-2", false).await.unwrap();
+    assert_eq!(fs::read_to_string(kubelet.path("target-2/data")).unwrap(), "kept");
+    assert_eq!(kubelet.mounted("target-2"), [kubelet.numbers()]);
+    assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()], "what the first one left is gone");
+    assert_eq!(kubelet.mounted("target-1"), [lost], "that pod is not touched");
+    // It was told again to a pod whose place had been made before.
+    kubelet.publish("target-1", false).await.unwrap();
+    assert_eq!(kubelet.mounted("target-1"), [kubelet.numbers()]);
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+    assert!(kubelet.mounted("").is_empty());
+}
+
+#[tokio::test]
+async fn what_a_lost_device_left_is_no_reason_not_to_stage_and_nothing_is_formatted_again() {
+    let test = "what_a_lost_device_left_is_no_reason_not_to_stage_and_nothing_is_formatted_again";
+    let Some((mut kubelet, first)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    kubelet.stage().await.unwrap();
+    let empty = Loop::of(kubelet.path("b")).unwrap();
+    kubelet.is_now(&empty);
+    // The file system that was there cannot be gone: whoever says so is wrong.
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
+    let mut beginning = vec![1; 1 << 20];
+    File::open(&empty.file).unwrap().read_exact(&mut beginning).unwrap();
+    assert!(beginning.iter().all(|b| *b == 0), "it was formatted");
+    kubelet.is_now(&first);
+    kubelet.stage().await.unwrap();
+    assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()]);
+    kubelet.unstage().await;
+
+    // What is somebody else's stays where it is.
+    run(&["mount", "-t", "tmpfs", "other", &kubelet.text("staging")]).unwrap();
+    assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition));
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
+    assert_eq!(kubelet.mounted("staging").len(), 1);
+}
+
+fn write(at: &Path) -> std::io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(at)?;
+    file.write_all(&[7; 4096])?;
+    file.sync_all()
+}
+
+#[tokio::test]
+async fn who_reads_a_device_keeps_nobody_from_writing_to_it() {
+    let test = "who_reads_a_device_keeps_nobody_from_writing_to_it";
+    let Some((mut kubelet, device)) = Kubelet::start(test, block(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    let (writer, reader) = (kubelet.path("target-1"), kubelet.path("target-2"));
+    kubelet.stage().await.unwrap();
+    for _ in 0..2 {
+        kubelet.publish("target-1", false).await.unwrap();
+    }
+    assert_eq!(kubelet.publish("target-1", true).await, Err(Code::AlreadyExists));
+    assert_eq!(kubelet.publish("target-2", true).await, Err(Code::FailedPrecondition));
+    write(&writer).unwrap();
+    kubelet.unpublish("target-1").await;
+    for _ in 0..2 {
+        kubelet.publish("target-2", true).await.unwrap();
+    }
+    kubelet.stage().await.unwrap();
+    assert!(write(&reader).is_err(), "{} takes writes", device.device);
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
+    kubelet.unpublish("target-2").await;
+    // One for reading after the other one leaves nothing behind.
+    kubelet.publish("target-1", false).await.unwrap();
+    write(&writer).unwrap();
+    kubelet.publish("target-2", false).await.unwrap();
+    write(&reader).unwrap();
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+
+    kubelet.read_only = true;
+    kubelet.stage().await.unwrap();
+    for target in ["target-1", "target-2"] {
+        kubelet.publish(target, false).await.unwrap();
+    }
+    assert!(write(&writer).is_err() && write(&reader).is_err(), "the volume is for reading only");
+}
+
+#[tokio::test]
+async fn a_pod_is_not_kept_from_a_volume_that_does_not_grow() {
+    let test = "a_pod_is_not_kept_from_a_volume_that_does_not_grow";
+    let Some((mut kubelet, device)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    let volume = json!({
+        "apiVersion": "longhorn.io/v1beta2", "kind": "Volume", "spec": { "size": (64 * MIB).to_string() },
+        "status": { "conditions": [{ "type": "Expansion", "status": "False", "reason": "Failed", "message": "no room" }] },
+    });
+    kubelet.cluster.server.apply("volumes", VOLUME, &volume);
+    let request = NodeExpandVolumeRequest {
+        volume_id: VOLUME.into(),
+        volume_path: kubelet.text("target-1"),
+        capacity_range: Some(CapacityRange { required_bytes: 1 << 40, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    let refused = kubelet.node.node_expand_volume(request).await.unwrap_err();
+    // The kubelet goes on without after this code, and after no other.
+    assert!(
+        refused.code() == Code::FailedPrecondition && refused.message().contains("no room"),
+        "{refused} {}",
+        device.device
+    );
+}
