@@ -37,7 +37,7 @@ use kube::{Client, ResourceExt};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::{Agent, LocalAgent, ProcessView, Reach};
+use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach};
 use crate::plan::instance_manager::RunBy;
 use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
@@ -45,9 +45,6 @@ use lead::Lead;
 use queue::{Outcome, Queue};
 
 pub use alone::alone;
-
-/// Looks at once. Most wait for the API server or for a process of this node; more would only crowd it.
-const AT_ONCE: usize = 16;
 
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
@@ -218,6 +215,7 @@ pub async fn run(
     let up = Mutex::new(Arc::new([options.node.clone()].into()));
     let (lead, processes) = (Mutex::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
+    let agent: Arc<dyn Agent> = Arc::new(Bounded::new(agent));
     let context = Arc::new(Context { options, desk, cache, agent, news, up, processes, lead, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
@@ -253,15 +251,14 @@ async fn work(context: &Arc<Context>) {
     let mut queue = Queue::default();
     let mut looks = JoinSet::new();
     loop {
-        while queue.busy() < AT_ONCE {
-            let Some(key) = queue.take(Instant::now()) else { break };
+        while let Some(key) = queue.take(Instant::now()) {
             let context = Arc::clone(context);
             looks.spawn(async move {
                 let outcome = look(&context, &key).await;
                 (key, outcome)
             });
         }
-        let due = if queue.busy() < AT_ONCE { queue.next_due() } else { None };
+        let due = queue.next_due();
         let sleep = async {
             match due {
                 Some(due) => tokio::time::sleep_until(due.into()).await,

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use super::certificate::SECRET;
 use super::desk::Desk;
 use super::patience::Patience;
+use super::queue::{Lane, Laned};
 use super::shelf::{Item, Shelf};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
@@ -59,6 +60,17 @@ pub(super) enum Key {
     Snapshot(String),
     /// Every snapshot of a volume: its engine came, went, or tells of another chain.
     Snapshots(String),
+}
+
+impl Laned for Key {
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Snapshot(_) => Lane::Chains,
+            Self::Engine(_) => Lane::Engines,
+            Self::Replica(_) => Lane::Replicas,
+            _ => Lane::Rest,
+        }
+    }
 }
 
 /// News that nobody has looked at yet.
