@@ -41,3 +41,46 @@ async fn engines_that_hold_snapshots_back_hold_nothing_else_up() {
     cluster.machine().chains_are_held = false;
     cluster.wait("all are taken", |c| c.machine().snapshots.len() == 40).await;
 }
+
+#[tokio::test]
+async fn a_leader_whose_renewals_nobody_answers_yields_and_leads_again() {
+    let cluster = Cluster::new(&["n1"], 22).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    cluster.create("before", 1);
+    let stands = |c: &Cluster, name: &str| {
+        c.server.get("volumes", name).is_some_and(|v| v["status"]["state"] == "detached")
+    };
+    cluster.wait("a leader acts", |c| stands(c, "before")).await;
+    cluster.server.swallow(Some("leases"));
+    // A leader stops 12 s after its last renewal, and another one may begin after 20 s.
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    cluster.create("meanwhile", 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(cluster.server.get("volumes", "meanwhile").is_some_and(|v| v["status"].is_null()));
+    assert!(!cluster.server.all("engines").iter().any(|e| e["spec"]["volumeName"] == "meanwhile"));
+    // What was asked is never answered; what is asked anew is.
+    cluster.server.swallow(None);
+    cluster.wait_for(SECONDS, "it leads again", |c| stands(c, "meanwhile")).await;
+}
+
+#[tokio::test]
+async fn a_replica_goes_only_as_the_api_server_has_it() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 23).await;
+    cluster.attached_volume().await;
+    // Whoever leads has not heard of the newest changes: another one may have decided something since.
+    cluster.server.hold_news(Some("replicas"));
+    for replica in cluster.server.all("replicas") {
+        let newer = json!({ "metadata": { "annotations": { "changed": "yes" } } });
+        cluster.server.apply("replicas", replica["metadata"]["name"].as_str().unwrap(), &newer);
+    }
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "numberOfReplicas": 2 } }));
+    let members = |c: &Cluster| {
+        let engine = c.server.get("engines", "demo-e-0").unwrap();
+        engine["status"]["replicaModeMap"].as_object().map_or(0, serde_json::Map::len)
+    };
+    cluster.wait("the engine lets go of one", |c| members(c) == 2).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(cluster.server.all("replicas").len(), 3, "what it was decided on is old");
+    cluster.server.hold_news(None);
+    cluster.wait("it goes", |c| c.server.all("replicas").len() == 2).await;
+}

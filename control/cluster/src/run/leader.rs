@@ -1,17 +1,19 @@
 //! What the leader does: volumes, their attachments, settings, and what stands for all nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ObjectMeta;
+use kube::api::{ListParams, ObjectMeta};
 use kube::core::object::HasSpec;
 use kube::{Resource, ResourceExt};
 
 use super::Context;
 use super::cache::{Global, Key};
-use super::desk::{Done, Kind, is_missing};
+use super::desk::{Done, Kind, ReconcileError, is_missing};
+use super::here::engines_of;
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::{
@@ -72,6 +74,10 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let mut hands =
         Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
     for action in actions {
+        // Another one may lead by now, if the action before had to wait.
+        if context.lead().is_none() {
+            return Err(ReconcileError::Stale);
+        }
         tracing::debug!(volume = name, ?action, "volume");
         hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
@@ -137,7 +143,12 @@ impl Hands<'_> {
                 }
             }
             Action::DeleteEngine(name) => desk.delete::<Engine>(&name).await?,
-            Action::DeleteReplica(name) => desk.delete::<Replica>(&name).await?,
+            Action::DeleteReplica(name) => {
+                if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    self.confirm(engines, replicas).await?;
+                    desk.delete_read(replica.as_ref()).await?;
+                }
+            }
             Action::ForgetReplica(name) => {
                 desk.delete::<Replica>(&name).await?;
                 if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
@@ -165,6 +176,22 @@ impl Hands<'_> {
         Ok(())
     }
 
+    /// Data goes only if the API server itself has all that was decided on: the volume, its engines, its other replicas. Of a
+    /// volume that goes, all goes.
+    async fn confirm(&self, engines: &[Arc<Engine>], replicas: &[Arc<Replica>]) -> Done {
+        if self.volume.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let (desk, name) = (&self.context.desk, self.volume.name_any());
+        let volume = desk.api::<Volume>().get_opt(&name).await?;
+        let of_volume = ListParams::default().fields(&format!("spec.volumeName={name}"));
+        let fresh = desk.api::<Replica>().list(&of_volume).await?.items;
+        let same = volume.is_some_and(|v| v.resource_version() == self.version)
+            && versions(replicas.iter().map(Arc::as_ref)) == versions(&fresh)
+            && versions(engines.iter().map(Arc::as_ref)) == versions(&engines_of(desk, &name).await?);
+        if same { Ok(()) } else { Err(ReconcileError::Stale) }
+    }
+
     /// An object that goes with the volume.
     fn owned<K: Kind>(&self, mut object: K) -> K {
         let name = self.volume.name_any();
@@ -181,7 +208,7 @@ impl Hands<'_> {
 
     async fn create_key(&self) -> Done {
         let mut key = vec![0; KEY_LEN];
-        crate::random::fill(&mut key).map_err(|e| super::desk::ReconcileError::NotYet(e.to_string()))?;
+        crate::random::fill(&mut key).map_err(|e| ReconcileError::NotYet(e.to_string()))?;
         let name = key_secret(&self.volume.name_any());
         let secret = Secret {
             metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
@@ -201,6 +228,11 @@ impl Hands<'_> {
         }
         Ok(())
     }
+}
+
+/// Which objects there are, each as it is.
+fn versions<'a, K: Kind + 'a>(all: impl IntoIterator<Item = &'a K>) -> BTreeMap<String, Option<String>> {
+    all.into_iter().map(|object| (object.name_any(), object.resource_version())).collect()
 }
 
 /// Takes the finalizer off an object that nobody else is left to finish.
