@@ -169,6 +169,26 @@ async fn a_process_that_its_engine_left_behind_is_ended() {
     cluster.wait("the old engine is ended", |c| !on_n1(c)).await;
 }
 
+#[tokio::test]
+async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 14).await;
+    cluster.attached_volume().await;
+    let all = cluster.server.all("replicas");
+    let lost = all.iter().find(|r| r["spec"]["nodeID"] == "n3").unwrap();
+    let lost = lost["metadata"]["name"].as_str().unwrap().to_owned();
+    drop(cluster.stops.remove("n3"));
+    let silent = |c: &Cluster| {
+        let node = c.server.get("nodes", "n3").unwrap();
+        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
+    };
+    cluster.wait("n3 is silent", silent).await;
+    cluster.server.delete("replicas", &lost);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(cluster.server.get("replicas", &lost).is_some(), "it may be back, with its data");
+    cluster.server.delete("core/nodes", "n3");
+    cluster.wait("forgotten", |c| c.server.get("replicas", &lost).is_none()).await;
+}
+
 /// Asks for the migratable volume on these nodes.
 fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
     let all = ["n1", "n2", "n3"];

@@ -96,7 +96,8 @@ pub enum Action {
     DeleteEngine(String),
     /// Remove a replica and its data.
     DeleteReplica(String),
-    /// Remove a replica of a node that is gone for good: nobody is left to remove its data.
+    /// Remove a replica of a node that is gone for good: nobody is left to remove its data. That it is gone is to be asked of the
+    /// API server itself.
     ForgetReplica(String),
     /// Remove the volume's attachment.
     DeleteAttachment,
@@ -123,6 +124,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         draft.remove();
     } else {
         draft.keep();
+        draft.forget_lost();
         if draft.refuse_unbuilt() {
             return draft.finish();
         }

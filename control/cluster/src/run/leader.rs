@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, ObjectMeta};
 use kube::core::object::HasSpec;
-use kube::{Resource, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 
 use super::Context;
 use super::cache::{Global, Key};
@@ -17,7 +17,7 @@ use super::here::engines_of;
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::{
-    AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
+    AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
 use crate::plan::snapshot::FOR_CLONE;
@@ -150,8 +150,10 @@ impl Hands<'_> {
                 }
             }
             Action::ForgetReplica(name) => {
-                desk.delete::<Replica>(&name).await?;
                 if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    confirm_gone(self.context, &replica.spec.node_id).await?;
+                    tracing::info!(replica = name, node = replica.spec.node_id, "forgotten with its node");
+                    desk.delete::<Replica>(&name).await?;
                     forget(self.context, replica.as_ref()).await?;
                 }
             }
@@ -228,6 +230,14 @@ impl Hands<'_> {
         }
         Ok(())
     }
+}
+
+/// What was on a node is forgotten only if Kubernetes itself has no such node, or there is none of ours.
+async fn confirm_gone(context: &Context, node: &str) -> Done {
+    let nodes: Api<KubeNode> = Api::all(context.desk.client.clone());
+    let is_gone =
+        context.desk.api::<Node>().get_opt(node).await?.is_none() || nodes.get_opt(node).await?.is_none();
+    if is_gone { Ok(()) } else { Err(ReconcileError::Stale) }
 }
 
 /// Which objects there are, each as it is.

@@ -221,8 +221,7 @@ impl Draft<'_> {
         for replica in &self.o.replicas {
             let name = super::draft::name_of(replica);
             self.replicas.remove(&name);
-            let node_is_known = self.o.cluster.nodes.contains_key(&replica.spec.node_id);
-            if !node_is_known {
+            if self.is_gone(&replica.spec.node_id) {
                 self.actions.push(Action::ForgetReplica(name));
             } else if replica.metadata.deletion_timestamp.is_none() {
                 self.actions.push(Action::DeleteReplica(name));

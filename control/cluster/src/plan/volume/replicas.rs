@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::draft::Draft;
+use super::draft::{Draft, name_of};
 use super::{Action, SCHEDULED};
 use crate::api::{
-    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, ReplicaSpec, TicketType,
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaSpec, TicketType,
 };
-use crate::plan::age;
+use crate::plan::{FINALIZER, age};
 use crate::schedule::{
     Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place, place_all,
     replenish,
@@ -229,6 +229,22 @@ impl Draft<'_> {
                 }
             }
         }
+    }
+
+    /// Lets go of deleted replicas that no manager is left to finish.
+    pub(super) fn forget_lost(&mut self) {
+        let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+        let lost = |r: &Replica| {
+            r.metadata.deletion_timestamp.is_some() && is_kept(r) && self.is_gone(&r.spec.node_id)
+        };
+        let names: Vec<String> = self.o.replicas.iter().filter(|r| lost(r)).map(|r| name_of(r)).collect();
+        self.actions.extend(names.into_iter().map(Action::ForgetReplica));
+    }
+
+    /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
+    pub(super) fn is_gone(&self, node: &str) -> bool {
+        let is_known = self.o.cluster.nodes.get(node).is_some_and(|n| !n.gone);
+        !is_known && !self.o.nodes_up.contains(node)
     }
 
     /// Removes one replica that is not needed any more.

@@ -467,3 +467,32 @@ fn best_effort_locality_moves_a_replica_to_its_user_only_for_new_ones() {
     world.settle();
     assert_eq!(world.nodes(), ["n1", "n2", "n4"]);
 }
+
+#[test]
+fn a_deleted_replica_is_forgotten_with_its_node_and_not_before() {
+    let mut world = World::attached_to("n1");
+    let lost = world.replica_on("n3");
+    let deleted = world.now;
+    let replica = world.replicas.get_mut(&lost).unwrap();
+    replica.metadata.deletion_timestamp = Some(deleted.into());
+    replica.metadata.finalizers = Some(vec![crate::plan::FINALIZER.into()]);
+    let forgets = |world: &World| world.plan().contains(&Action::ForgetReplica(lost.clone()));
+    assert!(!forgets(&world), "its manager removes the data");
+    world.up.remove("n3");
+    assert!(!forgets(&world), "a node that is out of reach may be back");
+    world.cluster.nodes.get_mut("n3").unwrap().gone = true;
+    assert!(forgets(&world));
+    let node = world.cluster.nodes.remove("n3").unwrap();
+    assert!(forgets(&world), "nor does any Node name it");
+    world.up.insert("n3".into());
+    assert!(!forgets(&world), "its manager is there, and makes the Node anew");
+    // It is the same for a volume that goes as a whole.
+    world.up.remove("n3");
+    world.cluster.nodes.insert("n3".into(), node);
+    world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
+    world.volume_mut().spec.node_id.clear();
+    world.engines.clear();
+    assert!(forgets(&world));
+    world.cluster.nodes.get_mut("n3").unwrap().gone = false;
+    assert!(!forgets(&world));
+}
