@@ -79,6 +79,8 @@ impl Draft<'_> {
         let was_here = self.status.state == VolumeState::Attached && self.status.current_node_id == target;
         match self.engine_state() {
             InstanceState::Running => return self.stay_attached(target),
+            // What it waits for may have come back at another address, or be one that was away when it started.
+            InstanceState::Starting => self.tell_addresses(),
             // The manager of the node is silent; its engine most likely is not. Whoever wants the volume elsewhere says so.
             InstanceState::Unknown if was_here => return,
             _ => {}
@@ -112,6 +114,14 @@ impl Draft<'_> {
         self.replicas.values_mut().for_each(|replica| replica.engine_name.clone_from(&name));
     }
 
+    /// Tells the engine that is wanted where replicas are by now. It is never told to do without one before it serves.
+    fn tell_addresses(&mut self) {
+        let addresses = self.addresses();
+        if let Some(engine) = self.engine.as_mut().filter(|e| e.desire_state == DesireState::Running) {
+            engine.replica_address_map.extend(addresses);
+        }
+    }
+
     /// What has the volume open or mounted has to let go of it and begin anew, once there is a device again.
     fn ask_for_remount(&mut self) {
         let lost = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.device_lost_at.as_str());
@@ -140,11 +150,14 @@ impl Draft<'_> {
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
-    /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`).
+    /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`). Each later one needs a member of the
+    /// epoch that counts: the others hold nothing to begin with, and the engine would wait for a member with them.
     fn may_start(&mut self) -> bool {
         let sound: Vec<&String> =
             self.replicas.iter().filter(|(_, r)| r.failed_at.is_empty()).map(|(name, _)| name).collect();
-        let open = sound.iter().filter(|name| self.replica_state(name) == InstanceState::Running).count();
+        let is_open =
+            |name: &&&String| self.replica_state(name) == InstanceState::Running && self.is_member(name);
+        let open = sound.iter().filter(is_open).count();
         let missing: Vec<String> = sound
             .iter()
             .filter(|name| self.replica_state(name) != InstanceState::Running)
@@ -157,6 +170,9 @@ impl Draft<'_> {
         let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
         let message = if sound.is_empty() {
             "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
+        } else if missing.is_empty() {
+            "none of the replicas that run holds everything: look at the others' conditions and failedAt"
+                .to_owned()
         } else if waited < USUAL_START {
             "its replicas start, and then its engine".to_owned()
         } else {

@@ -4,8 +4,8 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 use crate::api::{
-    Conditions, DataLocality, DesireState, EpochRecord, Frontend, InstanceState, Int64Text, ReplicaStatus,
-    Robustness, VolumeSpec, VolumeState,
+    Conditions, DataLocality, DesireState, EngineStatus, EpochRecord, Frontend, InstanceState, Int64Text,
+    ReplicaStatus, Robustness, VolumeSpec, VolumeState,
 };
 use crate::schedule::Emptying;
 
@@ -495,4 +495,70 @@ fn a_deleted_replica_is_forgotten_with_its_node_and_not_before() {
     assert!(forgets(&world));
     world.cluster.nodes.get_mut("n3").unwrap().gone = false;
     assert!(!forgets(&world));
+}
+
+#[test]
+fn an_engine_starts_with_a_member_and_hears_of_those_that_come_later() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    let names: Vec<String> = world.replicas.keys().cloned().collect();
+    let [filled, member, other] = &names[..] else { panic!("{names:?}") };
+    world.replicas.remove(other);
+    world.volume_mut().spec.number_of_replicas = 2;
+    let epoch = EpochRecord { members: vec![member.clone()], ..EpochRecord::default() };
+    world.volume_mut().status.as_mut().unwrap().epoch = Some(epoch);
+    world.replicas.get_mut(member).unwrap().spec.healthy_at = "2023-01-01T00:00:00Z".into();
+    world.volume_mut().spec.node_id = "n1".into();
+    let look = |world: &mut World, of_member: InstanceState| {
+        for action in world.plan() {
+            world.carry_out(action);
+        }
+        for (name, state) in [(filled, InstanceState::Running), (member, of_member)] {
+            let address =
+                if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
+            let status = ReplicaStatus { current_state: state, address, ..ReplicaStatus::default() };
+            world.replicas.get_mut(name).unwrap().status = Some(status);
+        }
+    };
+    look(&mut world, InstanceState::Starting);
+    look(&mut world, InstanceState::Starting);
+    world.now += SignedDuration::from_secs(25);
+    look(&mut world, InstanceState::Starting);
+    assert_eq!(
+        world.engine().spec.desire_state,
+        DesireState::Stopped,
+        "none of those that run holds anything"
+    );
+    look(&mut world, InstanceState::Running);
+    look(&mut world, InstanceState::Running);
+    assert_eq!(world.engine().spec.desire_state, DesireState::Running);
+    // While it starts the member comes back elsewhere.
+    let engine = world.engines.get_mut("v-e-0").unwrap();
+    let starting = InstanceState::Starting;
+    engine.status =
+        Some(EngineStatus { owner_id: "n1".into(), current_state: starting, ..EngineStatus::default() });
+    world.replicas.get_mut(member).unwrap().status.as_mut().unwrap().address = "unix:/elsewhere".into();
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert_eq!(world.engine().spec.replica_address_map[member], "unix:/elsewhere");
+}
+
+#[test]
+fn members_that_failed_are_salvaged_whatever_was_being_filled_from_them() {
+    let mut world = World::attached_to("n1");
+    let filled = world.replica_on("n3");
+    let members: BTreeSet<String> = world.replicas.keys().filter(|n| **n != filled).cloned().collect();
+    world.rebuilds_end = false;
+    world.attach("");
+    let epoch = EpochRecord { members: members.iter().cloned().collect(), ..EpochRecord::default() };
+    world.volume_mut().status.as_mut().unwrap().epoch = Some(epoch);
+    world.replicas.get_mut(&filled).unwrap().spec.healthy_at.clear();
+    let failed = crate::plan::written(world.now);
+    for name in &members {
+        world.replicas.get_mut(name).unwrap().spec.failed_at.clone_from(&failed);
+    }
+    world.attach("n1");
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert!(world.told.contains(&"Salvaged"));
 }
