@@ -44,6 +44,9 @@ pub const SCHEDULED: &str = "Scheduled";
 /// The condition that says what an attachment waits for.
 pub const READY: &str = "ReplicasReady";
 
+/// The condition that says since when a volume that is being detached waits for its processes.
+pub const ENDED: &str = "ProcessesEnded";
+
 /// A volume and what it depends on.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {

@@ -3,13 +3,18 @@
 use std::time::Duration;
 
 use super::draft::Draft;
-use super::{Action, READY};
+use super::{Action, ENDED, READY};
 use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Robustness, VolumeState};
 use crate::plan::{FINALIZER, age};
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
 /// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a volume waits for its processes to end before it is detached without those that have not. A process that waits
+/// for a dying disk may never end; it does no harm, since the next engine's generation shuts it out, and its directory stays
+/// locked for as long as it is there (`docs/invariants.md`, 2).
+const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
 /// changes.
@@ -40,7 +45,7 @@ impl Draft<'_> {
             engine.desire_state = DesireState::Stopped;
         }
         if engine_runs {
-            self.status.state = VolumeState::Detaching;
+            self.begin_to_detach();
             return;
         }
         for replica in self.replicas.values_mut() {
@@ -52,8 +57,8 @@ impl Draft<'_> {
             engine.relay_from.clear();
         }
         let was_attached = self.status.state != VolumeState::Creating;
-        if was_attached && (self.second.is_some() || !self.all_replicas_stopped()) {
-            self.status.state = VolumeState::Detaching;
+        if was_attached && (self.second.is_some() || self.waits_for_replicas()) {
+            self.begin_to_detach();
             return;
         }
         let has_replicas = !self.replicas.is_empty() || self.locality() == DataLocality::StrictLocal;
@@ -65,7 +70,31 @@ impl Draft<'_> {
         }
         self.status.current_node_id.clear();
         self.status.current_engine_node_id.clear();
-        self.status.conditions.retain(|c| c.kind != READY);
+        self.status.conditions.retain(|c| c.kind != READY && c.kind != ENDED);
+    }
+
+    /// Says so, and since when, in one write.
+    fn begin_to_detach(&mut self) {
+        self.status.state = VolumeState::Detaching;
+        let now = self.now.clone();
+        self.status.conditions.set_condition(ENDED, false, "Ending", "its processes end", &now);
+    }
+
+    /// True while processes of replicas may end soon. Of one that failed nothing is waited for.
+    fn waits_for_replicas(&mut self) -> bool {
+        let left = self.unended();
+        if left.is_empty() || self.status.state == VolumeState::Detached {
+            return false;
+        }
+        let begun = self.status.conditions.get_condition(ENDED);
+        let waited = begun.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
+        if let Some(rest) = END_PATIENCE.checked_sub(waited).filter(|rest| *rest > Duration::ZERO) {
+            self.look_again(rest);
+            return true;
+        }
+        let message = format!("detached without the end of these replicas' processes: {}", left.join(", "));
+        self.tell(true, "ReplicasNotEnded", message);
+        false
     }
 
     fn attach(&mut self, target: &str) {
@@ -104,7 +133,7 @@ impl Draft<'_> {
         }
         self.status.frontend_disabled = self.o.volume.spec.disable_frontend;
         self.ask_for_remount();
-        self.status.conditions.retain(|c| c.kind != READY);
+        self.status.conditions.retain(|c| c.kind != READY && c.kind != ENDED);
         let addresses = self.addresses();
         if let Some(engine) = &mut self.engine {
             engine.replica_address_map = addresses;

@@ -298,11 +298,12 @@ impl Draft<'_> {
         self.replicas.iter().find(|(_, spec)| is_stale(spec)).map(|(name, _)| name.clone())
     }
 
-    /// True if nothing of the volume runs any more, as far as anybody can know.
-    pub(super) fn all_replicas_stopped(&self) -> bool {
+    /// Replicas whose process has not ended, as far as anybody can know, and that have not failed.
+    pub(super) fn unended(&self) -> Vec<String> {
         let rests =
             |state| matches!(state, InstanceState::Stopped | InstanceState::Error | InstanceState::Unknown);
-        self.replicas.keys().all(|name| rests(self.replica_state(name)))
+        let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
+        left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
 }
 

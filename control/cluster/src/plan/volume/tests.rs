@@ -562,3 +562,31 @@ fn members_that_failed_are_salvaged_whatever_was_being_filled_from_them() {
     assert_eq!(world.status().state, VolumeState::Attached);
     assert!(world.told.contains(&"Salvaged"));
 }
+
+#[test]
+fn a_replica_that_does_not_end_keeps_its_volume_for_a_minute_and_one_that_failed_not_at_all() {
+    let mut world = World::attached_to("n1");
+    let stuck = world.replica_on("n3");
+    world.stuck.insert(stuck.clone());
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    world.pass(59);
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    world.pass(2);
+    assert_eq!(world.status().state, VolumeState::Detached);
+    assert_eq!(world.told.iter().filter(|r| **r == "ReplicasNotEnded").count(), 1);
+    assert!(world.status().conditions.get_condition(ENDED).is_none());
+    world.pass(10);
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+    // The next time is counted anew.
+    world.stuck.clear();
+    world.attach("n1");
+    world.stuck.insert(stuck.clone());
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    let failed = crate::plan::written(world.now);
+    world.replicas.get_mut(&stuck).unwrap().spec.failed_at = failed;
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Detached);
+}

@@ -31,6 +31,8 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     /// Replicas whose process fails.
     pub(super) broken: BTreeSet<String>,
+    /// Replicas whose process does not end.
+    pub(super) stuck: BTreeSet<String>,
     /// Replicas that the engine calls ERR though their process runs.
     pub(super) cut_off: BTreeSet<String>,
     /// Images that do not serve, and in what: an engine's or a replica's name.
@@ -69,6 +71,7 @@ impl World {
             settings: Settings::default(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             broken: BTreeSet::new(),
+            stuck: BTreeSet::new(),
             cut_off: BTreeSet::new(),
             unfit: BTreeSet::new(),
             rebuilds_end: true,
@@ -179,6 +182,7 @@ impl World {
             let state = match replica.spec.desire_state {
                 DesireState::Running if self.broken.contains(name) => InstanceState::Error,
                 DesireState::Running => InstanceState::Running,
+                DesireState::Stopped if self.stuck.contains(name) => InstanceState::Stopping,
                 DesireState::Stopped => InstanceState::Stopped,
             };
             status.current_state = state;
