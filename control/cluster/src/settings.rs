@@ -82,6 +82,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("backup-concurrent-limit", "2", Form::Number(1, 64)),
     acts("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly", "", Form::Text),
     acts("concurrent-automatic-engine-upgrade-per-node-limit", "0", Form::Number(0, 1000)),
+    acts("concurrent-replica-rebuild-per-node-limit", "5", Form::Number(0, 1000)),
     acts("create-default-disk-labeled-nodes", "false", Form::Bool),
     stored("csi-allowed-topology-keys", "", Form::Text),
     stored("csi-storage-capacity-tracking", "false", Form::Bool),
@@ -269,6 +270,11 @@ impl Settings {
     /// How many volumes of a node change to their managers' image at once without being asked; 0: none.
     pub fn upgrades_at_once(&self) -> usize {
         usize::try_from(self.number("concurrent-automatic-engine-upgrade-per-node-limit")).unwrap_or_default()
+    }
+
+    /// How many replicas of one node are filled at once; 0: none is.
+    pub fn rebuilds_at_once(&self) -> usize {
+        usize::try_from(self.number("concurrent-replica-rebuild-per-node-limit")).unwrap_or(usize::MAX)
     }
 
     /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.

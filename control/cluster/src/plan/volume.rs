@@ -26,6 +26,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Event;
+use super::rebuild::Filling;
 use crate::api::{
     Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
     VolumeStatus,
@@ -66,6 +67,8 @@ pub struct Observed<'a> {
     pub snapshots: usize,
     /// The nodes and disks.
     pub cluster: &'a schedule::Cluster,
+    /// Replicas that are being filled, of all volumes.
+    pub filling: &'a Filling,
     /// Paths of the disks, by node and UUID.
     pub disk_paths: &'a BTreeMap<(String, String), String>,
     /// Nodes whose manager answers.

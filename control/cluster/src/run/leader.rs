@@ -20,6 +20,7 @@ use crate::api::{
     AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
+use crate::plan::rebuild::Filling;
 use crate::plan::snapshot::FOR_CLONE;
 use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
@@ -49,25 +50,29 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let snapshots = context.cache.snapshots.of(name);
     let origin = origin(context, cache, &volume);
     let picture = lead.picture(context);
-    let actions = volume::plan(&volume::Observed {
-        volume: &volume,
-        engine,
-        second,
-        replicas: replicas.iter().map(Arc::as_ref).collect(),
-        attachment: attachment.as_deref(),
-        source: origin.as_ref().map(|o| CloneSource {
-            volume: o.0.as_deref(),
-            snapshot: o.1.as_deref(),
-            replicas: o.2.iter().map(Arc::as_ref).collect(),
-        }),
-        snapshots: snapshots.len(),
-        cluster: &picture.cluster,
-        disk_paths: &picture.disk_paths,
-        nodes_up: &picture.up,
-        settings: &picture.settings,
-        image: &context.options.image,
-        now: Timestamp::now(),
-    });
+    let decide = |filling: &Filling| {
+        volume::plan(&volume::Observed {
+            volume: &volume,
+            engine,
+            second,
+            replicas: replicas.iter().map(Arc::as_ref).collect(),
+            attachment: attachment.as_deref(),
+            source: origin.as_ref().map(|o| CloneSource {
+                volume: o.0.as_deref(),
+                snapshot: o.1.as_deref(),
+                replicas: o.2.iter().map(Arc::as_ref).collect(),
+            }),
+            snapshots: snapshots.len(),
+            cluster: &picture.cluster,
+            filling,
+            disk_paths: &picture.disk_paths,
+            nodes_up: &picture.up,
+            settings: &picture.settings,
+            image: &context.options.image,
+            now: Timestamp::now(),
+        })
+    };
+    let actions = lead.decide_rebuilds(name, decide);
     if volume.status.as_ref().is_some_and(|s| !s.remount_requested_at.is_empty()) {
         context.news.tell([Key::Remount(name.to_owned())]);
     }

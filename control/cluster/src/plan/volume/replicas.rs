@@ -1,5 +1,6 @@
 //! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
@@ -9,12 +10,15 @@ use crate::api::{
 };
 use crate::plan::{FINALIZER, age};
 use crate::schedule::{
-    Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place, place_all,
-    replenish,
+    Cluster, Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place,
+    place_all, replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
 const STALE_MINUTES: u64 = 2880;
+
+/// A volume that waits for others' rebuilds looks again after this time: how soon one of them ends nobody knows.
+const TURN: Duration = Duration::from_secs(15);
 
 /// A volume that waits for room is looked at again after this time, even if nothing in the cluster changed.
 const ROOM: Duration = Duration::from_secs(60);
@@ -136,15 +140,38 @@ impl Draft<'_> {
             Replenish::Wait(left) if missing == 0 && !anybody_leaves => self.look_again(left),
             Replenish::Wait(_) | Replenish::Reuse(_) | Replenish::New => {
                 let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-                match place(self.o.cluster, &self.want(fill), &self.residents()) {
-                    Ok(at) => {
+                let (want, residents) = (self.want(fill), self.residents());
+                match (place(&self.calm(), &want, &residents), place(self.o.cluster, &want, &residents)) {
+                    (Ok(at), _) => {
                         self.add_replica(&at);
                         self.report_places(None);
                     }
-                    Err(refusal) => self.report_places(Some(&refusal)),
+                    // There is room, where enough is being filled.
+                    (Err(_), Ok(_)) => self.look_again(TURN),
+                    (Err(_), Err(refusal)) => self.report_places(Some(&refusal)),
                 }
             }
         }
+    }
+
+    /// True for a node on which as many replicas are being filled as may be.
+    fn is_crowded(&self, node: &str) -> bool {
+        let filling = self.o.filling.get(node).copied().unwrap_or_default();
+        filling >= self.o.settings.rebuilds_at_once()
+    }
+
+    /// The cluster without the nodes on which no further replica may be filled now.
+    fn calm(&self) -> Cow<'_, Cluster> {
+        let crowded = self.o.cluster.nodes.keys().filter(|node| self.is_crowded(node));
+        let crowded: Vec<&String> = crowded.collect();
+        if crowded.is_empty() {
+            return Cow::Borrowed(self.o.cluster);
+        }
+        let mut calm = self.o.cluster.clone();
+        for (_, node) in calm.nodes.iter_mut().filter(|(name, _)| crowded.contains(name)) {
+            node.schedulable = false;
+        }
+        Cow::Owned(calm)
     }
 
     /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.
@@ -161,6 +188,9 @@ impl Draft<'_> {
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
         let want = self.want(fill);
         if let Some(at) = balance(self.o.cluster, &want, &self.residents(), even) {
+            if self.is_crowded(&at.node) {
+                return self.look_again(TURN);
+            }
             self.add_replica(&at);
             self.tell(false, "Balancing", format!("a replica moves to node {}", at.node));
         }

@@ -11,6 +11,7 @@ use crate::schedule::Emptying;
 
 mod image;
 mod migration;
+mod rebuild;
 mod world;
 
 use world::World;
