@@ -23,6 +23,7 @@ use tonic::async_trait;
 use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec};
 
 pub(crate) use bounded::Bounded;
+pub(crate) use command::authority_at;
 pub use command::{engine_command, replica_command};
 pub use disk::{DISK_CONFIG, inspect};
 pub use local::LocalAgent;
@@ -43,6 +44,8 @@ pub struct ProcessView {
     pub binary: String,
     /// Where it was told that the volume's engine serves relays; empty for what is no relay.
     pub relay_from: String,
+    /// Where it was told to ask for its volume's authority; empty for what is no engine.
+    pub authority: String,
 }
 
 /// A replica as its engine sees it.

@@ -39,7 +39,7 @@ use kube::ResourceExt;
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach};
+use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach, authority_at};
 use crate::plan::instance_manager::RunBy;
 use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
@@ -144,6 +144,13 @@ impl Context {
     /// What the leader has; `None`: this manager does not lead, or has not read everything yet.
     fn lead(&self) -> Option<Arc<Lead>> {
         self.leadership.now().filter(|lead| lead.is_ready())
+    }
+
+    /// True for an engine that runs here and asks this manager who may write.
+    fn is_own_engine(&self, process: &str) -> bool {
+        let own = authority_at(&self.options.authority);
+        let all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(process).is_some_and(|process| process.authority == own)
     }
 
     fn runs(&self, process: &str) -> bool {

@@ -189,6 +189,23 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
     cluster.wait("forgotten", |c| c.server.get("replicas", &lost).is_none()).await;
 }
 
+#[tokio::test]
+async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_gone() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 15).await;
+    cluster.attached_volume().await;
+    drop(cluster.stops.remove("n1"));
+    let silent = |c: &Cluster| {
+        let node = c.server.get("nodes", "n1").unwrap();
+        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
+    };
+    cluster.wait("n1 is silent", silent).await;
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("the engine's resource is gone", |c| c.server.all("engines").is_empty()).await;
+    assert_eq!(running(&cluster), ["demo-e-0@n1"], "nobody was there to end it");
+    cluster.start("n1");
+    cluster.wait("all of it is gone", |c| running(c).is_empty() && c.server.all("volumes").is_empty()).await;
+}
+
 /// Asks for the migratable volume on these nodes.
 fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
     let all = ["n1", "n2", "n3"];

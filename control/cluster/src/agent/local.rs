@@ -152,8 +152,10 @@ fn process_view(process: ProcessResponse) -> ProcessView {
     let (spec, status) = (process.spec.unwrap_or_default(), process.status.unwrap_or_default());
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
     let port = u16::try_from(status.port_start).ok().filter(|port| *port > 0);
-    let relay_from = value_of(&spec.args, "--relay-from").unwrap_or_default().to_owned();
-    ProcessView { state, error: status.error_msg, uuid: status.uuid, port, binary: spec.binary, relay_from }
+    let option = |name: &str| value_of(&spec.args, name).unwrap_or_default().to_owned();
+    let (relay_from, authority) = (option("--relay-from"), option("--authority"));
+    let (error, uuid, binary) = (status.error_msg, status.uuid, spec.binary);
+    ProcessView { state, error, uuid, port, binary, relay_from, authority }
 }
 
 /// The value of an option of a command line.

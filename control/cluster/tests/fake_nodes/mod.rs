@@ -45,6 +45,8 @@ struct FakeAgent {
     server: ApiServer,
     machine: Arc<Mutex<Machine>>,
     bell: Arc<Notify>,
+    /// What its engines are told to ask.
+    authority: String,
 }
 
 impl FakeAgent {
@@ -95,16 +97,16 @@ impl FakeAgent {
 impl Agent for FakeAgent {
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         let machine = self.machine();
-        let running = |relay_from: &str| {
-            let relay_from = relay_from.to_owned();
-            ProcessView { state: InstanceState::Running, relay_from, ..ProcessView::default() }
+        let running = |relay_from: &str, authority: &str| {
+            let (relay_from, authority) = (relay_from.to_owned(), authority.to_owned());
+            ProcessView { state: InstanceState::Running, relay_from, authority, ..ProcessView::default() }
         };
         let engine = |(name, all): (&String, &Vec<FakeEngine>)| {
             let here = all.iter().find(|e| e.node == self.node)?;
-            Some((name.clone(), running(&here.relay_from)))
+            Some((name.clone(), running(&here.relay_from, &self.authority)))
         };
         let replicas = machine.replicas.keys().filter(|(node, _)| *node == self.node);
-        let replicas = replicas.map(|(_, name)| (name.clone(), running("")));
+        let replicas = replicas.map(|(_, name)| (name.clone(), running("", "")));
         Ok(machine.engines.iter().filter_map(engine).chain(replicas).collect())
     }
 
@@ -292,14 +294,16 @@ impl Cluster {
     pub(crate) fn start(&mut self, node: &str) {
         let bell = self.bells.entry(node.to_owned()).or_default().clone();
         let (machine, server) = (Arc::clone(&self.machine), self.server.clone());
-        let agent = FakeAgent { node: node.to_owned(), server, machine, bell };
+        let authority = self.scratch.path().join(format!("{node}.sock"));
+        let told = format!("unix:{}", authority.display());
+        let agent = FakeAgent { node: node.to_owned(), server, machine, bell, authority: told };
         let options = Options {
             node: node.to_owned(),
             namespace: "longhorn-system".to_owned(),
             root: format!("/root-{node}").into(),
             instance_manager: RunBy::Others,
             image: "longhorn:test".to_owned(),
-            authority: self.scratch.path().join(format!("{node}.sock")),
+            authority,
             webhook: None,
         };
         let (stop, stopped) = oneshot::channel();
