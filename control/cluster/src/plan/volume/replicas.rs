@@ -1,6 +1,5 @@
 //! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
@@ -10,8 +9,8 @@ use crate::api::{
 };
 use crate::plan::{FINALIZER, age};
 use crate::schedule::{
-    Cluster, Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place,
-    place_all, replenish,
+    Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, balance, choose_removal,
+    place, place_all, replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
@@ -140,18 +139,31 @@ impl Draft<'_> {
             Replenish::Wait(left) if missing == 0 && !anybody_leaves => self.look_again(left),
             Replenish::Wait(_) | Replenish::Reuse(_) | Replenish::New => {
                 let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-                let (want, residents) = (self.want(fill), self.residents());
-                match (place(&self.calm(), &want, &residents), place(self.o.cluster, &want, &residents)) {
-                    (Ok(at), _) => {
+                match self.place_now(fill) {
+                    Ok(Some(at)) => {
                         self.add_replica(&at);
                         self.report_places(None);
                     }
-                    // There is room, where enough is being filled.
-                    (Err(_), Ok(_)) => self.look_again(TURN),
-                    (Err(_), Err(refusal)) => self.report_places(Some(&refusal)),
+                    Ok(None) => self.look_again(TURN),
+                    Err(refusal) => self.report_places(Some(&refusal)),
                 }
             }
         }
+    }
+
+    /// Where a replica may be filled now; `None`: where there is room enough is being filled.
+    fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
+        let (want, residents) = (self.want(fill), self.residents());
+        let at = place(self.o.cluster, &want, &residents)?;
+        if !self.is_crowded(&at.node) {
+            return Ok(Some(at));
+        }
+        // The node that the volume is used on is waited for: nothing would bring the replica there later.
+        let is_preferred = match &want.locality {
+            Locality::Prefer(node) | Locality::Only(node) => *node == at.node,
+            Locality::Anywhere => false,
+        };
+        Ok(if is_preferred { None } else { place(&self.calm(), &want, &residents).ok() })
     }
 
     /// True for a node on which as many replicas are being filled as may be.
@@ -160,18 +172,13 @@ impl Draft<'_> {
         filling >= self.o.settings.rebuilds_at_once()
     }
 
-    /// The cluster without the nodes on which no further replica may be filled now.
-    fn calm(&self) -> Cow<'_, Cluster> {
-        let crowded = self.o.cluster.nodes.keys().filter(|node| self.is_crowded(node));
-        let crowded: Vec<&String> = crowded.collect();
-        if crowded.is_empty() {
-            return Cow::Borrowed(self.o.cluster);
-        }
+    /// The cluster as if the nodes took nothing on which no further replica may be filled now.
+    fn calm(&self) -> Cluster {
         let mut calm = self.o.cluster.clone();
-        for (_, node) in calm.nodes.iter_mut().filter(|(name, _)| crowded.contains(name)) {
-            node.schedulable = false;
+        for (name, node) in &mut calm.nodes {
+            node.schedulable &= !self.is_crowded(name);
         }
-        Cow::Owned(calm)
+        calm
     }
 
     /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.
