@@ -344,6 +344,9 @@ mod tests {
     fn code_below(folder: &std::path::Path, code: &mut String) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
+            if path.ends_with("tests") || path.ends_with("tests.rs") {
+                continue;
+            }
             if path.is_dir() {
                 code_below(&path, code);
             } else if path.extension().is_some_and(|e| e == "rs") {
