@@ -242,15 +242,16 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
-/// Ends an engine that no resource names, if its volume has another one, or is gone: its node was silent when a migration
+/// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration
 /// ended, or when the volume was deleted. One that is none of this manager's is left alone.
 async fn end_what_was_left(context: &Context, name: &str) -> Done<Outcome> {
     let Some(volume) = volume_of_engine(name).filter(|_| context.is_own_engine(name)) else {
         return Ok(Outcome::Done);
     };
     let has_other = !engines_of(&context.desk, volume).await?.is_empty();
-    if !has_other && context.desk.api::<Volume>().get_opt(volume).await?.is_some() {
-        // It is being deleted, or is about to have another engine.
+    let found = context.desk.api::<Volume>().get_opt(volume).await?;
+    if !has_other && found.is_some_and(|volume| volume.metadata.deletion_timestamp.is_none()) {
+        // It is about to be deleted, or to have another engine.
         return Ok(Outcome::Again(LATER));
     }
     tracing::info!(engine = name, has_other, "what was left of the volume here is ended");
