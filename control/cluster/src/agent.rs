@@ -3,6 +3,8 @@
 //! [`Agent`] is the edge: `LocalAgent` speaks gRPC with the real thing, the tests fake it. Everything a decision needs
 //! is read first and handed over as plain values.
 
+mod at_disk;
+mod bounded;
 mod command;
 mod device;
 mod disk;
@@ -11,6 +13,7 @@ mod reach;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use control::replica::Layer;
 use lh_block::Generation;
@@ -19,6 +22,8 @@ use tonic::async_trait;
 
 use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec};
 
+pub(crate) use bounded::Bounded;
+pub(crate) use command::authority_at;
 pub use command::{engine_command, replica_command};
 pub use disk::{DISK_CONFIG, inspect};
 pub use local::LocalAgent;
@@ -39,6 +44,8 @@ pub struct ProcessView {
     pub binary: String,
     /// Where it was told that the volume's engine serves relays; empty for what is no relay.
     pub relay_from: String,
+    /// Where it was told to ask for its volume's authority; empty for what is no engine.
+    pub authority: String,
 }
 
 /// A replica as its engine sees it.
@@ -164,6 +171,9 @@ pub enum AgentError {
     /// It was refused or failed.
     #[error("{0}")]
     Failed(String),
+    /// It was not answered in time. It may be done, or be done yet.
+    #[error("the node was asked {0}, and did not answer within {1:?}")]
+    Late(&'static str, Duration),
 }
 
 /// One node.

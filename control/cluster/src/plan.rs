@@ -12,6 +12,7 @@ pub mod instance_manager;
 pub mod node;
 pub mod orphan;
 pub mod pods;
+pub mod rebuild;
 pub mod replica;
 pub mod snapshot;
 pub mod upgrade;

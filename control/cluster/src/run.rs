@@ -8,6 +8,7 @@ mod alone;
 mod authority;
 mod cache;
 mod certificate;
+mod clients;
 mod desk;
 mod drain;
 mod facts;
@@ -15,6 +16,7 @@ mod here;
 mod instance_pod;
 mod lead;
 mod leader;
+mod leadership;
 mod lease;
 mod nodes;
 mod orphans;
@@ -33,28 +35,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::host::Root;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::agent::{Agent, LocalAgent, ProcessView, Reach};
+use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach, authority_at};
 use crate::plan::instance_manager::RunBy;
 use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
 use lead::Lead;
+use leadership::{Leadership, keep_leases};
 use queue::{Outcome, Queue};
 
 pub use alone::alone;
-
-/// Looks at once. Most wait for the API server or for a process of this node; more would only crowd it.
-const AT_ONCE: usize = 16;
+pub use clients::Clients;
 
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
 const ROUND: Duration = Duration::from_secs(5);
-
-/// Least time between two renewals.
-const SOONEST: Duration = Duration::from_millis(500);
 
 /// How to run a manager.
 #[derive(Clone, Debug)]
@@ -134,8 +132,7 @@ struct Context {
     up: Mutex<Arc<BTreeSet<String>>>,
     /// Processes of this node, as of the last change that was heard of.
     processes: Mutex<BTreeMap<String, ProcessView>>,
-    /// What is there while this manager leads.
-    lead: Mutex<Option<Arc<Lead>>>,
+    leadership: Leadership,
     certificate: webhook::Certificate,
 }
 
@@ -146,19 +143,14 @@ impl Context {
 
     /// What the leader has; `None`: this manager does not lead, or has not read everything yet.
     fn lead(&self) -> Option<Arc<Lead>> {
-        let lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        lead.filter(|lead| lead.is_ready())
+        self.leadership.now().filter(|lead| lead.is_ready())
     }
 
-    /// Begins or ends to lead. True if it did not before.
-    fn set_lead(&self, leads: bool) -> bool {
-        let mut lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
-        if leads == lead.is_some() {
-            return false;
-        }
-        *lead = leads.then(|| Lead::begin(&self.desk, &self.news));
-        tracing::info!(leads, "leadership");
-        leads
+    /// True for an engine that runs here and asks this manager who may write.
+    fn is_own_engine(&self, process: &str) -> bool {
+        let own = authority_at(&self.options.authority);
+        let all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(process).is_some_and(|process| process.authority == own)
     }
 
     fn runs(&self, process: &str) -> bool {
@@ -178,11 +170,11 @@ pub async fn run_here(
 ) -> Result<(), RunError> {
     let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
     let root = root.map_err(|source| RunError::Root { root: options.root.clone(), source })?;
-    let client = Client::try_default().await.map_err(Box::new)?;
+    let clients = Clients::of_this_place().await.map_err(Box::new)?;
     // What runs, whatever lies by now where it was started from.
     let own = PathBuf::from("/proc/self/exe");
     let agent = Arc::new(LocalAgent::new(root, options.authority.clone(), reach, own));
-    run(options, client, agent, stop).await
+    run(options, clients, agent, stop).await
 }
 
 /// Where the engines of a root ask for their volume's authority.
@@ -199,11 +191,11 @@ pub fn authority_socket(root: &std::path::Path) -> std::io::Result<PathBuf> {
 /// [`RunError`]. What fails later is tried again for ever.
 pub async fn run(
     options: Options,
-    client: Client,
+    clients: impl Into<Clients>,
     agent: Arc<dyn Agent>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let desk = Desk::new(client, &options.namespace, &options.node);
+    let desk = Desk::new(clients.into(), &options.namespace, &options.node);
     let mut stop = std::pin::pin!(stop);
     tokio::select! {
         checked = alone(&desk.client, &desk.namespace) => checked?,
@@ -216,9 +208,11 @@ pub async fn run(
         tasks.spawn(watch);
     }
     let up = Mutex::new(Arc::new([options.node.clone()].into()));
-    let (lead, processes) = (Mutex::default(), Mutex::default());
+    let (leadership, processes) = (Leadership::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
-    let context = Arc::new(Context { options, desk, cache, agent, news, up, processes, lead, certificate });
+    let agent: Arc<dyn Agent> = Arc::new(Bounded::new(agent));
+    let context =
+        Arc::new(Context { options, desk, cache, agent, news, up, processes, leadership, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),
@@ -253,15 +247,14 @@ async fn work(context: &Arc<Context>) {
     let mut queue = Queue::default();
     let mut looks = JoinSet::new();
     loop {
-        while queue.busy() < AT_ONCE {
-            let Some(key) = queue.take(Instant::now()) else { break };
+        while let Some(key) = queue.take(Instant::now()) {
             let context = Arc::clone(context);
             looks.spawn(async move {
                 let outcome = look(&context, &key).await;
                 (key, outcome)
             });
         }
-        let due = if queue.busy() < AT_ONCE { queue.next_due() } else { None };
+        let due = queue.next_due();
         let sleep = async {
             match due {
                 Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -356,48 +349,5 @@ async fn rounds(context: Arc<Context>) {
         ticks.tick().await;
         let engines = context.cache.engines.all();
         context.news.tell(engines.into_iter().map(|e| Key::Engine(e.name_any())).chain([Key::Here]));
-    }
-}
-
-/// Renews this node's lease, tries to lead, and notices who died.
-async fn keep_leases(context: Arc<Context>) {
-    let node = &context.options.node;
-    let mut own = lease::Claim::new(lease::node_lease(node), node, true);
-    let mut first = lease::Claim::new(lease::LEADER.to_owned(), node, false);
-    let mut nodes = lease::Watchers::default();
-    let mut led_at: Option<Instant> = None;
-    let mut counted_at: Option<Instant> = None;
-    loop {
-        let begun = Instant::now();
-        if let Err(e) = own.hold(&context.desk).await {
-            tracing::warn!(error = %e, "this node's lease was not renewed");
-        }
-        match first.hold(&context.desk).await {
-            Ok(true) => led_at = Some(begun),
-            Ok(false) => led_at = None,
-            Err(e) => tracing::warn!(error = %e, "the leader's lease was not renewed"),
-        }
-        let mut leads = led_at.is_some_and(|at| at.elapsed() < lease::YIELD);
-        // An API server that was away kept everybody from renewing: nobody is dead for that.
-        if counted_at.is_some_and(|at| at.elapsed() > lease::YIELD) {
-            (nodes, counted_at) = (lease::Watchers::default(), None);
-        }
-        let mut changed = false;
-        // Whoever may lead soon counts already: a node that dies with the leader is noticed in one term, not in two.
-        if leads || first.watchers.still_for(lease::LEADER, Instant::now()) >= lease::SUSPECT {
-            match nodes::count_the_living(&context, &mut nodes).await {
-                Ok(news) => (changed, counted_at) = (news, Some(Instant::now())),
-                Err(e) => tracing::warn!(error = %e, "the managers were not counted"),
-            }
-        }
-        // To a leader that never counted all other nodes would be dead.
-        leads &= counted_at.is_some();
-        if !context.set_lead(leads) && leads && changed {
-            context.news.tell([Key::All, Key::Nodes]);
-        }
-        // A death is noticed when it is due, not up to a renewal later.
-        let now = Instant::now();
-        let deaths = first.watchers.next_death(now).into_iter().chain(nodes.next_death(now));
-        tokio::time::sleep(deaths.fold(lease::RENEW, Duration::min).max(SOONEST)).await;
     }
 }

@@ -40,6 +40,8 @@ pub struct Node {
     pub emptying: Emptying,
     /// A disruption budget keeps it from being drained (`crate::plan::drain`).
     pub protected: bool,
+    /// Kubernetes has it no more, and its manager is silent: nobody is left to end or to remove what was there.
+    pub gone: bool,
     /// Its tags.
     pub tags: BTreeSet<String>,
     /// The images whose programs are on it.

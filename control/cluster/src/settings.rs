@@ -82,14 +82,15 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("backup-concurrent-limit", "2", Form::Number(1, 64)),
     acts("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly", "", Form::Text),
     acts("concurrent-automatic-engine-upgrade-per-node-limit", "0", Form::Number(0, 1000)),
+    acts("concurrent-replica-rebuild-per-node-limit", "5", Form::Number(0, 1000)),
     acts("create-default-disk-labeled-nodes", "false", Form::Bool),
-    stored("csi-allowed-topology-keys", "", Form::Text),
+    acts("csi-allowed-topology-keys", "", Form::Text),
     stored("csi-storage-capacity-tracking", "false", Form::Bool),
     stored("default-backup-block-size", "2", Form::Number(2, 16)),
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
     acts("default-replica-count", "3", Form::Number(1, 20)),
-    acts("deleting-confirmation-flag", "false", Form::Bool),
+    stored("deleting-confirmation-flag", "false", Form::Bool),
     acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
     stored("engine-replica-timeout", "8", Form::Number(8, 30)),
     stored("fast-replica-rebuild-enabled", "true", Form::Bool),
@@ -271,6 +272,11 @@ impl Settings {
         usize::try_from(self.number("concurrent-automatic-engine-upgrade-per-node-limit")).unwrap_or_default()
     }
 
+    /// How many replicas of one node are filled at once; 0: none is.
+    pub fn rebuilds_at_once(&self) -> usize {
+        usize::try_from(self.number("concurrent-replica-rebuild-per-node-limit")).unwrap_or(usize::MAX)
+    }
+
     /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.
     pub fn default_disk_by_label(&self) -> bool {
         self.flag("create-default-disk-labeled-nodes")
@@ -332,6 +338,39 @@ mod tests {
             definition.check(definition.default).unwrap();
         }
         assert!(DEFINITIONS.windows(2).all(|pair| pair[0].name < pair[1].name));
+    }
+
+    /// Code below this folder of the repository, without its tests and without the list of settings.
+    fn code_below(folder: &std::path::Path, code: &mut String) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.ends_with("tests") || path.ends_with("tests.rs") {
+                continue;
+            }
+            if path.is_dir() {
+                code_below(&path, code);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+                let list = text.split_once("pub const DEFINITIONS").and_then(|(before, rest)| {
+                    rest.split_once("\n];").map(|(_, after)| format!("{before}{after}"))
+                });
+                code.push_str(&list.unwrap_or_else(|| text.to_owned()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_setting_acts_where_something_reads_it() {
+        let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut code = String::new();
+        for folder in ["src", "../../csi/src"] {
+            code_below(&own.join(folder), &mut code);
+        }
+        for definition in DEFINITIONS {
+            let is_read = code.contains(&format!("\"{}\"", definition.name));
+            assert_eq!(definition.acts, is_read, "{}", definition.name);
+        }
     }
 
     #[test]

@@ -113,7 +113,9 @@ fn judge_delete(node: &Node, facts: &Facts) -> Result<(), String> {
             "node {name} is still a node of Kubernetes, and its manager would make this anew: delete that one first"
         ));
     }
-    let replicas: Vec<String> = facts.replicas.iter().map(|r| r.name_any()).collect();
+    // Those that go the leader forgets: with the node nobody is left to finish that.
+    let stay = facts.replicas.iter().filter(|r| r.metadata.deletion_timestamp.is_none());
+    let replicas: Vec<String> = stay.map(|r| r.name_any()).collect();
     if !replicas.is_empty() {
         return Err(format!(
             "replicas are on node {name}: {}: wait until others have taken their place, or delete them",
@@ -208,7 +210,18 @@ mod tests {
             |node: &str| Replica::new("r", ReplicaSpec { node_id: node.into(), ..ReplicaSpec::default() });
         facts.replicas.push(on("n1"));
         assert!(delete(&facts).unwrap_err().contains("replicas are on node n1"));
-        facts.replicas.clear();
+        let going = || {
+            let mut going = on("n1");
+            going.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
+            going
+        };
+        facts.replicas.push(going());
+        assert!(delete(&facts).is_err(), "one of the two stays");
+        facts.replicas = vec![going(), going()];
+        delete(&facts).unwrap();
+        facts.kubernetes_has_it = true;
+        assert!(delete(&facts).is_err(), "its manager finishes them");
+        facts = Facts::default();
         delete(&facts).unwrap();
     }
 }

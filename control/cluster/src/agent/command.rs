@@ -21,6 +21,11 @@ const fn frontend_option(frontend: Frontend) -> &'static str {
     }
 }
 
+/// The option's value for the socket of a manager.
+pub(crate) fn authority_at(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
+}
+
 /// The arguments of the process of an engine, or of a relay. On a network one of a migratable volume is told where to listen for
 /// relays by the instance manager, which gives it the port; it keeps that when it takes another one's place.
 pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &EngineStart<'_>) -> Vec<String> {
@@ -34,7 +39,7 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("quorum", spec.quorum.to_string());
     option("io-timeout", spec.io_timeout.unwrap_or(300).to_string());
     option("generation", u64::from(start.generation).to_string());
-    option("authority", format!("unix:{}", authority.display()));
+    option("authority", authority_at(authority));
     option("key-file", root.key(&spec.volume_name).display().to_string());
     option("listen", format!("unix:{}", root.control_socket(start.name).display()));
     option("root", root.path().display().to_string());

@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
 
+use super::at_disk::AtDisk;
 use super::device::device_at;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
@@ -57,13 +58,15 @@ pub struct LocalAgent {
     laid: AtomicBool,
     /// Woken at every change of a process.
     news: Notify,
+    at_disk: AtDisk,
 }
 
 impl LocalAgent {
     /// The node with this root. `authority` is the socket that engines get for `--authority`, `own` the program of this
     /// manager's image.
     pub fn new(root: Root, authority: PathBuf, reach: Reach, own: PathBuf) -> Self {
-        Self { root, authority, reach, own, laid: AtomicBool::new(false), news: Notify::new() }
+        let (laid, news) = (AtomicBool::new(false), Notify::new());
+        Self { root, authority, reach, own, laid, news, at_disk: AtDisk::default() }
     }
 
     async fn manager(&self) -> Result<ProcessManagerServiceClient<Channel>, AgentError> {
@@ -149,8 +152,10 @@ fn process_view(process: ProcessResponse) -> ProcessView {
     let (spec, status) = (process.spec.unwrap_or_default(), process.status.unwrap_or_default());
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
     let port = u16::try_from(status.port_start).ok().filter(|port| *port > 0);
-    let relay_from = value_of(&spec.args, "--relay-from").unwrap_or_default().to_owned();
-    ProcessView { state, error: status.error_msg, uuid: status.uuid, port, binary: spec.binary, relay_from }
+    let option = |name: &str| value_of(&spec.args, name).unwrap_or_default().to_owned();
+    let (relay_from, authority) = (option("--relay-from"), option("--authority"));
+    let (error, uuid, binary) = (status.error_msg, status.uuid, spec.binary);
+    ProcessView { state, error, uuid, port, binary, relay_from, authority }
 }
 
 /// The value of an option of a command line.
@@ -364,13 +369,13 @@ impl Agent for LocalAgent {
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
-        let task = tokio::task::spawn_blocking(move || inspect(&path));
-        task.await.map_err(|e| e.to_string())?
+        self.at_disk.run(path, inspect).await?
     }
 
     async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError> {
-        let task = tokio::task::spawn_blocking(move || remove_replica_directory(&disk_path, &directory));
-        let done = task.await.map_err(|e| AgentError::Failed(e.to_string()))?;
+        let place = disk_path.join("replicas").join(&directory);
+        let remove = move |_: &Path| remove_replica_directory(&disk_path, &directory);
+        let done = self.at_disk.run(place, remove).await.map_err(AgentError::Failed)?;
         done.map_err(|e| AgentError::Failed(e.to_string()))
     }
 

@@ -46,6 +46,8 @@ pub struct NodeView {
     pub cordoned: bool,
     /// It has a budget.
     pub protected: bool,
+    /// Kubernetes has no such node.
+    pub gone: bool,
 }
 
 /// The nodes, and what is on them.
@@ -169,7 +171,8 @@ mod tests {
     /// `"n1: n2 n3-"`: nodes with a budget; cordoned (`:`), without one (`-`).
     fn nodes(text: &str) -> BTreeMap<String, NodeView> {
         let one = |word: &str| {
-            let view = NodeView { cordoned: word.contains(':'), protected: !word.contains('-') };
+            let (cordoned, protected) = (word.contains(':'), !word.contains('-'));
+            let view = NodeView { cordoned, protected, gone: false };
             (word.trim_end_matches([':', '-']).to_owned(), view)
         };
         text.split_whitespace().map(one).collect()

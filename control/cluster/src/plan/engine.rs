@@ -234,12 +234,24 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     follow_device(view, status, &now, actions);
     follow_replicas(view, status, &now);
     follow_chain(view, status);
-    if !view.up || status.relaying {
+    if status.relaying {
         return;
     }
+    // Before it is up, too: the one that it waits for may be among them.
     let has = |name: &String| view.replicas.iter().any(|r| r.name == *name);
     for (name, address) in spec.replica_address_map.iter().filter(|(name, _)| !has(name)) {
         actions.push(Action::AddReplica { name: name.clone(), address: address.clone() });
+    }
+    if !view.up {
+        let moved = |r: &&EngineReplica| {
+            let now = spec.replica_address_map.get(&r.name);
+            r.mode == ReplicaMode::Error && now.is_some_and(|address| *address != r.address)
+        };
+        for replica in view.replicas.iter().filter(moved) {
+            let (name, address) = (replica.name.clone(), replica.address.clone());
+            actions.push(Action::RemoveReplica { name, address });
+        }
+        return;
     }
     // One whose process came back elsewhere is let go and taken anew; while it is in sync it is where the engine knows it.
     let stays = |r: &EngineReplica| match spec.replica_address_map.get(&r.name) {

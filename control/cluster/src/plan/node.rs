@@ -227,6 +227,7 @@ pub fn picture<'a>(
                 (false, false) => Emptying::No,
             },
             protected: drain.protected,
+            gone: drain.gone && !nodes_up.contains(&name),
             tags: node.spec.tags.iter().cloned().collect(),
             programs: programs.get(&name).cloned().unwrap_or_default(),
             disks,
@@ -372,7 +373,7 @@ mod tests {
             let mut one = node(&[]);
             one.spec.eviction_requested = asked;
             let settings = Settings::of([("node-drain-policy", policy)]);
-            let drains = [("n1".to_owned(), NodeView { cordoned, protected: true })].into();
+            let drains = [("n1".to_owned(), NodeView { cordoned, protected: true, gone: false })].into();
             let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &BTreeMap::new(), &settings);
             (cluster.nodes["n1"].emptying, cluster.nodes["n1"].protected)
         };

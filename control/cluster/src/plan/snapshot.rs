@@ -53,6 +53,12 @@ fn serves(engine: Option<&Engine>) -> bool {
     status.is_some_and(|s| s.current_state == InstanceState::Running && !s.relaying)
 }
 
+/// True while the engine waits, for its replicas for one: it changes its chain afterwards, and each question would be one more
+/// that waits in it.
+fn waits(engine: Option<&Engine>) -> bool {
+    engine.and_then(|e| e.status.as_ref()).is_some_and(|s| !s.waiting_for.is_empty())
+}
+
 /// True if the snapshot waits for an engine.
 pub fn needs_engine(o: &Observed<'_>) -> bool {
     let volume_stays = o.volume.is_some_and(|v| v.metadata.deletion_timestamp.is_none());
@@ -82,9 +88,12 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             _ if !is_kept(o.snapshot) || is_unknown => Vec::new(),
             // Its layer is being read by a process that no engine knows of.
             Some(_) if o.in_use => Vec::new(),
-            Some(info) if !info.removed => vec![Action::Remove],
-            // Marked or folded away: what is left of it is the engine's affair.
-            Some(_) | None => vec![Action::RemoveFinalizer],
+            // What is left of it is the engine's affair.
+            Some(info) if info.removed => vec![Action::RemoveFinalizer],
+            // One that was asked for before the engine began to wait may be taken yet.
+            _ if waits(o.engine) => Vec::new(),
+            Some(_) => vec![Action::Remove],
+            None => vec![Action::RemoveFinalizer],
         };
     }
     let mut actions = if is_kept(o.snapshot) { Vec::new() } else { vec![Action::AddFinalizer] };
@@ -109,7 +118,9 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             if status.requested_time.is_empty() {
                 status.requested_time = written(o.now);
             }
-            actions.push(Action::Take);
+            if !waits(o.engine) {
+                actions.push(Action::Take);
+            }
         }
         None if is_unknown => {}
         None => {
@@ -185,6 +196,21 @@ mod tests {
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
         assert!(!status.ready_to_use && status.error.contains("no snapshot"));
+    }
+
+    #[test]
+    fn an_engine_that_waits_is_asked_for_nothing() {
+        let (mut snapshot, volume) = (snapshot(), volume());
+        let mut engine = engine(InstanceState::Running, &[("s2", false)]);
+        engine.status.as_mut().unwrap().waiting_for = "its replicas".into();
+        let (actions, needs) = decide(&snapshot, Some(&volume), Some(&engine));
+        assert!(!actions.contains(&Action::Take) && needs, "{actions:?}");
+        snapshot.metadata.deletion_timestamp = Some(now().into());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine)).0, [], "it may be taken yet");
+        snapshot.metadata.name = Some("s2".into());
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine)).0, []);
+        engine.status.as_mut().unwrap().snapshots.get_mut("s2").unwrap().removed = true;
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine)).0, [Action::RemoveFinalizer]);
     }
 
     #[test]

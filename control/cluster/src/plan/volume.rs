@@ -26,6 +26,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Event;
+use super::rebuild::Filling;
 use crate::api::{
     Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
     VolumeStatus,
@@ -43,6 +44,9 @@ pub const SCHEDULED: &str = "Scheduled";
 
 /// The condition that says what an attachment waits for.
 pub const READY: &str = "ReplicasReady";
+
+/// The condition that says since when a volume that is being detached waits for its processes.
+pub const ENDED: &str = "ProcessesEnded";
 
 /// A volume and what it depends on.
 #[derive(Clone, Debug)]
@@ -63,6 +67,8 @@ pub struct Observed<'a> {
     pub snapshots: usize,
     /// The nodes and disks.
     pub cluster: &'a schedule::Cluster,
+    /// Replicas that are being filled, of all volumes.
+    pub filling: &'a Filling,
     /// Paths of the disks, by node and UUID.
     pub disk_paths: &'a BTreeMap<(String, String), String>,
     /// Nodes whose manager answers.
@@ -96,7 +102,8 @@ pub enum Action {
     DeleteEngine(String),
     /// Remove a replica and its data.
     DeleteReplica(String),
-    /// Remove a replica of a node that is gone for good: nobody is left to remove its data.
+    /// Remove a replica of a node that is gone for good: nobody is left to remove its data. That it is gone is to be asked of the
+    /// API server itself.
     ForgetReplica(String),
     /// Remove the volume's attachment.
     DeleteAttachment,
@@ -123,6 +130,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         draft.remove();
     } else {
         draft.keep();
+        draft.forget_lost();
         if draft.refuse_unbuilt() {
             return draft.finish();
         }

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use super::certificate::SECRET;
 use super::desk::Desk;
 use super::patience::Patience;
+use super::queue::{Lane, Laned};
 use super::shelf::{Item, Shelf};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
@@ -59,6 +60,17 @@ pub(super) enum Key {
     Snapshot(String),
     /// Every snapshot of a volume: its engine came, went, or tells of another chain.
     Snapshots(String),
+}
+
+impl Laned for Key {
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Snapshot(_) => Lane::Chains,
+            Self::Engine(_) => Lane::Engines,
+            Self::Replica(_) => Lane::Replicas,
+            _ => Lane::Rest,
+        }
+    }
 }
 
 /// News that nobody has looked at yet.
@@ -190,27 +202,27 @@ impl Local {
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
         let local = Self {
-            volumes: to.watch(desk.api(), &of_node, |_| Vec::new()),
-            engines: to.watch(desk.api(), &of_node, |e: &Engine| {
+            volumes: to.watch(desk.watched(), &of_node, |_| Vec::new()),
+            engines: to.watch(desk.watched(), &of_node, |e: &Engine| {
                 vec![Key::Engine(e.name_any()), Key::Snapshots(e.spec.volume_name.clone())]
             }),
             // What replicas take of a disk is told with the next round.
-            replicas: to.watch(desk.api(), &of_node, |r: &Replica| vec![Key::Replica(r.name_any())]),
-            snapshots: to.watch(desk.api(), "", |s: &Snapshot| {
+            replicas: to.watch(desk.watched(), &of_node, |r: &Replica| vec![Key::Replica(r.name_any())]),
+            snapshots: to.watch(desk.watched(), "", |s: &Snapshot| {
                 vec![Key::Snapshot(s.name_any()), Key::Volume(s.spec.volume.clone())]
             }),
-            nodes: to.watch(desk.api(), &named(here), |_| vec![Key::Here]),
-            settings: to.watch(desk.api(), "", |s: &Setting| {
+            nodes: to.watch(desk.watched(), &named(here), |_| vec![Key::Here]),
+            settings: to.watch(desk.watched(), "", |s: &Setting| {
                 vec![Key::Setting(s.name_any()), Key::Here, Key::Nodes, Key::All]
             }),
-            instance_managers: to.watch(desk.api(), &named(&instance_manager(here)), |_| vec![Key::Here]),
-            orphans: to.watch(desk.api(), &of_node, |_| vec![Key::Here]),
-            engine_images: to.watch(desk.api(), "", |_: &EngineImage| vec![Key::Programs, Key::Nodes]),
-            kube_nodes: to.watch(Api::all(desk.client.clone()), &named(here), |_| vec![Key::Here]),
-            secrets: to.watch(desk.api(), &named(SECRET), |_| vec![Key::Certificate]),
+            instance_managers: to.watch(desk.watched(), &named(&instance_manager(here)), |_| vec![Key::Here]),
+            orphans: to.watch(desk.watched(), &of_node, |_| vec![Key::Here]),
+            engine_images: to.watch(desk.watched(), "", |_: &EngineImage| vec![Key::Programs, Key::Nodes]),
+            kube_nodes: to.watch(Api::all(desk.watching.clone()), &named(here), |_| vec![Key::Here]),
+            secrets: to.watch(desk.watched(), &named(SECRET), |_| vec![Key::Certificate]),
             pod: (run_by == RunBy::Pod).then(|| OwnPod {
-                pods: to.watch(desk.api(), &named(&instance_manager(here)), |_| vec![Key::Here]),
-                templates: to.watch(desk.api(), &named(TEMPLATE), |_| vec![Key::Here]),
+                pods: to.watch(desk.watched(), &named(&instance_manager(here)), |_| vec![Key::Here]),
+                templates: to.watch(desk.watched(), &named(TEMPLATE), |_| vec![Key::Here]),
             }),
         };
         (local, to.all)
@@ -262,20 +274,21 @@ impl Global {
     pub(super) fn new(desk: &Desk, news: &Arc<News>) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
         let global = Self {
-            volumes: to.watch(desk.api(), "", |v: &Volume| {
+            volumes: to.watch(desk.watched(), "", |v: &Volume| {
                 vec![Key::Volume(v.name_any()), Key::Attachment(v.name_any())]
             }),
-            engines: to.watch(desk.api(), "", |e: &Engine| {
+            engines: to.watch(desk.watched(), "", |e: &Engine| {
                 let volume = || e.spec.volume_name.clone();
                 vec![Key::Volume(volume()), Key::Snapshots(volume())]
             }),
-            replicas: to.watch(desk.api(), "", |r: &Replica| vec![Key::Volume(r.spec.volume_name.clone())]),
-            attachments: to.watch(desk.api(), "", |a: &VolumeAttachment| {
+            replicas: to
+                .watch(desk.watched(), "", |r: &Replica| vec![Key::Volume(r.spec.volume_name.clone())]),
+            attachments: to.watch(desk.watched(), "", |a: &VolumeAttachment| {
                 vec![Key::Attachment(a.name_any()), Key::Volume(a.spec.volume.clone())]
             }),
-            nodes: to.watch(desk.api(), "", |_: &Node| vec![Key::Nodes]),
-            kube_nodes: to.watch(Api::all(desk.client.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
-            budgets: to.watch(desk.api(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
+            nodes: to.watch(desk.watched(), "", |_: &Node| vec![Key::Nodes]),
+            kube_nodes: to.watch(Api::all(desk.watching.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
+            budgets: to.watch(desk.watched(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
         };
         (global, to.all)
     }

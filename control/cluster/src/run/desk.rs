@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use thiserror::Error;
 
+use super::clients::Clients;
 use super::patch;
 use crate::agent::AgentError;
 use crate::plan::{Event, FINALIZER};
@@ -52,6 +53,8 @@ pub(super) fn is_missing(e: &kube::Error) -> bool {
 #[derive(Clone)]
 pub(super) struct Desk {
     pub(super) client: Client,
+    /// For watches alone.
+    pub(super) watching: Client,
     pub(super) namespace: String,
     recorder: Recorder,
 }
@@ -72,15 +75,20 @@ impl<K> Kind for K where
 }
 
 impl Desk {
-    pub(super) fn new(client: Client, namespace: &str, identity: &str) -> Self {
+    pub(super) fn new(clients: Clients, namespace: &str, identity: &str) -> Self {
+        let Clients { requests: client, watches: watching } = clients;
         let reporter =
             Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, namespace: namespace.to_owned(), recorder }
+        Self { client, watching, namespace: namespace.to_owned(), recorder }
     }
 
     pub(super) fn api<K: Kind>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn watched<K: Kind>(&self) -> Api<K> {
+        Api::namespaced(self.watching.clone(), &self.namespace)
     }
 
     /// Makes an object. One that is there already is as good.
@@ -95,6 +103,15 @@ impl Desk {
     /// Asks for an object to go. One that is gone is gone.
     pub(super) async fn delete<K: Kind>(&self, name: &str) -> Done {
         match self.api::<K>().delete(name, &DeleteParams::default()).await {
+            Err(e) if !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks for an object to go that is still as it was read. One that is gone is gone.
+    pub(super) async fn delete_read<K: Kind>(&self, read: &K) -> Done {
+        let seen = Preconditions { uid: read.uid(), resource_version: read.resource_version() };
+        match self.api::<K>().delete(&read.name_any(), &DeleteParams::default().preconditions(seen)).await {
             Err(e) if !is_missing(&e) => Err(e.into()),
             _ => Ok(()),
         }

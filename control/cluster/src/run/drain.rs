@@ -29,8 +29,9 @@ pub(super) fn views(cache: &Global) -> BTreeMap<String, NodeView> {
 
 fn views_with(cache: &Global, protected: &BTreeSet<String>) -> BTreeMap<String, NodeView> {
     let view = |name: String| {
-        let cordoned = cache.kube_nodes.get(&name).is_none_or(|node| is_cordoned(&node));
-        let view = NodeView { cordoned, protected: protected.contains(&name) };
+        let node = cache.kube_nodes.get(&name);
+        let cordoned = node.as_ref().is_none_or(|node| is_cordoned(node));
+        let view = NodeView { cordoned, protected: protected.contains(&name), gone: node.is_none() };
         (name, view)
     };
     // One that is gone leaves its budget behind.

@@ -29,6 +29,9 @@ use crate::plan::{self, VOLUME_LABEL, engine, node, replica, snapshot, written};
 /// How often something that is on its way is looked at.
 const SOON: Duration = Duration::from_millis(500);
 
+/// How often something that others have to finish first is looked at.
+const LATER: Duration = Duration::from_secs(10);
+
 /// The name of a default disk; Longhorn's begins so, too.
 const DEFAULT_DISK: &str = "default-disk";
 
@@ -239,17 +242,21 @@ pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
     Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
-/// Ends a process that no resource names while its volume has another engine: its node was silent when a migration ended.
-/// Any other is left alone: what was deleted was stopped first.
+/// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration
+/// ended, or when the volume was deleted. One that is none of this manager's is left alone.
 async fn end_what_was_left(context: &Context, name: &str) -> Done<Outcome> {
-    let Some(volume) = volume_of_engine(name).filter(|_| context.runs(name)) else {
+    let Some(volume) = volume_of_engine(name).filter(|_| context.is_own_engine(name)) else {
         return Ok(Outcome::Done);
     };
-    if !engines_of(&context.desk, volume).await?.is_empty() {
-        tracing::info!(engine = name, "what a migration left is ended");
-        context.agent.stop(name).await?;
+    let has_other = !engines_of(&context.desk, volume).await?.is_empty();
+    let found = context.desk.api::<Volume>().get_opt(volume).await?;
+    if !has_other && found.is_some_and(|volume| volume.metadata.deletion_timestamp.is_none()) {
+        // It is about to be deleted, or to have another engine.
+        return Ok(Outcome::Again(LATER));
     }
-    Ok(Outcome::Done)
+    tracing::info!(engine = name, has_other, "what was left of the volume here is ended");
+    context.agent.stop(name).await?;
+    Ok(Outcome::Again(SOON))
 }
 
 /// The engines of a volume, wherever they are.

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::task::JoinSet;
 
@@ -11,6 +12,8 @@ use super::cache::{Global, Key, News};
 use super::desk::Desk;
 use super::{Context, drain, programs};
 use crate::plan::node;
+use crate::plan::rebuild::{Decided, Filling, filling};
+use crate::plan::volume::Action;
 use crate::schedule;
 use crate::settings::Settings;
 
@@ -21,7 +24,18 @@ pub(super) struct Lead {
     picture: Mutex<Option<(Stamps, Arc<Picture>)>>,
     /// What was last known of nodes and disks that could change where a replica goes.
     pub(super) pictured: Mutex<schedule::Cluster>,
+    rebuilds: Mutex<Rebuilds>,
+    begun: Instant,
     _tasks: JoinSet<()>,
+}
+
+/// Replicas that are being filled.
+#[derive(Default)]
+struct Rebuilds {
+    /// Those that are there, by name, with their nodes, as of that change of any replica.
+    seen: BTreeMap<String, String>,
+    as_of: Option<u64>,
+    decided: Decided,
 }
 
 /// The nodes and disks at one moment, for the decisions about all volumes.
@@ -66,6 +80,8 @@ impl Lead {
             is_ready,
             picture: Mutex::default(),
             pictured: Mutex::default(),
+            rebuilds: Mutex::default(),
+            begun: Instant::now(),
             _tasks: tasks,
         })
     }
@@ -73,6 +89,28 @@ impl Lead {
     /// False until everything was read once: what is missing would be made anew.
     pub(super) fn is_ready(&self) -> bool {
         self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Has one volume decided on at a time, knowing what is being filled and what the decisions before it will fill.
+    pub(super) fn decide_rebuilds(
+        &self,
+        volume: &str,
+        decide: impl FnOnce(&Filling) -> Vec<Action>,
+    ) -> Vec<Action> {
+        let mut rebuilds = self.rebuilds.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = self.cache.replicas.changes();
+        if rebuilds.as_of != Some(stamp) {
+            let all = self.cache.replicas.all();
+            let seen = filling(all.iter().map(Arc::as_ref));
+            rebuilds.seen = seen.into_iter().map(|(name, node)| (name.to_owned(), node.to_owned())).collect();
+            rebuilds.as_of = Some(stamp);
+        }
+        let Rebuilds { seen, decided, .. } = &mut *rebuilds;
+        let (now, known) = (self.begun.elapsed(), |name: &str| self.cache.replicas.get(name).is_some());
+        let seen = seen.iter().map(|(name, node)| (name.as_str(), node.as_str())).collect();
+        let actions = decide(&decided.filling(volume, &seen, known, now));
+        decided.note(volume, &actions, now);
+        actions
     }
 
     /// Nodes and disks as they are now.

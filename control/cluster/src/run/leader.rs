@@ -1,23 +1,26 @@
 //! What the leader does: volumes, their attachments, settings, and what stands for all nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ObjectMeta;
+use kube::api::{ListParams, ObjectMeta};
 use kube::core::object::HasSpec;
-use kube::{Resource, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 
 use super::Context;
 use super::cache::{Global, Key};
-use super::desk::{Done, Kind, is_missing};
+use super::desk::{Done, Kind, ReconcileError, is_missing};
+use super::here::engines_of;
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::{
-    AttachmentTicket, Engine, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
+    AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
+use crate::plan::rebuild::Filling;
 use crate::plan::snapshot::FOR_CLONE;
 use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
@@ -47,31 +50,39 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let snapshots = context.cache.snapshots.of(name);
     let origin = origin(context, cache, &volume);
     let picture = lead.picture(context);
-    let actions = volume::plan(&volume::Observed {
-        volume: &volume,
-        engine,
-        second,
-        replicas: replicas.iter().map(Arc::as_ref).collect(),
-        attachment: attachment.as_deref(),
-        source: origin.as_ref().map(|o| CloneSource {
-            volume: o.0.as_deref(),
-            snapshot: o.1.as_deref(),
-            replicas: o.2.iter().map(Arc::as_ref).collect(),
-        }),
-        snapshots: snapshots.len(),
-        cluster: &picture.cluster,
-        disk_paths: &picture.disk_paths,
-        nodes_up: &picture.up,
-        settings: &picture.settings,
-        image: &context.options.image,
-        now: Timestamp::now(),
-    });
+    let decide = |filling: &Filling| {
+        volume::plan(&volume::Observed {
+            volume: &volume,
+            engine,
+            second,
+            replicas: replicas.iter().map(Arc::as_ref).collect(),
+            attachment: attachment.as_deref(),
+            source: origin.as_ref().map(|o| CloneSource {
+                volume: o.0.as_deref(),
+                snapshot: o.1.as_deref(),
+                replicas: o.2.iter().map(Arc::as_ref).collect(),
+            }),
+            snapshots: snapshots.len(),
+            cluster: &picture.cluster,
+            filling,
+            disk_paths: &picture.disk_paths,
+            nodes_up: &picture.up,
+            settings: &picture.settings,
+            image: &context.options.image,
+            now: Timestamp::now(),
+        })
+    };
+    let actions = lead.decide_rebuilds(name, decide);
     if volume.status.as_ref().is_some_and(|s| !s.remount_requested_at.is_empty()) {
         context.news.tell([Key::Remount(name.to_owned())]);
     }
     let mut hands =
         Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
     for action in actions {
+        // Another one may lead by now, if the action before had to wait.
+        if context.lead().is_none() {
+            return Err(ReconcileError::Stale);
+        }
         tracing::debug!(volume = name, ?action, "volume");
         hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
@@ -137,10 +148,17 @@ impl Hands<'_> {
                 }
             }
             Action::DeleteEngine(name) => desk.delete::<Engine>(&name).await?,
-            Action::DeleteReplica(name) => desk.delete::<Replica>(&name).await?,
-            Action::ForgetReplica(name) => {
-                desk.delete::<Replica>(&name).await?;
+            Action::DeleteReplica(name) => {
                 if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    self.confirm(engines, replicas).await?;
+                    desk.delete_read(replica.as_ref()).await?;
+                }
+            }
+            Action::ForgetReplica(name) => {
+                if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
+                    confirm_gone(self.context, &replica.spec.node_id).await?;
+                    tracing::info!(replica = name, node = replica.spec.node_id, "forgotten with its node");
+                    desk.delete::<Replica>(&name).await?;
                     forget(self.context, replica.as_ref()).await?;
                 }
             }
@@ -165,6 +183,22 @@ impl Hands<'_> {
         Ok(())
     }
 
+    /// Data goes only if the API server itself has all that was decided on: the volume, its engines, its other replicas. Of a
+    /// volume that goes, all goes.
+    async fn confirm(&self, engines: &[Arc<Engine>], replicas: &[Arc<Replica>]) -> Done {
+        if self.volume.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let (desk, name) = (&self.context.desk, self.volume.name_any());
+        let volume = desk.api::<Volume>().get_opt(&name).await?;
+        let of_volume = ListParams::default().fields(&format!("spec.volumeName={name}"));
+        let fresh = desk.api::<Replica>().list(&of_volume).await?.items;
+        let same = volume.is_some_and(|v| v.resource_version() == self.version)
+            && versions(replicas.iter().map(Arc::as_ref)) == versions(&fresh)
+            && versions(engines.iter().map(Arc::as_ref)) == versions(&engines_of(desk, &name).await?);
+        if same { Ok(()) } else { Err(ReconcileError::Stale) }
+    }
+
     /// An object that goes with the volume.
     fn owned<K: Kind>(&self, mut object: K) -> K {
         let name = self.volume.name_any();
@@ -181,7 +215,7 @@ impl Hands<'_> {
 
     async fn create_key(&self) -> Done {
         let mut key = vec![0; KEY_LEN];
-        crate::random::fill(&mut key).map_err(|e| super::desk::ReconcileError::NotYet(e.to_string()))?;
+        crate::random::fill(&mut key).map_err(|e| ReconcileError::NotYet(e.to_string()))?;
         let name = key_secret(&self.volume.name_any());
         let secret = Secret {
             metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
@@ -201,6 +235,19 @@ impl Hands<'_> {
         }
         Ok(())
     }
+}
+
+/// What was on a node is forgotten only if Kubernetes itself has no such node, or there is none of ours.
+async fn confirm_gone(context: &Context, node: &str) -> Done {
+    let nodes: Api<KubeNode> = Api::all(context.desk.client.clone());
+    let is_gone =
+        context.desk.api::<Node>().get_opt(node).await?.is_none() || nodes.get_opt(node).await?.is_none();
+    if is_gone { Ok(()) } else { Err(ReconcileError::Stale) }
+}
+
+/// Which objects there are, each as it is.
+fn versions<'a, K: Kind + 'a>(all: impl IntoIterator<Item = &'a K>) -> BTreeMap<String, Option<String>> {
+    all.into_iter().map(|object| (object.name_any(), object.resource_version())).collect()
 }
 
 /// Takes the finalizer off an object that nobody else is left to finish.

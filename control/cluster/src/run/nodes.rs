@@ -12,7 +12,7 @@ use kube::api::ListParams;
 use super::cache::Key;
 use super::desk::Done;
 use super::lead::Lead;
-use super::lease::{NODE_LABEL, Watchers, mark};
+use super::lease::{NODE_LABEL, Watchers, answer, mark};
 use super::queue::Outcome;
 use super::{Context, drain, programs, upgrades};
 use crate::api::{Conditions, EngineImage, EngineImageSpec, Node, Setting, SettingSpec, Volume};
@@ -21,7 +21,8 @@ use crate::settings::DEFINITIONS;
 
 /// Which nodes' managers live. True if that changed.
 pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers) -> Done<bool> {
-    let leases = context.desk.api::<Lease>().list(&ListParams::default().labels(NODE_LABEL)).await?;
+    let (api, managers) = (context.desk.api::<Lease>(), ListParams::default().labels(NODE_LABEL));
+    let leases = answer(api.list(&managers)).await??;
     let now = Instant::now();
     let mut alive: BTreeSet<String> = [context.options.node.clone()].into();
     for lease in leases {

@@ -43,12 +43,14 @@ struct Content<K> {
     objects: HashMap<String, Arc<K>>,
     of: HashMap<String, BTreeSet<String>>,
     stamp: u64,
+    changes: u64,
     /// What a list that is not at its end yet has told.
     listed: BTreeMap<String, K>,
 }
 
 impl<K: Item> Content<K> {
     fn put(&mut self, object: K) {
+        self.changes += 1;
         let name = object.name_any();
         let before = self.objects.get(&name).cloned();
         if before.as_ref().is_none_or(|before| object.counts_otherwise(before)) {
@@ -66,6 +68,7 @@ impl<K: Item> Content<K> {
     fn take(&mut self, name: &str) {
         if let Some(before) = self.objects.remove(name) {
             self.stamp += 1;
+            self.changes += 1;
             self.disown(Some(&before));
         }
     }
@@ -106,8 +109,13 @@ impl<K: Item> Content<K> {
 
 impl<K: Item> Shelf<K> {
     pub(super) fn new() -> Self {
-        let content =
-            Content { objects: HashMap::new(), of: HashMap::new(), stamp: 0, listed: BTreeMap::new() };
+        let content = Content {
+            objects: HashMap::new(),
+            of: HashMap::new(),
+            stamp: 0,
+            changes: 0,
+            listed: BTreeMap::new(),
+        };
         Self { content: Arc::new(RwLock::new(content)), ready: watch::channel(false).0 }
     }
 
@@ -170,6 +178,11 @@ impl<K: Item> Shelf<K> {
     /// All of them.
     pub(super) fn all(&self) -> Vec<Arc<K>> {
         self.read().objects.values().cloned().collect()
+    }
+
+    /// Another number after every change.
+    pub(super) fn changes(&self) -> u64 {
+        self.read().changes
     }
 
     /// Another number after every change that counts.

@@ -33,6 +33,10 @@ struct State {
     dice: u64,
     /// Writes that were carried out.
     writes: u64,
+    /// Requests for this kind are never answered, nor carried out.
+    swallowed: Option<&'static str>,
+    /// Watches of this kind tell nothing for now.
+    held: Option<&'static str>,
 }
 
 /// One write.
@@ -151,6 +155,19 @@ impl ApiServer {
         self.state().faults = percent;
     }
 
+    /// From now on requests for this kind get no answer, as over a connection at whose other end nobody is any more; those
+    /// that were made meanwhile never get one.
+    pub(crate) fn swallow(&self, resource: Option<&'static str>) {
+        self.state().swallowed = resource;
+    }
+
+    /// Until the next call watches of this kind tell nothing, and then all of it.
+    pub(crate) fn hold_news(&self, resource: Option<&'static str>) {
+        let mut state = self.state();
+        state.held = resource;
+        self.news.send_replace(state.version);
+    }
+
     /// Writes that were carried out so far.
     pub(crate) fn writes(&self) -> u64 {
         self.state().writes
@@ -182,11 +199,8 @@ impl ApiServer {
     }
 
     pub(crate) fn delete(&self, resource: &str, name: &str) {
-        let _ = self.remove(&Target {
-            resource: resource.to_owned(),
-            name: Some(name.to_owned()),
-            status: false,
-        });
+        let name = Some(name.to_owned());
+        let _ = self.remove(&Target { resource: resource.to_owned(), name, status: false }, b"");
     }
 
     fn answer(
@@ -206,7 +220,7 @@ impl ApiServer {
         match *method {
             Method::GET => self.read(target, query),
             Method::POST => self.create(target, body),
-            Method::DELETE => self.remove(target),
+            Method::DELETE => self.remove(target, body),
             _ => self.change(method, target, body),
         }
     }
@@ -278,10 +292,17 @@ impl ApiServer {
         Ok(stored)
     }
 
-    fn remove(&self, target: &Target) -> Result<Value, Failure> {
+    fn remove(&self, target: &Target, body: &[u8]) -> Result<Value, Failure> {
         let key = (target.resource.clone(), target.name.clone().unwrap_or_default());
+        let options: Value = serde_json::from_slice(body).unwrap_or_default();
         let mut state = self.state();
         let Some(mut object) = state.objects.get(&key).cloned() else { return Err(missing(target)) };
+        for condition in ["uid", "resourceVersion"] {
+            let asked = &options["preconditions"][condition];
+            if !asked.is_null() && *asked != object["metadata"][condition] {
+                return Err(Failure(409, "Conflict", format!("{} is another one", key.1)));
+            }
+        }
         let is_kept = object["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
         if is_kept {
             if object["metadata"]["deletionTimestamp"].is_null() {
@@ -307,12 +328,18 @@ impl ApiServer {
         loop {
             let (changes, ends): (Vec<String>, bool) = {
                 let mut state = self.state();
-                let newer = state.log.iter().filter(|c| c.version > version && c.resource == target.resource);
+                let upto = if state.held.is_some_and(|held| held == target.resource) {
+                    version
+                } else {
+                    state.version
+                };
+                let of_kind = state.log.iter().filter(|c| c.resource == target.resource);
+                let newer = of_kind.filter(|c| c.version > version && c.version <= upto);
                 let lines = newer
                     .filter_map(|c| Some((c.told(&query)?, &c.object)))
                     .map(|(kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
                     .collect();
-                version = state.version;
+                version = upto;
                 let faults = state.faults;
                 (lines, state.roll() < faults)
             };
@@ -367,6 +394,10 @@ impl tower::Service<Request<kube::client::Body>> for Service {
                 .map(|(k, v)| (k.to_owned(), v.replace("%2F", "/").replace("%3D", "=")))
                 .collect();
             let target = Target::of(parts.uri.path());
+            let is_swallowed = server.state().swallowed.is_some_and(|resource| resource == target.resource);
+            if is_swallowed {
+                std::future::pending::<()>().await;
+            }
             let (sender, receiver) = mpsc::channel(16);
             let mut code = 200;
             if query.get("watch").is_some_and(|w| w == "true" || w == "1") {

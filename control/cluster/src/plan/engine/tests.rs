@@ -342,3 +342,16 @@ fn a_stay_begins_before_anything_is_started_and_once_what_was_here_is_gone() {
     assert_ne!(second.stay, first.stay);
     assert_eq!((second.owner_id.as_str(), second.device.as_str()), ("n1", ""));
 }
+
+#[test]
+fn one_that_waits_for_its_replicas_hears_where_they_are() {
+    let engine = engine("n1", DesireState::Running, &["a", "b", "c"]);
+    let mut waits =
+        view(false, &[("a", ReplicaMode::Error), ("b", ReplicaMode::Error), ("d", ReplicaMode::Error)]);
+    waits.replicas[1].address = "unix:/before".into();
+    let actions = decide(&engine, Some(&process(InstanceState::Running)), Some(&waits));
+    let told: Vec<&Action> = actions.iter().filter(|a| !matches!(a, Action::SetStatus(_))).collect();
+    let add = Action::AddReplica { name: "c".into(), address: "unix:/c".into() };
+    let moved = Action::RemoveReplica { name: "b".into(), address: "unix:/before".into() };
+    assert_eq!(told, [&add, &moved], "none is given up");
+}

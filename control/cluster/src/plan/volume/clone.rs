@@ -310,6 +310,7 @@ mod tests {
                 }),
                 snapshots: 0,
                 cluster: &cluster,
+                filling: &BTreeMap::new(),
                 disk_paths: &BTreeMap::new(),
                 nodes_up: &self.up,
                 settings: &Settings::default(),

@@ -132,9 +132,12 @@ impl<'a> Draft<'a> {
         if self.engine_state() == InstanceState::Running {
             return self.mode(name) == Some(ReplicaMode::ReadWrite);
         }
-        let is_member =
-            self.status.epoch.as_ref().is_none_or(|epoch| epoch.members.iter().any(|m| m == name));
-        spec.failed_at.is_empty() && is_member
+        spec.failed_at.is_empty() && self.is_member(name)
+    }
+
+    /// True for a member of the epoch that counts; of every replica while there is none.
+    pub(super) fn is_member(&self, name: &str) -> bool {
+        self.status.epoch.as_ref().is_none_or(|epoch| epoch.members.iter().any(|m| m == name))
     }
 
     /// What the replica is to the running engine.

@@ -42,10 +42,11 @@ impl Draft<'_> {
         }
     }
 
-    /// Uses failed replicas again where all failed and some can serve: the members of the epoch that counts, of which a
-    /// start needs one; without epochs, those that failed last.
+    /// Uses failed replicas again where all that count failed and some can serve: the members of the epoch that counts, of
+    /// which a start needs one; without epochs, those that failed last.
     pub(super) fn salvage(&mut self) {
-        let all_failed = !self.replicas.is_empty() && self.replicas.values().all(|r| !r.failed_at.is_empty());
+        let mut counting = self.replicas.iter().filter(|(name, _)| self.is_member(name)).peekable();
+        let all_failed = counting.peek().is_some() && counting.all(|(_, r)| !r.failed_at.is_empty());
         if !all_failed || !self.o.settings.auto_salvage() || self.engine_state() == InstanceState::Running {
             return;
         }

@@ -3,13 +3,18 @@
 use std::time::Duration;
 
 use super::draft::Draft;
-use super::{Action, READY};
+use super::{Action, ENDED, READY};
 use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Robustness, VolumeState};
 use crate::plan::{FINALIZER, age};
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
 /// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a volume waits for its processes to end before it is detached without those that have not. A process that waits
+/// for a dying disk may never end; it does no harm, since the next engine's generation shuts it out, and its directory stays
+/// locked for as long as it is there (`docs/invariants.md`, 2).
+const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
 /// changes.
@@ -40,7 +45,7 @@ impl Draft<'_> {
             engine.desire_state = DesireState::Stopped;
         }
         if engine_runs {
-            self.status.state = VolumeState::Detaching;
+            self.begin_to_detach();
             return;
         }
         for replica in self.replicas.values_mut() {
@@ -52,8 +57,8 @@ impl Draft<'_> {
             engine.relay_from.clear();
         }
         let was_attached = self.status.state != VolumeState::Creating;
-        if was_attached && (self.second.is_some() || !self.all_replicas_stopped()) {
-            self.status.state = VolumeState::Detaching;
+        if was_attached && (self.second.is_some() || self.waits_for_replicas()) {
+            self.begin_to_detach();
             return;
         }
         let has_replicas = !self.replicas.is_empty() || self.locality() == DataLocality::StrictLocal;
@@ -65,7 +70,31 @@ impl Draft<'_> {
         }
         self.status.current_node_id.clear();
         self.status.current_engine_node_id.clear();
-        self.status.conditions.retain(|c| c.kind != READY);
+        self.status.conditions.retain(|c| c.kind != READY && c.kind != ENDED);
+    }
+
+    /// Says so, and since when, in one write.
+    fn begin_to_detach(&mut self) {
+        self.status.state = VolumeState::Detaching;
+        let now = self.now.clone();
+        self.status.conditions.set_condition(ENDED, false, "Ending", "its processes end", &now);
+    }
+
+    /// True while processes of replicas may end soon. Of one that failed nothing is waited for.
+    fn waits_for_replicas(&mut self) -> bool {
+        let left = self.unended();
+        if left.is_empty() || self.status.state == VolumeState::Detached {
+            return false;
+        }
+        let begun = self.status.conditions.get_condition(ENDED);
+        let waited = begun.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
+        if let Some(rest) = END_PATIENCE.checked_sub(waited).filter(|rest| *rest > Duration::ZERO) {
+            self.look_again(rest);
+            return true;
+        }
+        let message = format!("detached without the end of these replicas' processes: {}", left.join(", "));
+        self.tell(true, "ReplicasNotEnded", message);
+        false
     }
 
     fn attach(&mut self, target: &str) {
@@ -79,6 +108,8 @@ impl Draft<'_> {
         let was_here = self.status.state == VolumeState::Attached && self.status.current_node_id == target;
         match self.engine_state() {
             InstanceState::Running => return self.stay_attached(target),
+            // What it waits for may have come back at another address, or be one that was away when it started.
+            InstanceState::Starting => self.tell_addresses(),
             // The manager of the node is silent; its engine most likely is not. Whoever wants the volume elsewhere says so.
             InstanceState::Unknown if was_here => return,
             _ => {}
@@ -102,7 +133,7 @@ impl Draft<'_> {
         }
         self.status.frontend_disabled = self.o.volume.spec.disable_frontend;
         self.ask_for_remount();
-        self.status.conditions.retain(|c| c.kind != READY);
+        self.status.conditions.retain(|c| c.kind != READY && c.kind != ENDED);
         let addresses = self.addresses();
         if let Some(engine) = &mut self.engine {
             engine.replica_address_map = addresses;
@@ -110,6 +141,14 @@ impl Draft<'_> {
         }
         let name = self.o.engine.and_then(|e| e.metadata.name.clone()).unwrap_or_default();
         self.replicas.values_mut().for_each(|replica| replica.engine_name.clone_from(&name));
+    }
+
+    /// Tells the engine that is wanted where replicas are by now. It is never told to do without one before it serves.
+    fn tell_addresses(&mut self) {
+        let addresses = self.addresses();
+        if let Some(engine) = self.engine.as_mut().filter(|e| e.desire_state == DesireState::Running) {
+            engine.replica_address_map.extend(addresses);
+        }
     }
 
     /// What has the volume open or mounted has to let go of it and begin anew, once there is a device again.
@@ -140,11 +179,14 @@ impl Draft<'_> {
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
-    /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`).
+    /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`). Each later one needs a member of the
+    /// epoch that counts: the others hold nothing to begin with, and the engine would wait for a member with them.
     fn may_start(&mut self) -> bool {
         let sound: Vec<&String> =
             self.replicas.iter().filter(|(_, r)| r.failed_at.is_empty()).map(|(name, _)| name).collect();
-        let open = sound.iter().filter(|name| self.replica_state(name) == InstanceState::Running).count();
+        let is_open =
+            |name: &&&String| self.replica_state(name) == InstanceState::Running && self.is_member(name);
+        let open = sound.iter().filter(is_open).count();
         let missing: Vec<String> = sound
             .iter()
             .filter(|name| self.replica_state(name) != InstanceState::Running)
@@ -157,6 +199,9 @@ impl Draft<'_> {
         let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
         let message = if sound.is_empty() {
             "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
+        } else if missing.is_empty() {
+            "none of the replicas that run holds everything: look at the others' conditions and failedAt"
+                .to_owned()
         } else if waited < USUAL_START {
             "its replicas start, and then its engine".to_owned()
         } else {
@@ -221,8 +266,7 @@ impl Draft<'_> {
         for replica in &self.o.replicas {
             let name = super::draft::name_of(replica);
             self.replicas.remove(&name);
-            let node_is_known = self.o.cluster.nodes.contains_key(&replica.spec.node_id);
-            if !node_is_known {
+            if self.is_gone(&replica.spec.node_id) {
                 self.actions.push(Action::ForgetReplica(name));
             } else if replica.metadata.deletion_timestamp.is_none() {
                 self.actions.push(Action::DeleteReplica(name));

@@ -2,19 +2,22 @@
 
 use std::time::Duration;
 
-use super::draft::Draft;
+use super::draft::{Draft, name_of};
 use super::{Action, SCHEDULED};
 use crate::api::{
-    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, ReplicaSpec, TicketType,
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaSpec, TicketType,
 };
-use crate::plan::age;
+use crate::plan::{FINALIZER, age};
 use crate::schedule::{
-    Emptying, Failed, Placement, Refusal, Replenish, Resident, balance, choose_removal, place, place_all,
-    replenish,
+    Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, balance, choose_removal,
+    place, place_all, replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
 const STALE_MINUTES: u64 = 2880;
+
+/// A volume that waits for others' rebuilds looks again after this time: how soon one of them ends nobody knows.
+const TURN: Duration = Duration::from_secs(15);
 
 /// A volume that waits for room is looked at again after this time, even if nothing in the cluster changed.
 const ROOM: Duration = Duration::from_secs(60);
@@ -136,15 +139,46 @@ impl Draft<'_> {
             Replenish::Wait(left) if missing == 0 && !anybody_leaves => self.look_again(left),
             Replenish::Wait(_) | Replenish::Reuse(_) | Replenish::New => {
                 let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-                match place(self.o.cluster, &self.want(fill), &self.residents()) {
-                    Ok(at) => {
+                match self.place_now(fill) {
+                    Ok(Some(at)) => {
                         self.add_replica(&at);
                         self.report_places(None);
                     }
+                    Ok(None) => self.look_again(TURN),
                     Err(refusal) => self.report_places(Some(&refusal)),
                 }
             }
         }
+    }
+
+    /// Where a replica may be filled now; `None`: where there is room enough is being filled.
+    fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
+        let (want, residents) = (self.want(fill), self.residents());
+        let at = place(self.o.cluster, &want, &residents)?;
+        if !self.is_crowded(&at.node) {
+            return Ok(Some(at));
+        }
+        // The node that the volume is used on is waited for: nothing would bring the replica there later.
+        let is_preferred = match &want.locality {
+            Locality::Prefer(node) | Locality::Only(node) => *node == at.node,
+            Locality::Anywhere => false,
+        };
+        Ok(if is_preferred { None } else { place(&self.calm(), &want, &residents).ok() })
+    }
+
+    /// True for a node on which as many replicas are being filled as may be.
+    fn is_crowded(&self, node: &str) -> bool {
+        let filling = self.o.filling.get(node).copied().unwrap_or_default();
+        filling >= self.o.settings.rebuilds_at_once()
+    }
+
+    /// The cluster as if the nodes took nothing on which no further replica may be filled now.
+    fn calm(&self) -> Cluster {
+        let mut calm = self.o.cluster.clone();
+        for (name, node) in &mut calm.nodes {
+            node.schedulable &= !self.is_crowded(name);
+        }
+        calm
     }
 
     /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.
@@ -161,6 +195,9 @@ impl Draft<'_> {
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
         let want = self.want(fill);
         if let Some(at) = balance(self.o.cluster, &want, &self.residents(), even) {
+            if self.is_crowded(&at.node) {
+                return self.look_again(TURN);
+            }
             self.add_replica(&at);
             self.tell(false, "Balancing", format!("a replica moves to node {}", at.node));
         }
@@ -231,6 +268,22 @@ impl Draft<'_> {
         }
     }
 
+    /// Lets go of deleted replicas that no manager is left to finish.
+    pub(super) fn forget_lost(&mut self) {
+        let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+        let lost = |r: &Replica| {
+            r.metadata.deletion_timestamp.is_some() && is_kept(r) && self.is_gone(&r.spec.node_id)
+        };
+        let names: Vec<String> = self.o.replicas.iter().filter(|r| lost(r)).map(|r| name_of(r)).collect();
+        self.actions.extend(names.into_iter().map(Action::ForgetReplica));
+    }
+
+    /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
+    pub(super) fn is_gone(&self, node: &str) -> bool {
+        let is_known = self.o.cluster.nodes.get(node).is_some_and(|n| !n.gone);
+        !is_known && !self.o.nodes_up.contains(node)
+    }
+
     /// Removes one replica that is not needed any more.
     pub(super) fn thin_out(&mut self) {
         let wanted = self.wanted();
@@ -282,11 +335,12 @@ impl Draft<'_> {
         self.replicas.iter().find(|(_, spec)| is_stale(spec)).map(|(name, _)| name.clone())
     }
 
-    /// True if nothing of the volume runs any more, as far as anybody can know.
-    pub(super) fn all_replicas_stopped(&self) -> bool {
+    /// Replicas whose process has not ended, as far as anybody can know, and that have not failed.
+    pub(super) fn unended(&self) -> Vec<String> {
         let rests =
             |state| matches!(state, InstanceState::Stopped | InstanceState::Error | InstanceState::Unknown);
-        self.replicas.keys().all(|name| rests(self.replica_state(name)))
+        let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
+        left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
 }
 

@@ -4,13 +4,14 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 use crate::api::{
-    Conditions, DataLocality, DesireState, EpochRecord, Frontend, InstanceState, Int64Text, ReplicaStatus,
-    Robustness, VolumeSpec, VolumeState,
+    Conditions, DataLocality, DesireState, EngineStatus, EpochRecord, Frontend, InstanceState, Int64Text,
+    ReplicaStatus, Robustness, VolumeSpec, VolumeState,
 };
 use crate::schedule::Emptying;
 
 mod image;
 mod migration;
+mod rebuild;
 mod world;
 
 use world::World;
@@ -466,4 +467,127 @@ fn best_effort_locality_moves_a_replica_to_its_user_only_for_new_ones() {
     world.volume_mut().spec.number_of_replicas = 3;
     world.settle();
     assert_eq!(world.nodes(), ["n1", "n2", "n4"]);
+}
+
+#[test]
+fn a_deleted_replica_is_forgotten_with_its_node_and_not_before() {
+    let mut world = World::attached_to("n1");
+    let lost = world.replica_on("n3");
+    let deleted = world.now;
+    let replica = world.replicas.get_mut(&lost).unwrap();
+    replica.metadata.deletion_timestamp = Some(deleted.into());
+    replica.metadata.finalizers = Some(vec![crate::plan::FINALIZER.into()]);
+    let forgets = |world: &World| world.plan().contains(&Action::ForgetReplica(lost.clone()));
+    assert!(!forgets(&world), "its manager removes the data");
+    world.up.remove("n3");
+    assert!(!forgets(&world), "a node that is out of reach may be back");
+    world.cluster.nodes.get_mut("n3").unwrap().gone = true;
+    assert!(forgets(&world));
+    let node = world.cluster.nodes.remove("n3").unwrap();
+    assert!(forgets(&world), "nor does any Node name it");
+    world.up.insert("n3".into());
+    assert!(!forgets(&world), "its manager is there, and makes the Node anew");
+    // It is the same for a volume that goes as a whole.
+    world.up.remove("n3");
+    world.cluster.nodes.insert("n3".into(), node);
+    world.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
+    world.volume_mut().spec.node_id.clear();
+    world.engines.clear();
+    assert!(forgets(&world));
+    world.cluster.nodes.get_mut("n3").unwrap().gone = false;
+    assert!(!forgets(&world));
+}
+
+#[test]
+fn an_engine_starts_with_a_member_and_hears_of_those_that_come_later() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    let names: Vec<String> = world.replicas.keys().cloned().collect();
+    let [filled, member, other] = &names[..] else { panic!("{names:?}") };
+    world.replicas.remove(other);
+    world.volume_mut().spec.number_of_replicas = 2;
+    let epoch = EpochRecord { members: vec![member.clone()], ..EpochRecord::default() };
+    world.volume_mut().status.as_mut().unwrap().epoch = Some(epoch);
+    world.replicas.get_mut(member).unwrap().spec.healthy_at = "2023-01-01T00:00:00Z".into();
+    world.volume_mut().spec.node_id = "n1".into();
+    let look = |world: &mut World, of_member: InstanceState| {
+        for action in world.plan() {
+            world.carry_out(action);
+        }
+        for (name, state) in [(filled, InstanceState::Running), (member, of_member)] {
+            let address =
+                if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
+            let status = ReplicaStatus { current_state: state, address, ..ReplicaStatus::default() };
+            world.replicas.get_mut(name).unwrap().status = Some(status);
+        }
+    };
+    look(&mut world, InstanceState::Starting);
+    look(&mut world, InstanceState::Starting);
+    world.now += SignedDuration::from_secs(25);
+    look(&mut world, InstanceState::Starting);
+    assert_eq!(
+        world.engine().spec.desire_state,
+        DesireState::Stopped,
+        "none of those that run holds anything"
+    );
+    look(&mut world, InstanceState::Running);
+    look(&mut world, InstanceState::Running);
+    assert_eq!(world.engine().spec.desire_state, DesireState::Running);
+    // While it starts the member comes back elsewhere.
+    let engine = world.engines.get_mut("v-e-0").unwrap();
+    let starting = InstanceState::Starting;
+    engine.status =
+        Some(EngineStatus { owner_id: "n1".into(), current_state: starting, ..EngineStatus::default() });
+    world.replicas.get_mut(member).unwrap().status.as_mut().unwrap().address = "unix:/elsewhere".into();
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert_eq!(world.engine().spec.replica_address_map[member], "unix:/elsewhere");
+}
+
+#[test]
+fn members_that_failed_are_salvaged_whatever_was_being_filled_from_them() {
+    let mut world = World::attached_to("n1");
+    let filled = world.replica_on("n3");
+    let members: BTreeSet<String> = world.replicas.keys().filter(|n| **n != filled).cloned().collect();
+    world.rebuilds_end = false;
+    world.attach("");
+    let epoch = EpochRecord { members: members.iter().cloned().collect(), ..EpochRecord::default() };
+    world.volume_mut().status.as_mut().unwrap().epoch = Some(epoch);
+    world.replicas.get_mut(&filled).unwrap().spec.healthy_at.clear();
+    let failed = crate::plan::written(world.now);
+    for name in &members {
+        world.replicas.get_mut(name).unwrap().spec.failed_at.clone_from(&failed);
+    }
+    world.attach("n1");
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert!(world.told.contains(&"Salvaged"));
+}
+
+#[test]
+fn a_replica_that_does_not_end_keeps_its_volume_for_a_minute_and_one_that_failed_not_at_all() {
+    let mut world = World::attached_to("n1");
+    let stuck = world.replica_on("n3");
+    world.stuck.insert(stuck.clone());
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    world.pass(59);
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    world.pass(2);
+    assert_eq!(world.status().state, VolumeState::Detached);
+    assert_eq!(world.told.iter().filter(|r| **r == "ReplicasNotEnded").count(), 1);
+    assert!(world.status().conditions.get_condition(ENDED).is_none());
+    world.pass(10);
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+    // The next time is counted anew.
+    world.stuck.clear();
+    world.attach("n1");
+    world.stuck.insert(stuck.clone());
+    world.attach("");
+    assert_eq!(world.status().state, VolumeState::Detaching);
+    let failed = crate::plan::written(world.now);
+    world.replicas.get_mut(&stuck).unwrap().spec.failed_at = failed;
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Detached);
 }

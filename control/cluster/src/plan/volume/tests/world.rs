@@ -26,11 +26,14 @@ pub(super) struct World {
     pub(super) replicas: BTreeMap<String, Replica>,
     pub(super) attachment: Option<VolumeAttachment>,
     pub(super) cluster: Cluster,
+    pub(super) filling: Filling,
     pub(super) up: BTreeSet<String>,
     pub(super) settings: Settings,
     pub(super) now: Timestamp,
     /// Replicas whose process fails.
     pub(super) broken: BTreeSet<String>,
+    /// Replicas whose process does not end.
+    pub(super) stuck: BTreeSet<String>,
     /// Replicas that the engine calls ERR though their process runs.
     pub(super) cut_off: BTreeSet<String>,
     /// Images that do not serve, and in what: an engine's or a replica's name.
@@ -66,9 +69,11 @@ impl World {
             attachment: None,
             up: cluster.nodes.keys().cloned().collect(),
             cluster,
+            filling: Filling::new(),
             settings: Settings::default(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             broken: BTreeSet::new(),
+            stuck: BTreeSet::new(),
             cut_off: BTreeSet::new(),
             unfit: BTreeSet::new(),
             rebuilds_end: true,
@@ -119,6 +124,7 @@ impl World {
             source: None,
             snapshots: 0,
             cluster: &self.cluster,
+            filling: &self.filling,
             disk_paths: &paths.collect(),
             nodes_up: &self.up,
             settings: &self.settings,
@@ -179,6 +185,7 @@ impl World {
             let state = match replica.spec.desire_state {
                 DesireState::Running if self.broken.contains(name) => InstanceState::Error,
                 DesireState::Running => InstanceState::Running,
+                DesireState::Stopped if self.stuck.contains(name) => InstanceState::Stopping,
                 DesireState::Stopped => InstanceState::Stopped,
             };
             status.current_state = state;

@@ -1,0 +1,133 @@
+//! How many replicas are being filled, on each node: all volumes share its disks and its link.
+//!
+//! A replica counts from when it was decided to make it: other volumes are decided on before the API server tells of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::volume::Action;
+use crate::api::{DesireState, Replica};
+
+/// How long what was decided counts without having been seen: it was not carried out then, or is carried out late.
+const UNSEEN: Duration = Duration::from_secs(10);
+
+/// Replicas that are being filled, by node.
+pub type Filling = BTreeMap<String, usize>;
+
+/// Those of these: they belong to a volume that is in use, and hold nothing yet where another replica of it did. Of a new
+/// volume there is nothing to fill replicas with.
+pub fn filling<'a>(replicas: impl IntoIterator<Item = &'a Replica>) -> BTreeMap<&'a str, &'a str> {
+    let (mut empty, mut used) = (Vec::new(), std::collections::BTreeSet::new());
+    for replica in replicas.into_iter().filter(|r| r.metadata.deletion_timestamp.is_none()) {
+        let spec = &replica.spec;
+        if !spec.healthy_at.is_empty() {
+            used.insert(spec.volume_name.as_str());
+        } else if spec.failed_at.is_empty() && spec.desire_state == DesireState::Running {
+            empty.push(replica);
+        }
+    }
+    let filled = empty.into_iter().filter(|r| used.contains(r.spec.volume_name.as_str()));
+    filled.map(|r| (r.metadata.name.as_deref().unwrap_or_default(), r.spec.node_id.as_str())).collect()
+}
+
+/// What was decided and not seen yet, by the replica's name.
+#[derive(Debug, Default)]
+pub struct Decided {
+    replicas: BTreeMap<String, Decision>,
+}
+
+#[derive(Debug)]
+struct Decision {
+    volume: String,
+    node: String,
+    at: Duration,
+}
+
+impl Decided {
+    /// Replicas that are being filled as far as a decision about this volume is concerned. `seen`: those that are there, of all
+    /// volumes ([`filling`]); `known`: whether a replica of that name is there. `now`: on any clock that only goes on.
+    pub fn filling(
+        &mut self,
+        volume: &str,
+        seen: &BTreeMap<&str, &str>,
+        known: impl Fn(&str) -> bool,
+        now: Duration,
+    ) -> Filling {
+        // Of this volume it is decided anew.
+        self.replicas.retain(|name, decision| {
+            decision.volume != volume && now.saturating_sub(decision.at) < UNSEEN && !known(name)
+        });
+        let decided = self.replicas.values().map(|decision| decision.node.as_str());
+        let mut filling = Filling::new();
+        for node in seen.values().copied().chain(decided) {
+            *filling.entry(node.to_owned()).or_default() += 1;
+        }
+        filling
+    }
+
+    /// Notes what was decided about this volume.
+    pub fn note(&mut self, volume: &str, actions: &[Action], now: Duration) {
+        for action in actions {
+            let Action::CreateReplica(name, spec) = action else { continue };
+            if spec.desire_state == DesireState::Running {
+                let decision = Decision { volume: volume.to_owned(), node: spec.node_id.clone(), at: now };
+                self.replicas.insert(name.clone(), decision);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ReplicaSpec;
+
+    fn replica(name: &str, volume: &str, node: &str, healthy: bool) -> Replica {
+        let spec = ReplicaSpec {
+            volume_name: volume.into(),
+            node_id: node.into(),
+            desire_state: DesireState::Running,
+            healthy_at: if healthy { "2026-01-01T00:00:00Z".into() } else { String::new() },
+            ..ReplicaSpec::default()
+        };
+        Replica::new(name, spec)
+    }
+
+    #[test]
+    fn what_is_being_filled_is_empty_wanted_and_has_a_source() {
+        let mut all = vec![
+            replica("a1", "a", "n1", true),
+            replica("a2", "a", "n2", false),
+            replica("b1", "b", "n2", false),
+            replica("a3", "a", "n3", false),
+            replica("a4", "a", "n3", false),
+            replica("a5", "a", "n3", false),
+        ];
+        all[3].spec.failed_at = "2026-01-01T00:00:00Z".into();
+        all[4].spec.desire_state = DesireState::Stopped;
+        all[5].metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
+        assert_eq!(filling(&all), [("a2", "n2")].into());
+    }
+
+    #[test]
+    fn what_was_decided_counts_until_it_is_seen_or_was_not_done() {
+        let mut decided = Decided::default();
+        let at = Duration::from_secs;
+        let made = Action::CreateReplica("a2".into(), Box::new(replica("a2", "a", "n2", false).spec));
+        decided.note("a", &[made], at(100));
+        let none = BTreeMap::new();
+        let count = |decided: &mut Decided, volume: &str, known: bool, now: u64| {
+            decided.filling(volume, &none, |_| known, at(now)).get("n2").copied().unwrap_or_default()
+        };
+        assert_eq!(count(&mut decided, "b", false, 101), 1);
+        assert_eq!(count(&mut decided, "b", false, 109), 1);
+        let seen = [("c", "n2")].into();
+        assert_eq!(decided.filling("b", &seen, |_| false, at(109)), [("n2".to_owned(), 2)].into());
+        assert_eq!(count(&mut decided, "b", false, 110), 0, "it was not made");
+        let made = Action::CreateReplica("a2".into(), Box::new(replica("a2", "a", "n2", false).spec));
+        decided.note("a", std::slice::from_ref(&made), at(200));
+        assert_eq!(count(&mut decided, "b", true, 200), 0, "it is among those that are there");
+        decided.note("a", &[made], at(200));
+        assert_eq!(count(&mut decided, "a", false, 200), 0, "it is decided anew");
+    }
+}

@@ -1,0 +1,98 @@
+//! Connections to the API server that notice when nobody is at their other end.
+//!
+//! A server that loses its power, or a network that is cut, closes no connection: the kernel goes on sending what was asked for
+//! a quarter of an hour, and a client that only waits is blind and mute for as long. So each read of a connection ends: soon
+//! where an answer is due, later where a watch may have nothing to tell.
+
+use std::time::Duration;
+
+use kube::{Client, Config};
+
+/// How long an answer may take. An API server asks webhooks for 10 s (`deploy/webhooks.yaml`) before it answers.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// How long a watch may be silent. An API server sends a bookmark roughly every minute where nothing changes
+/// (apiserver, `storage/cacher`).
+const NEWS: Duration = Duration::from_secs(90);
+
+/// The ways to the API server.
+#[derive(Clone)]
+pub struct Clients {
+    /// For what is answered at once.
+    pub requests: Client,
+    /// For watches, and the lists that they begin with.
+    pub watches: Client,
+}
+
+impl Clients {
+    /// With the API server that `KUBECONFIG` or the pod's service account names.
+    ///
+    /// # Errors
+    /// Neither names one, or what they say of it cannot be used.
+    pub(super) async fn of_this_place() -> kube::Result<Self> {
+        let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+        Self::patient(&config, ANSWER, NEWS)
+    }
+
+    fn patient(config: &Config, answer: Duration, news: Duration) -> kube::Result<Self> {
+        let client = |patience| {
+            let mut config = config.clone();
+            config.read_timeout = Some(patience);
+            // Counted from the question, not from the answer before it.
+            config.reset_reader_on_write = true;
+            Client::try_from(config)
+        };
+        Ok(Self { requests: client(answer)?, watches: client(news)? })
+    }
+}
+
+/// One way for both, which ends what it waits for itself.
+impl From<Client> for Clients {
+    fn from(client: Client) -> Self {
+        Self { requests: client.clone(), watches: client }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers the first request of each connection, and no other one. Closes none.
+    async fn mute_after_the_first(listener: TcpListener) {
+        let mut open = Vec::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await.unwrap();
+            let body = r#"{"major":"1","minor":"31","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}"#;
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json";
+            let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            open.push(stream);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_nobody_is_at_any_more_is_given_up() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(mute_after_the_first(listener));
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        let patience = Duration::from_millis(300);
+        let clients = Clients::patient(&config, patience, patience).unwrap();
+        for client in [clients.requests, clients.watches] {
+            client.apiserver_version().await.unwrap();
+            let (asked, limit) = (Instant::now(), Duration::from_secs(20));
+            let mute = tokio::time::timeout(limit, client.apiserver_version()).await;
+            assert!(mute.expect("it ends by itself").is_err());
+            assert!(asked.elapsed() >= patience, "it was the old connection");
+            client.apiserver_version().await.expect("over a new one");
+        }
+    }
+}

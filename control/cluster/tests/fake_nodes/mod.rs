@@ -1,0 +1,389 @@
+//! The managers of a few nodes over an API server in memory, with agents that only fake the processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lh_block::Generation;
+use lh_cluster::agent::{
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
+};
+use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
+use lh_cluster::plan::instance_manager::RunBy;
+use lh_cluster::run::{Options, run};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, oneshot};
+use tonic::async_trait;
+
+use crate::api_server::ApiServer;
+
+/// All processes of all nodes.
+#[derive(Default)]
+pub(crate) struct Machine {
+    pub(crate) engines: BTreeMap<String, Vec<FakeEngine>>,
+    pub(crate) replicas: BTreeMap<(String, String), Generation>,
+    pub(crate) directories: BTreeSet<(String, String)>,
+    pub(crate) keys: BTreeSet<(String, String)>,
+    pub(crate) generations: Vec<u64>,
+    /// No engine answers what would change its chain, as while it waits for its replicas.
+    pub(crate) chains_are_held: bool,
+    /// Taken by whatever engine.
+    pub(crate) snapshots: BTreeSet<String>,
+}
+
+pub(crate) struct FakeEngine {
+    pub(crate) node: String,
+    pub(crate) generation: Generation,
+    pub(crate) size: u64,
+    pub(crate) replicas: BTreeMap<String, String>,
+    pub(crate) relay_from: String,
+}
+
+struct FakeAgent {
+    node: String,
+    server: ApiServer,
+    machine: Arc<Mutex<Machine>>,
+    bell: Arc<Notify>,
+    /// What its engines are told to ask.
+    authority: String,
+}
+
+impl FakeAgent {
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process of this node. Each engine's number is above those of all before it; a relay has none.
+    fn run(&self, start: &EngineStart<'_>) {
+        let mut machine = self.machine();
+        if !start.spec.relays() {
+            let highest = machine.generations.iter().max().copied().unwrap_or_default();
+            assert!(
+                u64::from(start.generation) > highest,
+                "generation {} was used already",
+                start.generation
+            );
+            machine.generations.push(start.generation.into());
+        }
+        let engine = FakeEngine {
+            node: self.node.clone(),
+            generation: start.generation,
+            size: start.spec.volume_size.bytes(),
+            replicas: start.spec.replica_address_map.clone(),
+            relay_from: start.spec.relay_from.clone(),
+        };
+        for ((_, name), seen) in &mut machine.replicas {
+            if start.spec.replica_address_map.contains_key(name) {
+                *seen = (*seen).max(start.generation);
+            }
+        }
+        machine.engines.entry(start.name.to_owned()).or_default().push(engine);
+        self.bell.notify_one();
+    }
+
+    fn directories(&self, disk: &std::path::Path) -> Vec<String> {
+        let machine = self.machine();
+        machine
+            .directories
+            .iter()
+            .filter(|(d, _)| disk.display().to_string() == *d)
+            .map(|(_, n)| n.clone())
+            .collect()
+    }
+}
+
+#[async_trait]
+impl Agent for FakeAgent {
+    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+        let machine = self.machine();
+        let running = |relay_from: &str, authority: &str| {
+            let (relay_from, authority) = (relay_from.to_owned(), authority.to_owned());
+            ProcessView { state: InstanceState::Running, relay_from, authority, ..ProcessView::default() }
+        };
+        let engine = |(name, all): (&String, &Vec<FakeEngine>)| {
+            let here = all.iter().find(|e| e.node == self.node)?;
+            Some((name.clone(), running(&here.relay_from, &self.authority)))
+        };
+        let replicas = machine.replicas.keys().filter(|(node, _)| *node == self.node);
+        let replicas = replicas.map(|(_, name)| (name.clone(), running("", "")));
+        Ok(machine.engines.iter().filter_map(engine).chain(replicas).collect())
+    }
+
+    async fn changed(&self) {
+        self.bell.notified().await;
+    }
+
+    async fn listen(&self) {
+        std::future::pending().await
+    }
+
+    async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
+        let mut machine = self.machine();
+        assert!(machine.keys.contains(&(self.node.clone(), spec.volume_name.clone())), "no key for {name}");
+        machine.replicas.entry((self.node.clone(), name.to_owned())).or_default();
+        machine.directories.insert((spec.disk_path.clone(), spec.data_directory_name.clone()));
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn start_engine(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        // Whoever detaches or deletes the volume from now on knows that there is a process.
+        let status = self.server.get("engines", start.name).map(|e| e["status"].clone()).unwrap_or_default();
+        assert_eq!((&status["currentState"], &status["ownerID"]), (&json!("starting"), &json!(self.node)));
+        self.run(&start);
+        Ok(())
+    }
+
+    async fn exchange(&self, _: &str, _: Part<'_>) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("there are no programs here".to_owned()))
+    }
+
+    async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        for all in self.machine().engines.values_mut() {
+            all.retain(|e| e.node != self.node || e.relay_from.is_empty());
+        }
+        self.run(&start);
+        Ok(())
+    }
+
+    fn program(&self, image: &str) -> PathBuf {
+        image.into()
+    }
+
+    async fn has_program(&self, _: &str) -> bool {
+        true
+    }
+
+    async fn install_program(&self, _: &str) -> Result<(), AgentError> {
+        Ok(())
+    }
+
+    async fn stop(&self, name: &str) -> Result<(), AgentError> {
+        let mut machine = self.machine();
+        if let Some(all) = machine.engines.get_mut(name) {
+            all.retain(|e| e.node != self.node);
+        }
+        machine.replicas.remove(&(self.node.clone(), name.to_owned()));
+        self.bell.notify_one();
+        Ok(())
+    }
+
+    async fn engine(&self, name: &str) -> Option<EngineView> {
+        let machine = self.machine();
+        let engine = machine.engines.get(name)?.iter().find(|e| e.node == self.node)?;
+        let runs = |replica: &str| machine.replicas.keys().any(|(_, name)| name == replica);
+        let replica = |(name, address): (&String, &String)| EngineReplica {
+            name: name.clone(),
+            address: address.clone(),
+            mode: if runs(name) { ReplicaMode::ReadWrite } else { ReplicaMode::Error },
+            ..EngineReplica::default()
+        };
+        Some(EngineView {
+            up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
+            size: engine.size,
+            endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
+            generation: engine.generation,
+            replicas: engine.replicas.iter().map(replica).collect(),
+            relay_from: engine.relay_from.clone(),
+            ..EngineView::default()
+        })
+    }
+
+    async fn replica(&self, name: &str) -> Option<ReplicaView> {
+        let seen = *self.machine().replicas.get(&(self.node.clone(), name.to_owned()))?;
+        Some(ReplicaView { generation: seen, ..ReplicaView::default() })
+    }
+
+    fn replica_address(&self, name: &str, _: &ProcessView) -> String {
+        format!("unix:/{}/{name}.sock", self.node)
+    }
+
+    fn relay_address(&self, name: &str, _: &ProcessView) -> String {
+        format!("unix:/{}/{name}.relay.sock", self.node)
+    }
+
+    async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.replicas.insert(name.to_owned(), address.to_owned());
+        }
+        Ok(())
+    }
+
+    async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.replicas.remove(name);
+        }
+        Ok(())
+    }
+
+    async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.size = size;
+        }
+        Ok(())
+    }
+
+    async fn take_snapshot(
+        &self,
+        _: &str,
+        name: &str,
+        _: &BTreeMap<String, String>,
+    ) -> Result<(), AgentError> {
+        if self.machine().chains_are_held {
+            std::future::pending::<()>().await;
+        }
+        self.machine().snapshots.insert(name.to_owned());
+        Ok(())
+    }
+
+    async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
+        Err(AgentError::Unbuilt("not in this fake".to_owned()))
+    }
+
+    async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
+        Ok(DiskView {
+            uuid: format!("disk-of-{}", self.node),
+            filesystem_id: path.display().to_string(),
+            maximum: 1 << 40,
+            available: 1 << 40,
+            directories: self.directories(&path),
+            ..DiskView::default()
+        })
+    }
+
+    async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError> {
+        self.machine().directories.remove(&(disk_path.display().to_string(), directory));
+        Ok(())
+    }
+
+    async fn store_key(&self, volume: &str, key: &[u8]) -> Result<(), AgentError> {
+        assert_eq!(key.len(), 32);
+        self.machine().keys.insert((self.node.clone(), volume.to_owned()));
+        Ok(())
+    }
+}
+
+/// Managers that end with this.
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
+    pub(crate) machine: Arc<Mutex<Machine>>,
+    pub(crate) bells: BTreeMap<String, Arc<Notify>>,
+    pub(crate) stops: BTreeMap<String, oneshot::Sender<()>>,
+    pub(crate) scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub(crate) async fn new(nodes: &[&str], seed: u64) -> Self {
+        let server = ApiServer::new(seed);
+        let mut cluster = Self {
+            server,
+            machine: Arc::default(),
+            bells: BTreeMap::new(),
+            stops: BTreeMap::new(),
+            scratch: tempfile::tempdir().unwrap(),
+        };
+        for node in nodes {
+            let labels = json!({ "topology.kubernetes.io/zone": format!("zone-{node}") });
+            cluster.server.apply("core/nodes", node, &json!({ "metadata": { "labels": labels } }));
+            cluster.start(node);
+        }
+        cluster
+    }
+
+    pub(crate) fn start(&mut self, node: &str) {
+        let bell = self.bells.entry(node.to_owned()).or_default().clone();
+        let (machine, server) = (Arc::clone(&self.machine), self.server.clone());
+        let authority = self.scratch.path().join(format!("{node}.sock"));
+        let told = format!("unix:{}", authority.display());
+        let agent = FakeAgent { node: node.to_owned(), server, machine, bell, authority: told };
+        let options = Options {
+            node: node.to_owned(),
+            namespace: "longhorn-system".to_owned(),
+            root: format!("/root-{node}").into(),
+            instance_manager: RunBy::Others,
+            image: "longhorn:test".to_owned(),
+            authority,
+            webhook: None,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let client = self.server.client();
+        tokio::spawn(async move {
+            run(options, client, Arc::new(agent), async { drop(stopped.await) })
+                .await
+                .expect("the manager runs");
+        });
+        self.stops.insert(node.to_owned(), stop);
+    }
+
+    pub(crate) fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) async fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        // Long enough for a loaded machine; the usual wait is a second.
+        self.wait_for(Duration::from_secs(60), what, done).await;
+    }
+
+    pub(crate) async fn wait_for(&self, patience: Duration, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + patience;
+        while !done(self) {
+            assert!(
+                Instant::now() < deadline,
+                "{what} did not happen: {:#?}\n{:#?}\n{:#?}",
+                self.server.all("volumes"),
+                self.server.all("engines"),
+                self.server.all("replicas"),
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn volume(&self, field: &str) -> Value {
+        self.server.get("volumes", "demo").map(|v| v["status"][field].clone()).unwrap_or_default()
+    }
+
+    pub(crate) fn create_volume(&self) {
+        self.create("demo", 3);
+    }
+
+    pub(crate) fn create(&self, volume: &str, replicas: u32) {
+        let spec = json!({ "size": "1073741824", "numberOfReplicas": replicas });
+        self.server.apply(
+            "volumes",
+            volume,
+            &json!({
+                "apiVersion": "longhorn.io/v1beta2", "kind": "Volume", "spec": spec,
+            }),
+        );
+    }
+
+    pub(crate) fn ticket(&self, node: Option<&str>) {
+        let ticket = node.map(|n| json!({ "id": "csi", "type": "csi-attacher", "nodeID": n }));
+        self.server.apply(
+            "volumeattachments",
+            "demo",
+            &json!({ "spec": { "attachmentTickets": { "csi": ticket } } }),
+        );
+    }
+
+    pub(crate) async fn attached_volume(&self) {
+        self.wait("three nodes", |c| nodes_ready(c) >= 3).await;
+        self.create_volume();
+        self.wait("detached", |c| c.volume("state") == "detached" && c.server.all("replicas").len() == 3)
+            .await;
+        self.ticket(Some("n1"));
+        self.wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+            .await;
+    }
+}
+
+pub(crate) fn nodes_ready(cluster: &Cluster) -> usize {
+    let ready = |node: &Value| {
+        let conditions = node["status"]["conditions"].as_array();
+        let has_disk = node["status"]["diskStatus"].as_object().is_some_and(|d| !d.is_empty());
+        has_disk
+            && conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+    };
+    cluster.server.all("nodes").iter().filter(|n| ready(n)).count()
+}
