@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use control::host::SNAPSHOT_COUNT;
 use lh_cluster::api::{
     AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Int64Text, Quorum, Toggle, VolumeSpec,
 };
@@ -149,7 +150,7 @@ pub fn change(spec: &mut VolumeSpec, parameters: &HashMap<String, String>) -> Re
             "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, 20)?,
             "dataLocality" => spec.data_locality = locality(key, value)?,
             "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
-            "snapshotMaxCount" => spec.snapshot_max_count = number(key, value, 0, 250)?,
+            "snapshotMaxCount" => spec.snapshot_max_count = number(key, value, 0, SNAPSHOT_COUNT.into())?,
             _ => {
                 return Err(Refused::Argument(format!(
                     "{key:?} of a volume does not change: numberOfReplicas, dataLocality, replicaAutoBalance and snapshotMaxCount do"

@@ -66,9 +66,6 @@ use scrub::Scrubs;
 
 use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QueueId, SwitchId};
 
-/// Most snapshots of a volume: Longhorn opens at most 250 layers, the head included.
-pub const SNAPSHOTS_MAX: usize = 249;
-
 /// Where the engine is between its first connection and its end.
 #[derive(Debug)]
 enum Phase {

@@ -68,8 +68,8 @@ pub enum VolumeState {
     Releasing,
 }
 
-/// Longhorn's limit for snapshots, where nobody gives another.
-pub const SNAPSHOT_COUNT: u32 = 250;
+/// The limit for snapshots where nobody gives another, and the largest one: as many as the format holds.
+pub const SNAPSHOT_COUNT: u32 = lh_block::LAYERS_MAX as u32;
 
 const fn snapshot_count() -> u32 {
     SNAPSHOT_COUNT

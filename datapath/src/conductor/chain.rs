@@ -17,13 +17,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lh_block::Instance;
+use lh_block::{Instance, SNAPSHOTS_MAX};
 use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
 
-use super::{
-    Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, SNAPSHOTS_MAX,
-    sabotaged,
-};
+use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
 use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
 
 /// Operations that wait for their turn.
@@ -205,10 +202,7 @@ impl Conductor {
                 if snapshots().any(|l| l.name == name) {
                     return Err(CommandError::Exists(format!("snapshot {name}")));
                 }
-                match snapshots().count() {
-                    count if count >= SNAPSHOTS_MAX => Err(CommandError::TooManySnapshots(count)),
-                    _ => Ok(()),
-                }
+                check_format(snapshots().count())
             }
         }
     }
@@ -219,12 +213,9 @@ impl Conductor {
         let live = || self.volume.chain.iter().filter(|l| !l.removed);
         // The head is one of them, and becomes the next snapshot.
         let live_count = live().count().saturating_sub(1);
-        if count >= SNAPSHOTS_MAX || live_count >= most {
-            return Err(CommandError::TooManySnapshots(if count >= SNAPSHOTS_MAX {
-                count
-            } else {
-                live_count
-            }));
+        check_format(count)?;
+        if live_count >= most {
+            return Err(CommandError::TooManySnapshots(live_count));
         }
         let bytes = live().map(|l| l.allocated).sum();
         if limit > 0 && bytes > limit {
@@ -477,6 +468,11 @@ impl Conductor {
             _ => None,
         }
     }
+}
+
+/// Whether another layer finds its place beside so many snapshots.
+fn check_format(snapshots: usize) -> Result<(), CommandError> {
+    if snapshots >= usize::from(SNAPSHOTS_MAX) { Err(CommandError::ChainFull(snapshots)) } else { Ok(()) }
 }
 
 fn go(task: &mut Task, stage: Stage) -> bool {

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lh_block::{Epoch, Generation, Instance, NameError};
+use lh_block::{Epoch, Generation, Instance, NameError, SNAPSHOTS_MAX};
 use lh_wire::{Control, MapPage, ReplicaState};
 use thiserror::Error;
 
@@ -70,7 +70,7 @@ pub struct Limits {
     pub rebuild_rate: u64,
     /// Bytes that a fold may copy in a second on each replica; 0: as much as it can.
     pub fold_rate: u64,
-    /// Most snapshots of the volume, removed ones not counted; with those there are at most [`super::SNAPSHOTS_MAX`].
+    /// Most snapshots of the volume, removed ones not counted; with those there are at most [`SNAPSHOTS_MAX`].
     pub snapshots: u32,
     /// No snapshot is taken once head and snapshots, removed ones not counted, take more bytes than that; 0: any.
     pub snapshot_bytes: u64,
@@ -94,7 +94,7 @@ impl Default for Limits {
             copies: 4,
             rebuild_rate: 0,
             fold_rate: 0,
-            snapshots: 249,
+            snapshots: SNAPSHOTS_MAX.into(),
             snapshot_bytes: 0,
         }
     }
@@ -222,11 +222,15 @@ pub enum CommandError {
     /// There is none of that name.
     #[error("there is no {0}")]
     NotFound(String),
-    /// At most [`Limits::snapshots`], and with removed ones [`super::SNAPSHOTS_MAX`].
-    #[error(
-        "the volume has {0} snapshots, which is the limit: remove and purge some first, or raise the limit"
-    )]
+    /// At most [`Limits::snapshots`], removed ones not counted.
+    #[error("the volume has {0} snapshots, which is its limit: remove some first, or raise the limit")]
     TooManySnapshots(usize),
+    /// At most [`SNAPSHOTS_MAX`], removed ones counted until they are folded. That is the format's, and no limit raises it.
+    #[error(
+        "the volume has {0} snapshots, counting removed ones that are not purged, and cannot have more: purge, and remove \
+         some before that if none is removed"
+    )]
+    ChainFull(usize),
     /// [`Limits::snapshot_bytes`].
     #[error(
         "with another snapshot the volume's snapshots would take {bytes} bytes, the limit is {limit}: remove and \

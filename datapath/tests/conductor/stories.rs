@@ -2,9 +2,9 @@
 
 use datapath::conductor::{Command, CommandError, Mode, NewLimits, Quorum, Robustness, Sabotage};
 use datapath::message::Switch;
-use lh_block::{BLOCK, Extent, Generation, Op};
+use lh_block::{BLOCK, Extent, Generation, Op, SNAPSHOTS_MAX};
 
-use crate::world::{Plan, World};
+use crate::world::{Plan, SIZE, World};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -582,6 +582,31 @@ fn snapshots_have_a_limit_that_can_be_changed() {
     assert_eq!(world.finish(command), Ok(()));
     world.command(limit(2), "");
     let command = world.snapshot("b");
+    assert_eq!(world.finish(command), Ok(()));
+}
+
+/// What no limit raises is not called one: only a fold makes room.
+#[test]
+fn a_full_chain_takes_a_snapshot_once_another_is_folded() {
+    let mut world = opened(Quorum::Any);
+    world.command(Command::SetLimits(NewLimits { snapshots: Some(250), ..NewLimits::default() }), "");
+    for n in 0..SNAPSHOTS_MAX {
+        let command = world.snapshot(&format!("s{n}"));
+        assert_eq!(world.finish(command), Ok(()), "snapshot {n}");
+    }
+    let full = Err(CommandError::ChainFull(249));
+    for _ in 0..2 {
+        let command = world.snapshot("more");
+        assert_eq!(world.finish(command), full);
+        let command = world.command(Command::Expand { size: 2 * SIZE, created: created() }, "");
+        assert_eq!(world.finish(command), full);
+        let command = world.command(Command::RemoveSnapshot { name: "s7".into() }, "");
+        assert_eq!(world.finish(command), Ok(()), "removed, and counted until it is folded");
+    }
+    let command = world.command(Command::Purge, "");
+    assert_eq!(world.finish(command), Ok(()));
+    world.run_until("it is folded", |w| w.replicas.iter().all(|r| r.layers.len() == 249));
+    let command = world.snapshot("more");
     assert_eq!(world.finish(command), Ok(()));
 }
 

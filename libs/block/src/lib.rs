@@ -2,6 +2,7 @@
 //! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
 
 mod address;
+mod chain;
 mod device;
 mod epoch;
 mod error;
@@ -10,6 +11,7 @@ mod name;
 mod size;
 
 pub use address::Address;
+pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
 pub use device::{Allocation, Device, Done, Geometry, Op, Request};
 pub use epoch::{Epoch, Generation, Instance};
 pub use error::IoError;

@@ -69,7 +69,7 @@ pub struct ControllerArgs {
     pub io_timeout: u64,
     /// Most snapshots, removed ones not counted
     #[arg(long, default_value_t = control::host::SNAPSHOT_COUNT, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=250))]
+        value_parser = clap::value_parser!(u32).range(1..=control::host::SNAPSHOT_COUNT.into()))]
     pub snapshot_max_count: u32,
     /// Most bytes of all snapshots together; 0: any
     #[arg(long, default_value_t = 0, value_parser = size_or_none, value_name = "SIZE")]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use control::host::MapKey;
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
-use lh_block::Address;
+use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
 use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serve};
 use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot};
@@ -21,9 +21,6 @@ use crate::arguments::{Realtime, process_name, snapshot_name, unix_address, volu
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
-
-/// Most snapshots of a directory: with the head they are the 250 layers that Longhorn opens.
-const SNAPSHOTS_MAX: u32 = 249;
 
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
@@ -231,7 +228,7 @@ fn describe(status: &Status) -> Option<ReplicaStatus> {
         rebuilding: state.rebuilding,
         chain: state.chain.into_iter().map(layer).collect(),
         fold: state.fold.map(|f| FoldProgress { done: f.done, total: f.total, error: f.error }),
-        snapshots_max: status.snapshot_limits().0.min(SNAPSHOTS_MAX),
+        snapshots_max: status.snapshot_limits().0.min(SNAPSHOTS_MAX.into()),
     })
 }
 

@@ -12,14 +12,14 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lh_block::{BLOCK, Instance, check_name};
+use lh_block::{BLOCK, Instance, SNAPSHOTS_MAX, check_name};
 use lh_wire::ChainOp;
 
 use super::directory::{DirLayer, Directory, NewHead};
 use super::disk;
 use super::error::ChainError;
 use super::load::Parts;
-use super::meta::{LayerMeta, META_MAX, SNAPSHOTS_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
+use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
 use super::open::{Files, Gather, Locked};
 use super::record::{ChainRecord, Id, LAYER_ATTRIBUTE, Prepared, Switch};
 use super::switch::{
@@ -128,7 +128,7 @@ impl Directory {
             if self.snapshot_meta(op).is_some_and(|meta| meta.encode().len() > META_MAX) {
                 return Err(ChainError::LabelsTooLong(name.clone()));
             }
-            if snapshots >= SNAPSHOTS_MAX {
+            if snapshots >= usize::from(SNAPSHOTS_MAX) {
                 return Err(ChainError::TooMany(snapshots));
             }
         }

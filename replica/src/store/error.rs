@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use lh_block::{Instance, NameError, format_size};
+use lh_block::{Instance, LAYERS_MAX, NameError, format_size};
 use thiserror::Error;
 
 use super::qcow2::Qcow2Fault;
@@ -149,7 +149,7 @@ pub enum Damage {
     #[error("{0} is not a plain file: put the file itself there")]
     NotAFile(String),
     /// More layers than Longhorn can open.
-    #[error("the directory has {0} layers, and Longhorn opens at most 250: {REBUILD}")]
+    #[error("the directory has {0} layers, and Longhorn opens at most {LAYERS_MAX}: {REBUILD}")]
     TooManyLayers(usize),
     /// The backing file is not there.
     #[error("the backing file {0} is not there: put it back in its place")]
@@ -306,7 +306,7 @@ pub enum ChainError {
     #[error("a snapshot {0:?} exists already: choose another name")]
     NameTaken(String),
     /// As many snapshots as Longhorn can open.
-    #[error("the volume has {0} snapshots, the most that Longhorn can open: remove some first")]
+    #[error("the volume has {0} snapshots, the most that Longhorn can open: remove and purge some first")]
     TooMany(usize),
     /// As many as somebody allows.
     #[error(

@@ -22,9 +22,6 @@ pub(super) const VOLUME_META: &str = "volume.meta";
 /// ext4 is 16 TiB.
 pub(super) const SIZE_MAX: u64 = 1 << 50;
 
-/// Snapshots that a directory may have: with the head they are the 250 layers that Longhorn opens.
-pub(super) const SNAPSHOTS_MAX: usize = 249;
-
 /// Content of `volume.meta`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct VolumeMeta {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lh_block::BLOCK;
+use lh_block::{BLOCK, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
 
 use super::directory::Directory;
@@ -19,8 +19,8 @@ use super::fs::Fs;
 use super::intent::Intent;
 use super::load::Parts;
 use super::meta::{
-    LayerMeta, META_MAX, SNAPSHOTS_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now,
-    snapshot_file, snapshot_name,
+    LayerMeta, META_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now, snapshot_file,
+    snapshot_name,
 };
 use super::open::{Files, Gather, Locked, Opening, damaged, failed, lock_layers};
 use super::record::{
@@ -230,8 +230,8 @@ pub(super) fn check(size: u64, chain: &[LayerInfo]) -> Result<(), ChainError> {
     if !head.name.is_empty() {
         return Err(ChainError::BadChain("its last layer is not the head"));
     }
-    if snapshots.len() > SNAPSHOTS_MAX {
-        return Err(ChainError::BadChain("it has more than 249 snapshots"));
+    if snapshots.len() > usize::from(SNAPSHOTS_MAX) {
+        return Err(ChainError::BadChain("it has more snapshots than Longhorn can open"));
     }
     for (at, layer) in chain.iter().enumerate() {
         let known = |name: &str| chain[..at].iter().any(|l| l.name == name);

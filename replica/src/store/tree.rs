@@ -8,13 +8,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lh_block::BLOCK;
+use lh_block::{BLOCK, LAYERS_MAX};
 
 use super::disk::read_small;
 use super::error::{Damage, OpenError};
 use super::meta::{
-    LayerMeta, META_MAX, SNAPSHOTS_MAX, VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_file,
-    snapshot_name,
+    LayerMeta, META_MAX, VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_file, snapshot_name,
 };
 use super::record::{FoldRecord, Records};
 
@@ -240,7 +239,7 @@ impl Reader<'_> {
         volume: &VolumeMeta,
         layers: &BTreeMap<String, LayerFile>,
     ) -> Result<Vec<String>, OpenError> {
-        if layers.len() > SNAPSHOTS_MAX + 1 {
+        if layers.len() > usize::from(LAYERS_MAX) {
             return Err(self.damaged(Damage::TooManyLayers(layers.len())));
         }
         let mut depth = BTreeMap::new();

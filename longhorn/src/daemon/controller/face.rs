@@ -417,6 +417,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         CommandError::NotFound(_) => EngineError::NotFound(text),
         CommandError::Refused { .. } => EngineError::Failed(text),
         CommandError::TooManySnapshots(_)
+        | CommandError::ChainFull(_)
         | CommandError::SnapshotsTooLarge { .. }
         | CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
