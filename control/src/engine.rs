@@ -389,11 +389,9 @@ const REBUILD_CONCURRENCY_MAX: u32 = 5;
 
 /// A limit for the number of snapshots as Longhorn's clients send it: 2 to 250 there, where the head counts.
 pub(crate) fn snapshot_count(count: i32) -> Result<u32, Status> {
-    u32::try_from(count).ok().filter(|n| (1..=SNAPSHOT_COUNT).contains(n)).ok_or_else(|| {
-        Status::invalid_argument(format!(
-            "{count} cannot be the limit for snapshots: 1 to {SNAPSHOT_COUNT} can"
-        ))
-    })
+    let fits = u32::try_from(count).ok().filter(|n| (1..=SNAPSHOT_COUNT).contains(n));
+    let text = || format!("{count} cannot be the limit for snapshots: 1 to {SNAPSHOT_COUNT} can");
+    fits.ok_or_else(|| Status::invalid_argument(text()))
 }
 
 /// A limit for the bytes of snapshots; 0: none.
