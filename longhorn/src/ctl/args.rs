@@ -1,5 +1,6 @@
 //! The command line of `longhornctl`, with help that teaches.
 
+mod as_longhorn;
 mod examples;
 
 use std::path::PathBuf;
@@ -11,6 +12,8 @@ use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address,
     process_name, secret_name, size_or_none, snapshot_name, volume_name,
 };
+pub(super) use as_longhorn::{CheckCommand, ExportCommand, TrimCommand};
+
 use examples::{
     DOCTOR_HELP, INSTALL_HELP, LS_HELP, REPLICA_HELP, REPLICA_LS_HELP, REPLICA_REBUILD_HELP, SNAPSHOT_HELP,
     SNAPSHOT_LS_HELP, SNAPSHOT_TREE_HELP,
@@ -436,31 +439,6 @@ pub(super) struct ReplicaExportArgs {
     pub snapshot: Option<String>,
     /// The file, which is replaced
     pub file: PathBuf,
-}
-
-#[derive(Debug, Subcommand)]
-pub(super) enum TrimCommand {
-    /// Give back what the file system that is mounted from the volume does not use
-    Volume {
-        /// Name of the volume, which is up and mounted on this host
-        #[arg(value_parser = volume_name, required_unless_present = "name")]
-        volume: Option<String>,
-        /// The same, as Longhorn's longhornctl wants it
-        #[arg(long, value_parser = volume_name, conflicts_with = "volume")]
-        name: Option<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(super) enum ExportCommand {
-    /// The same as `replica export`
-    Replica(ReplicaExportArgs),
-}
-
-#[derive(Debug, Subcommand)]
-pub(super) enum CheckCommand {
-    /// The same as `doctor`
-    Preflight,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,0 +1,31 @@
+//! Words of Longhorn's own longhornctl for what is here, too. Help does not list them.
+
+use clap::Subcommand;
+
+use super::ReplicaExportArgs;
+use crate::arguments::volume_name;
+
+#[derive(Debug, Subcommand)]
+pub(in crate::ctl) enum CheckCommand {
+    /// The same as `doctor`
+    Preflight,
+}
+
+#[derive(Debug, Subcommand)]
+pub(in crate::ctl) enum TrimCommand {
+    /// Give back what the file system that is mounted from the volume does not use
+    Volume {
+        /// Name of the volume, which is up and mounted on this host
+        #[arg(value_parser = volume_name, required_unless_present = "name")]
+        volume: Option<String>,
+        /// The same, as Longhorn's longhornctl wants it
+        #[arg(long, value_parser = volume_name, conflicts_with = "volume")]
+        name: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(in crate::ctl) enum ExportCommand {
+    /// The same as `replica export`
+    Replica(ReplicaExportArgs),
+}
