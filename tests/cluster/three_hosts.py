@@ -82,9 +82,9 @@ class Cluster:
             expect(not left, f"{kind} are left: {left}")
         keys = self.kube.list("namespaces/longhorn-system/secrets", CORE)
         expect(not keys, f"secrets are left: {[k['metadata']['name'] for k in keys]}")
+        # A node that was cut off hears late of what went meanwhile.
         for pattern in ("nodes/*/replicas/*", "nodes/*/run/processes/*.json"):
-            left = glob.glob(f"{self.home}/{pattern}")
-            expect(not left, f"left behind: {left}")
+            self.wait(f"{pattern} is empty", lambda pattern=pattern: not glob.glob(f"{self.home}/{pattern}"), 30)
 
     def down(self, good):
         """Ends all of it; keeps the logs unless all was good."""

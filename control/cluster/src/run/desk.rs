@@ -42,6 +42,13 @@ impl From<kube::Error> for ReconcileError {
     }
 }
 
+impl ReconcileError {
+    /// What was written to is not there.
+    pub(super) fn is_of_nothing(&self) -> bool {
+        matches!(self, Self::Api(e) if is_missing(e))
+    }
+}
+
 pub(super) type Done<T = ()> = Result<T, ReconcileError>;
 
 /// True if the object is not there.

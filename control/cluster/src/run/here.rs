@@ -163,6 +163,16 @@ async fn keep_instance_manager(context: &Context, answers: bool) -> Done {
 
 /// Looks at an engine.
 pub(super) async fn engine(context: &Context, name: &str) -> Done<Outcome> {
+    match look_at_engine(context, name).await {
+        // This node was cut off while its engine was replaced, and has not heard of that yet.
+        Err(e) if e.is_of_nothing() && context.desk.api::<Engine>().get_opt(name).await?.is_none() => {
+            end_what_was_left(context, name).await
+        }
+        looked => looked,
+    }
+}
+
+async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
     let Some(resource) = resource_of(context, &cache.engines, name).await? else {
         return end_what_was_left(context, name).await;
