@@ -1,4 +1,5 @@
-//! Chunks in doubt beside folds: what is put into a snapshot stays there, and nobody waits for what is gone.
+//! What an engine that starts has to repair beside folds and reverts: what is put into a snapshot stays there, nobody waits for
+//! what is gone, and no branch is left before it is settled.
 
 use datapath::conductor::{Command, Quorum};
 
@@ -75,4 +76,26 @@ fn a_removed_snapshot_that_not_everybody_has_holds_no_repair_up() {
         world.three_and_the_engine_die();
         world.nothing_is_in_doubt();
     }
+}
+
+/// The engine died between a snapshot and its flush; the next one is asked for a revert before it has made up for that.
+#[test]
+fn a_revert_waits_until_what_it_leaves_is_settled_and_says_what_is() {
+    let mut world = World::with_a_removed();
+    world.crash_engine();
+    world.replicas.iter_mut().for_each(|r| {
+        r.unsettle(&["a", "b"]);
+        r.settled = None;
+    });
+    let revert = Command::Revert { name: "b".into(), created: "2026-01-01T00:00:00Z".into() };
+    assert!(!world.is_open());
+    let command = world.command(revert, "");
+    assert_eq!(world.finish(command), Ok(()));
+    assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("b")));
+    // Another one, with nothing to settle before: it tells what is settled on the branch that it goes to.
+    world.replicas.iter_mut().for_each(|r| r.settled = None);
+    let again = Command::Revert { name: "b".into(), created: "2026-01-02T00:00:00Z".into() };
+    let command = world.command(again, "");
+    assert_eq!(world.finish(command), Ok(()));
+    assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("b")));
 }

@@ -88,6 +88,8 @@ pub(crate) struct Replica {
     pub(crate) rebuilding: bool,
     kept: Option<Kept>,
     unsettled: Vec<String>,
+    /// Up to where an engine has said last that all is stable.
+    pub(crate) settled: Option<String>,
     /// The snapshot that is being folded, by an engine before: it goes on until it is stopped.
     folding: Option<String>,
     intent: BTreeSet<u64>,
@@ -117,6 +119,7 @@ impl Replica {
             rebuilding: false,
             kept: None,
             unsettled: Vec::new(),
+            settled: None,
             folding: None,
             intent: BTreeSet::new(),
             clean: true,
@@ -361,6 +364,7 @@ impl Replica {
             // What is settled on the members need not be here yet.
             Control::Settled { .. } if self.rebuilding => {}
             Control::Settled { snapshot } => {
+                self.settled = Some(snapshot.clone());
                 let settled = self.unsettled.iter().position(|n| n == snapshot).map_or(0, |at| at + 1);
                 self.unsettled.drain(..settled);
             }
@@ -452,6 +456,7 @@ impl Replica {
                     }
                     // Only ever to the last snapshot: the layers here have no branches.
                     ChainOp::Revert { .. } => {
+                        assert!(self.unsettled.is_empty(), "what is left behind is settled by nobody");
                         let blocks = self.layers.pop().expect("a head").blocks.len();
                         self.layers.push(Layer::empty("", blocks));
                     }

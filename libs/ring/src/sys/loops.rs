@@ -104,7 +104,12 @@ pub fn configure(
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
     let read_only: libc::c_int = 0;
     // SAFETY: the command reads one int, which lives until the call returns.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) }).map(drop)
+    let writable = check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) });
+    if writable.is_err() {
+        // Whoever hears of an error takes the device for one that is not bound.
+        let _ = clear(device);
+    }
+    writable.map(drop)
 }
 
 /// Unbinds the loop device when the last descriptor of it is closed: the caller's own, if no other is open. An opener
