@@ -11,6 +11,16 @@ use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
 use serde_json::{Value, json};
 
+/// The node's manager is away, and the others have seen it.
+async fn goes_silent(cluster: &mut Cluster, name: &str) {
+    drop(cluster.stops.remove(name));
+    let silent = |c: &Cluster| {
+        let node = c.server.get("nodes", name).unwrap();
+        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
+    };
+    cluster.wait(&format!("{name} is silent"), silent).await;
+}
+
 #[tokio::test]
 async fn a_volume_from_its_creation_to_its_end() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 1).await;
@@ -153,12 +163,7 @@ async fn a_process_that_its_engine_left_behind_is_ended() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 8).await;
     cluster.attached_volume().await;
     // While its manager is away the volume goes elsewhere.
-    drop(cluster.stops.remove("n1"));
-    let silent = |c: &Cluster| {
-        let node = c.server.get("nodes", "n1").unwrap();
-        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
-    };
-    cluster.wait("n1 is silent", silent).await;
+    goes_silent(&mut cluster, "n1").await;
     cluster.ticket(Some("n2"));
     cluster
         .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
@@ -176,12 +181,7 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
     let all = cluster.server.all("replicas");
     let lost = all.iter().find(|r| r["spec"]["nodeID"] == "n3").unwrap();
     let lost = lost["metadata"]["name"].as_str().unwrap().to_owned();
-    drop(cluster.stops.remove("n3"));
-    let silent = |c: &Cluster| {
-        let node = c.server.get("nodes", "n3").unwrap();
-        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
-    };
-    cluster.wait("n3 is silent", silent).await;
+    goes_silent(&mut cluster, "n3").await;
     cluster.server.delete("replicas", &lost);
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(cluster.server.get("replicas", &lost).is_some(), "it may be back, with its data");
@@ -193,12 +193,7 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
 async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_gone() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 15).await;
     cluster.attached_volume().await;
-    drop(cluster.stops.remove("n1"));
-    let silent = |c: &Cluster| {
-        let node = c.server.get("nodes", "n1").unwrap();
-        node["status"]["conditions"].as_array().unwrap().iter().any(|c| c["reason"] == "ManagerPodDown")
-    };
-    cluster.wait("n1 is silent", silent).await;
+    goes_silent(&mut cluster, "n1").await;
     cluster.server.delete("volumes", "demo");
     cluster.wait("the engine's resource is gone", |c| c.server.all("engines").is_empty()).await;
     assert_eq!(running(&cluster), ["demo-e-0@n1"], "nobody was there to end it");

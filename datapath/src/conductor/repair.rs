@@ -242,7 +242,10 @@ impl Conductor {
         for chunk in self.doubt.chunks.keys() {
             self.config.shared.resolve(*chunk);
         }
-        self.doubt = Doubt::default();
+        // Answers that are still on their way count for nothing, so its number goes on.
+        let mut view = std::mem::take(&mut self.doubt.view);
+        view.reset();
+        self.doubt = Doubt { view, ..Doubt::default() };
     }
 
     pub(super) fn advance_doubt(&mut self) -> bool {
