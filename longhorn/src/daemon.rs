@@ -9,6 +9,7 @@ mod controller;
 mod csi;
 mod engine_line;
 mod freeze;
+mod journal;
 mod keeper;
 mod logging;
 mod manager;

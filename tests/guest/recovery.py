@@ -3,8 +3,8 @@ pause is measured.
 
     recovery.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume
 """
-import mmap, os, random, subprocess, sys, threading, time
-from devices import Mounted, expect, fail, full, have, run, shown, skip
+import mmap, os, random, signal, subprocess, sys, threading, time
+from devices import Mounted, attribute, expect, fail, full, have, run, shown, skip, wait_for
 from volumes import KINDS
 
 KILLS = full(8, 100)
@@ -66,6 +66,31 @@ def check_load(process):
         fail(f"fio ended with {process.returncode}: {process.stdout.read()[-2000:]}")
 
 
+def dies_with_everything_in_hand(disk):
+    """As generic_06: the kernel's driver has nothing left to tell it that the server is gone."""
+    replicas = [replica["pid"] for replica in disk.host.status(disk.volume)["replicas"]]
+    for pid in replicas:
+        os.kill(pid, signal.SIGSTOP)
+    writer = subprocess.Popen(["fio", "--name=flood", f"--filename={disk.device}", "--rw=randwrite", "--bs=4k", "--size=64m",
+                               "--iodepth=1024", "--ioengine=libaio", "--direct=1", "--io_size=16m"],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
+    in_flight = lambda: int(attribute(disk.device, "inflight").split()[1])  # noqa: E731
+    last = [-1, 0]
+
+    def no_more_come():
+        last[:] = [in_flight(), last[1] + 1 if in_flight() == last[0] else 0]
+        return last[0] > 64 and last[1] > 20
+
+    wait_for("as many requests as it takes", no_more_come)
+    disk.kill()
+    for pid in replicas:
+        os.kill(pid, signal.SIGCONT)
+    disk.restart()
+    words = writer.communicate(timeout=60)[0]
+    expect(writer.returncode == 0, f"fio: {words[-2000:]}")
+    shown(f"{disk.name}: kill -9 of the server with {last[0]} requests in its hands")
+
+
 def main():
     kind = sys.argv[1]
     if not have("fio", "mkfs.xfs"):
@@ -76,6 +101,8 @@ def main():
     dice = random.Random(seed)
     disk = KINDS[kind]()
     pauses = []
+    if kind == "ublk-volume":
+        dies_with_everything_in_hand(disk)
     with Mounted(disk.device, "xfs") as where:
         process, watch = load(where), Watch(disk.device)
         for _ in range(KILLS):

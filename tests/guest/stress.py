@@ -63,6 +63,8 @@ def the_device_is_removed_under_load(null):
 
 def recovery_is_interrupted(null):
     """As generic_17, blktests ublk/005 and 006: the next server dies, too, at any moment of taking over."""
+    if not kernel_has("ublk-stress-interrupted", "to notice that who takes over has died", 6, 16):
+        return
     disk = Ublk("again", null=null)
     process = load(disk.device)
     for _ in range(6):

@@ -438,10 +438,34 @@ impl Attached {
             .order(op, device, pid, PATIENCE)
             .map_err(refused(format!("/dev/ublkb{device} does not start")))?;
         let before = std::mem::replace(&mut self.phase, Phase::Running);
+        if let Err(e) = self.keep_a_command_back() {
+            tracing::warn!(
+                "{}: {e}: if this process dies under load, no other can take it over",
+                self.device().display()
+            );
+        }
         if before == Phase::LeftBehind {
             self.adopt_size()?;
         }
         Ok(())
+    }
+
+    /// Sees to it that the driver has a command of each queue left whatever is asked of the device, where it needs one. It
+    /// learns of this server's death by commands that are cancelled, and before Linux 6.16 by nothing else: of a server that had
+    /// all of them in its hands it would never learn, and no other could take the device over.
+    ///
+    /// What is set is the limit of the kernel's queue, which whoever chooses another scheduler sets anew: to be called again
+    /// and again while the device is shown.
+    ///
+    /// # Errors
+    /// The system's, as where /sys cannot be written.
+    pub fn keep_a_command_back(&self) -> io::Result<()> {
+        // UPDATE_SIZE came with Linux 6.16.
+        let learns_otherwise = self.info.flags & feature::UPDATE_SIZE != 0;
+        if self.phase != Phase::Running || learns_otherwise {
+            return Ok(());
+        }
+        nodes::limit_requests(self.info.dev_id, self.info.queue_depth.saturating_sub(1).max(1))
     }
 
     /// The volume may have grown while nobody served it.

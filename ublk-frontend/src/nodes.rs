@@ -27,6 +27,16 @@ pub(crate) fn devices() -> Vec<u32> {
     found
 }
 
+/// Has the kernel send no more than so many requests of each of a device's queues at a time, whatever it was made with.
+pub(crate) fn limit_requests(device: u32, most: u16) -> io::Result<()> {
+    lower(Path::new(&format!("/sys/block/ublkb{device}/queue/nr_requests")), most)
+}
+
+fn lower(file: &Path, most: u16) -> io::Result<()> {
+    let now: u64 = fs::read_to_string(file)?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+    if now > most.into() { fs::write(file, most.to_string()) } else { Ok(()) }
+}
+
 /// Opens a device's `/dev/ublkcN`, which one process at a time may have.
 pub(crate) fn open(device: u32, major: u32, minor: u32, deadline: Instant) -> io::Result<File> {
     let path = format!("/dev/ublkc{device}");
@@ -69,4 +79,22 @@ fn open_by_numbers(device: u32, major: u32, minor: u32) -> io::Result<File> {
 /// Opens a block device as its only user; `EBUSY` if it is mounted or part of another device.
 pub(crate) fn open_exclusively(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_low_enough_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nr_requests");
+        for (before, after) in [("256\n", "127"), ("127\n", "127\n"), ("64\n", "64\n")] {
+            fs::write(&file, before).unwrap();
+            lower(&file, 127).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), after);
+        }
+        fs::write(&file, "none").unwrap();
+        assert_eq!(lower(&file, 127).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
 }

@@ -12,8 +12,13 @@ const CALM: Duration = Duration::from_secs(10);
 
 /// Asks the kernel for what keeps such a process going when memory is short. Called first in the process: threads
 /// inherit it. What the kernel refuses (containers) is said in the log, and the volume runs. `short` is told when memory
-/// becomes short, and when it no longer is, by a thread that lives as long as the process.
-pub(super) fn prepare(realtime: Realtime, short: impl Fn(bool) + Send + 'static) {
+/// becomes short, and when it no longer is, by a thread that lives as long as the process. `journal` is a thread of the
+/// kernel's that this process waits for, and is given what its own threads are.
+pub(super) fn prepare(
+    realtime: Realtime,
+    journal: Option<nix::libc::pid_t>,
+    short: impl Fn(bool) + Send + 'static,
+) {
     if let Err(e) = sys::set_io_flusher() {
         tracing::warn!(
             "PR_SET_IO_FLUSHER was refused ({e}): under memory pressure this process may wait for itself"
@@ -31,9 +36,14 @@ pub(super) fn prepare(realtime: Realtime, short: impl Fn(bool) + Send + 'static)
     let done = match realtime {
         Realtime::Never => Ok(()),
         // Threads inherit it.
-        Realtime::Always => sys::set_class(0, Class::Realtime).and_then(|()| look_out(short)),
+        Realtime::Always => sys::set_class(0, Class::Realtime).and_then(|()| {
+            put(journal, Class::Realtime);
+            look_out(short)
+        }),
         Realtime::Pressure => look_out(move |now_short| {
-            put_all(if now_short { Class::Realtime } else { Class::Usual });
+            let class = if now_short { Class::Realtime } else { Class::Usual };
+            put_all(class);
+            put(journal, class);
             short(now_short);
         }),
     };
@@ -80,6 +90,13 @@ fn care(trigger: &PressureTrigger, short: &impl Fn(bool)) -> io::Error {
         }
         short(false);
         tracing::info!("memory is no longer short");
+    }
+}
+
+/// Several replicas of a file system do so by turns: what the last one says stays, and they all see the same shortage.
+fn put(journal: Option<nix::libc::pid_t>, class: Class) {
+    if let Some(Err(e)) = journal.map(|thread| sys::set_class(thread, class)) {
+        tracing::debug!("the journal's thread keeps its class: {e}");
     }
 }
 

@@ -113,7 +113,10 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         status: status.clone(),
     };
     let told = status.clone();
-    super::memory::prepare(args.realtime.unwrap_or_default(), move |short| told.set_memory_short(short));
+    let journal = super::journal::thread_of(&options.directory);
+    super::memory::prepare(args.realtime.unwrap_or_default(), journal, move |short| {
+        told.set_memory_short(short);
+    });
     let face = std::thread::Builder::new().name("grpc".into());
     face.spawn(move || match serve_control(&args, &status) {
         Ok(()) => status.stop(),

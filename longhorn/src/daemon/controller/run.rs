@@ -40,7 +40,7 @@ pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     // Its queues have what they need from the start.
-    memory::prepare(args.realtime.unwrap_or_default(), |_| ());
+    memory::prepare(args.realtime.unwrap_or_default(), None, |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
     // Whoever has it is the only engine of the volume on this host; whoever had it before has ended.
     let _live = take_name(&args.volume, &root)?;

@@ -225,10 +225,11 @@ impl Show {
                     tracing::error!("{e:#}");
                 }
             }
+            Self::Ublk(ublk) => ublk.look_after(),
             Self::NbdServer(server) => server.look_after(),
             Self::Iscsi(iscsi) => iscsi.look_after(),
             Self::Initiator(initiator) => initiator.look_after(),
-            Self::Fuse { attached: None, .. } | Self::Nothing | Self::Ublk(_) => {}
+            Self::Fuse { attached: None, .. } | Self::Nothing => {}
         }
     }
 

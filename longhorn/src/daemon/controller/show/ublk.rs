@@ -87,6 +87,13 @@ impl Ublk {
         Ok(self.attached.as_mut().map_or(Ok(()), |attached| attached.resize(size))?)
     }
 
+    /// To be called now and then.
+    pub(super) fn look_after(&self) {
+        if let Some(Err(e)) = self.attached.as_ref().map(Attached::keep_a_command_back) {
+            tracing::debug!("the device's requests are not limited: {e}");
+        }
+    }
+
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         let Some(attached) = &mut self.attached else { return Ok(()) };
         attached.stop().map_err(|e| match e {
