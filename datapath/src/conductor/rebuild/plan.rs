@@ -3,12 +3,15 @@
 //! The target's layers are those of the last epoch that had it, but for what was written since (members keep that), and
 //! for what it holds too much or lost itself. That is trusted of a layer only if it stands on the same layer as at the
 //! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
+//!
+//! A fold the other way that was broken off has left copies of what the upper layer held in the removed snapshot below. They
+//! show where the upper layer is to say nothing any more. So a removed snapshot is looked at wherever the layer on it is.
 
 use lh_block::Extent;
 use lh_wire::{Keep, LayerInfo, ReplicaState};
 
-/// How much of a layer may differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How much of a layer may differ, from least to most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum How {
     /// It is the same.
     Nothing,
@@ -69,10 +72,25 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
             Some(_) => How::Nothing,
         }
     };
-    let how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
+    let mut how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
+    look_below(&mut how, target, source);
     let unsure = source.chain.iter().zip(&how).filter(|(_, how)| **how == How::Whole);
     let unsure = unsure.map(|(layer, _)| layer.name.clone()).collect();
     Plan { keep: Some(Keep { head, unsure }), how, own }
+}
+
+/// A removed snapshot is looked at as widely as the layer that stands on it.
+fn look_below(how: &mut [How], target: &ReplicaState, source: &ReplicaState) {
+    let is_removed = |layer: &LayerInfo| {
+        layer.removed || target.chain.iter().any(|held| held.removed && held.name == layer.name)
+    };
+    // From the top down, since a removed snapshot may stand on another.
+    for (at, layer) in source.chain.iter().enumerate().rev() {
+        let below = source.chain.iter().position(|l| !l.name.is_empty() && l.name == layer.parent);
+        if let Some(below) = below.filter(|below| is_removed(&source.chain[*below])) {
+            how[below] = how[below].max(how[at]);
+        }
+    }
 }
 
 fn has(chain: &[LayerInfo], name: &str) -> bool {
@@ -147,6 +165,30 @@ mod tests {
         assert_eq!(how(&state(&["a", "x", "b"]), &state(&["a", "b"])).1, [Nothing, Whole, Marked]);
         assert_eq!(how(&state(&["a", "b"]), &state(&["a", "x", "b"])).1, [Nothing, Whole, Whole, Marked]);
         assert_eq!(how(&state(&["a", "x"]), &state(&["a"])), (String::new(), vec![Nothing, Whole]));
+    }
+
+    /// The target may have begun to fold what stands on it into it.
+    #[test]
+    fn a_removed_snapshot_is_looked_at_where_the_layer_on_it_is() {
+        let removed = |mut state: ReplicaState, names: &[&str]| {
+            state.chain.iter_mut().filter(|l| names.contains(&&*l.name)).for_each(|l| l.removed = true);
+            state
+        };
+        let (one, two) = (|| state(&["a", "b"]), ["a", "b"]);
+        assert_eq!(how(&removed(one(), &["b"]), &removed(one(), &["b"])).1, [Nothing, Marked, Marked]);
+        assert_eq!(how(&removed(one(), &two), &removed(one(), &two)).1, [Marked, Marked, Marked]);
+        // What stands on it is the same.
+        assert_eq!(how(&removed(one(), &["a"]), &removed(one(), &["a"])).1, [Nothing, Nothing, Marked]);
+        // It was removed while the target was out, or the head has become a snapshot.
+        assert_eq!(how(&one(), &removed(one(), &["b"])).1, [Nothing, Marked, Marked]);
+        let target = removed(state(&["a"]), &["a"]);
+        assert_eq!(how(&target, &removed(one(), &["a"])), ("b".into(), vec![Marked, Marked, Marked]));
+        let unsure = ReplicaState {
+            rebuilding: true,
+            kept: Some(Kept { unsure: vec![String::new()] }),
+            ..removed(one(), &["b"])
+        };
+        assert_eq!(how(&unsure, &removed(one(), &["b"])).1, [Nothing, Whole, Whole]);
     }
 
     #[test]
