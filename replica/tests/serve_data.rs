@@ -228,3 +228,25 @@ fn more_is_asked_than_there_is_memory_for() {
         }
     }
 }
+
+/// Of a creation that was interrupted nothing counts, however far it was.
+#[test]
+fn a_creation_that_was_interrupted_begins_anew() {
+    for left in [&[][..], &["creating.new"], &["creating"], &["creating", "probe"]] {
+        let place = tempfile::tempdir().unwrap();
+        // As it was when the power went: the record of one that came to its end is gone.
+        let engine = place.path().join("replica/engine");
+        std::fs::create_dir_all(&engine).unwrap();
+        let record = "longhorn creating 1 870db882\n{}\n";
+        left.iter().for_each(|name| std::fs::write(engine.join(name), record).unwrap());
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        assert_eq!(c.read(0, 4096), [0; 4096], "{left:?}");
+    }
+    // What is somebody's stays.
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(place.path().join("replica")).unwrap();
+    std::fs::write(place.path().join("replica/mine"), b"x").unwrap();
+    assert!(replica::serve::run(serve_client::options(place.path())).is_err());
+    assert_eq!(std::fs::read_dir(place.path().join("replica")).unwrap().count(), 1);
+}

@@ -225,3 +225,33 @@ fn whoever_may_know_where_does_not_learn_what() {
     engine.key = MAP_KEY;
     assert_eq!(knock(&server.socket, &engine).err(), Some(Verdict::BadKey));
 }
+
+/// What the reader had was folded away, and its file may hold what stood on it.
+#[test]
+fn another_snapshot_of_the_same_name_is_another_one() {
+    let place = places().remove(0);
+    let server = Server::start(place.path());
+    let mut engine = Engine::with_a_snapshot(&server);
+    let mut r = reader(&server.socket).unwrap();
+    open(&mut r, "one", None).unwrap();
+    let read = Ask::Read { offset: 0, length: 8192 };
+    assert_eq!(ask(&mut r, &read).payload, engine.bytes[..8192]);
+    engine.write(1, 1);
+    engine.carry_out(ChainOp::MarkRemoved { name: "one".into() });
+    let fold = Control::Fold { name: "one".into(), bytes_per_second: None };
+    assert_eq!(engine.c.control(&fold).status(), Status::Ok);
+    while engine.c.state().chain.len() > 1 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    engine.carry_out(ChainOp::Snapshot {
+        name: "one".into(),
+        user_created: true,
+        created: "2026-01-02T00:00:00Z".into(),
+        labels: Default::default(),
+    });
+    engine.settle("one");
+    let answer = ask(&mut r, &read);
+    assert_eq!(answer.status(), Status::Refused, "{}", String::from_utf8_lossy(&answer.payload));
+    open(&mut r, "one", None).unwrap();
+    assert_eq!(ask(&mut r, &read).payload, engine.bytes[..8192]);
+}

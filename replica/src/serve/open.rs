@@ -21,7 +21,7 @@ use super::server::{OWNER, Server, kind};
 use super::verify::Checksums;
 use super::worker::Worker;
 use super::{Mode, Options, ServeError};
-use crate::store::{CreateOptions, Directory, OpenOptions, Store};
+use crate::store::{CreateOptions, Damage, Directory, OpenError, OpenOptions, Store};
 
 /// Entries of the submission queue: more than one turn queues at any sensible load.
 const ENTRIES: u32 = 256;
@@ -48,17 +48,23 @@ pub fn run(options: Options) -> Result<(), ServeError> {
 }
 
 fn open(options: &Options) -> Result<(Directory, Store), ServeError> {
-    let empty = match std::fs::read_dir(&options.directory) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(e) => e.kind() == io::ErrorKind::NotFound,
+    use OpenError::{Damaged, NoDirectory};
+    let opened = Directory::open(&options.directory, &OpenOptions { lock_wait: options.lock_wait });
+    let Some(size) = options.size else { return Ok(opened?) };
+    // Nothing is there, or what a creation has left that was interrupted: whether that is so is looked at once more.
+    let is_new = match &opened {
+        Err(NoDirectory(_)) => true,
+        Err(Damaged { damage, .. }) => matches!(damage, Damage::NothingHere | Damage::Unfinished),
+        _ => false,
     };
-    Ok(match options.size {
-        Some(size) if empty => {
-            let create = CreateOptions { size, backing: None, lock_wait: options.lock_wait };
-            Directory::create(&options.directory, &create)?
-        }
-        _ => Directory::open(&options.directory, &OpenOptions { lock_wait: options.lock_wait })?,
-    })
+    if !is_new {
+        return Ok(opened?);
+    }
+    let create = CreateOptions { size, backing: None, lock_wait: options.lock_wait };
+    match Directory::create(&options.directory, &create) {
+        Err(OpenError::NotEmpty(_)) => Ok(opened?),
+        made => Ok(made?),
+    }
 }
 
 fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {

@@ -114,6 +114,8 @@ impl Server {
 /// The snapshot that a reader has chosen.
 struct Open {
     snapshot: String,
+    /// When it was taken: another one may have got its name since.
+    created: String,
     view: SnapshotView,
     base: Option<SnapshotView>,
 }
@@ -218,7 +220,9 @@ impl Reader {
                 let read = open.view.read_at(offset, &mut bytes);
                 read.map_err(|e| format!("reading {length} bytes at {offset}: {e}"))?;
                 // Whether it could be folded meanwhile is asked after the bytes were read.
-                self.check_lasting(&open.snapshot)?;
+                if self.check_lasting(&open.snapshot)? != open.created {
+                    return Err(format!("there is another snapshot {} by now", open.snapshot));
+                }
                 Ok(bytes)
             }
         }
@@ -233,15 +237,15 @@ impl Reader {
         // The base first: what was folded between the two looks then counts as changed.
         let base_view = base.as_deref().map(open).transpose()?;
         let view = open(&snapshot)?;
-        self.check_lasting(&snapshot)?;
+        let created = self.check_lasting(&snapshot)?;
         if let Some(base) = &base {
             self.check_lasting(base)?;
         }
-        Ok(Open { snapshot, view, base: base_view })
+        Ok(Open { snapshot, created, view, base: base_view })
     }
 
-    /// Refuses a snapshot that may change, or may not be all there.
-    fn check_lasting(&self, snapshot: &str) -> Result<(), String> {
+    /// Refuses a snapshot that may change, or may not be all there. Returns when it was taken.
+    fn check_lasting(&self, snapshot: &str) -> Result<String, String> {
         let state = self.status.state().ok_or("the replica is ending")?;
         let Some(layer) = state.chain.iter().find(|layer| layer.name == snapshot) else {
             return Err(format!("there is no snapshot {snapshot}"));
@@ -254,7 +258,7 @@ impl Reader {
                 "snapshot {snapshot} is not known to be on stable storage on every replica yet"
             ));
         }
-        Ok(())
+        Ok(layer.created.clone())
     }
 }
 

@@ -240,14 +240,15 @@ impl From<ChainError> for Trouble {
 }
 
 impl Trouble {
-    /// The machine's word for it; what the disk said is noted for people.
+    /// The machine's word for it; what the disk said is noted for people. Where an operation on the chain has begun and not
+    /// ended nobody knows what the directory holds, be it for a full disk: the next process looks.
     fn into_failure(self, status: &Status) -> Failure {
         match self {
             Self::Io(error) => note(status, &error),
             Self::Chain(ChainError::Io { what, source }) => {
                 status.set_error(format!("{what}: {source}"));
                 tracing::error!("{what}: {source}");
-                failure_of(&source)
+                Failure::Io
             }
             Self::Chain(refusal) => Failure::Refused(refusal.to_string().into()),
             Self::YoungerEpoch => Failure::Refused("this replica has a younger epoch".into()),
@@ -318,6 +319,18 @@ fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Chan
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A full disk is a reason to refuse what has not begun, and a failure of what has.
+    #[test]
+    fn an_operation_that_broke_off_half_way_fails_the_replica() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let status = Status::default();
+        assert_eq!(Trouble::Io(full()).into_failure(&status), Failure::NoSpace);
+        let begun = ChainError::Io { what: "carrying out a snapshot".into(), source: full() };
+        assert_eq!(Trouble::Chain(begun).into_failure(&status), Failure::Io);
+        let refused = Trouble::Chain(ChainError::NoSpace("a snapshot".into())).into_failure(&status);
+        assert!(matches!(refused, Failure::Refused(_)));
+    }
 
     #[test]
     fn removed_snapshots_do_not_count_and_the_head_is_none() {

@@ -59,16 +59,14 @@ impl Directory {
         }
         disk::probe(&self.engine(), size).map_err(Box::new)?;
         let what = format!("taking over a chain in {}", self.path.display());
-        self.take_over(size, chain, keep).map_err(|source| ChainError::Io { what, source })
+        let rebuild = self.say_rebuilding(size, &what)?;
+        self.take_over(rebuild, chain, keep).map_err(|source| ChainError::Io { what, source })
     }
 
-    fn take_over(&mut self, size: u64, chain: &[LayerInfo], keep: &Keep) -> io::Result<Parts> {
-        self.begin_use()?;
-        let volume = self.identity.volume;
+    fn take_over(&mut self, mut rebuild: Rebuild, chain: &[LayerInfo], keep: &Keep) -> io::Result<Parts> {
+        let (volume, size) = (self.identity.volume, rebuild.size);
         // What is known of the layers is known only of those of this epoch.
         let based = self.epoch.is_some() && self.rebuild.as_ref().is_none_or(|r| r.kept.is_some());
-        let mut rebuild = Rebuild { volume, size, emptying: true, kept: None };
-        self.records().store(&self.fs, &rebuild)?;
         self.save_volume(|volume| volume.rebuilding = true)?;
         self.forget_outsiders()?;
         self.next = None;

@@ -22,6 +22,7 @@ use super::load::Parts;
 use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
 use super::open::{Files, Gather, Locked};
 use super::record::{ChainRecord, Id, LAYER_ATTRIBUTE, Prepared, Switch};
+use super::room::{self, is_full};
 use super::switch::{
     NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,
 };
@@ -73,7 +74,7 @@ impl Directory {
             let what = format!("preparing {} in {}", describe(op), self.path.display());
             let undone = remove_next(&self.fs, &self.path, Some(&prepared));
             return Err(match undone {
-                Ok(()) if source.kind() == io::ErrorKind::StorageFull => ChainError::NoSpace(describe(op)),
+                Ok(()) if is_full(&source) => ChainError::NoSpace(describe(op)),
                 _ => ChainError::Io { what, source },
             });
         }
@@ -140,10 +141,10 @@ impl Directory {
         Ok(Switch { old_head, new_head, layer })
     }
 
-    /// Makes and syncs the files of a prepared change of the head.
+    /// Makes and syncs the files of a prepared operation: carrying it out takes no space.
     pub(super) fn make_next(&mut self, prepared: &Prepared) -> io::Result<()> {
         let (Some(switch), Some(turn)) = (&prepared.switch, Turn::of(&prepared.op, self.size())) else {
-            return Ok(());
+            return self.make_removed(&prepared.op);
         };
         let engine = self.engine();
         let zero = self.new_zero_map(switch.layer, turn.size)?;
@@ -155,11 +156,25 @@ impl Directory {
         if let Some(snapshot) = self.snapshot_meta(&prepared.op) {
             self.write_layer_meta(&snapshot, &engine.join(NEXT_SNAPSHOT))?;
         }
+        self.make_intent_room(turn.size)?;
         let head = LayerMeta::head(&switch.new_head, &snapshot_file(&turn.base), &turn.created);
         self.write_layer_meta(&head, &engine.join(NEXT_HEAD_INFO))?;
         self.next = Some(NextHead { file: Arc::new(file), zero });
         self.make_next_volume(switch, &turn)?;
         self.fs.sync_directory(&engine)
+    }
+
+    /// Space for the longer intent bitmap of a larger volume: it is written when the names have changed.
+    fn make_intent_room(&self, size: u64) -> io::Result<()> {
+        if size <= self.size() {
+            return Ok(());
+        }
+        let path = self.engine().join(super::intent::FILE);
+        let length = super::intent::length_for(size, super::intent::chunk_of(&self.intent)?);
+        room::with(&path, || match disk::allocate(&self.intent, 0, length) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            done => done,
+        })
     }
 
     /// What the head's meta becomes. Longhorn leaves the head's name in it. `None`: the head is not kept.
@@ -222,7 +237,10 @@ impl Directory {
         let failed = |source| ChainError::Io { what, source };
         // Done by `prepare`, unless the directory was closed since.
         if let Err(source) = self.begin_use() {
-            return Err(failed(source));
+            return Err(match is_full(&source) {
+                true => ChainError::NoSpace(describe(&prepared.op)),
+                false => failed(source),
+            });
         }
         let done = match (&prepared.op, &prepared.switch, Turn::of(&prepared.op, self.size())) {
             (ChainOp::MarkRemoved { name }, ..) => self.mark_removed(name).map(|()| Committed::Nothing),
@@ -296,14 +314,23 @@ impl Directory {
         Ok(parts)
     }
 
+    /// The meta of a snapshot that is to be marked.
+    fn make_removed(&self, op: &ChainOp) -> io::Result<()> {
+        let ChainOp::MarkRemoved { name } = op else { return Ok(()) };
+        let Some(layer) = self.layers.iter().find(|l| l.name == *name) else { return Ok(()) };
+        let meta = LayerMeta { removed: true, ..layer.meta.clone() };
+        self.write_layer_meta(&meta, &self.engine().join(NEXT_SNAPSHOT))?;
+        self.fs.sync_directory(&self.engine())
+    }
+
     fn mark_removed(&mut self, name: &str) -> io::Result<()> {
         let Some(at) = self.layers.iter().position(|l| l.name == name) else {
             return Err(io::Error::other("the snapshot is gone"));
         };
-        let meta = LayerMeta { removed: true, ..self.layers[at].meta.clone() };
-        self.write_layer_meta(&meta, &self.path.join(meta_name(&self.layers[at].file_name)))?;
+        let meta = self.path.join(meta_name(&self.layers[at].file_name));
+        self.fs.rename(&self.engine().join(NEXT_SNAPSHOT), &meta)?;
         self.fs.sync_directory(&self.path)?;
-        self.layers[at].meta = meta;
+        self.layers[at].meta.removed = true;
         Ok(())
     }
 

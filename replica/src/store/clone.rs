@@ -20,7 +20,6 @@ use super::data::Store;
 use super::directory::{CreateOptions, Directory};
 use super::disk;
 use super::error::{ChainError, OpenError};
-use super::fs::Fs;
 use super::load::bytes;
 use super::meta::now;
 use super::offline::{SnapshotView, write_sparse};
@@ -127,7 +126,8 @@ fn take_back(target: &Path, new: bool) {
     };
 }
 
-fn fill(
+/// Makes a new directory what the view shows.
+pub(super) fn fill(
     view: &SnapshotView,
     mut directory: Directory,
     options: &CloneOptions,
@@ -149,6 +149,7 @@ fn fill(
     let mut store = Store::new(parts);
     let path = directory.path().join(&directory.layers[0].file_name);
     let file = disk::reopen(&directory.layers[0].file).map_err(failed)?;
+    directory.fs.overwrites(&path).map_err(failed)?;
     let mut copy = Copy { to: &file, share: true, cloned: Cloned::default(), pace };
     for (range, held) in view.held(Extent::new(0, view.size())) {
         let extent = bytes(range);
@@ -159,7 +160,7 @@ fn fill(
     }
     progress(view.size(), view.size());
     let cloned = copy.cloned;
-    Fs::default().sync_file(&file, &path).map_err(failed)?;
+    directory.fs.sync_file(&file, &path).map_err(failed)?;
     directory.end_rebuild().map_err(failed)?;
     directory.close_clean(store.close()).map_err(failed)?;
     Ok(cloned)

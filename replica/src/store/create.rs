@@ -25,13 +25,13 @@ pub(super) fn create(path: &Path, options: &CreateOptions, fs: Fs) -> Result<(Di
     if size == 0 || !size.is_multiple_of(BLOCK) || i64::try_from(size).is_err() {
         return Err(OpenError::BadSize(size));
     }
-    let new = match std::fs::create_dir(path) {
+    let new = match fs.make_directory(path) {
         Ok(()) => true,
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => false,
         Err(err) => return Err(failed("making", path)(err)),
     };
     let created = lock_directory(path, true, Instant::now() + options.lock_wait).and_then(|_lock| {
-        check_empty(path, &fs)?;
+        check_empty(path, &fs, true)?;
         fill(path, options, &fs).inspect_err(|_| remove(path, &fs))
     });
     if created.is_err() && new {
@@ -44,8 +44,8 @@ pub(super) fn create(path: &Path, options: &CreateOptions, fs: Fs) -> Result<(Di
     open(path, &OpenOptions { lock_wait: options.lock_wait }, fs)
 }
 
-/// Nothing may be there but what an interrupted creation left.
-fn check_empty(path: &Path, fs: &Fs) -> Result<(), OpenError> {
+/// Nothing may be there but what an interrupted creation left, which goes with `clear`.
+fn check_empty(path: &Path, fs: &Fs, clear: bool) -> Result<(), OpenError> {
     let engine = path.join(ENGINE);
     let creating = [Creating::NAME.to_owned(), format!("{}{NEW}", Creating::NAME)]
         .iter()
@@ -57,11 +57,15 @@ fn check_empty(path: &Path, fs: &Fs) -> Result<(), OpenError> {
             return Err(OpenError::NotEmpty(path.to_owned()));
         }
     }
-    if creating {
-        remove(path, fs);
-        return check_empty(path, fs);
+    match (creating, clear) {
+        (true, true) => {
+            remove(path, fs);
+            check_empty(path, fs, false)
+        }
+        // It cannot be taken away.
+        (true, false) => Err(OpenError::NotEmpty(path.to_owned())),
+        (false, _) => Ok(()),
     }
-    Ok(())
 }
 
 fn is_empty(path: &Path) -> bool {
@@ -122,5 +126,7 @@ fn fill_with(path: &Path, volume: &VolumeMeta, direct: bool, fs: &Fs) -> io::Res
     records.store(fs, &Closed { volume: id, files })?;
     records.remove::<Creating>(fs)?;
     // The directory's own name.
-    path.parent().filter(|p| !p.as_os_str().is_empty()).map_or(Ok(()), |parent| fs.sync_directory(parent))
+    path.parent().map_or(Ok(()), |parent| {
+        fs.sync_directory(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })
+    })
 }

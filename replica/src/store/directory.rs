@@ -294,11 +294,13 @@ impl Directory {
         Ok(ZeroMap::empty(id, Arc::new(file), size / lh_block::BLOCK))
     }
 
-    /// Closes cleanly. [`Directory::begin_use`] opens it again.
+    /// Closes cleanly. [`Directory::begin_use`] opens it again, also after an error: then the directory may say that nothing is
+    /// marked and nobody writes, but not that it was closed cleanly.
     ///
     /// # Errors
     /// The disk's.
     pub fn close_clean(&mut self, closing: Closing) -> io::Result<()> {
+        self.in_use = false;
         super::intent::write(&closing.intent, &closing.pages)?;
         for layer in &self.layers {
             // A write that failed half-way can leave such extents; Longhorn would read them as data.
@@ -315,7 +317,6 @@ impl Directory {
         self.zero_marked = closing.has_marks;
         let files = self.layers.iter().map(closed_file).collect::<io::Result<_>>()?;
         self.records().store(&self.fs, &Closed { volume: self.identity.volume, files })?;
-        self.in_use = false;
         self.clean = true;
         Ok(())
     }
@@ -329,8 +330,11 @@ impl Directory {
         }
         self.write_volume(&volume, &self.path.join(VOLUME_META))?;
         self.fs.sync_directory(&self.path)?;
-        self.volume = volume;
-        self.remake_switch()
+        let before = std::mem::replace(&mut self.volume, volume);
+        self.remake_switch().inspect_err(|_| {
+            // The next try has to do both.
+            self.volume = before;
+        })
     }
 
     /// Writes a volume.meta under a name of the replica directory or of `engine/`; the name is not durable yet.

@@ -8,6 +8,9 @@ use std::path::Path;
 
 use lh_ring::sys;
 
+use super::record::ENGINE;
+use super::room;
+
 /// Ending of the name under which a file is made that then takes its place by rename. Longhorn ignores it in `engine/`;
 /// in the replica directory itself it is Longhorn's own ending, which every reader passes over.
 pub(super) const NEW: &str = ".new";
@@ -27,6 +30,8 @@ pub(super) enum Step<'a> {
     Create(&'a Path),
     /// Content or length.
     Change(&'a Path),
+    /// What lies in it, past [`Fs`].
+    Overwrite(&'a Path),
     /// An extended attribute.
     Attribute(&'a Path),
     /// The file's content is stable.
@@ -73,6 +78,10 @@ impl Fs {
         content: &[u8],
         attribute: Option<(&str, &str)>,
     ) -> io::Result<()> {
+        room::with(path, || self.write_once(path, content, attribute))
+    }
+
+    fn write_once(&self, path: &Path, content: &[u8], attribute: Option<(&str, &str)>) -> io::Result<()> {
         let mut file = self.create(path, 0)?;
         self.step(Step::Change(path))?;
         file.write_all(content)?;
@@ -91,6 +100,16 @@ impl Fs {
         direct: bool,
         attribute: (&str, &str),
     ) -> io::Result<File> {
+        room::with(path, || self.create_layer_once(path, length, direct, attribute))
+    }
+
+    fn create_layer_once(
+        &self,
+        path: &Path,
+        length: u64,
+        direct: bool,
+        attribute: (&str, &str),
+    ) -> io::Result<File> {
         let file = self.create(path, if direct { libc::O_DIRECT } else { 0 })?;
         self.step(Step::Change(path))?;
         file.set_len(length)?;
@@ -98,6 +117,11 @@ impl Fs {
         sys::set_xattr(&file, attribute.0, attribute.1.as_bytes())?;
         self.sync_file(&file, path)?;
         Ok(file)
+    }
+
+    /// Somebody else is about to write into a file that is there: [`Fs::sync_file`] makes it stable.
+    pub(super) fn overwrites(&self, path: &Path) -> io::Result<()> {
+        self.step(Step::Overwrite(path))
     }
 
     pub(super) fn set_length(&self, file: &File, path: &Path, length: u64) -> io::Result<()> {
@@ -126,17 +150,25 @@ impl Fs {
         let new = directory.join(format!("{name}{NEW}"));
         self.write(&new, content, attribute)?;
         self.rename(&new, &directory.join(name))?;
-        self.sync_directory(directory)
+        self.sync_directory(directory)?;
+        if directory.ends_with(ENGINE) {
+            room::keep(directory);
+        }
+        Ok(())
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step(Step::Rename(from, to))?;
-        std::fs::rename(from, to)
+        room::with(to, || {
+            self.step(Step::Rename(from, to))?;
+            std::fs::rename(from, to)
+        })
     }
 
     pub(super) fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step(Step::Link(from, to))?;
-        std::fs::hard_link(from, to)
+        room::with(to, || {
+            self.step(Step::Link(from, to))?;
+            std::fs::hard_link(from, to)
+        })
     }
 
     /// Removes a file; one that is not there is removed already.
@@ -159,8 +191,11 @@ impl Fs {
         std::fs::remove_dir(path)
     }
 
+    /// Makes the directory's names stable. What is wrong then is never that the disk is full, whatever the system says: names
+    /// have changed.
     pub(super) fn sync_directory(&self, path: &Path) -> io::Result<()> {
         self.step(Step::SyncDirectory(path))?;
-        File::open(path)?.sync_all()
+        let synced = File::open(path)?.sync_all();
+        synced.map_err(|e| if room::is_full(&e) { io::Error::other(e) } else { e })
     }
 }

@@ -42,6 +42,11 @@ pub(super) fn chunk_of(file: &File) -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
+/// Bytes of the file for a volume of `size` bytes.
+pub(super) fn length_for(size: u64, chunk: u64) -> u64 {
+    (size.div_ceil(chunk).div_ceil(PAGE_CHUNKS) + 1) * PAGE as u64
+}
+
 /// The bitmap as it is in the file, or on its way there.
 #[derive(Debug)]
 pub(super) struct Intent {

@@ -39,6 +39,7 @@ mod ranges;
 mod rebuild;
 mod record;
 mod release;
+mod room;
 mod scrub;
 mod ssync;
 mod survey;

@@ -26,6 +26,7 @@ use super::open::{Files, Gather, Locked, Opening, damaged, failed, lock_layers};
 use super::record::{
     ChainRecord, ENGINE, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Records, VOLUME_ATTRIBUTE,
 };
+use super::room::is_full;
 use super::switch;
 use super::tree;
 use super::zero;
@@ -41,11 +42,21 @@ impl Directory {
         check(size, chain)?;
         disk::probe(&self.engine(), size).map_err(Box::new)?;
         let what = format!("emptying {}", self.path.display());
+        self.say_rebuilding(size, &what)?;
         self.empty(size, chain).map_err(|source| ChainError::Io { what, source })
     }
 
+    /// The first word of a replacement of layers, after which there is no going on as before. Returns the record.
+    pub(super) fn say_rebuilding(&mut self, size: u64, what: &str) -> Result<Rebuild, ChainError> {
+        let rebuild = Rebuild { volume: self.identity.volume, size, emptying: true, kept: None };
+        let said = self.begin_use().and_then(|()| self.records().store(&self.fs, &rebuild));
+        said.map(|()| rebuild).map_err(|source| match is_full(&source) {
+            true => ChainError::NoSpace(what.to_owned()),
+            false => ChainError::Io { what: what.to_owned(), source },
+        })
+    }
+
     fn empty(&mut self, size: u64, chain: &[LayerInfo]) -> io::Result<Parts> {
-        self.begin_use()?;
         self.forget_outsiders()?;
         let replace = Replace {
             fs: &self.fs,

@@ -34,6 +34,7 @@ use super::meta::{VOLUME_META, VolumeMeta};
 use super::open::{self, Owner, damaged, lock_directory, owner};
 use super::ranges::RangeSet;
 use super::record::{ENGINE, Fence, Identity, Record, Records};
+use super::room::is_full;
 use super::tree;
 
 /// How long the locks of a process that is just ending are waited for.
@@ -137,12 +138,11 @@ impl Release {
     }
 
     fn failed(&self, source: io::Error) -> ReleaseError {
-        let source = match source.kind() {
-            io::ErrorKind::StorageFull => io::Error::new(
-                source.kind(),
-                format!("{} are needed: free some space, then release again", format_size(self.need)),
-            ),
-            _ => source,
+        let source = if is_full(&source) {
+            let text = format!("{} are needed: free some space, then release again", format_size(self.need));
+            io::Error::new(source.kind(), text)
+        } else {
+            source
         };
         ReleaseError::Io { path: self.path.clone(), source }
     }

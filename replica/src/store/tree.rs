@@ -39,7 +39,8 @@ pub(super) struct Tree {
     pub(super) layers: Vec<LayerFile>,
     /// Positions in `layers` of the head's chain, base first, the head last.
     pub(super) chain: Vec<usize>,
-    /// Files that an interrupted snapshot of Longhorn left: other names of a layer, and empty heads.
+    /// Files of which Longhorn left the file or the meta when it was interrupted: other names of a layer, empty heads, a removed
+    /// snapshot's meta.
     pub(super) leftovers: Vec<String>,
 }
 
@@ -149,6 +150,12 @@ impl Reader<'_> {
         Ok(LayerFile { file: file.into(), name, meta, length: stat.len(), inode: stat.ino() })
     }
 
+    /// The meta of this layer says that it is removed.
+    fn removed(&self, file: &str) -> Result<bool, OpenError> {
+        let bytes = self.content(&meta_name(file))?.unwrap_or_default();
+        LayerMeta::parse(file, &bytes).map(|meta| meta.removed).map_err(|d| self.damaged(d))
+    }
+
     /// The head and all snapshots by file name, and the leftovers: an interrupted snapshot of Longhorn first makes the
     /// new head, then links the old head to the snapshot's name, then switches volume.meta, then unlinks the old head.
     /// So a snapshot that is the head's own file is none yet, and other heads are names of a snapshot's file, or empty.
@@ -156,12 +163,16 @@ impl Reader<'_> {
         if !names.contains(&volume.head) {
             return Err(self.damaged(Damage::HeadMissing(volume.head.clone())));
         }
-        for meta in names.iter().filter_map(|n| n.strip_suffix(".meta")) {
-            if snapshot_name(meta).is_some() && !names.contains(meta) {
-                return Err(self.damaged(Damage::ImageMissing(meta.into())));
+        let (mut layers, mut leftovers) = (BTreeMap::new(), Vec::new());
+        for image in names.iter().filter_map(|n| n.strip_suffix(".meta")) {
+            if snapshot_name(image).is_some() && !names.contains(image) {
+                // Longhorn takes a removed snapshot's file away, and then its meta. Whether a layer stands on it is seen later.
+                if !self.removed(image)? {
+                    return Err(self.damaged(Damage::ImageMissing(image.into())));
+                }
+                leftovers.push(image.to_owned());
             }
         }
-        let (mut layers, mut leftovers) = (BTreeMap::new(), Vec::new());
         let head = self.stat(&volume.head)?.ino();
         let folding = self.folding()?;
         for name in names.iter().filter(|n| snapshot_name(n).is_some() || **n == volume.head) {

@@ -2,13 +2,17 @@
 //!
 //! The target's layers are those of the last epoch that had it, but for what was written since (members keep that), and
 //! for what it holds too much or lost itself. That is trusted of a layer only if it stands on the same layer as at the
-//! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
+//! source: a fold moves what one layer holds into the one above it, and so gives that one another parent. And a name is not
+//! enough: a snapshot that was removed while the target was out may have left its name to another one, taken later.
+//!
+//! A fold the other way that was broken off has left copies of what the upper layer held in the removed snapshot below. They
+//! show where the upper layer is to say nothing any more. So a removed snapshot is looked at wherever the layer on it is.
 
 use lh_block::Extent;
 use lh_wire::{Keep, LayerInfo, ReplicaState};
 
-/// How much of a layer may differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How much of a layer may differ, from least to most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum How {
     /// It is the same.
     Nothing,
@@ -64,15 +68,40 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
             _ if !trusting || !known => How::Whole,
             None if younger(at) => How::Marked,
             None => How::Whole,
-            Some(held) if held.parent != layer.parent || unsure(&held.name) => How::Whole,
+            Some(held) if unsure(&held.name) || !stands_alike(held, target, layer, source) => How::Whole,
+            Some(held) if !was_head && held.created != layer.created => How::Whole,
             Some(held) if was_head || target.unsettled.contains(&held.name) => How::Marked,
             Some(_) => How::Nothing,
         }
     };
-    let how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
+    let mut how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
+    look_below(&mut how, target, source);
     let unsure = source.chain.iter().zip(&how).filter(|(_, how)| **how == How::Whole);
     let unsure = unsure.map(|(layer, _)| layer.name.clone()).collect();
     Plan { keep: Some(Keep { head, unsure }), how, own }
+}
+
+/// Both stand on the same snapshot, or on none.
+fn stands_alike(held: &LayerInfo, target: &ReplicaState, layer: &LayerInfo, source: &ReplicaState) -> bool {
+    let taken = |state: &ReplicaState| {
+        let below = state.chain.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
+        below.map(|l| l.created.clone())
+    };
+    held.parent == layer.parent && taken(target) == taken(source)
+}
+
+/// A removed snapshot is looked at as widely as the layer that stands on it.
+fn look_below(how: &mut [How], target: &ReplicaState, source: &ReplicaState) {
+    let is_removed = |layer: &LayerInfo| {
+        layer.removed || target.chain.iter().any(|held| held.removed && held.name == layer.name)
+    };
+    // From the top down, since a removed snapshot may stand on another.
+    for (at, layer) in source.chain.iter().enumerate().rev() {
+        let below = source.chain.iter().position(|l| !l.name.is_empty() && l.name == layer.parent);
+        if let Some(below) = below.filter(|below| is_removed(&source.chain[*below])) {
+            how[below] = how[below].max(how[at]);
+        }
+    }
 }
 
 fn has(chain: &[LayerInfo], name: &str) -> bool {
@@ -147,6 +176,46 @@ mod tests {
         assert_eq!(how(&state(&["a", "x", "b"]), &state(&["a", "b"])).1, [Nothing, Whole, Marked]);
         assert_eq!(how(&state(&["a", "b"]), &state(&["a", "x", "b"])).1, [Nothing, Whole, Whole, Marked]);
         assert_eq!(how(&state(&["a", "x"]), &state(&["a"])), (String::new(), vec![Nothing, Whole]));
+    }
+
+    /// While the target was out, a snapshot was removed and folded away, and the next one got its name: what the target has under
+    /// it is another one, and what stands on it stands on something else.
+    #[test]
+    fn another_snapshot_of_the_same_name_is_another_one() {
+        let taken = |at: &str, mut state: ReplicaState| {
+            state.chain.iter_mut().filter(|l| l.name == "b").for_each(|l| l.created = at.into());
+            state
+        };
+        let (old, new) = ("2026-11-20T06:03:39Z", "2026-11-21T06:03:39Z");
+        let target = taken(old, state(&["a", "b"]));
+        assert_eq!(how(&target, &taken(old, state(&["a", "b"]))).1, [Nothing, Nothing, Marked]);
+        assert_eq!(how(&target, &taken(new, state(&["a", "b"]))).1, [Nothing, Whole, Whole]);
+        let (head, more) = how(&target, &taken(new, state(&["a", "b", "c"])));
+        assert_eq!((head.as_str(), more), ("c", vec![Nothing, Whole, Whole, Marked]));
+    }
+
+    /// The target may have begun to fold what stands on it into it.
+    #[test]
+    fn a_removed_snapshot_is_looked_at_where_the_layer_on_it_is() {
+        let removed = |mut state: ReplicaState, names: &[&str]| {
+            state.chain.iter_mut().filter(|l| names.contains(&&*l.name)).for_each(|l| l.removed = true);
+            state
+        };
+        let (one, two) = (|| state(&["a", "b"]), ["a", "b"]);
+        assert_eq!(how(&removed(one(), &["b"]), &removed(one(), &["b"])).1, [Nothing, Marked, Marked]);
+        assert_eq!(how(&removed(one(), &two), &removed(one(), &two)).1, [Marked, Marked, Marked]);
+        // What stands on it is the same.
+        assert_eq!(how(&removed(one(), &["a"]), &removed(one(), &["a"])).1, [Nothing, Nothing, Marked]);
+        // It was removed while the target was out, or the head has become a snapshot.
+        assert_eq!(how(&one(), &removed(one(), &["b"])).1, [Nothing, Marked, Marked]);
+        let target = removed(state(&["a"]), &["a"]);
+        assert_eq!(how(&target, &removed(one(), &["a"])), ("b".into(), vec![Marked, Marked, Marked]));
+        let unsure = ReplicaState {
+            rebuilding: true,
+            kept: Some(Kept { unsure: vec![String::new()] }),
+            ..removed(one(), &["b"])
+        };
+        assert_eq!(how(&unsure, &removed(one(), &["b"])).1, [Nothing, Whole, Whole]);
     }
 
     #[test]

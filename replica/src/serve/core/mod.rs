@@ -121,6 +121,8 @@ pub struct Core {
     directory: Directory,
     intent: IntentMap,
     missed: Missed,
+    /// No trails are saved before this.
+    missed_at: Option<u64>,
     doubt: InDoubt,
     /// The highest generation accepted, and whose it is.
     fence: Option<(Generation, Instance)>,
@@ -185,6 +187,7 @@ impl Core {
             filling: false,
             strange: false,
             directory: Directory::Closed,
+            missed_at: None,
             doubt: InDoubt::default(),
             fence: facts.fence,
             fence_durable: facts.fence,
@@ -236,14 +239,15 @@ impl Core {
         self.start_controls(out);
         self.start_sync(out);
         self.save_intent(now_ns, out);
-        self.save_missed(out);
+        self.save_missed(now_ns, out);
         self.advance_fence(out);
     }
 
     /// When [`Input::Tick`] is wanted at the latest, on the clock of [`Core::apply`].
     pub fn wake_at(&self) -> Option<u64> {
         // While the chain is switched no record of the bitmap is put out; the end of the switch is an input.
-        self.is_in_use().then(|| self.intent.wake_at()).flatten()
+        let due = self.intent.wake_at().into_iter().chain(self.missed_at).min();
+        due.filter(|_| self.is_in_use())
     }
 
     /// A sync or a record failed: nothing succeeds any more.
@@ -251,7 +255,7 @@ impl Core {
         self.failed
     }
 
-    /// The directory is as it was found, or closed cleanly: no session has begun to use it.
+    /// The directory is as it was found, or closed: no session has begun to use it.
     pub fn is_closed(&self) -> bool {
         self.directory == Directory::Closed
     }

@@ -6,6 +6,9 @@ use super::{
 };
 use lh_wire::{ChainOp, Control, Status};
 
+/// After so long trails are tried again that could not be saved.
+const MISSED_AGAIN_NS: u64 = 1_000_000_000;
+
 impl Core {
     pub(super) fn persist(&mut self, purpose: Purpose, record: Record, out: &mut Vec<Output>) {
         let id = PersistId(self.persist_next);
@@ -60,6 +63,10 @@ impl Core {
                 }
             }
             Purpose::Missed => {
+                if result.is_err() {
+                    // A full disk: the marks stay meanwhile.
+                    self.missed_at = Some(now_ns.saturating_add(MISSED_AGAIN_NS));
+                }
                 for chunk in self.missed.saved(result.is_ok()) {
                     self.clear_chunk(now_ns, chunk);
                 }
@@ -93,8 +100,7 @@ impl Core {
     /// What is true from now on.
     fn take_effect(&mut self, control: Control, done: bool) {
         match control {
-            Control::Close if done => self.closed_cleanly(),
-            Control::Close => self.directory = Directory::Open,
+            Control::Close => self.closed_by(done),
             _ if !done => {}
             Control::SetEpoch { epoch, out } => self.epoch_stored(epoch, &out),
             Control::Prepare { id, op } => self.prepared = Some((id, op)),
@@ -152,7 +158,11 @@ impl Core {
 
     /// Puts out the next trails that have to be saved, if there are some. None behind an epoch that nobody is out of: what was
     /// saved goes with that, and whoever leaves afterwards needs all of it saved anew.
-    pub(super) fn save_missed(&mut self, out: &mut Vec<Output>) {
+    pub(super) fn save_missed(&mut self, now_ns: u64, out: &mut Vec<Output>) {
+        self.missed_at.take_if(|at| *at <= now_ns);
+        if self.missed_at.is_some() {
+            return;
+        }
         let goes = self.forgetting.is_some();
         if self.directory != Directory::Open || self.switching || self.failed || goes {
             return;
@@ -162,15 +172,17 @@ impl Core {
         }
     }
 
-    /// All is complete, on stable storage, and the same on every member: nothing is in doubt.
-    fn closed_cleanly(&mut self) {
+    /// All is complete, on stable storage, and the same on every member, says who closes: nothing is in doubt. If the close could
+    /// not be noted (`cleanly` is false), the marks may be gone from the disk all the same, and volume.meta may say that nobody
+    /// writes: the next session opens the directory anew, and its writes wait for marks of their own.
+    fn closed_by(&mut self, cleanly: bool) {
         self.directory = Directory::Closed;
         self.intent = IntentMap::new(self.intent.chunk(), self.size, &[]);
         self.missed.set_out(self.missed.out().to_vec(), |_| false);
         self.doubt.resolve();
         self.conns.iter_mut().for_each(|c| c.window.clear());
-        self.clean = true;
-        self.lived = true;
+        self.clean |= cleanly;
+        self.lived |= cleanly;
     }
 
     pub(super) fn is_orphan(&mut self, id: RequestId) -> bool {

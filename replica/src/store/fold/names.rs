@@ -28,6 +28,7 @@ use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot
 use super::super::record::{
     ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Record, Records, VOLUME_ATTRIBUTE,
 };
+use super::super::room::is_full;
 use super::super::zero;
 use super::Direction;
 
@@ -156,14 +157,8 @@ impl Directory {
             return Err(gone());
         }
         let what = format!("folding {} in {}", plan.name, self.path.display());
-        let done = self.switch_names(plan, direction, parent, child);
-        done.map_err(|source| match source.kind() {
-            // Nothing has changed yet.
-            io::ErrorKind::StorageFull if self.fold.as_ref().is_none_or(|f| f.switch.is_none()) => {
-                ChainError::NoSpace(format!("folding {}", plan.name))
-            }
-            _ => ChainError::Io { what, source },
-        })
+        self.record_switch(plan, direction, parent, child).map_err(|e| not_begun(plan, e))?;
+        self.finish_switch(direction, parent, child).map_err(|source| ChainError::Io { what, source })
     }
 
     /// Makes the child's meta, and volume.meta if the child is the head, as they will be.
@@ -177,17 +172,6 @@ impl Directory {
             self.fs.write(&engine.join(NEW_VOLUME), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id)))?;
         }
         self.fs.sync_directory(&engine)
-    }
-
-    fn switch_names(
-        &mut self,
-        plan: &FoldPlan,
-        direction: Direction,
-        parent: usize,
-        child: Option<usize>,
-    ) -> io::Result<Folded> {
-        self.record_switch(plan, direction, parent, child)?;
-        self.finish_switch(direction, parent, child)
     }
 
     /// Makes all that the change of names needs, the record last.
@@ -258,10 +242,7 @@ impl Directory {
             self.fs.link(&self.path.join(&self.layers[parent].file_name), &link)?;
             self.fs.sync_directory(&self.engine())
         });
-        made.map(|()| true).map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull => ChainError::NoSpace(format!("folding {}", plan.name)),
-            _ => ChainError::Io { what: format!("folding {}", plan.name), source },
-        })
+        made.map(|()| true).map_err(|e| not_begun(plan, e))
     }
 
     /// The parent's file becomes the head: it has everything, on stable storage, and no client's write is on its way.
@@ -362,6 +343,12 @@ impl Directory {
             }
         }
     }
+}
+
+/// No name has changed yet.
+fn not_begun(plan: &FoldPlan, source: io::Error) -> ChainError {
+    let what = format!("folding {}", plan.name);
+    if is_full(&source) { ChainError::NoSpace(what) } else { ChainError::Io { what, source } }
 }
 
 /// Finishes the change of names that a crash interrupted, before the layers are read; forgets a fold whose snapshot is

@@ -12,8 +12,10 @@ use std::sync::Arc;
 use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{BlockState, ChainOp, Keep, LayerInfo};
 
+use super::super::clone::{self, CloneOptions};
 use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
+use super::super::pace::Pace;
 use super::super::release::Release;
 use super::super::survey::survey;
 use super::super::{create, error::OpenError};
@@ -460,6 +462,32 @@ fn creation() {
                 let volume = Volume::create(path);
                 assert!(volume.directory.state().clean && !volume.directory.state().imported);
             }
+        },
+    );
+}
+
+/// Half a clone is nobody's volume.
+#[test]
+fn cloning() {
+    let place = temporary();
+    sample(&place.path().join("source"));
+    let view = SnapshotView::open(&place.path().join("source"), None).unwrap();
+    let options = CloneOptions { snapshot: "base".into(), ..CloneOptions::default() };
+    at_every_step(
+        |_| {},
+        |path, tape| {
+            let fs = Fs { tape: Some(Arc::clone(tape)) };
+            let Ok((directory, _)) = create::create(path, &create_options(SIZE), fs) else { return false };
+            clone::fill(&view, directory, &options, &Pace::new(0), &mut |_, _| {}).is_ok()
+        },
+        |path, finished, what| match Volume::open(path) {
+            Ok(volume) => {
+                let state = volume.directory.state();
+                assert!(!finished || (!state.rebuilding && state.clean), "{what}");
+                let is_new = names(&volume) == [""];
+                assert!(state.rebuilding || is_new || volume.blocks()[..9] == SAMPLE, "{what}");
+            }
+            Err(err) => assert!(!finished, "{what}: {err}"),
         },
     );
 }

@@ -276,6 +276,42 @@ fn a_backing_file_lies_below_all() {
 }
 
 /// What an interrupted snapshot of Longhorn leaves: the new head, and the old head under the snapshot's name as well.
+/// Longhorn removes a snapshot's file first, and is killed.
+#[test]
+fn a_removed_snapshots_meta_without_its_file() {
+    let place = temporary();
+    let path = place.path().join("r");
+    foreign(&path);
+    let meta = fs::read_to_string(path.join("volume-snap-one.img.meta")).unwrap();
+    let gone = path.join("volume-snap-gone.img.meta");
+    fs::write(&gone, &meta).unwrap();
+    assert_eq!(refused(&path), Damage::ImageMissing("volume-snap-gone.img".into()), "it is not removed");
+    fs::write(&gone, meta.replace("\"Removed\":false", "\"Removed\":true")).unwrap();
+    assert!(SnapshotView::open(&path, None).is_ok());
+    let volume = Volume::open(&path).unwrap();
+    assert_eq!(volume.blocks()[..5], [1, 1, 2, 3, 1]);
+    assert!(!gone.exists());
+    drop(volume);
+    // A layer stands on it.
+    let place = temporary();
+    let path = place.path().join("r");
+    foreign(&path);
+    fs::remove_file(path.join(ONE)).unwrap();
+    edit(&path, "volume-snap-one.img.meta", "\"Removed\":false", "\"Removed\":true");
+    let missing = Damage::ParentMissing { file: TWO.into(), parent: ONE.into() };
+    assert_eq!(refused(&path), missing);
+}
+
+/// A creation that cannot take away what another one has left says so.
+#[test]
+fn what_cannot_be_removed_is_in_the_way() {
+    let place = temporary();
+    let path = place.path().join("r");
+    fs::create_dir_all(path.join("engine/creating")).unwrap();
+    let made = super::super::Directory::create(&path, &create_options(SIZE));
+    assert!(matches!(made.map(drop), Err(OpenError::NotEmpty(_))));
+}
+
 #[test]
 fn an_interrupted_snapshot_of_longhorn() {
     for with_meta in [false, true] {

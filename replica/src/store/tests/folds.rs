@@ -1,7 +1,7 @@
 //! Single stories of folds: what they move, what Longhorn gets wrong, what runs out.
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::BlockState;
+use lh_wire::{BlockState, Keep};
 
 use super::super::offline::SnapshotView;
 use super::volume::{Volume, extent, revert_op, temporary};
@@ -82,6 +82,42 @@ fn an_unmap_beside_a_removed_snapshot_touches_no_live_one() {
     drop(volume);
     let volume = Volume::open(&path).unwrap();
     assert_eq!((reads(&volume), live()), (vec![0; 8], vec![65; 8]), "nothing comes back");
+}
+
+/// What a fold into the parent has copied stays in the removed snapshot when it is broken off, and shows where the layer above
+/// is to say nothing any more. So whoever takes such a word from another replica takes the snapshot's, too: an engine that brings
+/// a replica in sync looks at removed snapshots wherever it looks at what stands on them.
+#[test]
+fn a_broken_off_fold_shows_where_an_image_says_nothing() {
+    let (absent, own) = ((BlockState::Absent, 0), (BlockState::Data, 1));
+    for (look_below, expected) in [(false, [1, 7, 0]), (true, [1, 0, 0])] {
+        let place = temporary();
+        let mut volume = Volume::create(&place.path().join("r"));
+        volume.write(extent(0, 1), 1);
+        volume.write(extent(8, 40), 1);
+        volume.snapshot(1, "p").unwrap();
+        volume.write(extent(1, 1), 7);
+        volume.remove(2, "p").unwrap();
+        let mut fold = volume.begin_fold("p").unwrap();
+        while volume.layer("p")[1] == absent {
+            assert!(volume.fold_step(&mut fold).unwrap(), "the head goes into the snapshot");
+        }
+        fold.stop("the replica is cut off");
+        while volume.fold_step(&mut fold).unwrap() {}
+        volume.flush();
+        let chain = volume.directory.state().chain;
+        let parts = volume.directory.begin_catch_up(volume.store.size(), &chain, &Keep::default()).unwrap();
+        volume.store.replace(parts);
+        // Elsewhere the block was given back, and nothing lies below it.
+        if look_below {
+            volume.put("p", 0, &[own, absent, absent]);
+        }
+        volume.put("", 0, &[absent, absent, absent]);
+        volume.store.end_rebuild().unwrap();
+        volume.flush();
+        volume.directory.end_rebuild().unwrap();
+        assert_eq!(volume.blocks()[..3], expected);
+    }
 }
 
 /// A byte of the index tells 255 places apart; snapshots that came and went do not use them up.

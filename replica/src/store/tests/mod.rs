@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod diff;
 mod folds;
+mod full;
 mod histories;
 mod model;
 mod names;

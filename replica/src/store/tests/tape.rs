@@ -21,6 +21,10 @@ struct State {
     /// Steps left before the stop.
     left: Option<usize>,
     stopped: bool,
+    /// Steps left before the disk is full, and whether names take space, too.
+    full: Option<(usize, bool)>,
+    /// Something was refused for that.
+    refused: bool,
     /// Files that were made or changed and not synced, by their present name, with the length that is on stable storage.
     files: BTreeMap<PathBuf, u64>,
     /// What files hold on stable storage that were overwritten in place, past [`super::super::fs::Fs`], and not synced.
@@ -40,6 +44,20 @@ impl Tape {
     /// Nothing stops any more. Returns how many steps were left.
     pub(crate) fn go_on(&self) -> Option<usize> {
         self.state.lock().unwrap().left.take()
+    }
+
+    /// The disk is full after so many operations, until [`Tape::free`]: nothing is made or written any more, nor, with `names`,
+    /// linked or renamed.
+    pub(crate) fn full_after(&self, steps: usize, names: bool) {
+        let mut state = self.state.lock().unwrap();
+        (state.full, state.refused) = (Some((steps, names)), false);
+    }
+
+    /// There is space again. True if something was refused meanwhile.
+    pub(crate) fn free(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        state.full = None;
+        std::mem::take(&mut state.refused)
     }
 
     /// Remembers changes of names from now on.
@@ -93,6 +111,18 @@ impl Tape {
             }
             *left -= 1;
         }
+        if let Some((left, names)) = &mut state.full {
+            let takes_space = match step {
+                Step::Create(_) | Step::Change(_) | Step::Attribute(_) => true,
+                Step::Link(..) | Step::Rename(..) => *names,
+                Step::Overwrite(_) | Step::SyncFile(_) | Step::Remove(_) | Step::SyncDirectory(_) => false,
+            };
+            if *left == 0 && takes_space {
+                state.refused = true;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            *left = left.saturating_sub(1);
+        }
         if let Some(journal) = &mut state.journal {
             journal.note(step);
         }
@@ -112,6 +142,9 @@ impl State {
             Step::Change(path) => {
                 let length = path.metadata().map_or(0, |meta| meta.len());
                 self.files.entry(path.to_owned()).or_insert(length);
+            }
+            Step::Overwrite(path) => {
+                self.contents.entry(path.to_owned()).or_insert_with(|| std::fs::read(path).unwrap());
             }
             Step::Attribute(path) => drop(self.attributes.insert(path.to_owned())),
             Step::SyncFile(path) => {

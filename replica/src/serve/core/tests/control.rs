@@ -230,6 +230,34 @@ fn closed_cleanly_and_opened_again_by_the_next_session() {
     assert!(!r.in_store(marked), "closing took all marks back");
 }
 
+/// The disk was full: the marks may be gone all the same, and volume.meta may say that nobody writes.
+#[test]
+fn what_could_not_be_closed_is_opened_anew() {
+    let mut r = Rig::new(facts());
+    let conn = r.open(1, 1);
+    let before = r.send(conn, write(0, 1));
+    r.persist_all();
+    r.done(before);
+    let close = r.control(conn, 1, Control::Close);
+    r.synced();
+    let (id, record) = r.take_persist().unwrap();
+    assert_eq!(record, Record::Close);
+    r.apply(Input::Persisted { id, result: Err(Failure::NoSpace) });
+    assert_eq!(r.status(close), Some(Status::NoSpace));
+    let late = r.send(conn, write(0, 1));
+    assert_eq!(r.status(late), Some(Status::Refused));
+    let next = r.knock(hello(2, 2));
+    assert_eq!(r.records()[0], &Record::Begin);
+    r.persist_all();
+    assert!(r.welcomed(next));
+    let id = r.control(next, 2, Control::State);
+    assert!(!r.describe(id).clean);
+    let marked = r.send(next, write(0, 2));
+    assert!(!r.in_store(marked), "its mark is not on stable storage");
+    r.persist_all();
+    assert!(r.in_store(marked));
+}
+
 #[test]
 fn a_write_behind_the_last_sync_keeps_the_directory_open() {
     let mut r = Rig::new(facts());

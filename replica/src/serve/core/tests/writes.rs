@@ -312,6 +312,22 @@ fn saves(r: &Rig) -> bool {
     r.records().iter().any(|record| matches!(record, Record::Missed { .. }))
 }
 
+/// A disk that is full stays so for a while: it is not asked all the time.
+#[test]
+fn trails_that_could_not_be_saved_are_tried_again_later() {
+    let (mut r, conn, save) = saving_the_first_of_three_trails();
+    r.apply(Input::Persisted { id: save, result: Err(Failure::NoSpace) });
+    clear(&mut r, conn, 1);
+    assert!(!saves(&r));
+    let at = r.core.wake_at().expect("it is tried again");
+    r.now = at;
+    r.apply(Input::Tick);
+    let Some((save, Record::Missed { trails })) = r.take_record() else { panic!("{:?}", r.records()) };
+    assert_eq!(trails.len(), 2);
+    r.apply(Input::Persisted { id: save, result: Ok(()) });
+    assert_eq!(r.core.intent.report(SIZE), [Extent::new(2 * CHUNK, CHUNK)]);
+}
+
 #[test]
 fn no_trail_is_saved_behind_the_epoch_that_nobody_is_out_of() {
     let (mut r, conn, save) = saving_the_first_of_three_trails();
