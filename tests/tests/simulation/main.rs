@@ -168,5 +168,6 @@ sabotage! {
     missed_writes_not_saved: replica InReplica { missed_not_saved: true, ..InReplica::default() };
     own_doubt_of_who_returns_forgotten: conductor InConductor { forget_own_doubt: true, ..InConductor::default() };
     snapshot_taken_meanwhile_forgotten: conductor InConductor { snapshot_meanwhile: true, ..InConductor::default() };
+    folded_beside_a_repair: conductor InConductor { fold_beside_repair: true, ..InConductor::default() };
     intent_not_durable: replica InReplica { intent_not_durable: true, ..InReplica::default() };
 }

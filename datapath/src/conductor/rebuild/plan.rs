@@ -3,6 +3,9 @@
 //! The target's layers are those of the last epoch that had it, but for what was written since (members keep that), and
 //! for what it holds too much or lost itself. That is trusted of a layer only if it stands on the same layer as at the
 //! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
+//!
+//! A name does not make two layers the same. Once a snapshot is folded away its name is free, and what it held may come
+//! back as part of the next snapshot that has the name. The time at which they were taken tells them apart.
 
 use lh_block::Extent;
 use lh_wire::{Keep, LayerInfo, ReplicaState};
@@ -53,6 +56,10 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
     };
     let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some());
     let unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    let stand_on_the_same = |held: &LayerInfo, layer: &LayerInfo| {
+        held.parent == layer.parent
+            && taken(&target.chain, &held.parent) == taken(&source.chain, &layer.parent)
+    };
     let how = |(at, layer): (usize, &LayerInfo)| {
         let was_head = layer.name == head && (heir.is_some() || follows.is_none());
         let held = if was_head {
@@ -64,7 +71,8 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
             _ if !trusting || !known => How::Whole,
             None if younger(at) => How::Marked,
             None => How::Whole,
-            Some(held) if held.parent != layer.parent || unsure(&held.name) => How::Whole,
+            Some(held) if !stand_on_the_same(held, layer) || unsure(&held.name) => How::Whole,
+            Some(held) if !was_head && held.created != layer.created => How::Whole,
             Some(held) if was_head || target.unsettled.contains(&held.name) => How::Marked,
             Some(_) => How::Nothing,
         }
@@ -77,6 +85,11 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
 
 fn has(chain: &[LayerInfo], name: &str) -> bool {
     !name.is_empty() && chain.iter().any(|l| l.name == name)
+}
+
+/// When the snapshot of this name was taken; `None`: there is none.
+fn taken<'a>(chain: &'a [LayerInfo], name: &str) -> Option<&'a str> {
+    chain.iter().find(|l| !name.is_empty() && l.name == name).map(|l| l.created.as_str())
 }
 
 /// Places of the layers that the head stands on, base first, the head last.
@@ -147,6 +160,19 @@ mod tests {
         assert_eq!(how(&state(&["a", "x", "b"]), &state(&["a", "b"])).1, [Nothing, Whole, Marked]);
         assert_eq!(how(&state(&["a", "b"]), &state(&["a", "x", "b"])).1, [Nothing, Whole, Whole, Marked]);
         assert_eq!(how(&state(&["a", "x"]), &state(&["a"])), (String::new(), vec![Nothing, Whole]));
+    }
+
+    /// Snapshot `x` was folded into the head after the target had left, and then another one was taken that has its name.
+    #[test]
+    fn a_snapshot_that_has_anothers_name_is_another() {
+        let (target, mut source) = (state(&["a", "x"]), state(&["a", "x"]));
+        assert_eq!(how(&target, &source).1, [Nothing, Nothing, Marked]);
+        source.chain[1].created = "2026-01-02T00:00:00Z".into();
+        assert_eq!(how(&target, &source).1, [Nothing, Whole, Whole]);
+        // And one more over it: the head has become that one.
+        let mut source = state(&["a", "x", "y"]);
+        source.chain[1].created = "2026-01-02T00:00:00Z".into();
+        assert_eq!(how(&target, &source), ("y".into(), vec![Nothing, Whole, Whole, Marked]));
     }
 
     #[test]

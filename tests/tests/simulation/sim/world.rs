@@ -22,7 +22,7 @@ use replica::serve::core::{ConnId, SessionHello};
 
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
-use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
+use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
 use tests::dice::Dice;
@@ -379,11 +379,16 @@ impl World {
             self.grace = SECOND / 2;
         }
         self.note(format!("quorum {:?}", self.quorum).to_lowercase());
+        if self.mix == Mix::Folds {
+            length = FOLDS;
+            let folds = self.dice.between(1, 20);
+            self.nodes.iter_mut().for_each(|n| n.weather.folds = folds);
+        }
         if self.mix == Mix::Disks {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
         }
-        if self.dice.chance(500) || self.mix == Mix::Absences {
+        if self.dice.chance(500) || matches!(self.mix, Mix::Absences | Mix::Folds) {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }
@@ -717,6 +722,13 @@ impl World {
                     self.history.engine_replaced();
                 }
                 self.tempt_the_isolated();
+                if self.mix == Mix::Folds && !self.at_peace {
+                    // Who came back may differ from the others in what is folded now.
+                    for _ in 0..2 {
+                        let soon = self.dice.below(50 * MS);
+                        self.at(now + soon, Event::Fault(Fault::Purge));
+                    }
+                }
             }
         }
     }
