@@ -175,8 +175,11 @@ impl Queue {
         let covers = ended.is_some_and(|b| self.covers_all(b.sure));
         for s in std::mem::take(&mut self.flush.callers).iter() {
             if self.slot(s).work.is_job() {
-                let done =
-                    if result.is_ok() && covers { JobResult::Done { changed: 0 } } else { JobResult::Skipped };
+                let done = if result.is_ok() && covers {
+                    JobResult::Done { changed: 0 }
+                } else {
+                    JobResult::Skipped
+                };
                 self.end_job(s, done, out);
             } else if nobody {
                 self.put_aside(s, Why::NoMember, out);

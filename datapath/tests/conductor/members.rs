@@ -64,7 +64,8 @@ fn who_was_told_to_leave_and_is_needed_leaves_when_it_is_needed_no_more() {
 fn an_authority_that_goes_back_ends_an_engine_that_serves() {
     let mut world = opened(Quorum::Any);
     world.writes();
-    let old = Epoch { generation: Generation { attachment: 1, restart: 0 }, ..world.status().epoch.expect("one") };
+    let old =
+        Epoch { generation: Generation { attachment: 1, restart: 0 }, ..world.status().epoch.expect("one") };
     world.authority.epoch = Some(old);
     world.dies(3);
     world.run_until("the engine has ended", |w| w.happened.contains_key("fenced"));

@@ -55,7 +55,10 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
         heir.is_some() && branch.iter().position(|b| *b == at).is_some_and(|place| Some(place) > follows)
     };
     let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some());
-    let unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    let was_unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    // A snapshot that was taken while the head was filled has become what the head was, and nothing taken since is settled there.
+    let unsure =
+        |name: &str| was_unsure(name) || (was_unsure("") && target.unsettled.iter().any(|u| u == name));
     let stand_on_the_same = |held: &LayerInfo, layer: &LayerInfo| {
         held.parent == layer.parent
             && taken(&target.chain, &held.parent) == taken(&source.chain, &layer.parent)
@@ -195,6 +198,17 @@ mod tests {
         assert_eq!(how(&target, &state(&["a", "b"])).1, [Whole, Nothing, Whole]);
         let (head, later) = how(&target, &state(&["a", "b", "c"]));
         assert_eq!((head.as_str(), later), ("c", vec![Whole, Nothing, Whole, Marked]));
+    }
+
+    /// The rebuild before was interrupted, too, after the head that was to be looked at wholly had become a snapshot.
+    #[test]
+    fn what_the_head_was_unsure_of_the_snapshot_is_that_it_became() {
+        let kept = Some(Kept { unsure: vec![String::new()] });
+        let unsettled = vec!["b".to_owned()];
+        let target = ReplicaState { rebuilding: true, kept, unsettled, ..state(&["a", "b"]) };
+        let plan = plan(&target, &state(&["a", "b", "c"]), true);
+        assert_eq!(plan.how, [Nothing, Whole, Whole, Marked]);
+        assert_eq!(plan.keep.expect("something stays").unsure, ["b", "c"]);
     }
 
     #[test]

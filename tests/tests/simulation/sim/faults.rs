@@ -171,6 +171,22 @@ impl Mix {
         }
     }
 
+    /// By its name in lower case.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::All,
+            Self::Powered,
+            Self::OneHost,
+            Self::Power,
+            Self::Engines,
+            Self::Disks,
+            Self::Absences,
+            Self::Folds,
+            Self::Members,
+        ];
+        all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
+    }
+
     const fn has(self, fault: Fault) -> bool {
         use Fault::{
             Cut, Errors, FreezeEngine, Full, FullAll, HostLost, Isolate, KillEngine, KillReplica,

@@ -288,6 +288,8 @@ pub(crate) struct World {
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
     mix: Mix,
+    /// Whatever the seed says.
+    only: Option<Mix>,
     quorum: Quorum,
     /// As in the limits of a conductor.
     grace: u64,
@@ -338,6 +340,7 @@ impl World {
             chain: chain::Chain::default(),
             aftershocks: 0,
             mix: Mix::All,
+            only: None,
             quorum: Quorum::Any,
             grace: 3 * SECOND,
             sabotage,
@@ -357,6 +360,13 @@ impl World {
         self
     }
 
+    /// A run of this kind, whatever the seed says.
+    #[must_use]
+    pub(crate) fn only(mut self, mix: Option<Mix>) -> Self {
+        self.only = mix;
+        self
+    }
+
     /// One run: load under faults, then peace, then the comparison.
     ///
     /// # Errors
@@ -366,6 +376,7 @@ impl World {
         self.aftershocks = self.dice.below(5);
         let mut length = self.dice.between(SECOND / 2, 6 * SECOND);
         self.mix = Mix::of(&mut self.dice);
+        self.mix = self.only.unwrap_or(self.mix);
         if self.mix == Mix::Absences {
             length = ABSENCES;
             self.budget = self.budget.max(200);

@@ -2,8 +2,8 @@
 //! write of all blocks, and what an expansion adds can be written.
 
 use super::{
-    BLOCK, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH, Outbox, Quorum,
-    ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
+    BLOCK, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH, Outbox,
+    Quorum, ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
 };
 use tests::register::WriteId;
 
@@ -96,7 +96,9 @@ impl World {
 
     /// What is asked of the membership.
     pub(super) fn change_members(&mut self, node: usize, fault: Fault, out: &mut Outbox) {
-        if !self.engines.get(&self.current).is_some_and(|e| !e.frozen && e.open) || self.quorum == Quorum::Unsafe {
+        if !self.engines.get(&self.current).is_some_and(|e| !e.frozen && e.open)
+            || self.quorum == Quorum::Unsafe
+        {
             return;
         }
         self.chain.commands += 1;
