@@ -358,6 +358,8 @@ pub struct Shared {
     doubts: AtomicU64,
     /// A bit per chunk: the members may differ in it. Set by the conductor while no member can be read from.
     doubt: Growing,
+    /// How often a bit was set in `doubt`.
+    doubted: AtomicU64,
     /// Requests wait, however long no member can be read from.
     patient: AtomicBool,
     /// Moves on while clients send requests, at most once a millisecond on each queue.
@@ -422,6 +424,7 @@ impl Shared {
             stamps: Growing::new(chunks),
             doubts: AtomicU64::new(0),
             doubt: Growing::new(chunks.div_ceil(64)),
+            doubted: AtomicU64::new(0),
             patient: AtomicBool::new(false),
             activity: AtomicU64::new(0),
         }
@@ -503,7 +506,14 @@ impl Shared {
             && word.fetch_or(1 << (chunk % 64), Ordering::AcqRel) & 1 << (chunk % 64) == 0
         {
             self.doubts.fetch_add(1, Ordering::AcqRel);
+            self.doubted.fetch_add(1, Ordering::AcqRel);
         }
+    }
+
+    /// Some number, as long as no chunk is in doubt and none has been since it was last the same. `None`: one is.
+    pub fn sure(&self) -> Option<u64> {
+        let doubted = self.doubted.load(Ordering::Acquire);
+        (self.doubts.load(Ordering::Acquire) == 0).then_some(doubted)
     }
 
     /// The chunk is equal on all members. [`ToQueue::ChunkResolved`] follows, so whoever saw the doubt is woken.

@@ -112,12 +112,12 @@ impl Conductor {
     pub(super) fn on_close_flushed(&mut self, result: JobResult) {
         let Some(mut closing) = self.closing.take() else { return };
         if matches!(closing.stage, Stage::Flushing { .. }) {
-            if !matches!(result, JobResult::Done { .. }) {
-                closing.stage = Stage::Waiting;
-            } else if self.doubt.is_empty() {
+            if !self.doubt.is_empty() {
+                self.end(&mut closing, Why::Unclean("chunks are still in doubt".into()));
+            } else if matches!(result, JobResult::Done { .. }) {
                 closing.stage = Stage::Closing;
             } else {
-                self.end(&mut closing, Why::Unclean("chunks are still in doubt".into()));
+                closing.stage = Stage::Waiting;
             }
         }
         self.closing = Some(closing);

@@ -2,7 +2,9 @@
 
 use lh_wire::ChainOp;
 
-use super::{Command, CommandError, CommandId, Conductor, NewLimits, Output, Replica, ReplicaConfig, Role};
+use super::{
+    Command, CommandError, CommandId, Conductor, NewLimits, Output, Quorum, Replica, ReplicaConfig, Role,
+};
 use crate::message::{MEMBERS_MAX, MemberId};
 
 impl Conductor {
@@ -69,6 +71,7 @@ impl Conductor {
         if self.find(&config.name).is_ok() {
             return Err(CommandError::Exists(format!("replica {}", config.name)));
         }
+        self.check_majority()?;
         let free = self.ids().find(|m| matches!(self.replica(*m).role, Role::Vacant));
         match free {
             Some(member) => *self.replica_mut(member) = Replica::new(config),
@@ -94,10 +97,22 @@ impl Conductor {
         let member = self.find(name)?;
         self.check_spare(member)?;
         self.replica_mut(member).thorough = true;
-        if !matches!(self.replica(member).role, Role::Joining(_)) {
+        // A rebuild that trusts what is known of it does not look at everything, and would be taken for the one asked for.
+        if !matches!(&self.replica(member).role, Role::Joining(rebuild) if rebuild.is_thorough()) {
             self.lose(member, "it is to be brought in sync anew");
         }
         self.emit(Output::CommandDone(id, Ok(())));
+        Ok(())
+    }
+
+    /// The members are still a majority once there is one replica more. Else none could be made a member, nor the next engine
+    /// start, before a lost one is back.
+    fn check_majority(&self) -> Result<(), CommandError> {
+        let replicas = self.configured().iter().count() + 1;
+        let (in_sync, needed) = (self.serving().iter().count(), replicas / 2 + 1);
+        if self.config.quorum == Quorum::Majority && self.serves() && in_sync < needed {
+            return Err(CommandError::TooFewInSync { replicas, needed, in_sync });
+        }
         Ok(())
     }
 

@@ -258,6 +258,19 @@ pub enum CommandError {
     /// At most [`crate::message::MEMBERS_MAX`].
     #[error("the volume has {0} replicas, which is the limit")]
     TooManyReplicas(usize),
+    /// With [`Quorum::Majority`] an epoch has more than half of the configured replicas. One more must not make that untrue.
+    #[error(
+        "of {replicas} replicas {needed} would have to be in sync, and only {in_sync} are: remove a lost one first, or wait \
+         until it is back"
+    )]
+    TooFewInSync {
+        /// With the new one.
+        replicas: usize,
+        /// More than half of them.
+        needed: usize,
+        /// As it is.
+        in_sync: usize,
+    },
     /// Nobody else holds the data.
     #[error("replica {0} cannot leave: the others are not enough to go on")]
     Needed(String),

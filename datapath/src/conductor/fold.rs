@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use lh_wire::{Control, FoldState, LayerInfo, ReplicaState};
 
-use super::{Conductor, ControlFor, Phase, Role};
+use super::{Conductor, ControlFor, Phase, Role, sabotaged};
 use crate::message::MemberId;
 
 /// Between two looks at a fold that runs, ns: soon at first, since most folds are short and the next one waits for this
@@ -107,7 +107,8 @@ impl Conductor {
 
     /// A replica is being brought in sync, or chunks are made equal.
     fn copies_layers(&self) -> bool {
-        !self.doubt.is_empty() || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
+        let doubts = !self.doubt.is_empty() && !sabotaged!(self, fold_beside_repair);
+        doubts || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
     }
 
     /// A replica's state, asked for here.

@@ -44,7 +44,7 @@ impl Conductor {
                     self.replica_mut(member).link = Link::Down { retry_at };
                     return true;
                 }
-                Link::Up { .. } if self.is_unwanted(member) => {
+                Link::Up { .. } if self.is_unwanted(member) || self.has_come_back_unwanted(member) => {
                     self.lose(member, "it is taken out of the volume");
                     return true;
                 }
@@ -76,6 +76,13 @@ impl Conductor {
     fn is_unwanted(&self, member: MemberId) -> bool {
         let replica = self.replica(member);
         replica.unwanted && matches!(replica.role, Role::Out | Role::Joining(_))
+    }
+
+    /// It was a member that was needed after it had been told to leave, and is needed no more.
+    fn has_come_back_unwanted(&self, member: MemberId) -> bool {
+        let replica = self.replica(member);
+        let serves = replica.unwanted && matches!(replica.role, Role::Member(Seat::Serving));
+        serves && self.is_calm() && self.serving().without(member).len() >= self.members_min()
     }
 
     fn connect(&mut self, member: MemberId) {

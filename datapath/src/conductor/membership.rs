@@ -233,7 +233,11 @@ impl Conductor {
             // An answer that was lost: it had been stored.
             Stored::Conflict { current: Some(current) } if current == store.epoch => self.stored(),
             Stored::Stored => self.stored(),
-            Stored::Conflict { current: Some(current) } if current.generation < self.config.generation => {
+            // Once requests were let in, its own epochs are there. An older one again means that the authority has forgotten:
+            // what its members hold by now, nobody can say.
+            Stored::Conflict { current: Some(current) }
+                if current.generation < self.config.generation && !self.serves() =>
+            {
                 self.store = None;
                 self.begin_again_from(current);
             }

@@ -87,6 +87,11 @@ impl Rebuild {
         (self.copy.done, self.copy.total(), self.copy.copied)
     }
 
+    /// It compares everything; or it has not begun, and will be told to.
+    pub(super) fn is_thorough(&self) -> bool {
+        self.plan.how.iter().all(|how| *how == How::Whole)
+    }
+
     const fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready | Stage::Recorded)
     }

@@ -38,6 +38,9 @@ pub struct Sabotage {
     /// What is in doubt is copied layer by layer, whatever the members have folded.
     #[cfg(feature = "sabotage")]
     pub repair_by_layer: bool,
+    /// Snapshots are folded while chunks in doubt are made equal.
+    #[cfg(feature = "sabotage")]
+    pub fold_beside_repair: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

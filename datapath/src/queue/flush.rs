@@ -3,7 +3,9 @@
 //! A flush covers what was answered before it was asked for. One that is under way may have been sent before an
 //! answer that left since then, so a newcomer never joins it.
 //!
-//! While a chunk is in doubt some member may lack what was answered before: a client's flush waits until none is.
+//! While a chunk is in doubt some member may lack what was answered before: a client's flush waits until none is. A flush
+//! during which one was in doubt is made again: the member that came back may have answered it before it was given what
+//! it lacks.
 
 use lh_block::IoError;
 use lh_wire::{OpCode, Status};
@@ -20,6 +22,8 @@ use crate::message::{Fault, JobResult, MemberId};
 struct Batch {
     number: u64,
     fan: Fan,
+    /// As [`crate::message::Shared::sure`] said when it began.
+    sure: Option<u64>,
 }
 
 /// Flushes of this queue.
@@ -55,7 +59,7 @@ impl Queue {
     fn start_flush(&mut self, now: u64, out: &mut Vec<Output>) {
         let number = self.shared.start_flush();
         let fan = Fan { need: self.members.attached(), sent_at: now, ..Fan::default() };
-        self.flush.running = Some(Batch { number, fan });
+        self.flush.running = Some(Batch { number, fan, sure: self.shared.sure() });
         for m in fan.need.iter() {
             self.flush_send(now, m, out);
         }
@@ -133,10 +137,10 @@ impl Queue {
 
     /// Decides whether the flush is done; called after every change of it.
     fn settle_flush(&mut self, now: u64, out: &mut Vec<Output>) {
-        let Some(Batch { number, fan }) = self.flush.running else { return };
+        let Some(Batch { number, fan, sure }) = self.flush.running else { return };
         let missing = fan.missing();
         if missing.is_empty() || (self.lacks(Sabotage::FlushEarly) && !fan.ok.is_empty()) {
-            if !fan.need.is_empty() && self.shared.first_in_doubt().is_none() {
+            if !fan.need.is_empty() && self.covers_all(sure) {
                 self.shared.finish_flush(number);
             }
             return self.end_flush(now, Ok(()), out);
@@ -159,20 +163,32 @@ impl Queue {
         }
     }
 
+    /// What a flush that began so has synced on every member is all that was answered before it.
+    fn covers_all(&self, sure: Option<u64>) -> bool {
+        sure.is_some() && sure == self.shared.sure()
+    }
+
     /// Answers the callers and starts the next flush, if anybody waits for one.
     fn end_flush(&mut self, now: u64, result: Result<(), IoError>, out: &mut Vec<Output>) {
-        let nobody = self.flush.running.take().is_some_and(|b| b.fan.need.is_empty());
+        let ended = self.flush.running.take();
+        let nobody = ended.as_ref().is_some_and(|b| b.fan.need.is_empty());
+        let covers = ended.is_some_and(|b| self.covers_all(b.sure));
         for s in std::mem::take(&mut self.flush.callers).iter() {
             if self.slot(s).work.is_job() {
-                let done = if result.is_ok() { JobResult::Done { changed: 0 } } else { JobResult::Skipped };
+                let done = if result.is_ok() && covers {
+                    JobResult::Done { changed: 0 }
+                } else {
+                    JobResult::Skipped
+                };
                 self.end_job(s, done, out);
             } else if nobody {
                 self.put_aside(s, Why::NoMember, out);
-            } else if let (Ok(()), Some(chunk)) = (result, self.shared.first_in_doubt()) {
-                if self.mode == Mode::Stopping {
-                    self.refuse(now, s, IoError::ShuttingDown, out);
-                } else {
-                    self.put_aside(s, Why::Doubt(chunk), out);
+            } else if result.is_ok() && !covers && self.mode == Mode::Stopping {
+                self.refuse(now, s, IoError::ShuttingDown, out);
+            } else if result.is_ok() && !covers {
+                match self.shared.first_in_doubt() {
+                    Some(chunk) => self.put_aside(s, Why::Doubt(chunk), out),
+                    None => self.flush.next.insert(s),
                 }
             } else {
                 self.leave_barriers(s, out);

@@ -1,13 +1,14 @@
 //! The seeded simulation of a whole volume: seeds without a violation, and every sabotaged mechanism noticed.
 //!
-//! `LH_SEED=n` runs one seed and prints what happens, `LH_WATCH=block` with it what becomes of a block on every disk; `LH_SEEDS=n` runs so many.
+//! `LH_SEED=n` runs one seed and prints what happens, `LH_WATCH=block` with it what becomes of a block on every disk; `LH_SEEDS=n`
+//! runs so many, `LH_FIRST_SEED=n` from there on, `LH_MIX=folds` with faults of one kind only (`sim::faults::Mix`).
 
 mod sim;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sim::faults::Fault;
+use sim::faults::{Fault, Mix};
 use sim::world::{Sabotage, World};
 
 /// Seeds of the usual run. `LH_SEEDS` says otherwise.
@@ -47,9 +48,21 @@ const STATES: [&str; 23] = [
 const NOTICED_WITHIN: u64 = 4000;
 
 fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<BTreeMap<String, u64>, String> {
+    let wanted = std::env::var("LH_MIX").ok();
+    let mix = wanted.map(|name| Mix::named(&name).unwrap_or_else(|| panic!("there are no runs of {name}")));
+    run_only(mix, seed, sabotage, tracing)
+}
+
+/// A run of one kind, or of the seed's.
+fn run_only(
+    mix: Option<Mix>,
+    seed: u64,
+    sabotage: Sabotage,
+    tracing: bool,
+) -> Result<BTreeMap<String, u64>, String> {
     // A machine that panics has met what it holds to be impossible: as good a find as a violation.
     match catch_unwind(AssertUnwindSafe(|| {
-        World::new(seed, sabotage, tracing).watching(number("LH_WATCH")).run()
+        World::new(seed, sabotage, tracing).watching(number("LH_WATCH")).only(mix).run()
     })) {
         Ok(Ok(seen)) => Ok(seen),
         Ok(Err(broken)) => Err(broken),
@@ -102,13 +115,18 @@ fn noticed(name: &str, sabotage: Sabotage) {
 }
 
 fn noticed_from(first: u64, name: &str, sabotage: Sabotage) {
+    noticed_in(None, first, name, sabotage);
+}
+
+fn noticed_in(mix: Option<Mix>, first: u64, name: &str, sabotage: Sabotage) {
     let first = number("LH_FIRST_SEED").unwrap_or(first);
     let within = number("LH_SEEDS").unwrap_or(NOTICED_WITHIN);
     if let Some(seed) = number("LH_SEED") {
-        println!("{name}: {:?}", run(seed, sabotage, true).err());
+        println!("{name}: {:?}", run_only(mix, seed, sabotage, true).err());
         return;
     }
-    let found = (first..first + within).find_map(|seed| Some((seed, run(seed, sabotage, false).err()?)));
+    let found =
+        (first..first + within).find_map(|seed| Some((seed, run_only(mix, seed, sabotage, false).err()?)));
     let (seed, what) = found.unwrap_or_else(|| panic!("{name}: not noticed within {within} seeds"));
     println!("{name}: noticed by seed {seed}: {what}");
 }
@@ -141,6 +159,15 @@ fn repaired_layer_by_layer() {
 fn map_believed_after_a_revert() {
     let replica = InReplica { map_survives_revert: true, ..InReplica::default() };
     noticed_from(4_001, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
+}
+
+/// A host has to lose its power between a snapshot and the flush that settles it, and to be asked for a fold into that
+/// snapshot while what it lacks of it is copied.
+#[test]
+fn folded_beside_a_repair() {
+    let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Folds), 1, "folded_beside_a_repair", sabotage);
 }
 
 sabotage! {

@@ -2,8 +2,10 @@
 //!
 //! The target's layers are those of the last epoch that had it, but for what was written since (members keep that), and
 //! for what it holds too much or lost itself. That is trusted of a layer only if it stands on the same layer as at the
-//! source: a fold moves what one layer holds into the one above it, and so gives that one another parent. And a name is not
-//! enough: a snapshot that was removed while the target was out may have left its name to another one, taken later.
+//! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
+//!
+//! A name does not make two layers the same. Once a snapshot is folded away its name is free, and what it held may come
+//! back as part of the next snapshot that has the name. The time at which they were taken tells them apart.
 //!
 //! A fold the other way that was broken off has left copies of what the upper layer held in the removed snapshot below. They
 //! show where the upper layer is to say nothing any more. So a removed snapshot is looked at wherever the layer on it is.
@@ -56,7 +58,14 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
         heir.is_some() && branch.iter().position(|b| *b == at).is_some_and(|place| Some(place) > follows)
     };
     let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some());
-    let unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    let was_unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
+    // A snapshot that was taken while the head was filled has become what the head was, and nothing taken since is settled there.
+    let unsure =
+        |name: &str| was_unsure(name) || (was_unsure("") && target.unsettled.iter().any(|u| u == name));
+    let stand_on_the_same = |held: &LayerInfo, layer: &LayerInfo| {
+        held.parent == layer.parent
+            && taken(&target.chain, &held.parent) == taken(&source.chain, &layer.parent)
+    };
     let how = |(at, layer): (usize, &LayerInfo)| {
         let was_head = layer.name == head && (heir.is_some() || follows.is_none());
         let held = if was_head {
@@ -68,7 +77,7 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
             _ if !trusting || !known => How::Whole,
             None if younger(at) => How::Marked,
             None => How::Whole,
-            Some(held) if unsure(&held.name) || !stands_alike(held, target, layer, source) => How::Whole,
+            Some(held) if !stand_on_the_same(held, layer) || unsure(&held.name) => How::Whole,
             Some(held) if !was_head && held.created != layer.created => How::Whole,
             Some(held) if was_head || target.unsettled.contains(&held.name) => How::Marked,
             Some(_) => How::Nothing,
@@ -79,15 +88,6 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
     let unsure = source.chain.iter().zip(&how).filter(|(_, how)| **how == How::Whole);
     let unsure = unsure.map(|(layer, _)| layer.name.clone()).collect();
     Plan { keep: Some(Keep { head, unsure }), how, own }
-}
-
-/// Both stand on the same snapshot, or on none.
-fn stands_alike(held: &LayerInfo, target: &ReplicaState, layer: &LayerInfo, source: &ReplicaState) -> bool {
-    let taken = |state: &ReplicaState| {
-        let below = state.chain.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
-        below.map(|l| l.created.clone())
-    };
-    held.parent == layer.parent && taken(target) == taken(source)
 }
 
 /// A removed snapshot is looked at as widely as the layer that stands on it.
@@ -106,6 +106,11 @@ fn look_below(how: &mut [How], target: &ReplicaState, source: &ReplicaState) {
 
 fn has(chain: &[LayerInfo], name: &str) -> bool {
     !name.is_empty() && chain.iter().any(|l| l.name == name)
+}
+
+/// When the snapshot of this name was taken; `None`: there is none.
+fn taken<'a>(chain: &'a [LayerInfo], name: &str) -> Option<&'a str> {
+    chain.iter().find(|l| !name.is_empty() && l.name == name).map(|l| l.created.as_str())
 }
 
 /// Places of the layers that the head stands on, base first, the head last.
@@ -178,20 +183,17 @@ mod tests {
         assert_eq!(how(&state(&["a", "x"]), &state(&["a"])), (String::new(), vec![Nothing, Whole]));
     }
 
-    /// While the target was out, a snapshot was removed and folded away, and the next one got its name: what the target has under
-    /// it is another one, and what stands on it stands on something else.
+    /// Snapshot `x` was folded into the head after the target had left, and then another one was taken that has its name.
     #[test]
-    fn another_snapshot_of_the_same_name_is_another_one() {
-        let taken = |at: &str, mut state: ReplicaState| {
-            state.chain.iter_mut().filter(|l| l.name == "b").for_each(|l| l.created = at.into());
-            state
-        };
-        let (old, new) = ("2026-11-20T06:03:39Z", "2026-11-21T06:03:39Z");
-        let target = taken(old, state(&["a", "b"]));
-        assert_eq!(how(&target, &taken(old, state(&["a", "b"]))).1, [Nothing, Nothing, Marked]);
-        assert_eq!(how(&target, &taken(new, state(&["a", "b"]))).1, [Nothing, Whole, Whole]);
-        let (head, more) = how(&target, &taken(new, state(&["a", "b", "c"])));
-        assert_eq!((head.as_str(), more), ("c", vec![Nothing, Whole, Whole, Marked]));
+    fn a_snapshot_that_has_anothers_name_is_another() {
+        let (target, mut source) = (state(&["a", "x"]), state(&["a", "x"]));
+        assert_eq!(how(&target, &source).1, [Nothing, Nothing, Marked]);
+        source.chain[1].created = "2026-01-02T00:00:00Z".into();
+        assert_eq!(how(&target, &source).1, [Nothing, Whole, Whole]);
+        // And one more over it: the head has become that one.
+        let mut source = state(&["a", "x", "y"]);
+        source.chain[1].created = "2026-01-02T00:00:00Z".into();
+        assert_eq!(how(&target, &source), ("y".into(), vec![Nothing, Whole, Whole, Marked]));
     }
 
     /// The target may have begun to fold what stands on it into it.
@@ -238,6 +240,17 @@ mod tests {
         assert_eq!(how(&target, &state(&["a", "b"])).1, [Whole, Nothing, Whole]);
         let (head, later) = how(&target, &state(&["a", "b", "c"]));
         assert_eq!((head.as_str(), later), ("c", vec![Whole, Nothing, Whole, Marked]));
+    }
+
+    /// The rebuild before was interrupted, too, after the head that was to be looked at wholly had become a snapshot.
+    #[test]
+    fn what_the_head_was_unsure_of_the_snapshot_is_that_it_became() {
+        let kept = Some(Kept { unsure: vec![String::new()] });
+        let unsettled = vec!["b".to_owned()];
+        let target = ReplicaState { rebuilding: true, kept, unsettled, ..state(&["a", "b"]) };
+        let plan = plan(&target, &state(&["a", "b", "c"]), true);
+        assert_eq!(plan.how, [Nothing, Whole, Whole, Marked]);
+        assert_eq!(plan.keep.expect("something stays").unsure, ["b", "c"]);
     }
 
     #[test]

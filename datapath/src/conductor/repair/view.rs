@@ -6,7 +6,7 @@
 
 use lh_wire::{Control, LayerInfo, ReplicaState};
 
-use super::super::{Conductor, ControlFor};
+use super::super::{Conductor, ControlFor, sabotaged};
 use crate::message::{MemberId, MemberSet};
 
 /// What the members said since something was last put in doubt.
@@ -38,7 +38,7 @@ impl View {
 impl Conductor {
     /// Asks whoever has not told its chain; true if somebody was asked.
     pub(super) fn look_at_chains(&mut self) -> bool {
-        if self.stop_folds() {
+        if !sabotaged!(self, fold_beside_repair) && self.stop_folds() {
             return false;
         }
         let unasked = self.serving().minus(self.doubt.view.asked);
@@ -65,7 +65,7 @@ impl Conductor {
         }
         let folds = state.fold.as_ref().is_some_and(|fold| fold.error.is_none());
         self.on_state(member, state);
-        if folds {
+        if folds && !sabotaged!(self, fold_beside_repair) {
             self.ask(member, ControlFor::Fold, Control::FoldStop);
             self.ask(member, ControlFor::Doubt(number), Control::State);
         } else {

@@ -387,6 +387,34 @@ fn a_flush_waits_for_a_member_until_it_is_out() {
     b.assert_idle();
 }
 
+/// A lost its power and its link, B only its link. A has nothing to sync when the flush is sent to it again, and is given what
+/// it lacks before B is through.
+#[test]
+fn a_flush_beside_which_a_member_was_given_what_it_lacked_is_made_again() {
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    let slot = b.request(Op::Flush, Extent::default());
+    b.answers();
+    b.link_down(A);
+    b.link_down(B);
+    b.shared.put_in_doubt(0);
+    b.join(A);
+    b.join(B);
+    b.answer(A, Status::Ok);
+    b.shared.wrote(blocks(0, 1));
+    b.shared.resolve(0);
+    b.apply(Input::Message(ToQueue::ChunkResolved(0)));
+    b.answer(B, Status::Ok);
+    assert!(b.answers().is_empty(), "what A was given may be lost with its power");
+    assert!(!b.shared.clearable(0));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    assert!(b.shared.clearable(0));
+}
+
 #[test]
 fn headers_name_the_last_flush_complete_everywhere() {
     let mut b = Bench::new(1);

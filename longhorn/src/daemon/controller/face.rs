@@ -421,6 +421,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::SnapshotsTooLarge { .. }
         | CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
+        | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
         | CommandError::Scrubbing
         | CommandError::ShuttingDown => EngineError::NotNow(text),

@@ -488,6 +488,7 @@ impl Disk {
         r.prepared = None;
         r.out.clear();
         r.missed.clear();
+        r.settled = r.settled.take().filter(|settled| chain.iter().any(|l| l.name == *settled));
         self.size = size;
         self.syncing = None;
         self.fold = None;

@@ -57,6 +57,10 @@ pub(crate) enum Fault {
     Revert,
     /// The volume grows.
     Expand,
+    /// A replica is brought in sync anew, whatever is known of it.
+    Rebuild(usize),
+    /// A replica is taken out of the volume, and then into it again; `true`: with an empty disk.
+    Exchange(usize, bool),
 }
 
 impl Fault {
@@ -86,6 +90,9 @@ impl Fault {
             Self::Purge => "purge asked for",
             Self::Revert => "revert asked for",
             Self::Expand => "expansion asked for",
+            Self::Rebuild(_) => "rebuild asked for",
+            Self::Exchange(_, false) => "replica taken out and in",
+            Self::Exchange(_, true) => "replica exchanged for an empty one",
         }
     }
 
@@ -95,7 +102,7 @@ impl Fault {
     }
 
     /// One of each kind, for the check that every kind has fired.
-    pub(crate) const KINDS: [&'static str; 23] = [
+    pub(crate) const KINDS: [&'static str; 26] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -119,6 +126,9 @@ impl Fault {
         "purge asked for",
         "revert asked for",
         "expansion asked for",
+        "rebuild asked for",
+        "replica taken out and in",
+        "replica exchanged for an empty one",
     ];
 }
 
@@ -139,6 +149,10 @@ pub(crate) enum Mix {
     Disks,
     /// Replicas that are out for long, and what happens to the others meanwhile.
     Absences,
+    /// Snapshots that are folded slowly, while one after the other of the hosts loses its power.
+    Folds,
+    /// Replicas that are taken out and in, beside everything else.
+    Members,
 }
 
 impl Mix {
@@ -151,8 +165,26 @@ impl Mix {
             45..58 => Self::Power,
             58..70 => Self::Engines,
             70..78 => Self::Disks,
-            _ => Self::Absences,
+            78..91 => Self::Absences,
+            91..95 => Self::Folds,
+            _ => Self::Members,
         }
+    }
+
+    /// By its name in lower case.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::All,
+            Self::Powered,
+            Self::OneHost,
+            Self::Power,
+            Self::Engines,
+            Self::Disks,
+            Self::Absences,
+            Self::Folds,
+            Self::Members,
+        ];
+        all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
 
     const fn has(self, fault: Fault) -> bool {
@@ -164,7 +196,7 @@ impl Mix {
             return true;
         }
         match self {
-            Self::All | Self::Absences => true,
+            Self::All | Self::Absences | Self::Folds | Self::Members => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -198,6 +230,9 @@ impl Mix {
         if self == Self::Absences {
             return absences(dice, nodes);
         }
+        if self == Self::Folds {
+            return folds(dice, nodes);
+        }
         let mut plan = Vec::new();
         for _ in 0..dice.between(1, 6) {
             let mut at = dice.below(length);
@@ -230,6 +265,9 @@ impl Mix {
     }
 
     fn one(self, dice: &mut Dice, nodes: usize) -> Fault {
+        if self == Self::Members && dice.chance(400) {
+            return membership(dice, nodes);
+        }
         loop {
             let fault = any(dice, nodes);
             if self.has(fault) {
@@ -241,6 +279,9 @@ impl Mix {
 
 /// How long a run with absences lasts, ns.
 pub(crate) const ABSENCES: u64 = 9 * SECOND;
+
+/// How long a run with slow folds lasts, ns.
+pub(crate) const FOLDS: u64 = 6 * SECOND;
 
 /// One replica is out for long; meanwhile something happens to those who keep what it misses.
 fn absences(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
@@ -285,6 +326,39 @@ fn absences(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
     }
     plan.sort_by_key(|(at, _)| *at);
     plan
+}
+
+/// Snapshots are taken and removed, and just after one was taken, before what it holds is settled, some host loses its
+/// power, with the engine. What is removed is folded by whoever comes back ([`super::world::World`] asks for it then).
+fn folds(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
+    let mut plan = Vec::new();
+    let mut at = 0;
+    for _ in 0..dice.between(1, 4) {
+        for _ in 0..dice.between(1, 3) {
+            at += dice.between(50 * MS, 400 * MS);
+            plan.push((at, Fault::Snapshot));
+        }
+        at += dice.between(50 * MS, 400 * MS);
+        plan.push((at, Fault::Remove));
+        at += dice.below(200 * MS);
+        plan.push((at, Fault::Snapshot));
+        let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+        let soon = if dice.chance(700) { 8 * MS } else { 200 * MS };
+        at += dice.below(soon);
+        plan.push((at, if dice.chance(800) { Fault::HostLost(node) } else { Fault::PowerCutOthers(node) }));
+        at += dice.between(200 * MS, 2 * SECOND);
+    }
+    plan
+}
+
+/// A change of what the volume is configured with.
+fn membership(dice: &mut Dice, nodes: usize) -> Fault {
+    let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+    match dice.below(3) {
+        0 => Fault::Rebuild(node),
+        1 => Fault::Exchange(node, false),
+        _ => Fault::Exchange(node, true),
+    }
 }
 
 fn any(dice: &mut Dice, nodes: usize) -> Fault {

@@ -46,6 +46,8 @@ pub(crate) struct Weather {
     pub(crate) slow: u64,
     /// Chance per mille that a job or sync fails with an error.
     pub(crate) error: u64,
+    /// Factor on the time that a step of a fold takes.
+    pub(crate) folds: u64,
 }
 
 /// A host with one replica.
@@ -66,7 +68,7 @@ pub(crate) struct Node {
 impl Node {
     /// A host with this disk, without a process.
     pub(crate) fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
-        let weather = Weather { slow: 1, error: 0 };
+        let weather = Weather { slow: 1, error: 0, folds: 1 };
         Self { number, disk, weather, process: None, running: BTreeMap::new(), processes: 0, sabotage }
     }
 
@@ -119,6 +121,13 @@ impl Node {
         {
             let _ = self.disk.record(record);
         }
+    }
+
+    /// The host gets an empty disk in place of its own.
+    pub(crate) fn exchange_disk(&mut self, disk: Disk) {
+        self.process = None;
+        self.running.clear();
+        self.disk = disk;
     }
 
     /// The power goes: what was under way is done in part or not at all, what was not synced is lost in part.
@@ -262,7 +271,7 @@ impl Node {
     fn fold(&mut self, now: u64, number: u64, dice: &mut Dice, out: &mut Outbox) {
         let drains = self.disk.drains();
         if self.is_stopped() || self.disk.fold_on() {
-            let latency = self.latency(dice).max(50_000);
+            let latency = self.latency(dice).max(50_000) * self.weather.folds;
             out.later(now + latency, self.ended(number, Ended::Fold));
         } else {
             out.note(if drains { "fold of a head ended" } else { "fold ended" }, 1);

@@ -22,7 +22,7 @@ use replica::serve::core::{ConnId, SessionHello};
 
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
-use super::faults::{ABSENCES, Fault, MS, Mix, SECOND};
+use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
 use tests::dice::Dice;
@@ -288,6 +288,8 @@ pub(crate) struct World {
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
     mix: Mix,
+    /// Whatever the seed says.
+    only: Option<Mix>,
     quorum: Quorum,
     /// As in the limits of a conductor.
     grace: u64,
@@ -338,6 +340,7 @@ impl World {
             chain: chain::Chain::default(),
             aftershocks: 0,
             mix: Mix::All,
+            only: None,
             quorum: Quorum::Any,
             grace: 3 * SECOND,
             sabotage,
@@ -357,6 +360,13 @@ impl World {
         self
     }
 
+    /// A run of this kind, whatever the seed says.
+    #[must_use]
+    pub(crate) fn only(mut self, mix: Option<Mix>) -> Self {
+        self.only = mix;
+        self
+    }
+
     /// One run: load under faults, then peace, then the comparison.
     ///
     /// # Errors
@@ -366,6 +376,7 @@ impl World {
         self.aftershocks = self.dice.below(5);
         let mut length = self.dice.between(SECOND / 2, 6 * SECOND);
         self.mix = Mix::of(&mut self.dice);
+        self.mix = self.only.unwrap_or(self.mix);
         if self.mix == Mix::Absences {
             length = ABSENCES;
             self.budget = self.budget.max(200);
@@ -379,11 +390,16 @@ impl World {
             self.grace = SECOND / 2;
         }
         self.note(format!("quorum {:?}", self.quorum).to_lowercase());
+        if self.mix == Mix::Folds {
+            length = FOLDS;
+            let folds = self.dice.between(1, 20);
+            self.nodes.iter_mut().for_each(|n| n.weather.folds = folds);
+        }
         if self.mix == Mix::Disks {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
         }
-        if self.dice.chance(500) || self.mix == Mix::Absences {
+        if self.dice.chance(500) || matches!(self.mix, Mix::Absences | Mix::Folds) {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }
@@ -717,6 +733,13 @@ impl World {
                     self.history.engine_replaced();
                 }
                 self.tempt_the_isolated();
+                if self.mix == Mix::Folds && !self.at_peace {
+                    // Who came back may differ from the others in what is folded now.
+                    for _ in 0..2 {
+                        let soon = self.dice.below(50 * MS);
+                        self.at(now + soon, Event::Fault(Fault::Purge));
+                    }
+                }
             }
         }
     }

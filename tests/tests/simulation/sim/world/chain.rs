@@ -2,8 +2,8 @@
 //! write of all blocks, and what an expansion adds can be written.
 
 use super::{
-    BLOCK, BTreeMap, Command, CommandId, Conducted, Event, Fault, GROWS_BY, GROWTH, Outbox, Quorum, Report,
-    SECOND, SIZE, Seen, Stamp, World,
+    BLOCK, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH, Outbox,
+    Quorum, ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
 };
 use tests::register::WriteId;
 
@@ -14,6 +14,8 @@ pub(super) struct Chain {
     asked: BTreeMap<u64, Asked>,
     /// What every snapshot showed when it was taken, until somebody asks for its removal.
     taken: BTreeMap<String, Seen>,
+    /// Names that are free again once what had them is folded away.
+    freed: Vec<String>,
     /// Bytes of the volume that clients know of.
     known: u64,
     /// Bytes that were asked for last.
@@ -25,12 +27,13 @@ enum Asked {
     Snapshot(String),
     Revert(Vec<(u64, WriteId)>),
     Expand(u64),
+    /// The replica is out: with an empty disk or its own it is taken in again.
+    Exchange(usize, bool),
     Other,
 }
 
 impl World {
     pub(super) fn change_chain(&mut self, fault: Fault, out: &mut Outbox) {
-        let created = || "2026-01-01T00:00:00Z".to_owned();
         let known: Vec<String> = self.chain.taken.keys().cloned().collect();
         let number = self.dice.below(known.len().max(1) as u64);
         let picked = usize::try_from(number).ok().and_then(|n| known.get(n)).cloned();
@@ -41,9 +44,10 @@ impl World {
         }
         self.chain.commands += 1;
         let id = self.chain.commands;
+        let created = || created(id);
         let (asked, command) = match (fault, picked) {
             (Fault::Snapshot, _) => {
-                let (name, labels) = (format!("s{id}"), BTreeMap::new());
+                let (name, labels) = (self.free_name(id), BTreeMap::new());
                 let command =
                     Command::Snapshot { name: name.clone(), user_created: true, created: created(), labels };
                 (Asked::Snapshot(name), command)
@@ -55,6 +59,7 @@ impl World {
             }
             (Fault::Remove, Some(name)) => {
                 self.chain.taken.remove(&name);
+                self.chain.freed.push(name.clone());
                 // Removing it is half of the matter.
                 for _ in 0..2 {
                     let soon = self.now + self.dice.below(SECOND);
@@ -68,11 +73,58 @@ impl World {
             (Fault::Purge, _) => (Asked::Other, Command::Purge),
             _ => return,
         };
+        self.ask(id, asked, command, out);
+    }
+
+    fn ask(&mut self, id: u64, asked: Asked, command: Command, out: &mut Outbox) {
         self.chain.asked.insert(id, asked);
         let (now, input) = (self.now, Conducted::Command(CommandId(id), command));
         if let Some(e) = self.engines.get_mut(&self.current) {
             e.conduct(now, Report::Input(input), out);
         }
+    }
+
+    /// A name for a snapshot: one of its own, or one that another had before, which may still be there on who is away.
+    fn free_name(&mut self, id: u64) -> String {
+        let known = self.chain.freed.len() as u64;
+        let at = usize::try_from(self.dice.below(known.max(1))).unwrap_or(0);
+        match self.chain.freed.get(at).cloned().filter(|_| self.dice.chance(500)) {
+            Some(name) => name,
+            None => format!("s{id}"),
+        }
+    }
+
+    /// What is asked of the membership.
+    pub(super) fn change_members(&mut self, node: usize, fault: Fault, out: &mut Outbox) {
+        if !self.engines.get(&self.current).is_some_and(|e| !e.frozen && e.open)
+            || self.quorum == Quorum::Unsafe
+        {
+            return;
+        }
+        self.chain.commands += 1;
+        let (id, name) = (self.chain.commands, format!("r{node}"));
+        match fault {
+            Fault::Rebuild(_) => self.ask(id, Asked::Other, Command::Rebuild { name }, out),
+            Fault::Exchange(_, empty) => {
+                self.ask(id, Asked::Exchange(node, empty), Command::RemoveReplica { name }, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// The replica is out of the volume: it comes in again.
+    fn take_in(&mut self, node: usize, empty: bool) {
+        self.note("replica out of the volume".into());
+        let mut out = Outbox::default();
+        if empty {
+            self.break_conns(node, &mut out);
+            self.nodes[node].exchange_disk(Disk::new(SIZE, CHUNK));
+            out.later(self.now + SECOND / 10, Event::StartNode(node));
+        }
+        self.chain.commands += 1;
+        let replica = ReplicaConfig { name: format!("r{node}"), local: false };
+        self.ask(self.chain.commands, Asked::Other, Command::AddReplica(replica), &mut out);
+        self.carry(out);
     }
 
     /// To clients a revert is a write of what the snapshot shows to every block.
@@ -101,6 +153,7 @@ impl World {
                 self.note("expansion done".into());
                 self.chain.known = self.chain.known.max(size);
             }
+            Some(Asked::Exchange(node, empty)) if ok => self.take_in(node, empty),
             _ => {}
         }
     }
@@ -122,4 +175,9 @@ impl World {
             self.wrong(what);
         }
     }
+}
+
+/// A second passes between two commands.
+fn created(id: u64) -> String {
+    format!("2026-01-01T{:02}:{:02}:{:02}Z", id / 3600, id / 60 % 60, id % 60)
 }

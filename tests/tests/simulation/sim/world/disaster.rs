@@ -134,6 +134,7 @@ impl World {
             Fault::Snapshot | Fault::Remove | Fault::Purge | Fault::Revert | Fault::Expand => {
                 self.change_chain(fault, out);
             }
+            Fault::Rebuild(node) | Fault::Exchange(node, _) => self.change_members(node, fault, out),
         }
     }
 

@@ -1,0 +1,92 @@
+//! What people ask of the membership while something else happens to it.
+
+use datapath::conductor::{Command, CommandError, Mode, Quorum, ReplicaConfig, Robustness};
+use lh_block::{Epoch, Generation};
+
+use crate::stories::opened;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn add(name: &str) -> Command {
+    Command::AddReplica(ReplicaConfig { name: name.into(), local: false })
+}
+
+fn remove(name: &str) -> Command {
+    Command::RemoveReplica { name: name.into() }
+}
+
+impl World {
+    fn asks(&mut self, command: Command) -> Result<(), CommandError> {
+        let command = self.command(command, "");
+        self.finish(command)
+    }
+}
+
+/// Two of four would be no majority: nobody could become a member any more, and no engine start.
+#[test]
+fn a_majority_takes_another_replica_only_as_long_as_it_stays_one() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(3);
+    world.writes();
+    let refused = CommandError::TooFewInSync { replicas: 4, needed: 3, in_sync: 2 };
+    assert_eq!(world.asks(add("r4")), Err(refused));
+    assert_eq!(world.status().robustness, Robustness::Degraded);
+    // In place of the lost one.
+    assert_eq!(world.asks(remove("r3")), Ok(()));
+    assert_eq!(world.asks(add("r3")), Ok(()));
+    world.returns(3);
+    world.run_until("3 is a member", |w| w.mode(3) == Mode::Rw);
+    world.settle();
+}
+
+/// The epoch without 2 is on its way when 3 is told to leave, and 1 is lost before it has.
+#[test]
+fn who_was_told_to_leave_and_is_needed_leaves_when_it_is_needed_no_more() {
+    let mut world = opened(Quorum::Any);
+    world.authority.away_until = world.now + 20 * SECOND;
+    world.dies(2);
+    world.run_until("2 is lost", |w| w.mode(2) == Mode::Err);
+    let leaves = world.command(remove("r3"), "");
+    world.dies(1);
+    let alone = |w: &mut World| w.status().epoch.is_some_and(|e| e.members == ["r3"]);
+    world.run_until("3 is all that is left", alone);
+    world.writes();
+    assert!(!world.answers.contains_key(&leaves));
+    world.returns(1);
+    assert_eq!(world.finish(leaves), Ok(()));
+    assert_eq!(world.status().replicas.len(), 2);
+    world.reads();
+}
+
+/// It was restored from a backup, or lost its disk: who was put out since then would be a member again.
+#[test]
+fn an_authority_that_goes_back_ends_an_engine_that_serves() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let old =
+        Epoch { generation: Generation { attachment: 1, restart: 0 }, ..world.status().epoch.expect("one") };
+    world.authority.epoch = Some(old);
+    world.dies(3);
+    world.run_until("the engine has ended", |w| w.happened.contains_key("fenced"));
+}
+
+/// A snapshot that was settled before a replica left is not looked at when it comes back, unless somebody asks for that.
+#[test]
+fn a_rebuild_that_is_asked_for_looks_at_everything_whatever_is_on_its_way() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let snapshot = world.snapshot("s");
+    assert_eq!(world.finish(snapshot), Ok(()));
+    world.dies(2);
+    world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+    world.writes();
+    world.returns(2);
+    let begun = |w: &mut World| w.engines[0].log.iter().any(|l| l.contains("bytes to look at"));
+    world.run_until("2 is being rebuilt", begun);
+    let rot = usize::try_from(World::hot(8)).expect("a block");
+    world.replicas[1].layers[0].blocks[rot] = Some(77);
+    assert_eq!(world.asks(Command::Rebuild { name: "r2".into() }), Ok(()));
+    world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+    world.settle();
+}
