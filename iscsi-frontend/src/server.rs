@@ -263,15 +263,16 @@ impl Server {
                 return;
             }
         }
-        if self.places.served().len() >= self.limits.sessions {
-            // Others were faster.
-            self.places.remove(slot);
+        if self.ending.is_some() || self.places.served().len() >= self.limits.sessions {
+            // Meanwhile it has begun to stop, or others were faster.
+            self.places.end(slot);
             return;
         }
         let Some(handshake) = self.places.handshake(slot) else { return };
         let Some((established, mut response)) = handshake.finished.take() else { return };
         let fd = handshake.fd.clone();
-        let session = Session::new(&established, self.limits.window);
+        let window = established.agreed.window(self.limits.first_burst, self.limits.window);
+        let session = Session::new(&established, window);
         let mut connection = Connection::new(fd, session, established.agreed, (slot, serial), &self.pool);
         if kind == Kind::Normal {
             let tsih = if established.tsih == 0 { self.ports.free_tsih() } else { established.tsih };
