@@ -204,6 +204,33 @@ fn a_port_logs_in_again_when_its_old_commands_have_ended() {
 }
 
 #[test]
+fn a_login_that_waits_is_given_up_for_the_next_of_its_port() {
+    let server = Running::start();
+    let mut old = Client::login(&server, 1, PLAIN);
+    old.ready();
+    hold(&server, Answers::Held);
+    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+    let log_in = |isid| {
+        let (stream, text) = (server.connect(), text.clone());
+        std::thread::spawn(move || Client::over(stream, isid, &text))
+    };
+    let first = log_in(1);
+    server.until("the first waits", |load| load.sessions == 0 && load.connections == 1);
+    // Another port's session changes nothing.
+    let _other = log_in(2).join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+    assert!(!first.is_finished());
+    let second = log_in(1);
+    assert_eq!(first.join().unwrap().err(), Some(0xffff));
+    server.until("the second waits", |load| load.sessions == 1 && load.connections == 2);
+    hold(&server, Answers::AtOnce);
+    let mut second = second.join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+    second.ready();
+    assert_eq!(second.read(0, 1).data, [7; 512]);
+}
+
+#[test]
 fn a_login_that_waits_is_not_let_in_by_a_server_that_stops() {
     let server = Running::start();
     let mut old = Client::login(&server, 1, PLAIN);
