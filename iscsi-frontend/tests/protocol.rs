@@ -2,12 +2,14 @@
 
 mod support;
 
+use std::io::Read;
 use std::time::Duration;
 
 use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
 use iscsi_frontend::{Chap, Credentials, Ending, Limits};
 use lh_block::Extent;
 use lh_ring::Answers;
+use nix::sys::socket::{setsockopt, sockopt};
 use support::client::{Client, PLAIN, rw10};
 use support::{Running, Setup};
 use zerocopy::IntoBytes;
@@ -496,6 +498,29 @@ fn a_server_that_gives_way_answers_what_the_device_has() {
     assert_eq!((answer.itt, answer.status), (write, 0));
     assert!(client.is_closed());
     assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+#[test]
+fn who_takes_its_answers_slowly_is_not_closed() {
+    let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (3, 1000);
+    let server = Setup { limits, ..Setup::default() }.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    // What lies in buffers of the kernel's is taken, as far as the target sees.
+    setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
+    for _ in 0..8 {
+        client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+    }
+    // 1.3 MiB in a second: six seconds for what lies ready at once, four PDUs for each command.
+    let mut left = 8 * ((1 << 20) + 4 * HEADER);
+    let mut piece = vec![0; 64 << 10];
+    while left > 0 {
+        let len = piece.len().min(left);
+        client.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
+        left -= len;
+        std::thread::sleep(Duration::from_millis(48));
+    }
+    assert_eq!(client.read(0, 1).status, 0);
 }
 
 #[test]

@@ -26,8 +26,11 @@ pub fn as_new(device: BorrowedFd<'_>) -> io::Result<()> {
     }
     let queue = queue_of(device)?;
     send_flushes(&queue.join("write_cache"))?;
-    // Before Linux 6.9 there is no word for "as long as may be", and short requests are only slow.
-    let _ = fs::write(queue.join("max_sectors_kb"), "0");
+    let number = |name: &str| fs::read_to_string(queue.join(name)).ok()?.trim().parse::<u64>().ok();
+    if number("max_sectors_kb") < number("max_hw_sectors_kb") {
+        // Older kernels have no word for "as long as may be", and short requests are only slow.
+        let _ = fs::write(queue.join("max_sectors_kb"), "0");
+    }
     Ok(())
 }
 
