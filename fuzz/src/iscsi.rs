@@ -214,7 +214,7 @@ pub fn run(input: &[u8]) {
             isid: [0; 6],
             tsih: 0,
             kind: Kind::Normal,
-            agreed: Agreed::new(65536),
+            agreed: Agreed::new(),
             cmd_sn: 1,
             stat_sn: 1,
         })

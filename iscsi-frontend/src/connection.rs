@@ -23,6 +23,9 @@ use crate::task::{Claimant, Task};
 /// Bytes of answers without payload that may wait for an initiator to take them. Payload is bounded by the budget.
 const ANSWERS_MAX: usize = 64 << 10;
 
+/// Bytes after which a send ends, and it is seen that an initiator takes its answers, however slowly.
+const SEND_MAX: usize = 1 << 20;
+
 /// The event of an Asynchronous Message that asks for a logout (RFC 7143, 11.9.1).
 const EVENT_LOGOUT: u8 = 1;
 
@@ -137,7 +140,7 @@ impl Connection {
             fd,
             // Payloads go out through sockets again: their place in memory does not matter.
             rx: Rx::new(pool, 1),
-            tx: Tx::new(pool),
+            tx: Tx::in_parts(pool, SEND_MAX),
             session,
             agreed,
             claimant,

@@ -138,6 +138,8 @@ pub struct Login {
     agreed: Option<Agreed>,
     /// Own MaxRecvDataSegmentLength has been told.
     declared: bool,
+    /// Keys that have come, each of which may come once (6.3). Unknown ones are not kept.
+    come: Vec<String>,
     text: Vec<u8>,
     stat_sn: u32,
 }
@@ -167,6 +169,7 @@ impl Login {
             kind: Kind::Normal,
             agreed: None,
             declared: false,
+            come: Vec::new(),
             text: Vec::new(),
             stat_sn: 0,
         }
@@ -187,7 +190,7 @@ impl Login {
                 let over = next == Some(FULL_FEATURE);
                 self.respond(&request, next, &text, offer, out);
                 if over {
-                    Progress::Established(Box::new(self.established(&request, offer)))
+                    Progress::Established(Box::new(self.established(&request)))
                 } else {
                     Progress::More
                 }
@@ -197,7 +200,7 @@ impl Login {
                     flags: 0,
                     status: status.into(),
                     tsih: request.tsih,
-                    ..self.response(&request, offer)
+                    ..self.response(&request, 1)
                 };
                 out.extend_from_slice(response.as_bytes());
                 Progress::Refused(status)
@@ -205,13 +208,13 @@ impl Login {
         }
     }
 
-    fn established(&self, request: &LoginRequest, offer: &Offer<'_>) -> Established {
+    fn established(&self, request: &LoginRequest) -> Established {
         Established {
             initiator: self.initiator.clone(),
             isid: request.isid,
             tsih: request.tsih.get(),
             kind: self.kind,
-            agreed: self.agreed.unwrap_or(Agreed::new(offer.first_burst)),
+            agreed: self.agreed.unwrap_or_default(),
             cmd_sn: request.cmd_sn.get(),
             stat_sn: self.stat_sn,
         }
@@ -313,7 +316,7 @@ impl Login {
             }
         }
         initiator.clone_into(&mut self.initiator);
-        let asks = self.established(request, offer);
+        let asks = self.established(request);
         let handle = (offer.handle_of)(&asks.port());
         // Who takes the place of its own session needs no other.
         let has_place = handle.is_some() && offer.closed == login_status::OUT_OF_RESOURCES;
@@ -411,16 +414,18 @@ impl Login {
         offer: &Offer<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), Refused> {
-        let mut agreed = self.agreed.unwrap_or(Agreed::new(offer.first_burst));
+        let mut agreed = self.agreed.unwrap_or_default();
         for (key, value) in pairs {
             match *key {
-                "InitiatorName" | "InitiatorAlias" | "TargetName" | "SessionType" | "AuthMethod" => {}
+                // Of the first request alone; some say who they are in each.
+                "InitiatorName" | "InitiatorAlias" | "TargetName" | "SessionType" => {}
+                "AuthMethod" | "CHAP_A" | "CHAP_N" | "CHAP_R" | "CHAP_I" | "CHAP_C" => self.once(key)?,
                 key if key.starts_with("CHAP_") => {}
                 // Only in the full feature phase (13.3).
                 "SendTargets" => return refuse(login_status::INITIATOR_ERROR),
                 // The other side answers in turn; that is no offer (6.2).
                 _ if matches!(*value, "NotUnderstood" | "Irrelevant" | "Reject") => {}
-                _ if agreed.negotiate(key, value, out) => {}
+                _ if agreed.negotiate(key, value, offer.first_burst, out) => self.once(key)?,
                 _ => push(out, key, "NotUnderstood"),
             }
         }
@@ -434,7 +439,16 @@ impl Login {
         Ok(())
     }
 
-    fn response(&self, request: &LoginRequest, offer: &Offer<'_>) -> LoginResponse {
+    /// Nothing is negotiated twice: what the initiator relies on would be a guess (6.3).
+    fn once(&mut self, key: &str) -> Result<(), Refused> {
+        if self.come.iter().any(|come| come == key) {
+            return refuse(login_status::INITIATOR_ERROR);
+        }
+        self.come.push(key.to_owned());
+        Ok(())
+    }
+
+    fn response(&self, request: &LoginRequest, window: u32) -> LoginResponse {
         let exp_cmd_sn = request.cmd_sn.get();
         LoginResponse {
             opcode: opcode::LOGIN_RESPONSE,
@@ -444,7 +458,7 @@ impl Login {
             itt: request.itt,
             stat_sn: self.stat_sn.into(),
             exp_cmd_sn: exp_cmd_sn.into(),
-            max_cmd_sn: exp_cmd_sn.wrapping_add(offer.window).wrapping_sub(1).into(),
+            max_cmd_sn: exp_cmd_sn.wrapping_add(window).wrapping_sub(1).into(),
             ..LoginResponse::default()
         }
     }
@@ -462,11 +476,14 @@ impl Login {
             Some(FULL_FEATURE) if request.tsih.get() == 0 => offer.tsih,
             _ => request.tsih.get(),
         };
+        // What has been told once cannot be taken back (4.2.2.1).
+        let agreed = self.agreed.filter(|_| next == Some(FULL_FEATURE)).unwrap_or_default();
+        let window = agreed.window(offer.first_burst, offer.window);
         let response = LoginResponse {
             flags: current | next.map_or(0, |next| flag::TRANSIT | next),
             data: length24(text.len()),
             tsih: tsih.into(),
-            ..self.response(request, offer)
+            ..self.response(request, window)
         };
         out.extend_from_slice(response.as_bytes());
         out.extend_from_slice(text);

@@ -14,5 +14,7 @@ mod unit;
 mod work;
 
 pub use inquiry::Identity;
+pub(crate) use inquiry::Place;
+pub(crate) use unit::place_of;
 pub use unit::{DISK_LUN, Decision, LogicalUnit, NexusId, OpenError, Reset};
 pub use work::{COMPARE_WRITE_BYTES, Claim, Execution, Step, TRANSFER_MAX, Work};

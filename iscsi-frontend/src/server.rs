@@ -239,7 +239,10 @@ impl Server {
                 let fd = handshake.fd.clone();
                 ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
             }
-            Outcome::Finished => self.try_begin(slot, serial),
+            Outcome::Finished => {
+                self.give_up_older(slot);
+                self.try_begin(slot, serial);
+            }
             Outcome::Close(status) => {
                 if let Some(status) = status {
                     info!(slot, "login refused with status {status:#06x}");
@@ -247,6 +250,24 @@ impl Server {
                 self.places.remove(slot);
             }
         }
+    }
+
+    /// An initiator port that has logged in again while its last login waits for old commands has given that one up. While
+    /// the volume pauses it does so every few seconds, and all of them would have a place.
+    fn give_up_older(&mut self, slot: u16) {
+        let Some(port) = self.waiting_port(slot) else { return };
+        for other in self.places.slots().filter(|other| *other != slot) {
+            if self.waiting_port(other).as_ref() == Some(&port) {
+                debug!(slot = other, "login given up for a newer one");
+                self.places.end(other);
+            }
+        }
+    }
+
+    /// The initiator port of a login that has come to its end, and waits for its session.
+    fn waiting_port(&mut self, slot: u16) -> Option<String> {
+        let (established, _) = self.places.handshake(slot)?.finished.as_ref()?;
+        (established.kind == Kind::Normal).then(|| established.port())
     }
 
     /// Begins the session of a login, unless old commands of the same port are still on their way.
@@ -263,15 +284,16 @@ impl Server {
                 return;
             }
         }
-        if self.places.served().len() >= self.limits.sessions {
-            // Others were faster.
-            self.places.remove(slot);
+        if self.ending.is_some() || self.places.served().len() >= self.limits.sessions {
+            // Meanwhile it has begun to stop, or others were faster.
+            self.places.end(slot);
             return;
         }
         let Some(handshake) = self.places.handshake(slot) else { return };
         let Some((established, mut response)) = handshake.finished.take() else { return };
         let fd = handshake.fd.clone();
-        let session = Session::new(&established, self.limits.window);
+        let window = established.agreed.window(self.limits.first_burst, self.limits.window);
+        let session = Session::new(&established, window);
         let mut connection = Connection::new(fd, session, established.agreed, (slot, serial), &self.pool);
         if kind == Kind::Normal {
             let tsih = if established.tsih == 0 { self.ports.free_tsih() } else { established.tsih };

@@ -70,8 +70,9 @@ fn data_that_was_not_asked_for() {
     let server = Running::start();
     let mut witness = Witness::new(&server);
     // Immediate data beyond the first burst, or beyond what is expected, or where there is to be none.
-    for (keys, expected, len) in [(PLAIN, 65536, 16385), (PLAIN, 512, 1024), ("ImmediateData=No\0", 512, 512)]
-    {
+    let cases =
+        [(PLAIN, 65536, 16385), ("", 131_072, 65537), (PLAIN, 512, 1024), ("ImmediateData=No\0", 512, 512)];
+    for (keys, expected, len) in cases {
         let mut client = Client::login(&server, 1, keys);
         let command = client.command(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, expected, len);
         client.send(command.as_bytes(), &vec![0xee; len]).unwrap();
@@ -180,6 +181,7 @@ fn logins_that_are_none() {
             cmd_sn: 0,
             itt: 0,
             max_cmd_sn: 0,
+            lun: 1,
             tsih: 0,
             text: String::new(),
         };

@@ -2,10 +2,14 @@
 
 mod support;
 
+use std::io::Read;
+use std::time::Duration;
+
 use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
-use iscsi_frontend::{Chap, Credentials, Ending};
+use iscsi_frontend::{Chap, Credentials, Ending, Limits};
 use lh_block::Extent;
 use lh_ring::Answers;
+use nix::sys::socket::{setsockopt, sockopt};
 use support::client::{Client, PLAIN, rw10};
 use support::{Running, Setup};
 use zerocopy::IntoBytes;
@@ -68,6 +72,21 @@ fn unsolicited_data_needs_no_question() {
     let done = client.answer(&data);
     assert_eq!((done.status, done.r2ts), (0, 1));
     assert_eq!(server.store.bytes(Extent::new(0, 65536)), data);
+}
+
+/// RFC 7143, 13.14: 64 KiB, where nobody has said anything else.
+#[test]
+fn who_says_nothing_of_its_first_burst_has_the_default() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, "");
+    // As much memory as with four times as many commands of a quarter each.
+    assert_eq!(client.max_cmd_sn, client.cmd_sn + 15);
+    client.ready();
+    let data = bytes(65536, 6);
+    let done = client.write(0, &data, 65536);
+    assert_eq!((done.status, done.r2ts), (0, 0));
+    assert_eq!(server.store.bytes(Extent::new(0, 65536)), data);
+    assert_eq!(Client::login(&server, 2, PLAIN).max_cmd_sn, 64);
 }
 
 #[test]
@@ -146,6 +165,16 @@ fn a_reset_reaches_everybody() {
         client.start(&[0; 6], FINAL, 0);
         assert_eq!(client.answer(b"").sense, Some((6, 0x2903)));
     }
+    // The controller's reset is nothing to the disk, and of a unit that is not there there is none.
+    for (lun, response) in [(0, 0), (2, 2)] {
+        for function in [function::ABORT_TASK_SET, function::CLEAR_TASK_SET, function::LOGICAL_UNIT_RESET] {
+            one.lun = lun;
+            one.function(function, 0);
+            assert_eq!(one.recv().unwrap().raw[2], response, "{function} of {lun}");
+        }
+    }
+    assert_eq!(two.read(0, 1).status, 0);
+    one.lun = 1;
     one.function(function::TARGET_COLD_RESET, 0);
     assert_eq!(one.recv().unwrap().code(), opcode::TASK_RESPONSE);
     assert!(one.is_closed() && two.is_closed());
@@ -174,6 +203,119 @@ fn a_port_logs_in_again_when_its_old_commands_have_ended() {
     let mut again = again.join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
     again.ready();
     assert_eq!(again.read(0, 1).data, [7; 512]);
+}
+
+#[test]
+fn a_login_that_waits_is_given_up_for_the_next_of_its_port() {
+    let server = Running::start();
+    let mut old = Client::login(&server, 1, PLAIN);
+    old.ready();
+    hold(&server, Answers::Held);
+    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+    let log_in = |isid| {
+        let (stream, text) = (server.connect(), text.clone());
+        std::thread::spawn(move || Client::over(stream, isid, &text))
+    };
+    let first = log_in(1);
+    server.until("the first waits", |load| load.sessions == 0 && load.connections == 1);
+    // Another port's session changes nothing.
+    let _other = log_in(2).join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+    assert!(!first.is_finished());
+    let second = log_in(1);
+    assert_eq!(first.join().unwrap().err(), Some(0xffff));
+    server.until("the second waits", |load| load.sessions == 1 && load.connections == 2);
+    hold(&server, Answers::AtOnce);
+    let mut second = second.join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+    second.ready();
+    assert_eq!(second.read(0, 1).data, [7; 512]);
+}
+
+#[test]
+fn a_login_that_waits_is_not_let_in_by_a_server_that_stops() {
+    let server = Running::start();
+    let mut old = Client::login(&server, 1, PLAIN);
+    old.ready();
+    hold(&server, Answers::Held);
+    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+    let stream = server.connect();
+    let again = std::thread::spawn(move || Client::over(stream, 1, &text).err());
+    assert!(old.is_closed());
+    server.until("the new one waits", |load| load.sessions == 0 && load.connections == 1);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    hold(&server, Answers::AtOnce);
+    // No answer at all: the next server gives one.
+    assert_eq!(again.join().unwrap(), Some(0xffff));
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+/// The time for data begins when it is asked for.
+#[test]
+fn data_that_is_asked_for_late_may_come_late() {
+    let limits = |limits: &mut Limits| {
+        (limits.patience_s, limits.ping_s, limits.payload_bytes) = (2, 1000, 65536);
+    };
+    let server = Setup { limits, ..Setup::default() }.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    let first = client.start(&rw10(0x2a, 0, 128), FINAL | flag::WRITE, 65536);
+    let r2t = client.recv().unwrap();
+    // There is no memory for it while the device has the first.
+    let second = client.start(&rw10(0x2a, 256, 128), FINAL | flag::WRITE, 65536);
+    client.data_out(first, r2t.u32_at(20), 0, &[1; 65536], 65536);
+    server.until("the first is with the device", |load| load.commands == 2);
+    std::thread::sleep(Duration::from_millis(3500));
+    hold(&server, Answers::AtOnce);
+    assert_eq!(client.answer(b"").itt, first);
+    let r2t = client.recv().unwrap();
+    assert_eq!((r2t.code(), r2t.itt()), (opcode::R2T, second));
+    std::thread::sleep(Duration::from_millis(1200));
+    client.data_out(second, r2t.u32_at(20), 0, &[2; 65536], 65536);
+    assert_eq!(client.answer(b"").status, 0);
+}
+
+/// While there is no memory to listen with, silence is nobody's fault.
+#[test]
+fn who_is_not_listened_to_is_not_closed_for_its_silence() {
+    let limits = |limits: &mut Limits| {
+        (limits.patience_s, limits.ping_s, limits.spare_chunks) = (1, 0, usize::MAX);
+    };
+    let server = Setup { limits, ..Setup::default() }.start();
+    let _client = Client::login(&server, 1, PLAIN);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(server.load().sessions, 1);
+}
+
+#[test]
+fn who_was_not_listened_to_has_its_time_from_then_on() {
+    let limits = |limits: &mut Limits| {
+        (limits.patience_s, limits.ping_s, limits.spare_chunks) = (2, 1000, 460);
+    };
+    let server = Setup { limits, ..Setup::default() }.start();
+    let (mut one, mut two) = (Client::login(&server, 1, "InitialR2T=No\0"), Client::login(&server, 2, PLAIN));
+    one.ready();
+    two.ready();
+    // 64 of the 512 chunks: so few are left that nobody is listened to any more.
+    hold(&server, Answers::Held);
+    for _ in 0..8 {
+        two.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+    }
+    server.until("the reads are with the device", |load| load.commands == 8);
+    let command = one.command(&rw10(0x2a, 0, 8), flag::WRITE, 4096, 0);
+    one.send(command.as_bytes(), b"").unwrap();
+    server.until("its data is to come", |load| load.commands == 9);
+    std::thread::sleep(Duration::from_millis(3500));
+    hold(&server, Answers::AtOnce);
+    for _ in 0..8 {
+        assert_eq!(two.answer(b"").status, 0);
+    }
+    std::thread::sleep(Duration::from_millis(1200));
+    one.data_out(one.itt, NO_TAG, 0, &[3; 4096], 4096);
+    assert_eq!(one.answer(b"").status, 0);
 }
 
 #[test]
@@ -356,6 +498,29 @@ fn a_server_that_gives_way_answers_what_the_device_has() {
     assert_eq!((answer.itt, answer.status), (write, 0));
     assert!(client.is_closed());
     assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+#[test]
+fn who_takes_its_answers_slowly_is_not_closed() {
+    let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (3, 1000);
+    let server = Setup { limits, ..Setup::default() }.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    // What lies in buffers of the kernel's is taken, as far as the target sees.
+    setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
+    for _ in 0..8 {
+        client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+    }
+    // 1.3 MiB in a second: six seconds for what lies ready at once, four PDUs for each command.
+    let mut left = 8 * ((1 << 20) + 4 * HEADER);
+    let mut piece = vec![0; 64 << 10];
+    while left > 0 {
+        let len = piece.len().min(left);
+        client.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
+        left -= len;
+        std::thread::sleep(Duration::from_millis(48));
+    }
+    assert_eq!(client.read(0, 1).status, 0);
 }
 
 #[test]

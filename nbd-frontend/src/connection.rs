@@ -30,6 +30,9 @@ const ANSWERS_MAX: usize = 64 << 10;
 /// Bytes asked for at once where a payload is only dropped.
 const DROP_PIECE: u64 = 64 << 10;
 
+/// Bytes after which a send ends, and it is seen that a client takes its answers, however slowly.
+const SEND_MAX: usize = 1 << 20;
+
 /// Requests that may be held for a client that has shut its side: more than any client keeps in flight at its end.
 const HELD_MAX: usize = 256;
 
@@ -171,7 +174,7 @@ impl Connection {
             fd,
             // Payloads go out through sockets again: their place in memory does not matter.
             rx: Rx::new(pool, 1),
-            tx: Tx::new(pool),
+            tx: Tx::in_parts(pool, SEND_MAX),
             session,
             claimant,
             expect: Expect::Header,

@@ -14,16 +14,19 @@
 mod message;
 mod netlink;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lh_ring::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use thiserror::Error;
 
 use crate::client::Served;
+use crate::proto::transmission_flag as flag;
 
 use message::{Request, attributes, find as attribute, number, u32_at};
 use netlink::Netlink;
@@ -130,11 +133,11 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
     match (done, index.or(settings.index)) {
         (Ok(()), Some(index)) => {
             let device = Device { index, identifier: settings.identifier.clone(), sockets };
-            match device.limit(settings.served.longest).and_then(|()| device.set_timer(timeout)) {
+            match device.prepare(&settings.served, timeout) {
                 Ok(()) => Ok(device),
                 Err(source) => {
                     device.disconnect()?;
-                    Err(ClientError::Refused { what: "limit the length and time of its requests", source })
+                    Err(ClientError::Refused { what: "make the device what the server says", source })
                 }
             }
         }
@@ -187,6 +190,33 @@ impl Device {
     /// `/dev/nbdN`.
     pub fn path(&self) -> PathBuf {
         format!("/dev/nbd{}", self.index).into()
+    }
+
+    /// Takes back what somebody has set who had the number before, which outlives a connection, and sets what this one
+    /// needs.
+    fn prepare(&self, served: &Served, timeout: u64) -> io::Result<()> {
+        if served.flags & (flag::READ_ONLY | flag::SEND_FLUSH) == flag::SEND_FLUSH {
+            sys::as_new(self.open()?.as_fd())?;
+        }
+        self.limit(served.longest)?;
+        self.set_timer(timeout)
+    }
+
+    /// Opens the device, for a moment by a node of our own where nobody made one (containers have a /dev of their own).
+    fn open(&self) -> io::Result<File> {
+        match File::open(self.path()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        let numbers = fs::read_to_string(format!("/sys/block/nbd{}/dev", self.index))?;
+        let (major, minor) = numbers.trim().split_once(':').ok_or(io::ErrorKind::InvalidData)?;
+        let number = |text: &str| text.parse().map_err(io::Error::other);
+        let path = PathBuf::from(format!("/dev/.longhorn-nbd{}-{}", self.index, std::process::id()));
+        mknod(&path, SFlag::S_IFBLK, Mode::S_IRUSR | Mode::S_IWUSR, makedev(number(major)?, number(minor)?))?;
+        let opened = File::open(&path);
+        // A node left behind names a device that root alone may open.
+        let _ = fs::remove_file(path);
+        opened
     }
 
     /// Keeps requests to what the server takes. The kernel's client does not ask, and sends 4 MiB (Linux 7.3).

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ fn a_thousand_connections() {
     server.until("refused ones gone", |load| load.connections == 964);
     let more: Vec<UnixStream> = (0..60).map(|_| greeted(&server)).collect();
     let mut beyond = server.connect();
-    assert_eq!(std::io::Read::read(&mut beyond, &mut [0]).unwrap_or(0), 0);
+    assert_eq!(beyond.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(server.load().connections, 1024);
     // Who is in is served.
     for client in &mut clients {
@@ -143,6 +143,26 @@ fn who_takes_no_answer_or_never_finishes_is_closed() {
     assert!(half.is_closed() && part.is_closed());
     assert_eq!(idle.read(0, 512).error, 0);
     drop((deaf, shaking));
+}
+
+#[test]
+fn who_takes_its_answers_slowly_is_not_closed() {
+    let impatient = Setup { limits: |limits| limits.patience_s = 2, ..Setup::default() };
+    let server = impatient.start();
+    let mut slow = Client::connect(&server, Framing::Simple);
+    for i in 0..8 {
+        slow.header(command::READ, 0, i << 20, 1 << 20);
+    }
+    // 1.3 MiB in a second: six seconds for what lies ready at once.
+    let mut left = 8 * ((1 << 20) + 16);
+    let mut piece = vec![0; 64 << 10];
+    while left > 0 {
+        let len = piece.len().min(left);
+        slow.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
+        left -= len;
+        std::thread::sleep(Duration::from_millis(48));
+    }
+    assert_eq!(slow.read(0, 512).error, 0);
 }
 
 /// Payloads of all clients together are more than the budget, and each of them is received half before the next one

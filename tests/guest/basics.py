@@ -141,6 +141,24 @@ def file_system_grows(disk, kind):
     run(*check, disk.device)
 
 
+def what_was_set_before_is_gone(kind):
+    """Numbers of NBD and loop devices are used again, and the kernel keeps with them what somebody has set."""
+    disk = KINDS[kind]()
+    directory = directory_of(disk.device)
+    ours = {name: attribute(disk.device, name) for name in ("ro", "queue/write_cache", "queue/max_sectors_kb")}
+    run("blockdev", "--setro", disk.device)
+    for name, value in (("write_cache", "write through"), ("max_sectors_kb", "8")):
+        with open(os.path.join(directory, "queue", name), "w") as setting:
+            setting.write(value)
+    disk.stop()
+    disk = KINDS[kind]()
+    if directory_of(disk.device) != directory:
+        skip(f"{kind}-settings", "another number this time")
+    says_what_it_is(disk)
+    expect({name: attribute(disk.device, name) for name in ours} == ours, "what was set before is still there")
+    disk.stop()
+
+
 def timed(name, story):
     began = time.monotonic()
     story()
@@ -148,6 +166,8 @@ def timed(name, story):
 
 
 def main():
+    if sys.argv[1].startswith(("nbd", "fuse")):
+        timed("what was set before is gone", lambda: what_was_set_before_is_gone(sys.argv[1]))
     disk = KINDS[sys.argv[1]]()
     for story in (says_what_it_is, zeroes_read_as_zero, every_byte_comes_back, partitions_appear):
         timed(story.__name__, lambda: story(disk))

@@ -14,6 +14,12 @@ const LENGTHS: std::ops::RangeInclusive<u32> = 512..=(1 << 24) - 1;
 /// MaxRecvDataSegmentLength of an initiator that does not say (13.12).
 const SEGMENT_DEFAULT: u32 = 8192;
 
+/// MaxBurstLength where nobody has said (13.13).
+const BURST_DEFAULT: u32 = 256 << 10;
+
+/// FirstBurstLength where nobody has said (13.14): such an initiator may send so much, whatever there is room for.
+const FIRST_BURST_DEFAULT: u32 = 64 << 10;
+
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
@@ -34,17 +40,25 @@ pub struct Agreed {
 }
 
 impl Agreed {
-    /// What holds before anything was negotiated; `first_burst` is what the target has room for.
-    pub const fn new(first_burst: u32) -> Self {
+    /// What holds before anything was negotiated.
+    pub const fn new() -> Self {
         Self {
             header_digest: false,
             data_digest: false,
             send_segment: SEGMENT_DEFAULT,
-            // The defaults of 13.13 and 13.14.
-            max_burst: 256 << 10,
-            first_burst,
+            max_burst: BURST_DEFAULT,
+            first_burst: FIRST_BURST_DEFAULT,
             initial_r2t: true,
             immediate_data: true,
+        }
+    }
+
+    /// How many commands a session may have at a time, where there is room for `most` of them with `room` bytes of
+    /// unsolicited data each: fewer, if it may send more with each.
+    pub fn window(&self, room: u32, most: u32) -> u32 {
+        match self.unsolicited() {
+            asked if asked <= room => most,
+            asked => (u64::from(room) * u64::from(most) / u64::from(asked)).max(1).try_into().unwrap_or(most),
         }
     }
 
@@ -53,9 +67,9 @@ impl Agreed {
         if self.immediate_data || !self.initial_r2t { self.first_burst } else { 0 }
     }
 
-    /// Takes one key of the initiator's and writes the answer, if there has to be one. False for a key that is none of
-    /// these.
-    pub(super) fn negotiate(&mut self, key: &str, value: &str, out: &mut Vec<u8>) -> bool {
+    /// Takes one key of the initiator's and writes the answer, if there has to be one; of unsolicited data there is room
+    /// for `room` bytes per command. False for a key that is none of these.
+    pub(super) fn negotiate(&mut self, key: &str, value: &str, room: u32, out: &mut Vec<u8>) -> bool {
         match key {
             "HeaderDigest" => digest(key, value, &mut self.header_digest, out),
             "DataDigest" => digest(key, value, &mut self.data_digest, out),
@@ -70,7 +84,7 @@ impl Agreed {
                 }
             }
             "FirstBurstLength" => {
-                if let Some(n) = least(key, value, self.first_burst, out) {
+                if let Some(n) = least(key, value, room, out) {
                     self.first_burst = n;
                 }
             }
@@ -95,6 +109,12 @@ impl Agreed {
             _ => return false,
         }
         true
+    }
+}
+
+impl Default for Agreed {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -148,13 +168,13 @@ mod tests {
 
     fn ask(agreed: &mut Agreed, key: &str, value: &str) -> String {
         let mut out = Vec::new();
-        assert!(agreed.negotiate(key, value, &mut out), "{key}");
+        assert!(agreed.negotiate(key, value, 16384, &mut out), "{key}");
         String::from_utf8(out).unwrap().trim_end_matches('\0').to_owned()
     }
 
     #[test]
     fn every_key_has_its_answer() {
-        let mut agreed = Agreed::new(16384);
+        let mut agreed = Agreed::new();
         let table = [
             ("HeaderDigest", "CRC32C,None", "HeaderDigest=CRC32C"),
             ("DataDigest", "X-foo,None,CRC32C", "DataDigest=None"),
@@ -193,6 +213,23 @@ mod tests {
             immediate_data: true,
         };
         assert_eq!(agreed, expected);
-        assert!(!agreed.negotiate("X-com.example.key", "1", &mut Vec::new()));
+        assert!(!agreed.negotiate("X-com.example.key", "1", 16384, &mut Vec::new()));
+    }
+
+    #[test]
+    fn who_may_send_more_unasked_has_fewer_commands() {
+        let window = |keys: &[(&str, &str)]| {
+            let mut agreed = Agreed::new();
+            keys.iter().for_each(|(key, value)| drop(ask(&mut agreed, key, value)));
+            agreed.window(16384, 64)
+        };
+        // The defaults allow 64 KiB with each command.
+        assert_eq!(window(&[]), 16);
+        assert_eq!(window(&[("ImmediateData", "No")]), 64);
+        assert_eq!(window(&[("ImmediateData", "No"), ("InitialR2T", "No")]), 16);
+        for first_burst in ["65536", "512"] {
+            assert_eq!(window(&[("FirstBurstLength", first_burst)]), 64);
+        }
+        assert_eq!(Agreed::new().window(512, 64), 1);
     }
 }

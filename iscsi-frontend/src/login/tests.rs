@@ -233,6 +233,37 @@ fn every_refusal_has_its_status() {
     assert_eq!(bench.refused(TO_FULL, FIRST), 0x0301);
 }
 
+/// RFC 7143, 6.3: in one request, or in two.
+#[test]
+fn nothing_is_negotiated_twice() {
+    for (first, second) in [
+        ("HeaderDigest=CRC32C", "HeaderDigest=None"),
+        ("FirstBurstLength=512", "FirstBurstLength=512"),
+        ("MaxRecvDataSegmentLength=8192", "MaxRecvDataSegmentLength=4096"),
+        ("AuthMethod=None", "AuthMethod=None"),
+    ] {
+        let both = format!("{first}\0{second}\0");
+        assert_eq!(
+            Bench::new().refused(TO_OPERATIONAL, &[FIRST, both.as_bytes()].concat()),
+            0x0200,
+            "{both}"
+        );
+        let mut bench = Bench::new();
+        let (progress, _) = bench.ask(TO_OPERATIONAL, &[FIRST, first.as_bytes(), b"\0"].concat());
+        assert_eq!(progress, Progress::More);
+        assert_eq!(bench.refused(TO_FULL, format!("{second}\0").as_bytes()), 0x0200, "{second} again");
+    }
+    let mut bench = Bench::with_chap();
+    challenged(&mut bench);
+    let right = format!("CHAP_N=alice\0CHAP_R={}\0", response_of(b"a secret of hers"));
+    assert_eq!(bench.refused(TO_OPERATIONAL, right.repeat(2).as_bytes()), 0x0200);
+    // Who it is may be said in every request, and what is not known may be asked for again.
+    let mut bench = Bench::new();
+    let odd = [FIRST, b"X-odd=1\0"].concat();
+    assert_eq!(bench.ask(TO_OPERATIONAL, &odd).0, Progress::More);
+    assert!(matches!(bench.ask(TO_FULL, &odd).0, Progress::Established(_)));
+}
+
 #[test]
 fn a_full_target_takes_back_who_has_a_session() {
     let mut bench = Bench::new();

@@ -80,12 +80,14 @@ impl Identity {
         Self { vendor: "LONGHORN".into(), product: "VIRTUAL-DISK".into(), revision: "0001".into(), serial }
     }
 
-    /// A locally assigned NAA identifier (SPC-4, 7.8.6.6.3): 60 bits that follow from the serial number.
+    /// A locally assigned NAA identifier (SPC-4, 7.8.6.6.3): 60 bits that follow from the serial number. Initiators take
+    /// two disks with the same one for two ways to one disk.
     fn naa(&self) -> u64 {
-        let bytes = self.serial.as_bytes();
-        let high = u64::from(crc32c::crc32c(bytes));
-        let low = u64::from(crc32c::crc32c_append(0x6c6f_6e67, bytes));
-        0x3 << 60 | (high << 32 | low) & 0x0fff_ffff_ffff_ffff
+        // FNV-1a, 64 bits (RFC 9923): it must be the same in every version of this program.
+        let hash = self.serial.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        0x3 << 60 | (hash ^ hash >> 60) & 0x0fff_ffff_ffff_ffff
     }
 }
 
@@ -324,7 +326,17 @@ mod tests {
         let naa = |name: &str| Identity::of_volume(name).naa();
         assert_eq!(naa("vol-1"), naa("vol-1"));
         assert_ne!(naa("vol-1"), naa("vol-2"));
-        assert_eq!(naa("vol-1") >> 60, 3);
+        assert_eq!((naa("vol-1") >> 60, naa("a")), (3, 0x3f63_dc4c_8601_ec86));
+        // So many that of 32 bits some two would be the same.
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let names = (0..200_000).map(|_| naa(&format!("pvc-{:016x}{:016x}", random(), random())));
+        assert_eq!(names.collect::<std::collections::HashSet<_>>().len(), 200_000);
         assert_eq!(Identity::of_volume(&"x".repeat(500)).serial.len(), Identity::SERIAL_MAX);
     }
 

@@ -450,7 +450,7 @@ impl From<Work> for Decision {
 }
 
 /// Whom a logical unit number means (SAM-5, 4.7): single-level, peripheral or flat addressing of bus 0.
-fn place_of(lun: u64) -> Place {
+pub(crate) fn place_of(lun: u64) -> Place {
     let [first, number, rest @ ..] = lun.to_be_bytes();
     let known = (first == 0 || first == 0x40) && rest == [0; 6];
     match number {

@@ -347,6 +347,8 @@ impl Server {
         task.stage = Stage::Solicited { end: have + length };
         task.data_sn = 0;
         connection.ready_to_transfer(task, crate::task::Tasks::transfer_tag(tag), have, length);
+        // From here on the initiator is waited for, however long the command had to wait.
+        connection.received_at = self.clock.now();
         task.r2t_sn += 1;
     }
 

@@ -7,7 +7,7 @@ use super::Server;
 use super::ports::Ports;
 use crate::connection::{Ending, Why};
 use crate::pdu::{IMMEDIATE, TaskRequest, function, function_response as response};
-use crate::scsi::{DISK_LUN, Reset};
+use crate::scsi::{Place, Reset, place_of};
 use crate::task::{Aborted, Claimant, Stage, Task};
 
 /// Commands that are waited for.
@@ -51,9 +51,8 @@ impl Server {
         let owner = connection.claimant;
         let (itt, immediate) = (request.itt.get(), request.opcode & IMMEDIATE != 0);
         let before = self.tasks.next_serial();
-        let lun = request.lun.get();
-        let known_lun =
-            lun == u64::from(DISK_LUN) << 48 || lun == 0 || lun == (0x4000 | u64::from(DISK_LUN)) << 48;
+        let unit = place_of(request.lun.get());
+        let of_unit = |task: &Task| place_of(task.command.lun.get()) == unit;
         let (scope, cold) = match request.function & 0x7f {
             function::ABORT_TASK => {
                 let Some(tag) = self.tasks.find(owner, request.referenced.get()) else {
@@ -62,21 +61,26 @@ impl Server {
                 self.abort(tag, owner);
                 (Scope::Task(tag), false)
             }
-            function::ABORT_TASK_SET => {
-                self.abort_all(owner, |task, _| task.owner == owner && task.command.lun.get() == lun);
-                (Scope::Connection(owner), false)
-            }
-            function::CLEAR_TASK_SET | function::LOGICAL_UNIT_RESET if !known_lun => {
+            function::ABORT_TASK_SET | function::CLEAR_TASK_SET | function::LOGICAL_UNIT_RESET
+                if unit == Place::Nowhere =>
+            {
                 return self.refuse(owner, itt, immediate, response::NO_UNIT);
             }
+            function::ABORT_TASK_SET => {
+                self.abort_all(owner, |task, _| task.owner == owner && of_unit(task));
+                (Scope::Connection(owner), false)
+            }
             function::CLEAR_TASK_SET => {
-                self.abort_all(owner, |task, _| task.command.lun.get() == lun);
+                self.abort_all(owner, |task, _| of_unit(task));
                 (Scope::Everything, false)
             }
             function::LOGICAL_UNIT_RESET => {
-                info!(slot, "reset of the logical unit");
-                self.abort_all(owner, |task, _| task.command.lun.get() == lun);
-                self.unit.reset(Reset::Unit);
+                info!(slot, ?unit, "reset of the logical unit");
+                self.abort_all(owner, |task, _| of_unit(task));
+                // The controller has no state.
+                if unit == Place::Disk {
+                    self.unit.reset(Reset::Unit);
+                }
                 (Scope::Everything, false)
             }
             reset @ (function::TARGET_WARM_RESET | function::TARGET_COLD_RESET) => {

@@ -152,8 +152,8 @@ impl Server {
         if let Served::Bytes(want) = connection.wants
             && memory
             && ring.recv(recv, &connection.fd, &mut connection.rx, want)
-            && connection.is_mid_pdu()
         {
+            // Nobody is silent before he is listened to.
             connection.received_at = now;
         }
         if ring.send(send, &connection.fd, &mut connection.tx) {
@@ -210,7 +210,11 @@ impl Server {
             self.close(slot, Why::Silent);
         } else if stopped && connection.tasks.is_empty() {
             self.close(slot, Why::Stopped);
-        } else if silent_for >= ping && connection.pinged_at.is_none() && connection.finishing.is_none() {
+        } else if connection.rx.is_outstanding()
+            && silent_for >= ping
+            && connection.pinged_at.is_none()
+            && connection.finishing.is_none()
+        {
             connection.pinged_at = Some(now);
             connection.ping();
         }

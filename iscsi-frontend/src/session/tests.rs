@@ -8,7 +8,7 @@ fn session(kind: Kind) -> Session {
         isid: [0; 6],
         tsih: 0,
         kind,
-        agreed: Agreed::new(16384),
+        agreed: Agreed::new(),
         cmd_sn: u32::MAX - 1,
         stat_sn: 7,
     };

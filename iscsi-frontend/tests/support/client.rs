@@ -56,13 +56,15 @@ pub struct Client {
     pub cmd_sn: u32,
     pub itt: u32,
     pub max_cmd_sn: u32,
+    /// The unit that task management is about.
+    pub lun: u8,
     pub tsih: u16,
     /// Text of the login's answer.
     pub text: String,
 }
 
 /// Keys of a login besides names.
-pub const PLAIN: &str = "MaxRecvDataSegmentLength=262144\0";
+pub const PLAIN: &str = "MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
 
 /// The begin of a login request, whose text follows.
 pub fn login_request(isid: u8, flags: u8, len: usize) -> LoginRequest {
@@ -98,6 +100,7 @@ impl Client {
             cmd_sn: 1,
             itt: 1,
             max_cmd_sn: 0,
+            lun: 1,
             tsih: 0,
             text: String::new(),
         };
@@ -293,7 +296,7 @@ impl Client {
         let request = TaskRequest {
             opcode: opcode::TASK_REQUEST | 0x40,
             function: 0x80 | function,
-            lun: (1 << 48).into(),
+            lun: (u64::from(self.lun) << 48).into(),
             itt: self.itt.into(),
             referenced: referenced.into(),
             cmd_sn: self.cmd_sn.into(),

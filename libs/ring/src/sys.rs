@@ -6,6 +6,7 @@ pub mod loops;
 pub mod mounts;
 
 mod allocation;
+mod block_device;
 mod extents;
 mod file_systems;
 mod freeze;
@@ -18,6 +19,7 @@ mod stream;
 mod xattr;
 
 pub use allocation::{clone_range, fallocate, punch_hole};
+pub use block_device::as_new;
 pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
 pub use file_systems::{FileSystem, dio_align, file_system};
 pub use freeze::{freeze, thaw};

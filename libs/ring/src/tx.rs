@@ -49,6 +49,8 @@ impl std::fmt::Debug for SendArgs {
 #[derive(Debug)]
 struct State {
     pool: Pool,
+    /// Once a send covers so many bytes it covers no further range.
+    send_max: usize,
     /// Chunk for headers, with a reference of the queue's own, and how much of it is taken.
     arena: Option<(u32, usize)>,
     /// Each with a reference to its chunk, unless it is of the page of zeroes.
@@ -65,12 +67,19 @@ impl Tx {
 
     /// An empty queue.
     pub fn new(pool: &Pool) -> Self {
+        Self::in_parts(pool, usize::MAX)
+    }
+
+    /// An empty queue whose sends end after some `send_max` bytes, a chunk more at most: so often its owner sees that a slow
+    /// peer takes something.
+    pub fn in_parts(pool: &Pool, send_max: usize) -> Self {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: msghdr is a plain C structure of integers and pointers, for which all-zero is a valid value.
         let message = unsafe { std::mem::zeroed() };
         Self(Rc::new(TxShared {
             state: RefCell::new(State {
                 pool: pool.clone(),
+                send_max,
                 arena: None,
                 segs: VecDeque::with_capacity(QUEUE),
                 queued: 0,
@@ -165,12 +174,16 @@ impl TxShared {
     /// a send is in flight.
     pub(crate) fn start(&self) -> Option<(*mut SendArgs, usize)> {
         let mut state = self.state.borrow_mut();
-        let count = state.segs.len().min(SEND_IOVECS);
-        if state.outstanding || count == 0 {
+        if state.outstanding || state.segs.is_empty() {
             return None;
         }
         let args = self.args.get();
-        for (i, seg) in state.segs.iter().take(count).enumerate() {
+        let (mut count, mut bytes) = (0, 0);
+        for (i, seg) in state.segs.iter().take(SEND_IOVECS).enumerate() {
+            if bytes >= state.send_max {
+                break;
+            }
+            (count, bytes) = (i + 1, bytes + seg.len as usize);
             let iovec =
                 libc::iovec { iov_base: state.address(*seg).cast_mut().cast(), iov_len: seg.len as usize };
             // SAFETY: `args` points into this structure, no send is in flight (checked above), so the kernel does not

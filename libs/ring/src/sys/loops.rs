@@ -10,9 +10,6 @@ const LOOP_SET_CAPACITY: libc::Ioctl = 0x4c07;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
 
-/// _IO(0x12, 93) (include/uapi/linux/fs.h).
-const BLKROSET: libc::Ioctl = 0x125d;
-
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 const LO_NAME_SIZE: usize = 64;
@@ -87,8 +84,8 @@ pub fn get_free() -> io::Result<u32> {
 }
 
 /// Binds `file` to the loop device with direct I/O and logical blocks of `block_size` bytes (Linux 5.8). `name`
-/// is for people, cut to 63 bytes. Asks the file's server, if it has one. The device may be written, though somebody who had
-/// it before may have forbidden that (`blockdev --setro`), which outlives what it was bound to.
+/// is for people, cut to 63 bytes. Asks the file's server, if it has one. What somebody who had the device before has set is
+/// taken back ([`super::as_new`]).
 ///
 /// # Errors
 /// The system's; `ResourceBusy` if the device is bound.
@@ -102,14 +99,12 @@ pub fn configure(
     let config = LoopConfig { fd, block_size, info: LoopInfo64::named(name), reserved: [0; 8] };
     // SAFETY: the command reads one loop_config, which lives until the call returns.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
-    let read_only: libc::c_int = 0;
-    // SAFETY: the command reads one int, which lives until the call returns.
-    let writable = check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) });
-    if writable.is_err() {
+    let usable = super::as_new(device);
+    if usable.is_err() {
         // Whoever hears of an error takes the device for one that is not bound.
         let _ = clear(device);
     }
-    writable.map(drop)
+    usable
 }
 
 /// Unbinds the loop device when the last descriptor of it is closed: the caller's own, if no other is open. An opener
@@ -206,14 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn who_had_it_before_does_not_forbid_writing() {
+    fn who_had_it_before_forbids_no_write_swallows_no_flush_and_cuts_nothing_short() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let name = format!("ring-test-ro:{}", std::process::id());
         let Some((number, device)) = bound(&file, &name, 4096) else { return };
         let path = format!("/dev/loop{number}");
+        let setting = |name: &str| format!("/sys/block/loop{number}/queue/{name}");
+        let set = |name: &str| std::fs::read_to_string(setting(name)).unwrap().trim().to_owned();
+        let longest = set("max_sectors_kb");
+        assert_eq!(set("write_cache"), "write back");
         let done = std::process::Command::new("blockdev").args(["--setro", &path]).status();
         assert!(done.expect("blockdev").success());
+        std::fs::write(setting("write_cache"), "write through").unwrap();
+        std::fs::write(setting("max_sectors_kb"), "8").unwrap();
         device.write_all_at(&[1; 4096], 0).expect_err("written though that is forbidden");
         clear(device.as_fd()).unwrap();
         drop(device);
@@ -224,6 +225,7 @@ mod tests {
             return;
         }
         device.write_all_at(&[1; 4096], 0).unwrap();
+        assert_eq!((set("write_cache").as_str(), set("max_sectors_kb")), ("write back", longest));
         clear(device.as_fd()).unwrap();
     }
 }
