@@ -14,5 +14,6 @@ mod proxy;
 mod random;
 pub mod replica;
 mod sync_agent;
+pub mod tls;
 pub mod transport;
 mod unbuilt;

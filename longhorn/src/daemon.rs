@@ -106,6 +106,9 @@ pub struct ManagerArgs {
     listen: Option<std::net::SocketAddr>,
     /// Obey whoever reaches the TCP address
     #[arg(long)]
+    /// On TCP obey whoever has a certificate of ca.crt; tls.crt and tls.key are the own ones [default: /tls-files, if there]
+    #[arg(long, value_name = "DIR", requires = "listen", conflicts_with = "insecure")]
+    tls_dir: Option<PathBuf>,
     insecure: bool,
     /// Leave the session of whoever started it
     #[arg(long, hide = true)]
