@@ -22,7 +22,7 @@ use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
 use super::remove;
 use crate::arguments::{Checksum, Frontend, Quorum};
-use crate::daemon::{ControllerArgs, ReplicaArgs};
+use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
@@ -276,6 +276,9 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         clone_from: None,
         clone_snapshot: None,
         size: Some(record.size),
+        snapshot_max_count: None,
+        snapshot_max_size: None,
+        as_longhorn: ReplicaFlags::default(),
         volume_name: record.name.clone(),
         replica_instance_name: replica.name.clone(),
         listen: root.control_socket(&replica.name),
@@ -314,6 +317,7 @@ pub(super) fn engine_args(
         io_timeout: record.io_timeout_seconds,
         snapshot_max_count: record.snapshot_max_count,
         snapshot_max_size: record.snapshot_max_size,
+        as_longhorn: ControllerFlags::default(),
         checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
