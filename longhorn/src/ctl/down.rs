@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, LiveError, VolumeLock, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
+use control::transport::is_gone;
 
 use super::args::{DownArgs, Output};
 use super::manager::Manager;
@@ -65,6 +66,7 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
 async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<()> {
     let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(()) };
     let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
+        Ok(Err(status)) if is_gone(&status) => return device::check_unused(&device_of(volume)),
         Ok(view) => view.context("the engine does not answer")?.into_inner(),
         Err(_) => return device::check_unused(&device_of(volume)),
     };
@@ -75,7 +77,7 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(()),
         // It ended before its answer was through: what counts is that it is gone.
-        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => Ok(()),
+        Ok(Err(status)) if is_gone(&status) => Ok(()),
         Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
         Err(_) => bail!(
             "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
