@@ -28,6 +28,7 @@ pub(super) async fn with_engine<T>(
     VolumeRecord::load(root, volume)?;
     let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
     let mut record = VolumeRecord::load(root, volume)?;
+    record.check_ready()?;
     let mut progress = Progress::new();
     if has_processes(root, &record)? {
         return work(&mut record, &mut progress).await;

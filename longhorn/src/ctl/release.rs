@@ -45,8 +45,8 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     VolumeRecord::load(root, volume)?;
     let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
     let mut record = VolumeRecord::load(root, volume)?;
-    if record.state == VolumeState::Removing {
-        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
+    if record.state != VolumeState::Releasing {
+        record.check_ready()?;
     }
     if has_processes(root, &record)? {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");

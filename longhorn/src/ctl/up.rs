@@ -7,9 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{
-    LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name,
-};
+use control::host::{LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::imrpc::ProcessStatus;
 use control::proto::ptypes;
@@ -135,12 +133,7 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
 /// The record of a volume that exists, with the options that may change while it is stopped.
 fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
     let volume = &args.volume;
-    if record.state == VolumeState::Removing {
-        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
-    }
-    if record.state == VolumeState::Releasing {
-        bail!("volume {volume} is being released: finish with `longhornctl release {volume}`");
-    }
+    record.check_ready()?;
     if let Some(size) = args.size.filter(|size| *size != record.size) {
         bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
@@ -276,16 +269,16 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         clone_from: None,
         clone_snapshot: None,
         size: Some(record.size),
-        snapshot_max_count: None,
-        snapshot_max_size: None,
-        as_longhorn: ReplicaFlags::default(),
-        volume_name: record.name.clone(),
+        volume_name: Some(record.name.clone()),
         replica_instance_name: replica.name.clone(),
         listen: root.control_socket(&replica.name),
         data_listen: Address::Unix(root.data_socket(&replica.name)),
         insecure: false,
         key_file: root.key(&record.name),
         realtime: None,
+        snapshot_max_count: None,
+        snapshot_max_size: None,
+        as_longhorn: ReplicaFlags::default(),
     }
 }
 
@@ -317,7 +310,6 @@ pub(super) fn engine_args(
         io_timeout: record.io_timeout_seconds,
         snapshot_max_count: record.snapshot_max_count,
         snapshot_max_size: record.snapshot_max_size,
-        as_longhorn: ControllerFlags::default(),
         checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
@@ -325,6 +317,7 @@ pub(super) fn engine_args(
         queues: 0,
         realtime: None,
         root: root.path().to_owned(),
+        as_longhorn: ControllerFlags::default(),
     })
 }
 
