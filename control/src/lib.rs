@@ -11,7 +11,7 @@ mod operations;
 mod progress;
 pub mod proto;
 mod proxy;
-mod random;
+pub mod random;
 pub mod replica;
 mod sync_agent;
 pub mod tls;

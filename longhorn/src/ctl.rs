@@ -11,6 +11,7 @@ mod down;
 mod engine;
 mod import;
 mod install;
+mod lock;
 mod manager;
 mod members;
 mod observe;

@@ -4,10 +4,9 @@
 //! it takes what it will differ by.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, RecordError, Root, VolumeLock, VolumeRecord, VolumeState};
+use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
 use control::proto::ptypes;
 use lh_block::format_size;
 use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
@@ -16,30 +15,23 @@ use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::snapshot::directory_in_sync;
-use super::{Context, remove};
+use super::{Context, lock, remove};
 use crate::progress::Progress;
-
-/// How long another command may hold either volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
     let root = &context.root;
-    // Before the locks, so that a name that is not there leaves no lock file.
-    VolumeRecord::load(root, &source.volume)?;
+    let (_original, original) = lock::volume(root, &source.volume)?;
     if source.volume == new {
         bail!("a clone needs a name of its own: volume {new} is there already");
     }
-    let _original = VolumeLock::take(root, &source.volume, LOCK_PATIENCE)?;
-    let original = VolumeRecord::load(root, &source.volume)?;
-    let _new = VolumeLock::take(root, new, LOCK_PATIENCE)?;
+    let _new = lock::name(root, new)?;
     LiveDirs::default().check_free(new, root)?;
     original.check_ready()?;
-    match VolumeRecord::load(root, new) {
-        Err(RecordError::Missing { .. }) => {}
-        Err(e) => return Err(e.into()),
+    match lock::found(root, new)? {
+        None => {}
         // Whoever made it is gone: the lock is ours.
-        Ok(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
-        Ok(_) => bail!("there is a volume {new} already: choose another name"),
+        Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
+        Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
     let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, LiveError, VolumeLock, VolumeRecord, engine_name};
+use control::host::{LiveDirs, LiveError, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 use control::transport::is_gone;
 
@@ -12,12 +12,9 @@ use super::args::{DownArgs, Output};
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::{Context, device};
+use super::{Context, device, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
@@ -25,11 +22,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
 pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     let root = &context.root;
     let volume = &args.volume;
-    // Before the lock, so that a name that is not there leaves no lock file.
-    VolumeRecord::load(root, volume)?;
     let mut progress = Progress::new();
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let record = VolumeRecord::load(root, volume)?;
+    let (_lock, record) = lock::volume(root, volume)?;
     stop(context, &record, &mut progress).await?;
     drop(progress);
     match context.output {

@@ -17,11 +17,8 @@ use serde::Serialize;
 use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
-use super::{Context, up};
+use super::{Context, lock, up};
 use crate::daemon::rfc3339;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the locks of processes that are just ending are waited for.
 const PASSING: Duration = Duration::from_secs(60);
@@ -57,9 +54,7 @@ struct ReplicaVerdict {
 pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let root = &context.root;
     let volume = &args.volume;
-    VolumeRecord::load(root, volume)?;
-    let lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let record = VolumeRecord::load(root, volume)?;
+    let (lock, record) = lock::volume(root, volume)?;
     record.check_ready()?;
     if record.quorum == control::host::Quorum::Unsafe {
         bail!(

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, engine_name};
+use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::imrpc::ProcessStatus;
 use control::proto::ptypes;
@@ -18,15 +18,12 @@ use super::args::{Output, UpArgs};
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
-use super::remove;
+use super::{lock, remove};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
@@ -54,7 +51,7 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
     let mut progress = Progress::new();
-    let lock = VolumeLock::take(root, &args.volume, LOCK_PATIENCE)?;
+    let lock = lock::name(root, &args.volume)?;
     LiveDirs::default().check_free(&args.volume, root)?;
     let (record, is_new) = record_of(root, &args)?;
     let mut manager = Manager::ensure(root).await?;
@@ -90,11 +87,10 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
 
 /// The volume's record, and whether it is yet to be created.
 fn record_of(root: &Root, args: &UpArgs) -> Result<(VolumeRecord, bool)> {
-    match VolumeRecord::load(root, &args.volume) {
-        Ok(record) => Ok((changed_record(root, args, record)?, false)),
-        Err(RecordError::Missing { .. }) => Ok((new_record(root, args)?, true)),
-        Err(e) => Err(e.into()),
-    }
+    Ok(match lock::found(root, &args.volume)? {
+        Some(record) => (changed_record(root, args, record)?, false),
+        None => (new_record(root, args)?, true),
+    })
 }
 
 fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
