@@ -14,6 +14,7 @@ mod policy;
 mod ports;
 mod program;
 mod registry;
+mod remote;
 mod service;
 mod state;
 mod supervisor;
@@ -46,11 +47,13 @@ use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
 use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineServiceServer;
 use crate::proxy::Proxy;
+use crate::tls::{TlsError, TlsFiles};
 use crate::transport::{TrustedPeers, bind_private};
 use instance::{Disks, Instances};
 use ports::Ports;
 use program::Programs;
 use registry::Registry;
+use remote::Remote;
 use service::Service;
 
 /// How often logs are looked at for their size.
@@ -63,10 +66,17 @@ pub struct Options {
     pub root: Root,
     /// This program, which starts processes under [`LAUNCH_NAME`] and is one that clients may have run.
     pub program: PathBuf,
-    /// A TCP address to listen on, besides the root's socket.
-    pub listen: Option<SocketAddr>,
-    /// Whoever reaches the TCP address is obeyed.
-    pub insecure: bool,
+    /// Where to listen on TCP, besides the root's socket, and who is obeyed there.
+    pub listen: Option<(SocketAddr, Trust)>,
+}
+
+/// Who is obeyed on TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Whoever shows a certificate of the authority of these files.
+    Certificates(TlsFiles),
+    /// Whoever reaches the address.
+    Everybody,
 }
 
 /// Why an instance manager does not run.
@@ -80,9 +90,9 @@ pub enum ManagerError {
         /// The other one.
         pid: String,
     },
-    /// TCP without `--insecure`.
-    #[error("{0} would obey whoever reaches it: add --insecure if nobody else can, or leave --listen out")]
-    Insecure(SocketAddr),
+    /// The certificates cannot be used.
+    #[error("no TLS: {0}")]
+    Tls(#[from] TlsError),
     /// A file, directory or socket cannot be used.
     #[error("{what}: {source}")]
     Io {
@@ -101,15 +111,17 @@ pub enum ManagerError {
 /// # Errors
 /// [`ManagerError`].
 pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(), ManagerError> {
-    if let (Some(address), false) = (options.listen, options.insecure) {
-        return Err(ManagerError::Insecure(address));
-    }
     // A signal that is caught here has its default meaning again in what is started; one that whoever started this process
     // had switched off (nohup) would be off there, too, and SIGHUP replaces engines.
     let _hangup = signal(SignalKind::hangup()).map_err(|e| io_error("SIGHUP cannot be caught", e))?;
     let root = options.root;
     root.create().map_err(|e| io_error(root.path().display(), e))?;
-    let _lock = lock(&root, options.listen)?;
+    let open_to_all = options.listen.as_ref().filter(|(_, trust)| *trust == Trust::Everybody);
+    let _lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
+    let remote = match &options.listen {
+        Some((address, trust)) => Some(Remote::bind(*address, trust).await?),
+        None => None,
+    };
     let programs = Programs::new(options.program, root.engine_binaries());
     let ports = Ports::new(ports::RANGE);
     let registry = Arc::new(Registry::new(root.clone(), programs, ports));
@@ -121,12 +133,9 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let routes = services(&root, &registry);
     let local = Server::builder().add_routes(routes.clone()).serve_with_incoming(TrustedPeers::new(listener));
     let remote = async {
-        match options.listen {
+        match remote {
             None => std::future::pending().await,
-            Some(address) => {
-                tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
-                serve_ports(address, routes).await
-            }
+            Some(remote) => remote.serve(routes).await,
         }
     };
     tracing::info!(root = %root.path().display(), socket = %socket.display(), "instance manager is ready");
@@ -150,17 +159,6 @@ fn services(root: &Root, registry: &Arc<Registry>) -> Routes {
         .add_service(DiskServiceServer::new(Disks))
 }
 
-/// Serves on the ports where Longhorn's clients look: from the first on those of processes, of the proxy, of disks, of
-/// instances and of the engines that Longhorn builds on SPDK. Each of them answers for all services.
-async fn serve_ports(first: SocketAddr, routes: Routes) -> Result<(), tonic::transport::Error> {
-    let serve = |offset: u16| {
-        // A port that the system chooses has no neighbours.
-        let port = if first.port() == 0 { 0 } else { first.port().saturating_add(offset) };
-        Server::builder().add_routes(routes.clone()).serve(SocketAddr::new(first.ip(), port))
-    };
-    tokio::try_join!(serve(0), serve(1), serve(2), serve(3), serve(4)).map(|_| ())
-}
-
 /// The address on which the root's instance manager obeys whoever reaches it; none if it does not, or none runs.
 pub fn obeys_at(root: &Root) -> Option<String> {
     let said = std::fs::read_to_string(root.manager_lock()).ok()?;
@@ -169,15 +167,15 @@ pub fn obeys_at(root: &Root) -> Option<String> {
 }
 
 /// Makes this the only instance manager of the root for as long as the result lives. The file says which process it is,
-/// and in a second line where it listens on TCP.
-fn lock(root: &Root, listen: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {
+/// and in a second line where it obeys whoever reaches it.
+fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {
     let path = root.manager_lock();
     let failed = |e| io_error(path.display(), e);
     let options = &mut OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     match Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock) {
         Ok(mut file) => {
-            let said = match listen {
+            let said = match open_to_all {
                 Some(address) => format!("{}\n{address}\n", std::process::id()),
                 None => format!("{}\n", std::process::id()),
             };

@@ -1,26 +1,38 @@
-//! Random bytes from the system.
+//! Random bytes from the system, for ids and keys of the control plane.
 
 use std::io;
 
+use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `N` bytes that nobody can guess; waits until the system has some.
-pub(crate) fn bytes<const N: usize>() -> io::Result<[u8; N]> {
+/// `N` bytes that nobody can guess; waits, early at boot, until the system has some.
+///
+/// # Errors
+/// The system's.
+pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {
-        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(got) => filled += got,
+            // A signal came while it waited.
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
     }
     Ok(bytes)
 }
 
 /// The bytes as lower-case hex digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A random UUID (RFC 9562, 5.4: version 4).
-pub(crate) fn uuid() -> io::Result<String> {
+///
+/// # Errors
+/// As [`bytes`].
+pub fn uuid() -> io::Result<String> {
     let mut bytes = bytes::<16>()?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;

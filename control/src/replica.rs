@@ -134,9 +134,12 @@ pub async fn serve(
         .map_err(io::Error::other)
 }
 
+/// Longhorn's name of the head among snapshots, and the beginning of its file's name.
+pub const HEAD: &str = "volume-head";
+
 /// Longhorn's file name of a snapshot; the head's has a number that is the replica's own affair, and stands for any.
 fn file_name(layer: &str) -> String {
-    if layer.is_empty() { "volume-head-000.img".to_owned() } else { format!("volume-snap-{layer}.img") }
+    if layer.is_empty() { format!("{HEAD}-000.img") } else { format!("volume-snap-{layer}.img") }
 }
 
 /// The snapshot's name in one of Longhorn's file names; `None` for a head.

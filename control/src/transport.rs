@@ -118,6 +118,12 @@ fn connector(
     })
 }
 
+/// True if the call did not fail by what the server says: there is none, it is about to be gone, or the connection broke.
+pub fn is_gone(status: &Status) -> bool {
+    // A status that came over the wire has no source.
+    status.code() == tonic::Code::Unavailable || std::error::Error::source(status).is_some()
+}
+
 /// Refuses calls that were meant for another volume or instance, as Longhorn does: each name is compared only where
 /// both sides have one.
 #[derive(Clone, Debug, Default)]

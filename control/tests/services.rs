@@ -140,6 +140,10 @@ async fn snapshots_get_a_name_and_bad_ones_are_refused() {
     assert_eq!(take("one").await.unwrap(), "one");
     assert_eq!(take("one").await.unwrap_err().code(), Code::AlreadyExists);
     assert_eq!(take("../one").await.unwrap_err().code(), Code::InvalidArgument);
+    // What lists and directories call the head.
+    for head in ["volume-head", "old-volume-head-001"] {
+        assert_eq!(take(head).await.unwrap_err().code(), Code::InvalidArgument, "{head}");
+    }
     let (a, b) = (take("").await.unwrap(), take("").await.unwrap());
     assert!(!a.is_empty() && a != b);
 }

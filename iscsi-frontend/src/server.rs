@@ -148,9 +148,9 @@ impl Server {
         }
         tune_served(&connection);
         let mut seed = [0; SEED];
-        if rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()) != Ok(SEED) {
+        if let Err(e) = lh_ring::sys::random(&mut seed) {
             // A guessable challenge would let anybody in.
-            warn!("no random numbers: connection refused");
+            warn!("no random numbers: connection refused: {e}");
             return;
         }
         let fd = Fd::from(connection);

@@ -19,6 +19,8 @@ pub const ISCSI_PORT: u16 = 3260;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
     /// The first of ublk, nbd, iscsi and fuse that this host has
+    // Longhorn's name for a block device.
+    #[value(alias = "tgt-blockdev")]
     Auto,
     /// A block device, /dev/longhorn/VOLUME, through ublk
     Ublk,
@@ -31,6 +33,7 @@ pub enum Frontend {
     /// No device: an NBD export for QEMU, nbd-client or libnbd
     NbdServer,
     /// No device: an iSCSI target for initiators
+    #[value(alias = "tgt-iscsi")]
     IscsiTarget,
     /// The engine runs, nothing is shown
     None,

@@ -11,6 +11,7 @@ mod down;
 mod engine;
 mod import;
 mod install;
+mod lock;
 mod manager;
 mod members;
 mod observe;
@@ -30,7 +31,6 @@ mod up;
 mod upgrade;
 mod watch;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
@@ -46,6 +46,7 @@ use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
     TrimCommand,
 };
+use output::print;
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -70,16 +71,24 @@ pub fn main() -> ExitCode {
 }
 
 fn run(program: Program) -> Result<()> {
-    let root = Root::at(&program.root).with_context(|| program.root.display().to_string())?;
-    let context = Context { root, output: program.output };
     if let Command::Completion { shell } = program.command {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
-        return Ok(std::io::stdout().write_all(&script)?);
+        return print(&String::from_utf8(script)?);
     }
+    // Before the root is looked for: others may not even see it.
     if needs_root(&program.command) && !nix::unistd::geteuid().is_root() {
         bail!("volumes belong to root: run it again with sudo");
     }
+    let root = match Root::at(&program.root) {
+        Err(e) if needs_root(&program.command) => {
+            return Err(e).with_context(|| program.root.display().to_string());
+        }
+        // These look at this host, and at what of the root can be seen.
+        Err(_) => Root::unresolved(&program.root),
+        Ok(root) => root,
+    };
+    let context = Context { root, output: program.output };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(dispatch(&context, program.command))
 }

@@ -3,6 +3,7 @@
 //! A process that fails says why in its last line, which begins with `error:`; its exit status tells its manager
 //! whether starting it again can help.
 
+mod as_longhorn;
 mod clock;
 mod cluster;
 mod controller;
@@ -25,6 +26,7 @@ use clap::{Parser, Subcommand};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use as_longhorn::{ControllerFlags, ReplicaFlags};
 pub(crate) use clock::rfc3339;
 pub use controller::ControllerArgs;
 pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
@@ -105,6 +107,9 @@ pub struct ManagerArgs {
     /// Listen on TCP, too, for example on 127.0.0.1:8500
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<std::net::SocketAddr>,
+    /// On TCP obey whoever has a certificate of ca.crt; tls.crt and tls.key are the own ones [default: /tls-files, if there]
+    #[arg(long, value_name = "DIR", requires = "listen", conflicts_with = "insecure")]
+    tls_dir: Option<PathBuf>,
     /// Obey whoever reaches the TCP address
     #[arg(long)]
     insecure: bool,
@@ -132,8 +137,8 @@ pub fn main() -> ExitCode {
         Command::InstanceManager(args) => manager::run(args),
         Command::Manager(args) => cluster::run(args),
         Command::Csi(args) => csi::run(args),
-        Command::Controller(args) => controller::run(&args),
-        Command::Replica(args) => replica::run(args),
+        Command::Controller(args) => controller::run(&args.of(&program.target)),
+        Command::Replica(args) => replica::run(args.of(&program.target)),
         Command::Sfold(args) => sfold::run(&args),
         Command::Ssync(args) => ssync::run(&args),
         Command::FuseKeeper(args) => keeper::run(args),

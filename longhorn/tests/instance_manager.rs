@@ -383,15 +383,22 @@ async fn there_is_one_manager_per_root() {
 }
 
 #[tokio::test]
-async fn tcp_needs_the_word_insecure() {
-    let host = Host::new();
-    host.client().await;
+async fn tcp_needs_certificates_or_the_word_insecure() {
     let other = tempfile::tempdir().unwrap();
-    let mut command = Command::new(PROGRAM);
-    command.args(["instance-manager", "--listen", "127.0.0.1:0", "--root"]).arg(other.path());
-    let (status, said) = run_to_end(command);
+    let start = |more: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["instance-manager", "--listen", "127.0.0.1:0", "--root"]).arg(other.path());
+        command.args(more);
+        run_to_end(command)
+    };
+    let (status, said) = start(&[]);
     assert_eq!(status, Some(1));
-    assert!(said.contains("--insecure"), "{said}");
+    assert!(said.contains("--tls-dir") && said.contains("--insecure"), "{said}");
+    let (status, said) = start(&["--tls-dir", "/nowhere"]);
+    assert_eq!(status, Some(1));
+    assert!(said.contains("/nowhere/ca.crt: No such file"), "{said}");
+    let (status, said) = start(&["--tls-dir", "/nowhere", "--insecure"]);
+    assert_eq!(status, Some(2), "{said}");
 }
 
 #[tokio::test]

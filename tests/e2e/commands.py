@@ -1,7 +1,7 @@
 """Command lines at their edges: what is said again changes nothing, what other tools say is understood, and nothing is waited
 for without an end."""
 import json, os, signal, socket, subprocess, time
-from harness import BIN, Host, expect, shown, wait_for
+from harness import BIN, Host, expect, shown, skip, wait_for
 
 
 def refused(host, *args):
@@ -111,8 +111,132 @@ def trusts_the_network(host):
     shown("status names what obeys whoever reaches it")
 
 
+def broken_off(host):
+    """Commands that are killed half way are given again, or taken back by the one that they name."""
+    volume, copy = host.name("broken"), host.name("copy")
+    image = os.path.join(host.root, "broken.img")
+    host.up(volume, "--size", "256MiB", "--replicas", "2")
+    with open(host.status(volume)["device"], "r+b", buffering=0) as device:
+        for _ in range(192):
+            device.write(os.urandom(1 << 20))
+        os.fsync(device)
+    host.ctl("snapshot", "create", volume, "s1")
+
+    def killed(when, *args):
+        """Killed as soon as `when` is true; false if it was through before."""
+        command = subprocess.Popen([os.path.join(BIN, "longhornctl"), "--root", host.root, *args],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not when() and command.poll() is None:
+            time.sleep(0.002)
+        command.kill()
+        return command.wait() != 0
+
+    def directories():
+        return [d for d in os.listdir(os.path.join(host.root, "replicas")) if d.startswith(copy)]
+
+    expect(killed(directories, "clone", f"{volume}@s1", copy), "a clone that cannot be broken off")
+    said = refused(host, "up", copy)
+    expect("clone again" in said and f"longhornctl rm {copy}" in said, said)
+    for words in (("resize", copy, "1GiB"), ("snapshot", "rm", copy, "s1"), ("release", copy), ("salvage", copy)):
+        expect("clone again" in refused(host, *words), f"{words} changed half a clone")
+    expect("clone again" in host.ctl("status", copy).stdout, "status does not say what it is")
+    host.ctl("clone", f"{volume}@s1", copy)
+    expect(len(directories()) == 2, f"left of the clone that was broken off: {directories()}")
+    host.ctl("rm", copy, "--yes")
+    expect(killed(directories, "clone", f"{volume}@s1", copy), "a clone that cannot be broken off")
+    host.ctl("rm", copy, "--yes")
+    expect(directories() == [], f"{directories()}")
+
+    pause = time.monotonic() + 0.05
+    if killed(lambda: time.monotonic() > pause, "snapshot", "export", volume, "s1", image):
+        left = [name for name in os.listdir(host.root) if "broken.img" in name]
+        expect(left == [], f"left of an export that was broken off: {left}")
+
+    # Whoever asks for the end once more, while it is being carried out, hears how that went.
+    for _ in range(8):
+        engine = host.status(volume)["engine_pid"]
+        device = host.status(volume)["device"]
+        with open(device, "r+b", buffering=0) as file:
+            for _ in range(16):
+                file.write(os.urandom(1 << 20))
+        killed(lambda: not os.path.exists(device), "down", volume)
+        done = host.ctl("down", volume, check=False)
+        expect(done.returncode == 0, f"down, once more: {done.stderr}")
+        expect(not os.path.exists(f"/proc/{engine}"), "its engine runs")
+        host.up(volume)
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("clone, export and down that were killed are given again, and nothing is left of them")
+
+
+def deaf_manager(host):
+    volume = host.name("mute")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    manager = int(open(os.path.join(host.root, "run", "instance-manager.lock")).readline())
+    os.kill(manager, signal.SIGSTOP)
+    try:
+        said = refused(host, "up", volume)
+        expect("instance manager" in said and "does not answer" in said, said)
+        expect(host.status(volume)["robustness"] == "healthy", "status needs the manager")
+    finally:
+        os.kill(manager, signal.SIGCONT)
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("a manager that answers nothing is not waited for without an end")
+
+
+def not_root(host):
+    """Others are told what they lack, and may do what needs no root, whatever they can see of it."""
+    def other(*args):
+        done = subprocess.run([os.path.join(BIN, "longhornctl"), "--root", os.path.join(host.root, "below"), *args],
+                              capture_output=True, text=True, user=65534, group=65534, extra_groups=[])
+        return done
+    try:
+        said = other("ls")
+    except PermissionError:
+        return skip("not_root", "the programs lie where only root gets")
+    expect(said.returncode == 1 and "sudo" in said.stderr, said.stderr)
+    expect(other("completion", "bash").returncode == 0, "no completion without root")
+    doctor = other("-o", "json", "doctor")
+    expect({"check": "user", "verdict": "FAIL"}.items() <= json.loads(doctor.stdout)[0].items(), doctor.stdout)
+    shown("others than root are told so")
+
+
+def as_longhorn_says_it(host):
+    """Longhorn's command lines of processes: what has no effect is accepted and named, what would have another is refused."""
+    import by_hand
+    volume = by_hand.ByHand(host, "flags", 16 << 20, [f"127.0.0.1:{free_port()}"])
+    replica = volume.replica(1, "--insecure", "--disableRevCounter", "--sync-agent-port-count", "7", "--data-server-protocol",
+                             "tcp", "--snapshot-max-count", "2", "--snapshot-max-size", "0")
+    # The name of the volume comes before the command.
+    at = replica.index("--volume-name")
+    replica = [replica[0], *replica[at:at + 2], *replica[1:at], *replica[at + 2:]]
+    volume.spawn(replica)
+    volume.spawn(volume.engine("--insecure", "--disableRevCounter", "--engine-replica-timeout", "8", "--data-server-protocol",
+                               "tcp", "--file-sync-http-client-timeout", "30", "--rebuild-sync-concurrent-limit", "1",
+                               "--upgrade", "--current-size", str(16 << 20)))
+    wait_for(f"{volume.name} by Longhorn's words", volume.healthy, 60)
+    longhorn = [os.path.join(BIN, "longhorn"), "--url", f"unix:{volume.control}"]
+    for name in ("a", "b", "c"):
+        done = subprocess.run([*longhorn, "snapshot", "create", name], capture_output=True, text=True)
+        expect((done.returncode == 0) == (name != "c"), f"snapshot {name} where two are allowed: {done.stderr}")
+    volume.stop()
+    log = open(os.path.join(host.root, "by-hand.log")).read()
+    for line in ("without effect here: --current-size, --upgrade, --disableRevCounter", "without effect here: --sync-agent-port-count"):
+        expect(line in log, f"no line {line!r} in {log}")
+    for words in (volume.engine("--salvageRequested"), volume.replica(1, "--encrypted"), volume.replica(1, "--backing-file", "/a")):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        expect(done.returncode == 2 and "is Longhorn's" in done.stderr, f"{done.returncode} {done.stderr}")
+    host.ctl("rm", volume.name, "--yes")
+    shown("Longhorn's flags of engine and replica: idle ones are named, others are refused")
+
+
 def main():
     host = Host()
+    broken_off(host)
+    deaf_manager(host)
+    not_root(host)
+    as_longhorn_says_it(host)
     said_again(host)
     deaf_engine(host)
     other_words(host)

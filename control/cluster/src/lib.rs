@@ -7,7 +7,6 @@ pub mod admission;
 pub mod agent;
 pub mod api;
 pub mod plan;
-mod random;
 pub mod run;
 pub mod schedule;
 pub mod settings;

@@ -66,6 +66,8 @@ pub enum VolumeState {
     Removing,
     /// Its directories are being made fit for Longhorn; some are not this program's any more.
     Releasing,
+    /// Its directories are being filled from another volume; what they hold is not whole.
+    Cloning,
 }
 
 /// The limit for snapshots where nobody gives another, and the largest one: as many as the format holds.
@@ -150,6 +152,14 @@ pub enum RecordError {
     /// A value that no volume can have.
     #[error("{0}")]
     Invalid(String),
+    /// A command that made, deleted or released the volume was broken off.
+    #[error("volume {volume} {}", next_step(volume, *state))]
+    NotReady {
+        /// The volume.
+        volume: String,
+        /// How far it is.
+        state: VolumeState,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -158,6 +168,18 @@ pub enum RecordError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What a volume is in the middle of, and the command that ends it.
+fn next_step(volume: &str, state: VolumeState) -> String {
+    match state {
+        VolumeState::Ready => "may be used".to_owned(),
+        VolumeState::Removing => format!("is being deleted: finish with `longhornctl rm {volume}`"),
+        VolumeState::Releasing => format!("is being released: finish with `longhornctl release {volume}`"),
+        VolumeState::Cloning => format!(
+            "is a clone that was broken off: clone again, or delete what there is with `longhornctl rm {volume}`"
+        ),
+    }
 }
 
 /// Eight random hex digits, for the name of a new replica.
@@ -302,6 +324,17 @@ impl VolumeRecord {
         }
         fs::remove_dir_all(&dir).map_err(io_at(dir))?;
         sync_dir(&root.volumes()).map_err(io_at(root.volumes()))
+    }
+
+    /// Refuses a volume that is not to be started or changed. Asked with the volume's lock held.
+    ///
+    /// # Errors
+    /// `NotReady`, which says how to go on.
+    pub fn check_ready(&self) -> Result<(), RecordError> {
+        match self.state {
+            VolumeState::Ready => Ok(()),
+            state => Err(RecordError::NotReady { volume: self.name.clone(), state }),
+        }
     }
 
     /// The volume's authority.

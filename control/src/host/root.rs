@@ -47,6 +47,11 @@ impl Root {
         }
     }
 
+    /// The root at an absolute path of which nothing is looked at: for who may not see it.
+    pub fn unresolved(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
     /// Makes the root and the directories below it that every use needs.
     ///
     /// # Errors

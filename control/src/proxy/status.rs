@@ -4,10 +4,7 @@ use std::collections::HashMap;
 
 use crate::progress::{COMPLETE, ERROR, IN_PROGRESS, percent};
 use crate::proto::{imrpc, ptypes, volume};
-use crate::replica::snapshot_name;
-
-/// Longhorn's name of the head among snapshots.
-const HEAD: &str = "volume-head";
+use crate::replica::{HEAD, snapshot_name};
 
 /// A replica that has every snapshot.
 pub(super) fn a_member(list: ptypes::ReplicaListReply) -> Option<ptypes::ReplicaAddress> {

@@ -21,7 +21,13 @@ use examples::{
 
 /// Replicated block volumes on this host.
 #[derive(Debug, Parser)]
-#[command(name = "longhornctl", version, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(
+    name = "longhornctl",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    after_help = AFTER_HELP
+)]
 pub struct Program {
     /// Where volumes, replicas, logs and sockets lie
     #[arg(long, global = true, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]

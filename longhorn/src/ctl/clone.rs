@@ -4,10 +4,9 @@
 //! it takes what it will differ by.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, RecordError, Root, VolumeLock, VolumeRecord};
+use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
 use control::proto::ptypes;
 use lh_block::format_size;
 use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
@@ -16,25 +15,23 @@ use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::snapshot::directory_in_sync;
-use super::{Context, remove};
+use super::{Context, lock, remove};
 use crate::progress::Progress;
-
-/// How long another command may hold either volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
     let root = &context.root;
-    let original = VolumeRecord::load(root, &source.volume)?;
+    let (_original, original) = lock::volume(root, &source.volume)?;
     if source.volume == new {
         bail!("a clone needs a name of its own: volume {new} is there already");
     }
-    let _original = VolumeLock::take(root, &source.volume, LOCK_PATIENCE)?;
-    let _new = VolumeLock::take(root, new, LOCK_PATIENCE)?;
+    let _new = lock::name(root, new)?;
     LiveDirs::default().check_free(new, root)?;
-    match VolumeRecord::load(root, new) {
-        Err(RecordError::Missing { .. }) => {}
-        Err(e) => return Err(e.into()),
-        Ok(_) => bail!("there is a volume {new} already: choose another name"),
+    original.check_ready()?;
+    match lock::found(root, new)? {
+        None => {}
+        // Whoever made it is gone: the lock is ours.
+        Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
+        Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
     let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());
@@ -43,13 +40,18 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     for _ in &original.replicas {
         record.add_replica(root)?;
     }
-    let taken = match fill(&view, &record, &snapshot).and_then(|taken| Ok((taken, record.create(root)?))) {
-        Ok((taken, ())) => taken,
+    // There before its data is: what a broken off clone has taken of the disk belongs to a volume that can be removed.
+    record.state = VolumeState::Cloning;
+    record.create(root)?;
+    let taken = match fill(&view, &record, &snapshot) {
+        Ok(taken) => taken,
         Err(e) => {
             take_back(root, &record);
             return Err(e);
         }
     };
+    record.state = VolumeState::Ready;
+    record.store(root)?;
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?);
     }
@@ -115,11 +117,9 @@ fn make_parent(directory: &Path) -> Result<()> {
     std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())
 }
 
-/// Removes what was made of a volume that does not come to exist.
+/// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.
 fn take_back(root: &Root, record: &VolumeRecord) {
-    for replica in &record.replicas {
-        if let Err(left) = remove::replica(root, replica) {
-            eprintln!("{left:#}");
-        }
+    if let Err(left) = remove::everything(root, record) {
+        eprintln!("{left:#}");
     }
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::Context;
 use super::args::Output;
-use super::output::{print_json, print_table, table};
+use super::output::{print_json, print_table, table_with_prose};
 use crate::arguments::Frontend;
 use crate::kernel;
 
@@ -96,7 +96,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
     match context.output {
         Output::Json => print_json(&findings)?,
         Output::Table => {
-            let mut rows = table(&["CHECK", "", "FOUND", "NEXT STEP"]);
+            let mut rows = table_with_prose(&["CHECK", "", "FOUND", "NEXT STEP"], &[2, 3]);
             for f in &findings {
                 rows.add_row([f.check, f.verdict.as_str(), &f.detail, &f.next]);
             }

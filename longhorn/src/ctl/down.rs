@@ -4,19 +4,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, LiveError, VolumeLock, VolumeRecord, engine_name};
+use control::host::{LiveDirs, LiveError, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
+use control::transport::is_gone;
 
 use super::args::{DownArgs, Output};
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::{Context, device};
+use super::{Context, device, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
@@ -24,11 +22,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
 pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     let root = &context.root;
     let volume = &args.volume;
-    // Before the lock, so that a name that is not there leaves no lock file.
-    VolumeRecord::load(root, volume)?;
     let mut progress = Progress::new();
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let record = VolumeRecord::load(root, volume)?;
+    let (_lock, record) = lock::volume(root, volume)?;
     stop(context, &record, &mut progress).await?;
     drop(progress);
     match context.output {
@@ -65,6 +60,7 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
 async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<()> {
     let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(()) };
     let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
+        Ok(Err(status)) if is_gone(&status) => return device::check_unused(&device_of(volume)),
         Ok(view) => view.context("the engine does not answer")?.into_inner(),
         Err(_) => return device::check_unused(&device_of(volume)),
     };
@@ -75,7 +71,7 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(()),
         // It ended before its answer was through: what counts is that it is gone.
-        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => Ok(()),
+        Ok(Err(status)) if is_gone(&status) => Ok(()),
         Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
         Err(_) => bail!(
             "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",

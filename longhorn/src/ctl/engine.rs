@@ -1,18 +1,13 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
-use std::time::Duration;
-
 use anyhow::Result;
-use control::host::{LiveDirs, VolumeLock, VolumeRecord};
+use control::host::{LiveDirs, VolumeRecord};
 
 use super::manager::Manager;
 use super::observe::has_processes;
-use super::{Context, down, up};
+use super::{Context, down, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile.
 ///
@@ -24,10 +19,8 @@ pub(super) async fn with_engine<T>(
     work: impl AsyncFnOnce(&mut VolumeRecord, &mut Progress) -> Result<T>,
 ) -> Result<T> {
     let root = &context.root;
-    // Before the lock, so that a name that is not there leaves no lock file.
-    VolumeRecord::load(root, volume)?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let mut record = VolumeRecord::load(root, volume)?;
+    let (_lock, mut record) = lock::volume(root, volume)?;
+    record.check_ready()?;
     let mut progress = Progress::new();
     if has_processes(root, &record)? {
         return work(&mut record, &mut progress).await;

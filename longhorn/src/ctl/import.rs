@@ -1,32 +1,24 @@
 //! `import`: a volume of replica directories where they are.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{
-    LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, new_replica_suffix, replica_name,
-};
+use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, new_replica_suffix, replica_name};
 use lh_block::format_size;
 use replica::store::SnapshotView;
 
-use super::Context;
 use super::args::Output;
 use super::observe::observe;
 use super::output::print_json;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+use super::{Context, lock};
 
 pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
+    let _lock = lock::name(root, volume)?;
     LiveDirs::default().check_free(volume, root)?;
-    match VolumeRecord::load(root, volume) {
-        Err(RecordError::Missing { .. }) => {}
-        Err(e) => return Err(e.into()),
-        Ok(_) => bail!("there is a volume {volume} already: choose another name"),
+    if lock::found(root, volume)?.is_some() {
+        bail!("there is a volume {volume} already: choose another name");
     }
     let mut record = VolumeRecord::new(volume, 0);
     for directory in directories {

@@ -14,11 +14,15 @@ use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
     ProcessSpec,
 };
+use control::transport::is_gone;
 use tonic::Code;
 use tonic::transport::Channel;
 
 /// How long a new manager may take until it answers: it reads a directory and binds a socket.
 const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a manager that listens may take to say which version it is, which it does from memory.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often it is asked meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,7 +40,22 @@ impl Manager {
     /// The root's manager, if it runs.
     pub(super) async fn find(root: &Root) -> Result<Option<Self>> {
         match control::transport::connect(&root.manager_socket()).await {
-            Ok(channel) => Ok(Some(Self { client: ProcessManagerServiceClient::new(channel) })),
+            Ok(channel) => {
+                let mut client = ProcessManagerServiceClient::new(channel);
+                // One that is stopped or stuck accepts connections, and would be waited for without a word.
+                match tokio::time::timeout(ANSWER_PATIENCE, client.version_get(())).await {
+                    Err(_) => bail!(
+                        "the instance manager of {} does not answer: {} may say why; volumes go on without it, and \
+                         once its process is killed the next command starts another",
+                        root.path().display(),
+                        root.log(MANAGER_LOG).display()
+                    ),
+                    // It ended just now.
+                    Ok(Err(status)) if is_gone(&status) => Ok(None),
+                    Ok(Err(status)) => Err(status.into()),
+                    Ok(Ok(_)) => Ok(Some(Self { client })),
+                }
+            }
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Ok(None)
             }

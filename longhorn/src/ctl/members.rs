@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{ReplicaRecord, Root, VolumeLock, VolumeRecord, engine_name};
+use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName};
 use tonic::transport::Channel;
@@ -18,11 +18,8 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{print, print_json};
-use super::{remove, up};
+use super::{lock, remove, up};
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often a rebuild is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -41,10 +38,8 @@ pub(super) async fn connect(root: &Root, volume: &str) -> Result<VolumeOperation
 
 pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathBuf>) -> Result<()> {
     let root = &context.root;
-    VolumeRecord::load(root, volume)?;
     let mut progress = Progress::of_bytes("bringing it in sync");
-    let lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let mut record = VolumeRecord::load(root, volume)?;
+    let (lock, mut record) = lock::volume(root, volume)?;
     let mut engine = connect(root, volume).await?;
     let replica = new_replica(root, &mut record, directory)?;
     let mut manager = Manager::ensure(root).await?;
@@ -154,9 +149,7 @@ pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Resu
 
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
     let root = &context.root;
-    check_known(&VolumeRecord::load(root, volume)?, name)?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let mut record = VolumeRecord::load(root, volume)?;
+    let (_lock, mut record) = lock::volume(root, volume)?;
     let replica = check_known(&record, name)?;
     let mut engine = connect(root, volume).await?;
     let mut manager = Manager::ensure(root).await?;

@@ -139,7 +139,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
                 record.name
             )
         } else {
-            remark(process.as_ref(), said)
+            record.check_ready().map_or_else(|e| e.to_string(), |()| remark(process.as_ref(), said))
         },
     })
 }

@@ -2,15 +2,28 @@
 
 use std::io::Write;
 
-use anyhow::Result;
-use comfy_table::{ContentArrangement, Table, presets};
+use anyhow::{Context as _, Result};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 
-/// A table without lines, no wider than the terminal.
+/// The least width of a column of prose, in characters.
+const PROSE_MIN: u16 = 24;
+
+/// A table without lines. What is in it is a name, a path or a number each, which is told in one piece however narrow the
+/// terminal is: it may be copied from there.
 pub(super) fn table(columns: &[&str]) -> Table {
+    table_with_prose(columns, &[])
+}
+
+/// The same with columns of sentences, by their places, which take the room that the terminal has left.
+pub(super) fn table_with_prose(columns: &[&str], prose: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(columns.iter().copied());
+    table.set_constraints((0..columns.len()).map(|place| match prose.contains(&place) {
+        true => ColumnConstraint::LowerBoundary(Width::Fixed(PROSE_MIN)),
+        false => ColumnConstraint::ContentWidth,
+    }));
     table
 }
 
@@ -33,17 +46,33 @@ fn trimmed(line: &str) -> &str {
 pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    print(&text)
 }
 
 /// Prints a value as one line of JSON.
 pub(super) fn print_json_line(value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string(value)?;
     text.push('\n');
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    print(&text)
 }
 
 /// Prints lines of text.
 pub(super) fn print(text: &str) -> Result<()> {
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    std::io::stdout().write_all(text.as_bytes()).context("standard output takes nothing")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_in_one_piece_and_sentences_take_what_is_left() {
+        let mut rows = table_with_prose(&["REPLICA", "PATH", "WHY"], &[2]);
+        rows.set_width(40);
+        let (name, path) = ("demo-r-0a1b2c3d", "/var/lib/longhorn/replicas/demo-0a1b2c3d");
+        rows.add_row([name, path, "it is being brought in sync"]);
+        let text = table_text(&rows);
+        assert!(text.contains(name) && text.contains(path), "{text}");
+        assert!(text.lines().count() > 2, "{text}");
+    }
 }

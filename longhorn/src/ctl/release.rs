@@ -6,21 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, Root, VolumeLock, VolumeRecord, VolumeState};
+use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
 use lh_block::format_size;
 use replica::store::{Release, survey};
 use serde::Serialize;
 
-use super::Context;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+use super::{Context, lock};
 
 /// What became of the directories, as `release -o json` prints it.
 #[derive(Debug, Default, Serialize)]
@@ -42,11 +38,9 @@ struct LeftView {
 
 pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     let root = &context.root;
-    VolumeRecord::load(root, volume)?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let mut record = VolumeRecord::load(root, volume)?;
-    if record.state == VolumeState::Removing {
-        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
+    let (_lock, mut record) = lock::volume(root, volume)?;
+    if record.state != VolumeState::Releasing {
+        record.check_ready()?;
     }
     if has_processes(root, &record)? {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");

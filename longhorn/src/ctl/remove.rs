@@ -3,23 +3,16 @@
 use std::fs;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name, sync_dir};
+use control::host::{ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name, sync_dir};
 
-use super::Context;
 use super::observe::has_processes;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+use super::{Context, lock};
 
 pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     let root = &context.root;
-    // Before the lock, so that a name that is not there leaves no lock file.
-    VolumeRecord::load(root, volume)?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let mut record = VolumeRecord::load(root, volume)?;
+    let (_lock, mut record) = lock::volume(root, volume)?;
     if has_processes(root, &record)? {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }

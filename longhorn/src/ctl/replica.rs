@@ -1,6 +1,8 @@
 //! `replica ls` and `replica export`.
 
 use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use control::host::VolumeRecord;
 use lh_block::format_size;
 use replica::store::SnapshotView;
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 
 use super::Context;
 use super::args::{ImageFormat, Output, ReplicaExportArgs};
@@ -32,39 +35,107 @@ pub(super) fn export(args: &ReplicaExportArgs) -> Result<()> {
 
 /// Writes the view's bytes to a file, which is replaced only when everything is in it.
 pub(super) fn write_out(view: &SnapshotView, format: ImageFormat, file: &Path) -> Result<()> {
-    let (mut out, temporary) = create_beside(file)?;
+    let cannot = || format!("{} cannot be written", file.display());
+    let new = NewFile::beside(file)?;
     let progress = Progress::of_bytes("writing");
     let mut told = |done, of| progress.at(done, of);
     let written = match format {
-        ImageFormat::Raw => view.export(&out, &mut told),
-        ImageFormat::Qcow2 => view.export_qcow2(&out, &mut told),
+        ImageFormat::Raw => view.export(&new.file, &mut told),
+        ImageFormat::Qcow2 => view.export_qcow2(&new.file, &mut told),
     };
-    let written = written
-        .and_then(|()| out.sync_all())
-        .and_then(|()| fs::rename(&temporary, file))
-        .with_context(|| format!("{} cannot be written", file.display()));
     drop(progress);
-    if written.is_err() {
-        // Best effort: the error that counts is the one before.
-        let _ = fs::remove_file(&temporary);
-    }
-    written?;
+    written.and_then(|()| new.take_place()).with_context(cannot)?;
     eprintln!("{} holds {}", file.display(), format_size(view.size()));
-    use std::io::Write;
-    out.flush()?;
     Ok(())
 }
 
-/// A new file beside the one that it will replace.
-fn create_beside(file: &Path) -> Result<(File, PathBuf)> {
-    if fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
-        bail!("{} is not a file: name one, and copy from it", file.display());
+/// A file that is being written and will replace another one. Where the file system can, it has no name meanwhile: nothing
+/// is left of it if this process is killed.
+struct NewFile {
+    file: File,
+    target: PathBuf,
+    temporary: PathBuf,
+    named: bool,
+}
+
+impl NewFile {
+    fn beside(target: &Path) -> Result<Self> {
+        if fs::metadata(target).is_ok_and(|meta| !meta.is_file()) {
+            bail!("{} is not a file: name one, and copy from it", target.display());
+        }
+        let Some(name) = target.file_name() else { bail!("{} is not a file's name", target.display()) };
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}.tmp", std::process::id()));
+        let temporary = target.with_file_name(temporary);
+        let directory = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let nameless = OFlags::TMPFILE.bits().cast_signed();
+        let nameless = OpenOptions::new().write(true).custom_flags(nameless).mode(0o600).open(directory);
+        let (file, named) = match nameless {
+            Ok(file) => (file, false),
+            // NFS and FUSE may not know nameless files (`open(2)`: EOPNOTSUPP, EISDIR).
+            Err(_) => {
+                let out =
+                    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+                (out.with_context(|| format!("{} cannot be written", target.display()))?, true)
+            }
+        };
+        Ok(Self { file, target: target.to_owned(), temporary, named })
     }
-    let Some(name) = file.file_name() else { bail!("{} is not a file's name", file.display()) };
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = file.with_file_name(temporary);
-    let out = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
-    Ok((out.with_context(|| format!("{} cannot be written", file.display()))?, temporary))
+
+    /// Makes what was written durable and puts it where it belongs.
+    fn take_place(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        if !self.named {
+            // A link replaces nothing; a rename does. A file of that name is one that a killed process left.
+            let _ = fs::remove_file(&self.temporary);
+            let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            linkat(CWD, own, CWD, &self.temporary, AtFlags::SYMLINK_FOLLOW)?;
+            self.named = true;
+        }
+        fs::rename(&self.temporary, &self.target)?;
+        self.named = false;
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if self.named {
+            // Best effort: the error that counts is the one before.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_by_a_whole_one_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("demo.img");
+        let names = || {
+            let names =
+                fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.collect::<Vec<_>>()
+        };
+        fs::write(&target, "old").unwrap();
+        let mut new = NewFile::beside(&target).unwrap();
+        new.file.write_all(b"half").unwrap();
+        assert!(new.named || names() == ["demo.img"], "killed now it would leave {:?}", names());
+        drop(new);
+        assert_eq!((names(), fs::read(&target).unwrap()), (vec!["demo.img".to_owned()], b"old".to_vec()));
+        let mut new = NewFile::beside(&target).unwrap();
+        fs::write(&new.temporary, "of a killed process with this number").unwrap();
+        new.file.write_all(b"new").unwrap();
+        new.take_place().unwrap();
+        assert_eq!((names(), fs::read(&target).unwrap()), (vec!["demo.img".to_owned()], b"new".to_vec()));
+    }
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{AuthorityError, LiveDirs, ReplicaRecord, VolumeLock, VolumeRecord, VolumeState};
+use control::host::{AuthorityError, LiveDirs, ReplicaRecord, VolumeLock, VolumeRecord};
 use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
 use lh_block::{Epoch, Generation, Instance};
@@ -16,12 +16,9 @@ use serde::Serialize;
 
 use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
-use super::output::{print_json, print_table, table};
-use super::{Context, up};
+use super::output::{print_json, print_table, table_with_prose};
+use super::{Context, lock, up};
 use crate::daemon::rfc3339;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the locks of processes that are just ending are waited for.
 const PASSING: Duration = Duration::from_secs(60);
@@ -57,11 +54,8 @@ struct ReplicaVerdict {
 pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let root = &context.root;
     let volume = &args.volume;
-    let lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let record = VolumeRecord::load(root, volume)?;
-    if record.state != VolumeState::Ready {
-        bail!("volume {volume} is being deleted or released: finish that first");
-    }
+    let (lock, record) = lock::volume(root, volume)?;
+    record.check_ready()?;
     if record.quorum == control::host::Quorum::Unsafe {
         bail!(
             "volume {volume} has the quorum unsafe: `longhornctl up {volume}` starts it with whatever replicas are \
@@ -278,7 +272,7 @@ impl SalvageView {
 
     /// For people, before anything is done.
     fn show(&self) -> Result<()> {
-        let mut rows = table(&["REPLICA", "VERDICT", "LAST WRITTEN", "WHY"]);
+        let mut rows = table_with_prose(&["REPLICA", "VERDICT", "LAST WRITTEN", "WHY"], &[3]);
         for r in &self.replicas {
             rows.add_row([&r.name, r.verdict, &r.written, &r.reason]);
         }

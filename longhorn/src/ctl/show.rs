@@ -7,7 +7,7 @@ use lh_block::{Generation, format_size};
 use super::Context;
 use super::args::Output;
 use super::observe::{VolumeView, observe};
-use super::output::{print, print_json, print_table, table};
+use super::output::{print, print_json, print_table, table, table_with_prose};
 
 pub(super) async fn list(context: &Context) -> Result<()> {
     let (mut views, mut broken) = (Vec::new(), 0);
@@ -100,7 +100,7 @@ fn print_status(view: &VolumeView) -> Result<()> {
 
 /// Prints the replicas as a table.
 pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
-    let mut rows = table(&["REPLICA", "MODE", "PID", "PATH", ""]);
+    let mut rows = table_with_prose(&["REPLICA", "MODE", "PID", "PATH", ""], &[4]);
     for replica in &view.replicas {
         rows.add_row([
             replica.name.clone(),

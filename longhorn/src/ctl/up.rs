@@ -7,9 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{
-    LiveDirs, RecordError, ReplicaRecord, Root, VolumeLock, VolumeRecord, VolumeState, engine_name,
-};
+use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::imrpc::ProcessStatus;
 use control::proto::ptypes;
@@ -20,15 +18,12 @@ use super::args::{Output, UpArgs};
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
-use super::remove;
+use super::{lock, remove};
 use crate::arguments::{Checksum, Frontend, Quorum};
-use crate::daemon::{ControllerArgs, ReplicaArgs};
+use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
@@ -56,7 +51,7 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
     let mut progress = Progress::new();
-    let lock = VolumeLock::take(root, &args.volume, LOCK_PATIENCE)?;
+    let lock = lock::name(root, &args.volume)?;
     LiveDirs::default().check_free(&args.volume, root)?;
     let (record, is_new) = record_of(root, &args)?;
     let mut manager = Manager::ensure(root).await?;
@@ -92,11 +87,10 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
 
 /// The volume's record, and whether it is yet to be created.
 fn record_of(root: &Root, args: &UpArgs) -> Result<(VolumeRecord, bool)> {
-    match VolumeRecord::load(root, &args.volume) {
-        Ok(record) => Ok((changed_record(root, args, record)?, false)),
-        Err(RecordError::Missing { .. }) => Ok((new_record(root, args)?, true)),
-        Err(e) => Err(e.into()),
-    }
+    Ok(match lock::found(root, &args.volume)? {
+        Some(record) => (changed_record(root, args, record)?, false),
+        None => (new_record(root, args)?, true),
+    })
 }
 
 fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
@@ -135,12 +129,7 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
 /// The record of a volume that exists, with the options that may change while it is stopped.
 fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
     let volume = &args.volume;
-    if record.state == VolumeState::Removing {
-        bail!("volume {volume} is being deleted: finish with `longhornctl rm {volume}`");
-    }
-    if record.state == VolumeState::Releasing {
-        bail!("volume {volume} is being released: finish with `longhornctl release {volume}`");
-    }
+    record.check_ready()?;
     if let Some(size) = args.size.filter(|size| *size != record.size) {
         bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
@@ -276,13 +265,16 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         clone_from: None,
         clone_snapshot: None,
         size: Some(record.size),
-        volume_name: record.name.clone(),
+        volume_name: Some(record.name.clone()),
         replica_instance_name: replica.name.clone(),
         listen: root.control_socket(&replica.name),
         data_listen: Address::Unix(root.data_socket(&replica.name)),
         insecure: false,
         key_file: root.key(&record.name),
         realtime: None,
+        snapshot_max_count: None,
+        snapshot_max_size: None,
+        as_longhorn: ReplicaFlags::default(),
     }
 }
 
@@ -321,6 +313,7 @@ pub(super) fn engine_args(
         queues: 0,
         realtime: None,
         root: root.path().to_owned(),
+        as_longhorn: ControllerFlags::default(),
     })
 }
 

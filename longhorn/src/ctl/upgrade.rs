@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{Root, VolumeLock, VolumeRecord, engine_name, store_program};
+use control::host::{Root, VolumeRecord, engine_name, store_program};
 use control::proto::imrpc::{ProcessResponse, ProcessSpec};
 
 use super::args::{Output, UpgradeArgs};
@@ -18,11 +18,8 @@ use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
 use super::up::failure_since;
-use super::{Context, members};
+use super::{Context, lock, members};
 use crate::progress::Progress;
-
-/// How long another command may hold the volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the next engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,8 +31,7 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
     let (root, volume) = (&context.root, &args.volume);
     VolumeRecord::load(root, volume)?;
     let binary = args.binary.as_deref().map(|program| install(root, program)).transpose()?;
-    let _lock = VolumeLock::take(root, volume, LOCK_PATIENCE)?;
-    let record = VolumeRecord::load(root, volume)?;
+    let (_lock, record) = lock::volume(root, volume)?;
     let mut progress = Progress::new();
     // One that is not up, or about to end, is told so.
     members::connect(root, volume).await?;

@@ -20,6 +20,8 @@ use lh_block::Address;
 pub(super) use run::run;
 pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
+use super::as_longhorn::{ControllerFlags, wrong};
+use super::engine_line::Target;
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,
     volume_name,
@@ -99,9 +101,28 @@ pub struct ControllerArgs {
     /// The root that the volume belongs to
     #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
     pub root: PathBuf,
+    /// Of Longhorn's command line.
+    #[command(flatten)]
+    pub as_longhorn: ControllerFlags,
 }
 
 impl ControllerArgs {
+    /// With what Longhorn's command line says before the word `controller`.
+    pub(super) fn of(mut self, target: &Target) -> Self {
+        self.as_longhorn.heed();
+        if !target.volume.is_empty() && target.volume != self.volume {
+            let text = format!("--volume-name {} and the volume {} are not one", target.volume, self.volume);
+            wrong("controller", &text);
+        }
+        if self.engine_instance_name.is_none() && !target.instance.is_empty() {
+            match process_name(&target.instance) {
+                Ok(name) => self.engine_instance_name = Some(name),
+                Err(e) => wrong("controller", &e.to_string()),
+            }
+        }
+        self
+    }
+
     /// The command line that means these arguments, for a process that an instance manager starts.
     pub fn command_line(&self) -> Vec<String> {
         let mut line = vec!["controller".to_owned()];
@@ -207,6 +228,7 @@ mod tests {
             queues: 2,
             realtime: Some(Realtime::Always),
             root: "/r".into(),
+            as_longhorn: ControllerFlags::default(),
         };
         let line = args.command_line();
         assert_eq!(line.first().map(String::as_str), Some("controller"));

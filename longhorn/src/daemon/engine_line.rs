@@ -33,10 +33,10 @@ pub(super) struct Target {
     url: Option<String>,
     /// Refuse an engine of another volume
     #[arg(long = "volume-name", value_name = "NAME", default_value = "")]
-    volume: String,
+    pub(super) volume: String,
     /// Refuse another engine
     #[arg(long = "engine-instance-name", value_name = "NAME", default_value = "")]
-    instance: String,
+    pub(super) instance: String,
 }
 
 /// The commands of Longhorn's engine.

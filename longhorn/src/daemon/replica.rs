@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::host::MapKey;
+use control::host::{MapKey, SNAPSHOT_COUNT};
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
@@ -17,7 +17,9 @@ use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
-use crate::arguments::{Realtime, process_name, snapshot_name, unix_address, volume_name};
+use super::as_longhorn::{ReplicaFlags, wrong};
+use super::engine_line::Target;
+use crate::arguments::{Realtime, process_name, size_or_none, snapshot_name, unix_address, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
@@ -44,9 +46,9 @@ pub struct ReplicaArgs {
     /// The snapshot of the other replica that is copied
     #[arg(long, value_parser = snapshot_name, value_name = "NAME", requires = "clone_from")]
     pub clone_snapshot: Option<String>,
-    /// Name of the volume
+    /// Name of the volume; may be given before `replica`, too
     #[arg(long, value_parser = volume_name, value_name = "NAME")]
-    pub volume_name: String,
+    pub volume_name: Option<String>,
     /// Name of the replica
     #[arg(long, value_parser = process_name, value_name = "NAME")]
     pub replica_instance_name: String,
@@ -65,14 +67,44 @@ pub struct ReplicaArgs {
     /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
     pub realtime: Option<Realtime>,
+    /// Refuse a snapshot beyond so many, removed ones not counted
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SNAPSHOT_COUNT.into()))]
+    pub snapshot_max_count: Option<u32>,
+    /// Refuse a snapshot once head and snapshots take more; 0: any
+    #[arg(long, value_parser = size_or_none, value_name = "SIZE")]
+    pub snapshot_max_size: Option<u64>,
+    /// Of Longhorn's command line.
+    #[command(flatten)]
+    pub as_longhorn: ReplicaFlags,
 }
 
 impl ReplicaArgs {
+    /// With what Longhorn's command line says before the word `replica`.
+    pub(super) fn of(mut self, target: &Target) -> Self {
+        self.as_longhorn.heed();
+        if self.volume_name.is_none() && !target.volume.is_empty() {
+            match volume_name(&target.volume) {
+                Ok(name) => self.volume_name = Some(name),
+                Err(e) => wrong("replica", &e.to_string()),
+            }
+        }
+        if self.volume_name.is_none() {
+            wrong("replica", "a replica needs --volume-name: the name of its volume");
+        }
+        self
+    }
+
+    fn volume(&self) -> &str {
+        self.volume_name.as_deref().unwrap_or_default()
+    }
+
     /// The command line that means these arguments, for a process that an instance manager starts.
     pub fn command_line(&self) -> Vec<String> {
         let mut line = vec!["replica".to_owned()];
         let mut option = |name: &str, value: String| line.extend([format!("--{name}"), value]);
-        option("volume-name", self.volume_name.clone());
+        if let Some(name) = &self.volume_name {
+            option("volume-name", name.clone());
+        }
         option("replica-instance-name", self.replica_instance_name.clone());
         if let Some(size) = self.size {
             option("size", size.to_string());
@@ -86,6 +118,12 @@ impl ReplicaArgs {
         option("key-file", self.key_file.display().to_string());
         if let Some(when) = self.realtime {
             option("realtime", when.to_string());
+        }
+        if let Some(count) = self.snapshot_max_count {
+            option("snapshot-max-count", count.to_string());
+        }
+        if let Some(size) = self.snapshot_max_size {
+            option("snapshot-max-size", size.to_string());
         }
         if self.insecure {
             line.push("--insecure".to_owned());
@@ -107,11 +145,12 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         copy(source, snapshot, &args.directory)?;
     }
     let status = Status::default();
+    status.set_snapshot_limits(args.snapshot_max_count, args.snapshot_max_size);
     let options = Options {
         directory: args.directory.clone(),
         size: args.size,
         lock_wait: LOCK_WAIT,
-        volume: args.volume_name.clone(),
+        volume: args.volume().to_owned(),
         replica: args.replica_instance_name.clone(),
         key,
         map_key: MapKey::of(&key).0,
@@ -189,7 +228,7 @@ fn serve_control(args: &ReplicaArgs, status: &Status) -> Result<()> {
         }
         let handle = Arc::new(Handle(status.clone()));
         let served =
-            control::replica::serve(&args.listen, &args.volume_name, &args.replica_instance_name, handle);
+            control::replica::serve(&args.listen, args.volume(), &args.replica_instance_name, handle);
         tokio::select! {
             ended = served => Ok(ended?),
             _ = terminate.recv() => Ok(()),
@@ -287,13 +326,16 @@ mod tests {
             size: Some(1 << 30),
             clone_from: None,
             clone_snapshot: None,
-            volume_name: "demo".into(),
+            volume_name: Some("demo".into()),
             replica_instance_name: "demo-r-0a1b2c3d".into(),
             listen: "/r/run/demo-r-0a1b2c3d.grpc.sock".into(),
             data_listen: Address::Unix("/r/run/demo-r-0a1b2c3d.sock".into()),
             insecure: false,
             key_file: "/r/volumes/demo/key".into(),
             realtime: Some(Realtime::Never),
+            snapshot_max_count: Some(7),
+            snapshot_max_size: Some(1 << 31),
+            as_longhorn: ReplicaFlags::default(),
         };
         let line = args.command_line();
         assert_eq!(line.first().map(String::as_str), Some("replica"));

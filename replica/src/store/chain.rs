@@ -133,7 +133,7 @@ impl Directory {
                 return Err(ChainError::TooMany(snapshots));
             }
         }
-        let failed = |source| ChainError::Io { what: "reading /dev/urandom".into(), source };
+        let failed = |source| ChainError::Io { what: "a random id".into(), source };
         let layer = Id::random().map_err(failed)?;
         let old_head = self.volume.head.clone();
         let free = |name: &String| self.path.join(name).symlink_metadata().is_err();

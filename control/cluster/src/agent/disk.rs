@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use control::random;
 use serde::{Deserialize, Serialize};
 
 use super::DiskView;
@@ -63,7 +64,7 @@ fn identity(config: &Path) -> io::Result<String> {
             Ok(config.disk_uuid)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let uuid = new_uuid()?;
+            let uuid = random::uuid()?;
             let bytes = serde_json::to_vec(&DiskConfig { disk_uuid: uuid.clone() })?;
             // Made whole under another name, so that a crash leaves no half of it; and never over one that somebody
             // else has just made.
@@ -81,16 +82,6 @@ fn identity(config: &Path) -> io::Result<String> {
         }
         Err(e) => Err(e),
     }
-}
-
-/// A random UUID (RFC 9562, version 4).
-pub(crate) fn new_uuid() -> io::Result<String> {
-    let mut bytes = [0_u8; 16];
-    crate::random::fill(&mut bytes)?;
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
 }
 
 /// Names of the file systems that replicas are usually on (`statfs(2)`); others are shown by their number.

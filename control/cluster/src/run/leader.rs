@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use control::random;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use k8s_openapi::jiff::Timestamp;
@@ -214,8 +215,7 @@ impl Hands<'_> {
     }
 
     async fn create_key(&self) -> Done {
-        let mut key = vec![0; KEY_LEN];
-        crate::random::fill(&mut key).map_err(|e| ReconcileError::NotYet(e.to_string()))?;
+        let key = random::bytes::<KEY_LEN>().map_err(|e| ReconcileError::NotYet(e.to_string()))?.to_vec();
         let name = key_secret(&self.volume.name_any());
         let secret = Secret {
             metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },

@@ -1,8 +1,8 @@
 //! How long a lost watch waits before it is begun again.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+use control::random;
 use kube::runtime::utils::Backoff;
 
 const FIRST: Duration = Duration::from_millis(500);
@@ -30,8 +30,9 @@ impl Iterator for Patience {
     fn next(&mut self) -> Option<Duration> {
         let wait = self.next;
         self.next = (wait * 2).min(MOST);
-        let chance = RandomState::new().build_hasher().finish() % 1000;
-        Some(wait + wait * u32::try_from(chance).unwrap_or_default() / 1000)
+        // Without random numbers all come at once, which is better than not at all.
+        let chance = u16::from_le_bytes(random::bytes().unwrap_or_default());
+        Some(wait + wait * u32::from(chance) / u32::from(u16::MAX))
     }
 }
 

@@ -220,7 +220,7 @@ impl Work {
     fn command(&self, command: Command) -> Result<(), EngineError> {
         match self.engine.command(command).recv() {
             Ok(done) => done.map_err(super::face::refusal),
-            Err(_) => Err(EngineError::NotNow("the engine is ending".to_owned())),
+            Err(_) => Err(EngineError::Ending),
         }
     }
 
@@ -274,7 +274,7 @@ impl Work {
         let mut at = range.offset.max(*from);
         while at < range.end() {
             if self.stop.load(Ordering::Acquire) {
-                return Err(Broken::Here(EngineError::NotNow("the engine is ending".to_owned())));
+                return Err(Broken::Here(EngineError::Ending));
             }
             let length = u32::try_from((range.end() - at).min(MAX_DATA.into())).unwrap_or(MAX_DATA);
             let bytes = reader.read(at, length)?;

@@ -112,7 +112,7 @@ impl EngineControl for Face {
         let taken = tokio::task::spawn_blocking(move || {
             at_rest(&volume, device.as_deref(), || engine.command(command).recv())
         });
-        Box::pin(async move { taken.await.unwrap_or_else(|_| Err(ending())) })
+        Box::pin(async move { taken.await.unwrap_or_else(|_| Err(EngineError::Ending)) })
     }
 
     fn operate(&self, operation: Operation) -> Answer<()> {
@@ -149,8 +149,8 @@ impl EngineControl for Face {
             let replicas = other_replicas(&root, insecure, source).await?;
             let (sender, answer) = tokio::sync::oneshot::channel();
             let source = Box::new(Source { replicas, own, snapshot });
-            errands.send(Errand::Clone(source, sender)).map_err(|_| ending())?;
-            answer.await.map_err(|_| ending())?
+            errands.send(Errand::Clone(source, sender)).map_err(|_| EngineError::Ending)?;
+            answer.await.map_err(|_| EngineError::Ending)?
         })
     }
 
@@ -175,13 +175,9 @@ fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
         let answer = tokio::task::spawn_blocking(move || done.recv()).await;
         match answer {
             Ok(Ok(result)) => result.map_err(refusal),
-            Ok(Err(_)) | Err(_) => Err(ending()),
+            Ok(Err(_)) | Err(_) => Err(EngineError::Ending),
         }
     })
-}
-
-fn ending() -> EngineError {
-    EngineError::NotNow("the engine is ending".to_owned())
 }
 
 /// Takes a snapshot while the file system on the device, if one is mounted, is frozen.
@@ -250,8 +246,8 @@ impl Face {
         let (sender, answer) = tokio::sync::oneshot::channel();
         let asked = self.errands.send(errand(sender));
         Box::pin(async move {
-            asked.map_err(|_| ending())?;
-            answer.await.map_err(|_| ending())?
+            asked.map_err(|_| EngineError::Ending)?;
+            answer.await.map_err(|_| EngineError::Ending)?
         })
     }
 
@@ -423,8 +419,8 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::TooManyReplicas(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
-        | CommandError::Scrubbing
-        | CommandError::ShuttingDown => EngineError::NotNow(text),
+        | CommandError::Scrubbing => EngineError::NotNow(text),
+        CommandError::ShuttingDown => EngineError::Ending,
     }
 }
 

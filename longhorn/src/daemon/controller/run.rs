@@ -396,6 +396,12 @@ impl Life {
         let done = self.close_replicas();
         self.queues.end();
         let _ = answer.send(done.clone());
+        // Who asked for the end once more, perhaps because the first one's command was broken off, hears the same.
+        for errand in self.errands.try_iter() {
+            if let Errand::End(answer) = errand {
+                let _ = answer.send(done.clone());
+            }
+        }
         // The process's end would cut the answer off.
         std::thread::sleep(LAST_ANSWER);
         match done {

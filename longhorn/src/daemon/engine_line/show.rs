@@ -5,6 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use control::proto::{ptypes, volume};
+use control::replica::HEAD;
 use serde::Serialize;
 
 /// `info`.
@@ -58,8 +59,6 @@ pub(super) struct Snapshot {
     size: String,
     labels: BTreeMap<String, String>,
 }
-
-const HEAD: &str = "volume-head";
 
 impl Snapshot {
     /// Whether `snapshot ls` has it: the head and removed ones are left out.

@@ -78,12 +78,11 @@ impl EngineControl for Face {
     }
 
     fn shutdown(&self) -> Answer<()> {
-        let ending = || EngineError::NotNow("the relay is ending".to_owned());
         let (sender, answer) = tokio::sync::oneshot::channel();
         let asked = self.ends.send(sender);
         Box::pin(async move {
-            asked.map_err(|_| ending())?;
-            answer.await.map_err(|_| ending())?
+            asked.map_err(|_| EngineError::Ending)?;
+            answer.await.map_err(|_| EngineError::Ending)?
         })
     }
 

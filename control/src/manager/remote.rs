@@ -1,0 +1,68 @@
+//! The instance manager on TCP: the ports where Longhorn's clients look, from the first on those of processes, of the proxy,
+//! of disks, of instances and of the engines that Longhorn builds on SPDK. Each of them answers for all services.
+
+use std::net::SocketAddr;
+
+use futures::future::try_join_all;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
+use tonic::transport::Server;
+
+use super::{ManagerError, Trust, io_error};
+use crate::tls::Door;
+
+/// How many ports.
+const PORTS: u16 = 5;
+
+/// The ports, taken but not served yet.
+pub(super) struct Remote {
+    listeners: Vec<TcpListener>,
+    door: Option<Door>,
+}
+
+impl Remote {
+    /// Takes the ports and, if certificates are asked for, reads what is needed to check them.
+    ///
+    /// # Errors
+    /// A port is taken, or may not be had; the certificates cannot be used.
+    pub(super) async fn bind(first: SocketAddr, trust: &Trust) -> Result<Self, ManagerError> {
+        let door = match trust {
+            Trust::Certificates(files) => {
+                tracing::info!(address = %first, authority = %files.authority().display(),
+                    "whoever has a certificate of this authority is obeyed");
+                Some(Door::new(files.clone())?)
+            }
+            Trust::Everybody => {
+                tracing::warn!(address = %first, "insecure: whoever reaches this address is obeyed");
+                None
+            }
+        };
+        let mut listeners = Vec::new();
+        for offset in 0..PORTS {
+            // A port that the system chooses has no neighbours.
+            let port = if first.port() == 0 { 0 } else { first.port().saturating_add(offset) };
+            let address = SocketAddr::new(first.ip(), port);
+            listeners.push(TcpListener::bind(address).await.map_err(|e| io_error(address, e))?);
+        }
+        Ok(Self { listeners, door })
+    }
+
+    /// Serves until it is dropped.
+    ///
+    /// # Errors
+    /// A server's.
+    pub(super) async fn serve(self, routes: Routes) -> Result<(), tonic::transport::Error> {
+        let Self { listeners, door } = self;
+        let serve = |listener| {
+            let (server, door) = (Server::builder().add_routes(routes.clone()), door.as_ref());
+            async move {
+                match door {
+                    Some(door) => server.serve_with_incoming(door.peers(listener)).await,
+                    None => server.serve_with_incoming(TcpListenerStream::new(listener)).await,
+                }
+            }
+        };
+        try_join_all(listeners.into_iter().map(serve)).await.map(drop)
+    }
+}

@@ -1,0 +1,244 @@
+//! Who is let in on TCP: whoever shows a certificate of the right authority, and nobody else; and what is said of files that
+//! cannot be used.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use control::host::Root;
+use control::manager::{ManagerError, Options, Trust, run};
+use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
+use control::tls::TlsFiles;
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// The name in Longhorn's certificates that its clients insist on.
+const NAME: &str = "longhorn-backend.longhorn-system";
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Far more than anything here takes, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A certificate and its key, in PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    fn sign(&self, from: SystemTime, to: SystemTime) -> Pair {
+        let mut params = CertificateParams::new([NAME.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (from.into(), to.into());
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Pair { certificate, key: key.serialize_pem() }
+    }
+
+    fn pair(&self) -> Pair {
+        self.sign(SystemTime::now() - DAY, SystemTime::now() + DAY)
+    }
+
+    fn expired(&self) -> Pair {
+        self.sign(SystemTime::now() - 2 * DAY, SystemTime::now() - DAY)
+    }
+}
+
+/// As a Secret is mounted: each file is replaced as a whole.
+fn write(directory: &Path, authority: &str, pair: &Pair) {
+    for (name, text) in [("ca.crt", authority), ("tls.crt", &pair.certificate), ("tls.key", &pair.key)] {
+        let temporary = directory.join("new");
+        fs::write(&temporary, text).unwrap();
+        fs::rename(temporary, directory.join(name)).unwrap();
+    }
+}
+
+/// What the server is asked with.
+enum Client<'a> {
+    Shows(&'a Pair),
+    ShowsNothing,
+    SpeaksPlainly,
+}
+
+/// The version that the server at the port tells.
+async fn ask(port: u16, authority: &Authority, client: Client<'_>) -> Result<String, String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let channel = match client {
+        Client::SpeaksPlainly => Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await,
+        Client::Shows(_) | Client::ShowsNothing => {
+            let config = Arc::new(client_config(authority, client));
+            let connector = tower::service_fn(move |_: Uri| {
+                let connector = TlsConnector::from(Arc::clone(&config));
+                async move {
+                    let stream = TcpStream::connect(address).await?;
+                    let stream = connector.connect(ServerName::try_from(NAME).unwrap(), stream).await?;
+                    Ok::<_, io::Error>(TokioIo::new(stream))
+                }
+            });
+            Endpoint::from_static("http://localhost").connect_with_connector(connector).await
+        }
+    };
+    let mut client = ProcessManagerServiceClient::<Channel>::new(channel.map_err(|e| e.to_string())?);
+    let answer = tokio::time::timeout(PATIENCE, client.version_get(())).await.map_err(|e| e.to_string())?;
+    answer.map(|answer| answer.into_inner().version).map_err(|e| e.to_string())
+}
+
+fn client_config(authority: &Authority, client: Client<'_>) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.pem.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots);
+    let mut config = match client {
+        Client::Shows(pair) => {
+            let certificate = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
+            config.with_client_auth_cert(vec![certificate], key).unwrap()
+        }
+        Client::ShowsNothing | Client::SpeaksPlainly => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config
+}
+
+/// The first of five ports in a row that nobody has.
+fn free_ports() -> u16 {
+    loop {
+        let first = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let taken = |offset| match first.checked_add(offset) {
+            Some(port) => TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err(),
+            None => true,
+        };
+        if !(0..5).any(taken) {
+            return first;
+        }
+    }
+}
+
+/// An instance manager with certificates, on ports from this one on.
+struct Manager {
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Manager {
+    async fn start(authority: &Authority) -> Self {
+        let manager = Self { dir: tempfile::tempdir().unwrap(), port: free_ports() };
+        fs::create_dir(manager.files()).unwrap();
+        write(&manager.files(), &authority.pem, &authority.pair());
+        let options = manager.options();
+        let socket = options.root.manager_socket();
+        tokio::spawn(async move { run(options, std::future::pending()).await.unwrap() });
+        while control::transport::connect(&socket).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        manager
+    }
+
+    fn files(&self) -> PathBuf {
+        self.dir.path().join("tls")
+    }
+
+    fn options(&self) -> Options {
+        let root = Root::at(&self.dir.path().join("root")).unwrap();
+        let trust = Trust::Certificates(TlsFiles::below(&self.files()));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        Options { root, program: "/bin/true".into(), listen: Some((address, trust)) }
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_the_authority_is_let_in_and_nothing_else() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("another"));
+    let manager = Manager::start(&authority).await;
+    let (own, foreign, old) = (authority.pair(), other.pair(), authority.expired());
+    for offset in 0..5 {
+        let port = manager.port + offset;
+        assert_eq!(ask(port, &authority, Client::Shows(&own)).await.unwrap(), env!("CARGO_PKG_VERSION"));
+        assert!(ask(port, &authority, Client::ShowsNothing).await.is_err());
+        assert!(ask(port, &authority, Client::Shows(&foreign)).await.is_err());
+        assert!(ask(port, &authority, Client::Shows(&old)).await.is_err());
+        assert!(ask(port, &authority, Client::SpeaksPlainly).await.is_err());
+    }
+    assert!(ask(manager.port, &other, Client::Shows(&own)).await.is_err(), "a client believes any server");
+    // Not among what obeys everybody.
+    let root = manager.options().root;
+    assert_eq!(control::manager::obeys_at(&root), None);
+}
+
+#[tokio::test]
+async fn who_says_nothing_keeps_nobody_else_out() {
+    let authority = Authority::new("ours");
+    let manager = Manager::start(&authority).await;
+    let mut mute = Vec::new();
+    for _ in 0..20 {
+        mute.push(TcpStream::connect((Ipv4Addr::LOCALHOST, manager.port)).await.unwrap());
+    }
+    ask(manager.port, &authority, Client::Shows(&authority.pair())).await.unwrap();
+}
+
+#[tokio::test]
+async fn new_files_are_taken_up_and_unfit_ones_are_not() {
+    let (before, after) = (Authority::new("ours"), Authority::new("the next one"));
+    let manager = Manager::start(&before).await;
+    let (old, new) = (before.pair(), after.pair());
+    ask(manager.port, &before, Client::Shows(&old)).await.unwrap();
+    fs::write(manager.files().join("tls.key"), "nothing").unwrap();
+    ask(manager.port, &before, Client::Shows(&old)).await.unwrap();
+    write(&manager.files(), &after.pem, &after.pair());
+    ask(manager.port, &after, Client::Shows(&new)).await.unwrap();
+    assert!(ask(manager.port, &after, Client::Shows(&old)).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_files_is_said() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("another"));
+    let manager = Manager { dir: tempfile::tempdir().unwrap(), port: free_ports() };
+    fs::create_dir(manager.files()).unwrap();
+    let refusal = async |spoil: &dyn Fn(&Path)| {
+        write(&manager.files(), &authority.pem, &authority.pair());
+        spoil(&manager.files());
+        let ended = run(manager.options(), std::future::ready(())).await;
+        let Err(e @ ManagerError::Tls(_)) = ended else { panic!("{ended:?}") };
+        e.to_string()
+    };
+    let put = |name: &'static str, text: String| move |dir: &Path| fs::write(dir.join(name), &text).unwrap();
+    for name in ["ca.crt", "tls.crt", "tls.key"] {
+        let said = refusal(&|dir| fs::remove_file(dir.join(name)).unwrap()).await;
+        assert!(said.contains(&format!("{name}: No such file")), "{said}");
+        let said = refusal(&put(name, "nothing".to_owned())).await;
+        assert!(said.contains(name) && said.contains("in PEM"), "{said}");
+    }
+    let said = refusal(&|dir| write(dir, &authority.pem, &authority.expired())).await;
+    assert!(said.contains("tls.crt has expired"), "{said}");
+    let later = SystemTime::now() + DAY;
+    let said = refusal(&|dir| write(dir, &authority.pem, &authority.sign(later, later + DAY))).await;
+    assert!(said.contains("tls.crt is not valid yet"), "{said}");
+    let said = refusal(&|dir| write(dir, &authority.pem, &other.pair())).await;
+    assert!(said.contains("tls.crt was not signed by the authority of ca.crt"), "{said}");
+    let said = refusal(&put("tls.key", authority.pair().key)).await;
+    assert!(said.contains("tls.key is not the key of tls.crt"), "{said}");
+}

@@ -1,0 +1,39 @@
+//! The lock of a volume, as every command takes it that changes one.
+
+use std::time::Duration;
+
+use control::host::{LockError, RecordError, Root, VolumeLock, VolumeRecord};
+
+/// How long another command may hold the volume.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Locks a name, of a volume that there is or is to be made.
+///
+/// # Errors
+/// Another command holds it, or the lock file cannot be made.
+pub(super) fn name(root: &Root, volume: &str) -> Result<VolumeLock, LockError> {
+    VolumeLock::take(root, volume, PATIENCE)
+}
+
+/// Locks a volume, and reads its record as it is then.
+///
+/// # Errors
+/// There is no such volume, which leaves no lock file; or as [`name`].
+pub(super) fn volume(root: &Root, volume: &str) -> anyhow::Result<(VolumeLock, VolumeRecord)> {
+    VolumeRecord::load(root, volume)?;
+    let lock = name(root, volume)?;
+    // The command that held it may have changed or deleted the volume.
+    Ok((lock, VolumeRecord::load(root, volume)?))
+}
+
+/// The volume of a name that this command has locked, if there is one.
+///
+/// # Errors
+/// Its record cannot be read.
+pub(super) fn found(root: &Root, volume: &str) -> Result<Option<VolumeRecord>, RecordError> {
+    match VolumeRecord::load(root, volume) {
+        Ok(record) => Ok(Some(record)),
+        Err(RecordError::Missing { .. }) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
