@@ -22,7 +22,7 @@ use crate::api::{
 };
 use crate::plan::rebuild::Filling;
 use crate::plan::snapshot::FOR_CLONE;
-use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
+use crate::plan::volume::{self, Action, CLONED, CloneSource, Source, Wish};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
 
@@ -170,7 +170,7 @@ impl Hands<'_> {
                 desk.create(&snapshot).await?;
             }
             Action::DeleteSourceSnapshot(name) => desk.delete::<Snapshot>(&name).await?,
-            Action::Ticket(kind, node) => set_ticket(self.context, attachment, kind, node).await?,
+            Action::Ticket(kind, wish) => set_ticket(self.context, attachment, kind, wish).await?,
             Action::SetStatus(status) => {
                 let old = self.volume.status.clone().unwrap_or_default();
                 let version = self.version.clone();
@@ -264,13 +264,14 @@ async fn set_ticket(
     context: &Context,
     attachment: Option<&VolumeAttachment>,
     kind: TicketType,
-    node: Option<String>,
+    wish: Option<Wish>,
 ) -> Done {
     let Some(attachment) = attachment else { return Ok(()) };
     let (mut spec, id) = (attachment.spec.clone(), ticket_id(kind));
-    match node {
-        Some(node_id) => {
-            let ticket = AttachmentTicket { id: id.clone(), kind, node_id, ..AttachmentTicket::default() };
+    match wish {
+        Some(Wish { node: node_id, parameters }) => {
+            let ticket =
+                AttachmentTicket { id: id.clone(), kind, node_id, parameters, ..AttachmentTicket::default() };
             spec.attachment_tickets.insert(id, ticket);
         }
         None => drop(spec.attachment_tickets.remove(&id)),
@@ -336,7 +337,8 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
             let near = cache.replicas.of(volume_name);
             let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
             if let Some(node) = node {
-                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(node)).await?;
+                let wish = Wish { node, ..Wish::default() };
+                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(wish)).await?;
             }
         }
         (false, true) => set_ticket(context, attachment.as_deref(), TicketType::Snapshot, None).await?,

@@ -11,6 +11,7 @@ use crate::schedule::Emptying;
 
 mod image;
 mod migration;
+mod offline;
 mod rebuild;
 mod world;
 
@@ -275,7 +276,7 @@ fn a_volume_that_was_never_used_leaves_an_emptied_node_without_being_attached() 
     world.cluster.nodes.get_mut("n2").unwrap().emptying = Emptying::All;
     world.settle();
     assert_eq!(world.nodes(), ["n1", "n3", "n4"]);
-    assert!(world.tickets.is_empty(), "{:?}", world.tickets);
+    assert!(world.wishes.is_empty(), "{:?}", world.wishes);
 }
 
 #[test]
