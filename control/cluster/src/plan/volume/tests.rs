@@ -232,6 +232,22 @@ fn fewer_replicas_are_asked_for() {
 }
 
 #[test]
+fn a_replica_that_came_in_sync_unseen_counts_all_the_same() {
+    let mut world = World::attached_to("n1");
+    let unseen = world.replica_on("n2");
+    world.attach("");
+    world.replicas.get_mut(&unseen).unwrap().spec.healthy_at.clear();
+    world.settle();
+    assert_eq!(world.replicas[&unseen].spec.healthy_at, world.replicas[&unseen].spec.last_healthy_at);
+    assert!(!world.replicas[&unseen].spec.healthy_at.is_empty());
+    let epoch = world.volume_mut().status.as_mut().unwrap().epoch.as_mut().unwrap();
+    epoch.members.retain(|m| *m != unseen);
+    world.replicas.get_mut(&unseen).unwrap().spec.healthy_at.clear();
+    world.settle();
+    assert_eq!(world.replicas[&unseen].spec.healthy_at, "", "it is no member");
+}
+
+#[test]
 fn an_engine_lets_go_of_a_replica_before_it_is_deleted() {
     let mut world = World::attached_to("n1");
     world.volume_mut().spec.number_of_replicas = 2;

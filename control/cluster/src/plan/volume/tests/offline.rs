@@ -3,7 +3,9 @@
 use super::*;
 use crate::api::{AttachmentTicket, Toggle, VolumeAttachmentSpec};
 use crate::plan::attachment::{self, DISABLE_FRONTEND};
+use crate::plan::engine::SERVES;
 use crate::plan::rebuild::{Decided, FILLS_ON, reserved};
+use crate::plan::written;
 use crate::schedule::{Disk, Node};
 
 /// A volume whose tickets count: what the leader makes of them is where it is.
@@ -376,6 +378,18 @@ fn a_replica_that_is_back_is_taken_back_and_no_other_is_made() {
     world.rebuilds_end = true;
     world.settle();
     assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n3"], Robustness::Healthy));
+    // An engine that has just begun to serve has taken nobody back yet.
+    for (serves, is_awaited) in [(29, true), (30, false)] {
+        let mut world = World::attached_to("n1");
+        let back = world.replica_on("n3");
+        world.cut_off.insert(back.clone());
+        world.settle();
+        let since = written(world.now + SignedDuration::from_secs(3600));
+        let engine = world.engines.values_mut().next().unwrap().status.as_mut().unwrap();
+        engine.conditions.set_condition(SERVES, true, "", "", &since);
+        world.pass(3600 + serves);
+        assert_eq!(world.replicas.contains_key(&back), is_awaited, "{serves}");
+    }
 }
 
 #[test]
