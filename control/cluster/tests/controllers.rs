@@ -190,6 +190,25 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
 }
 
 #[tokio::test]
+async fn a_replica_of_a_lost_node_goes_though_its_volume_is_gone() {
+    let cluster = Cluster::new(&["n1"], 17).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    // Somebody took the volume's finalizer off, so that all that it owned is deleted; of the nodes one burnt down.
+    for (name, node, deleted) in [("lost", "burnt", true), ("kept", "burnt", false)] {
+        let spec = json!({ "volumeName": "gone", "nodeID": node, "dataDirectoryName": name });
+        let replica = json!({ "metadata": { "finalizers": ["longhorn.io"] }, "spec": spec });
+        cluster.server.apply("replicas", name, &replica);
+        if deleted {
+            cluster.server.delete("replicas", name);
+        }
+    }
+    cluster
+        .wait("the one that is deleted is forgotten", |c| c.server.get("replicas", "lost").is_none())
+        .await;
+    assert!(cluster.server.get("replicas", "kept").is_some(), "nobody asked for that");
+}
+
+#[tokio::test]
 async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_gone() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 15).await;
     cluster.attached_volume().await;

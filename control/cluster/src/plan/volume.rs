@@ -39,6 +39,7 @@ use draft::Draft;
 pub use image::exchanges;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
+pub use replicas::lost;
 pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.

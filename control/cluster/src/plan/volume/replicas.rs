@@ -1,5 +1,6 @@
 //! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
@@ -295,18 +296,13 @@ impl Draft<'_> {
 
     /// Lets go of deleted replicas that no manager is left to finish.
     pub(super) fn forget_lost(&mut self) {
-        let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
-        let lost = |r: &Replica| {
-            r.metadata.deletion_timestamp.is_some() && is_kept(r) && self.is_gone(&r.spec.node_id)
-        };
-        let names: Vec<String> = self.o.replicas.iter().filter(|r| lost(r)).map(|r| name_of(r)).collect();
+        let lost = lost(self.o.replicas.iter().copied(), self.o.cluster, self.o.nodes_up);
+        let names: Vec<String> = lost.into_iter().map(name_of).collect();
         self.actions.extend(names.into_iter().map(Action::ForgetReplica));
     }
 
-    /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
     pub(super) fn is_gone(&self, node: &str) -> bool {
-        let is_known = self.o.cluster.nodes.get(node).is_some_and(|n| !n.gone);
-        !is_known && !self.o.nodes_up.contains(node)
+        is_gone(node, self.o.cluster, self.o.nodes_up)
     }
 
     /// Removes one replica that is not needed any more.
@@ -367,6 +363,23 @@ impl Draft<'_> {
         let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
         left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// Of these, those that are deleted and that no manager is left to finish.
+pub fn lost<'a>(
+    replicas: impl Iterator<Item = &'a Replica>,
+    cluster: &Cluster,
+    nodes_up: &BTreeSet<String>,
+) -> Vec<&'a Replica> {
+    let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+    let is_deleted = |r: &Replica| r.metadata.deletion_timestamp.is_some() && is_kept(r);
+    replicas.filter(|r| is_deleted(r) && is_gone(&r.spec.node_id, cluster, nodes_up)).collect()
+}
+
+/// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
+fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
+    let is_known = cluster.nodes.get(node).is_some_and(|n| !n.gone);
+    !is_known && !nodes_up.contains(node)
 }
 
 /// FNV-1a (32 bits) over words.
