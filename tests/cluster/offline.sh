@@ -57,9 +57,9 @@ ticket rests node-1
 before=$(names rests)
 on_3=$(k get replicas.longhorn.io -l longhornvolume=rests -o 'jsonpath={.items[?(@.spec.nodeID=="node-3")].metadata.name}')
 scripts/cluster stop-node node-3
-for process in /proc/[0-9]*; do
-  ! tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qE "replica .*$on_3( |\$)" || kill -9 "${process#/proc/}"
-done
+# Nobody is to start it again: its instance manager first.
+kill -9 "$(cat "$LONGHORN_CLUSTER/run/instance-manager-node-3.pid")"
+kill -9 "$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' "$LONGHORN_CLUSTER/nodes/node-3/run/processes/$on_3.json" | head -n 1)"
 becomes 60 volumes.longhorn.io rests '{.status.robustness}' degraded
 dd if=/dev/urandom of=/dev/longhorn/rests bs=1M count=8 seek=3 oflag=direct conv=fsync,notrunc status=none
 written=$(sum rests)
