@@ -16,6 +16,7 @@ mod volume;
 pub use review::{About, Call, Review, Unreadable};
 
 use crate::api::{Engine, Replica, Volume};
+use crate::schedule::Cluster;
 use crate::settings::Settings;
 
 /// What becomes of a wish: `Ok`, with what its author should know, or `Err`, why not, in one sentence.
@@ -34,6 +35,8 @@ pub struct Facts {
     pub replicas: Vec<Replica>,
     /// How many snapshots the volume has.
     pub snapshots: usize,
+    /// The nodes and disks; empty where they do not matter.
+    pub cluster: Cluster,
     /// Kubernetes has a node of that name.
     pub kubernetes_has_it: bool,
 }

@@ -8,6 +8,7 @@ pub mod attachment;
 pub mod automatic_upgrade;
 pub mod drain;
 pub mod engine;
+pub mod growth;
 pub mod instance_manager;
 pub mod node;
 pub mod orphan;

@@ -20,6 +20,8 @@ pub use spread::{balance, choose_removal};
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::jiff::Timestamp;
+
 /// What is known of the nodes and disks, by name and by UUID.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cluster {
@@ -42,6 +44,8 @@ pub struct Node {
     pub protected: bool,
     /// Kubernetes has it no more, and its manager is silent: nobody is left to end or to remove what was there.
     pub gone: bool,
+    /// Since when its manager does not answer; `None`: it does, or nobody knows.
+    pub silent_since: Option<Timestamp>,
     /// Its tags.
     pub tags: BTreeSet<String>,
     /// The images whose programs are on it.

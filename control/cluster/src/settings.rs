@@ -99,7 +99,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("node-disk-health-monitoring", "true", Form::Bool),
     acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
     acts("node-drain-policy", "block-if-contains-last-replica", DRAIN),
-    stored("offline-replica-rebuilding", "false", Form::Bool),
+    acts("offline-replica-rebuilding", "false", Form::Bool),
     acts("orphan-resource-auto-deletion", "", ORPHANS),
     acts("orphan-resource-auto-deletion-grace-period", "300", Form::Number(0, 10_000_000)),
     stored("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
@@ -275,6 +275,11 @@ impl Settings {
     /// How many replicas of one node are filled at once; 0: none is.
     pub fn rebuilds_at_once(&self) -> usize {
         usize::try_from(self.number("concurrent-replica-rebuild-per-node-limit")).unwrap_or(usize::MAX)
+    }
+
+    /// A volume that rests and lacks replicas is attached to be rebuilt, if it does not say.
+    pub fn offline_rebuilding(&self) -> bool {
+        self.flag("offline-replica-rebuilding")
     }
 
     /// Only nodes with the label `node.longhorn.io/create-default-disk` get a default disk.

@@ -190,6 +190,25 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
 }
 
 #[tokio::test]
+async fn a_replica_of_a_lost_node_goes_though_its_volume_is_gone() {
+    let cluster = Cluster::new(&["n1"], 17).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    // Somebody took the volume's finalizer off, so that all that it owned is deleted; of the nodes one burnt down.
+    for (name, node, deleted) in [("lost", "burnt", true), ("kept", "burnt", false)] {
+        let spec = json!({ "volumeName": "gone", "nodeID": node, "dataDirectoryName": name });
+        let replica = json!({ "metadata": { "finalizers": ["longhorn.io"] }, "spec": spec });
+        cluster.server.apply("replicas", name, &replica);
+        if deleted {
+            cluster.server.delete("replicas", name);
+        }
+    }
+    cluster
+        .wait("the one that is deleted is forgotten", |c| c.server.get("replicas", "lost").is_none())
+        .await;
+    assert!(cluster.server.get("replicas", "kept").is_some(), "nobody asked for that");
+}
+
+#[tokio::test]
 async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_gone() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 15).await;
     cluster.attached_volume().await;
@@ -199,6 +218,71 @@ async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_go
     assert_eq!(running(&cluster), ["demo-e-0@n1"], "nobody was there to end it");
     cluster.start("n1");
     cluster.wait("all of it is gone", |c| running(c).is_empty() && c.server.all("volumes").is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_volume_that_rests_is_made_whole_again_and_whoever_wants_it_goes_first() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 16).await;
+    cluster.attached_volume().await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.server.apply("settings", "offline-replica-rebuilding", &json!({ "value": "true" }));
+    let applied = |c: &Cluster| {
+        c.server.get("settings", "offline-replica-rebuilding").is_some_and(|s| s["status"]["applied"] == true)
+    };
+    cluster.wait("the setting is in force", applied).await;
+    let tickets = |c: &Cluster| {
+        let attachment = c.server.get("volumeattachments", "demo").unwrap();
+        attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default()
+    };
+    let word = |c: &Cluster| {
+        let conditions = c.volume("conditions");
+        let all = conditions.as_array().cloned().unwrap_or_default();
+        let found = all.into_iter().find(|c| c["type"] == "OfflineRebuilding")?;
+        Some((found["status"].as_str()?.to_owned(), found["reason"].as_str()?.to_owned()))
+    };
+    let healthy = |c: &Cluster| {
+        let all = c.server.all("replicas");
+        all.iter().filter(|r| r["spec"]["healthyAt"].as_str().is_some_and(|t| !t.is_empty())).count()
+    };
+    let waits = Some(("False".to_owned(), "Settling".to_owned()));
+    let lose_one = |c: &Cluster| {
+        let lost = c.server.all("replicas")[1]["metadata"]["name"].as_str().unwrap().to_owned();
+        c.server.delete("replicas", &lost);
+    };
+    cluster.machine().rebuilds_are_held = true;
+    lose_one(&cluster);
+    cluster.wait("it says what it waits for", |c| word(c) == waits).await;
+    let ticket = |c: &Cluster| tickets(c).get("volume-rebuilding-controller").cloned();
+    cluster
+        .wait("it is being rebuilt", |c| c.volume("robustness") == "degraded" && ticket(c).is_some())
+        .await;
+    assert_eq!(word(&cluster), Some(("True".to_owned(), String::new())));
+    let ours = ticket(&cluster).unwrap();
+    assert_eq!(ours["parameters"]["disableFrontend"], "true");
+    let with =
+        |c: &Cluster, node: &Value| c.server.all("replicas").iter().any(|r| r["spec"]["nodeID"] == *node);
+    assert!(with(&cluster, &ours["nodeID"]) && with(&cluster, &ours["parameters"]["fillsOn"]));
+
+    let elsewhere = if ours["nodeID"] == "n3" { "n2" } else { "n3" };
+    cluster.ticket(Some(elsewhere));
+    let goes_first = |c: &Cluster| {
+        let satisfied =
+            &c.server.get("volumeattachments", "demo").unwrap()["status"]["attachmentTicketStatuses"];
+        c.volume("currentNodeID") == *elsewhere
+            && satisfied["csi"]["satisfied"] == true
+            && ticket(c).is_none()
+    };
+    cluster.wait("a workload goes first", goes_first).await;
+    assert_eq!((word(&cluster), healthy(&cluster)), (None, 2));
+    cluster.ticket(None);
+    cluster.wait("it comes back", |c| ticket(c).is_some() && c.volume("state") == "attached").await;
+    cluster.machine().rebuilds_are_held = false;
+    let rests = |c: &Cluster| {
+        healthy(c) == 3 && c.volume("state") == "detached" && tickets(c).is_empty() && word(c).is_none()
+    };
+    cluster.wait("it is whole, and rests", rests).await;
+    assert!(cluster.machine().replicas.is_empty());
 }
 
 /// Asks for the migratable volume on these nodes.

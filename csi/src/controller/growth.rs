@@ -1,12 +1,11 @@
 //! A volume's growth: asked for where there is room for it, and waited for until the running engine serves it.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::ResourceExt;
 use lh_cluster::api::{Engine, Int64Text, Replica, Volume, VolumeState};
 use lh_cluster::plan::VOLUME_LABEL;
-use lh_cluster::schedule::{Cluster, Disk};
+use lh_cluster::plan::growth::refuses;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -74,11 +73,9 @@ impl ControllerService {
         }
         let replicas = self.cluster.all::<Replica>(Some(&format!("{VOLUME_LABEL}={id}"))).await?;
         let picture = self.cluster.picture().await?;
-        if let Some((disk, obstacle)) = in_the_way(&picture, &replicas, bytes) {
+        if let Some(why) = refuses(id, &picture, &replicas, bytes) {
             // To Kubernetes' resizer this size is infeasible: it tries seldom, and lets the claim ask for less.
-            return Err(Refused::Range(format!(
-                "volume {id} has a replica on disk {disk}, which cannot take it with {bytes} bytes: it is {obstacle}"
-            )));
+            return Err(Refused::Range(why));
         }
         let patch = json!({ "spec": { "size": Int64Text::of_bytes(bytes) } });
         self.cluster.change::<Volume>(id, &patch).await
@@ -97,70 +94,5 @@ impl ControllerService {
             Ok(is_told.then_some(Growth::Failed(status.last_expansion_error)))
         };
         self.cluster.wait::<Engine, Growth>(&engine, "the volume is growing", grown).await
-    }
-}
-
-/// The first disk, as `NODE/UUID`, that cannot promise its replicas of the volume so many bytes each, and what it has against
-/// it. A disk that nobody knows is not judged, nor one with a replica that failed.
-fn in_the_way(cluster: &Cluster, replicas: &[Replica], bytes: u64) -> Option<(String, &'static str)> {
-    let mut more: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-    for replica in replicas.iter().filter(|r| r.spec.failed_at.is_empty()) {
-        let at = (replica.spec.node_id.as_str(), replica.spec.disk_id.as_str());
-        let sum = more.entry(at).or_default();
-        *sum = sum.saturating_add(bytes.saturating_sub(replica.spec.volume_size.bytes()));
-    }
-    let disk = |node: &str, disk: &str| -> Option<&Disk> { cluster.nodes.get(node)?.disks.get(disk) };
-    more.into_iter().find_map(|((node, uuid), more)| {
-        let obstacle = disk(node, uuid)?.limit_in_the_way(cluster.limits, more, 0)?;
-        Some((format!("{node}/{uuid}"), obstacle.says()))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use lh_cluster::api::ReplicaSpec;
-    use lh_cluster::schedule::Node;
-
-    use super::*;
-
-    const GIB: u64 = 1 << 30;
-
-    fn replica(disk: &str, failed_at: &str) -> Replica {
-        let spec = ReplicaSpec {
-            node_id: "n1".into(),
-            disk_id: disk.into(),
-            volume_size: Int64Text::of_bytes(10 * GIB),
-            failed_at: failed_at.into(),
-            ..ReplicaSpec::default()
-        };
-        Replica::new("r", spec)
-    }
-
-    #[test]
-    fn every_disk_with_a_replica_has_to_have_room_for_the_growth() {
-        let disk = |scheduled: u64| Disk {
-            maximum: 100 * GIB,
-            available: 90 * GIB,
-            reserved: 20 * GIB,
-            scheduled: scheduled * GIB,
-            ..Disk::default()
-        };
-        let low = Disk { available: 25 * GIB, ..disk(10) };
-        let disks = [("wide", disk(10)), ("full", disk(70)), ("low", low)];
-        let disks = disks.map(|(name, disk)| (name.to_owned(), disk)).into();
-        let node = Node { disks, ..Node::default() };
-        let cluster = Cluster { nodes: [("n1".to_owned(), node)].into(), ..Cluster::default() };
-        let judged = |replicas: &[Replica], gib: u64| in_the_way(&cluster, replicas, gib * GIB);
-        assert_eq!(judged(&[replica("wide", "")], 80), None, "all that the disk offers");
-        let (at, why) = judged(&[replica("wide", "")], 81).unwrap();
-        assert!(at == "n1/wide" && why.contains("over-provisioning"), "{at} {why}");
-        assert_eq!(judged(&[replica("wide", ""), replica("full", "")], 21).unwrap().0, "n1/full");
-        assert_eq!(
-            judged(&[replica("wide", ""), replica("wide", "")], 46).unwrap().0,
-            "n1/wide",
-            "both grow"
-        );
-        assert!(judged(&[replica("low", "")], 11).unwrap().1.contains("minimal-available"));
-        assert_eq!(judged(&[replica("full", "2026-01-01T00:00:00Z"), replica("unknown", "")], 80), None);
     }
 }

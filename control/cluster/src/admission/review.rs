@@ -32,6 +32,8 @@ pub enum About {
     ItselfAlone,
     /// This volume, and how many snapshots it has.
     Volume(String),
+    /// The replicas of this volume, all nodes, and what is promised of their disks.
+    RoomFor(String),
     /// This volume, its engine and its replicas.
     ReplicasOf(String),
     /// What is on this node, and whether Kubernetes has it.
@@ -111,6 +113,11 @@ impl Review {
                 About::ReplicasOf(text(&request.old_object, "volumeName"))
             }
             (Call::Validate, Operation::Delete, "nodes") => About::Node(name()),
+            (Call::Validate, Operation::Update, "volumes")
+                if request.object["spec"]["size"] != request.old_object["spec"]["size"] =>
+            {
+                About::RoomFor(name())
+            }
             _ => About::ItselfAlone,
         }
     }
@@ -165,7 +172,7 @@ fn judge(request: &Request, facts: &Facts) -> Verdict {
         return Ok(Vec::new());
     }
     match request.resource.resource.as_str() {
-        "volumes" => request.judged::<Volume>(volume::judge),
+        "volumes" => request.judged::<Volume>(|change| volume::judge(change, facts)),
         "nodes" => request.judged::<Node>(|change| node::judge(change, facts)),
         "settings" => request.judged::<Setting>(setting::judge),
         "snapshots" => request.judged::<Snapshot>(|change| snapshot::judge(change, facts)),
@@ -330,5 +337,11 @@ mod tests {
             assert_eq!(about(Call::Validate, operation, resource), expected);
             assert_eq!(about(Call::Mutate, operation, resource), About::ItselfAlone);
         }
+        let volume = |size: &str| object("Volume", json!({ "size": size }));
+        let review = json!({ "apiVersion": "admission.k8s.io/v1", "request": {
+            "uid": "", "operation": "UPDATE", "object": volume("2"), "oldObject": volume("1"),
+            "resource": { "group": "longhorn.io", "resource": "volumes" } } });
+        let review = Review::read(&serde_json::to_vec(&review).unwrap()).unwrap();
+        assert_eq!(review.about(Call::Validate), About::RoomFor("demo".into()), "it grows");
     }
 }

@@ -2,8 +2,9 @@
 
 use kube::ResourceExt;
 
-use super::{Change, Verdict};
+use super::{Change, Facts, Verdict};
 use crate::api::{DataLocality, Int64Text, Volume, VolumeSpec, VolumeState};
+use crate::plan::growth::refuses;
 use crate::plan::volume::{CLONED, unbuilt};
 use crate::settings::Settings;
 
@@ -46,7 +47,7 @@ fn whole(size: Int64Text) -> Int64Text {
     pieces.checked_mul(PIECE).map_or(size, Int64Text)
 }
 
-pub(super) fn judge(change: Change<'_, Volume>) -> Verdict {
+pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
     match change {
         Change::Create(new) => {
             let name = new.name_any();
@@ -70,6 +71,7 @@ pub(super) fn judge(change: Change<'_, Volume>) -> Verdict {
             // One that goes only loses its finalizers.
             if new.metadata.deletion_timestamp.is_none() && new.spec != old.spec {
                 judge_update(old, new)?;
+                has_room(old, new, facts)?;
             }
         }
         Change::Delete(_) => {}
@@ -134,6 +136,15 @@ fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
     }
 }
 
+/// A size cannot be taken back, whether the volume could grow or not.
+fn has_room(old: &Volume, new: &Volume, facts: &Facts) -> Result<(), String> {
+    if new.spec.size <= old.spec.size {
+        return Ok(());
+    }
+    let refusal = refuses(&new.name_any(), &facts.cluster, &facts.replicas, new.spec.size.bytes());
+    refusal.map_or(Ok(()), Err)
+}
+
 fn stays_where_its_replica_is(spec: &VolumeSpec) -> Result<(), String> {
     if spec.migratable && spec.data_locality == DataLocality::StrictLocal {
         return Err("a strict-local volume is used where its replica is and does not migrate: choose another dataLocality"
@@ -161,7 +172,8 @@ fn snapshot_limits(spec: &VolumeSpec) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{CloneStatus, Frontend, Toggle, VolumeStatus};
+    use crate::api::{CloneStatus, Frontend, Replica, ReplicaSpec, Toggle, VolumeStatus};
+    use crate::schedule::{Cluster, Disk, Node};
 
     const GIB: i64 = 1 << 30;
 
@@ -177,6 +189,10 @@ mod tests {
     fn in_state(state: VolumeState, change: impl Fn(&mut VolumeSpec)) -> Volume {
         let status = VolumeStatus { state, ..VolumeStatus::default() };
         Volume { status: Some(status), ..volume(change) }
+    }
+
+    fn judge(change: Change<'_, Volume>) -> Verdict {
+        super::judge(change, &Facts::default())
     }
 
     fn refusal(verdict: Verdict) -> String {
@@ -319,6 +335,35 @@ mod tests {
         assert!(
             refusal(judge(Change::Update { old: &clone("initiated"), new: &grown })).contains("being cloned")
         );
+    }
+
+    #[test]
+    fn a_volume_grows_where_its_replicas_disks_have_room() {
+        let disk = Disk { maximum: 10 << 30, available: 10 << 30, scheduled: 1 << 30, ..Disk::default() };
+        let node = Node { disks: [("d".to_owned(), disk)].into(), ..Node::default() };
+        let spec = ReplicaSpec {
+            node_id: "n".into(),
+            disk_id: "d".into(),
+            volume_size: Int64Text(GIB),
+            ..ReplicaSpec::default()
+        };
+        let facts = Facts {
+            cluster: Cluster { nodes: [("n".to_owned(), node)].into(), ..Cluster::default() },
+            replicas: vec![Replica::new("r", spec)],
+            ..Facts::default()
+        };
+        let old = in_state(VolumeState::Detached, |_| {});
+        let grown = |gib: i64| {
+            let new = volume(|s| s.size = Int64Text(gib * GIB));
+            super::judge(Change::Update { old: &old, new: &new }, &facts)
+        };
+        grown(10).unwrap();
+        let refused = refusal(grown(11));
+        assert!(refused.contains("disk n/d") && refused.contains("over-provisioning"), "{refused}");
+        let mut renamed = volume(|s| s.size = Int64Text(11 * GIB));
+        let old = renamed.clone();
+        renamed.spec.replica_soft_anti_affinity = Toggle::Enabled;
+        super::judge(Change::Update { old: &old, new: &renamed }, &facts).unwrap();
     }
 
     #[test]

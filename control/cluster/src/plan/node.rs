@@ -177,6 +177,12 @@ fn to_u64(bytes: i64) -> u64 {
     u64::try_from(bytes).unwrap_or_default()
 }
 
+/// Since when the leader says of a node whose manager is silent that it is.
+fn silent_since(status: &NodeStatus) -> Option<Timestamp> {
+    let ready = status.conditions.get_condition(READY).filter(|c| !c.is_true())?;
+    ready.last_transition_time.parse().ok()
+}
+
 /// What the scheduler gets: every node and disk as its resource tells, of nodes whose manager answers. Room that
 /// replicas were promised counts from the replicas themselves: a replica made a moment ago is on no node's list yet.
 /// `drains`: which nodes are cordoned, which protected. `programs`: the images whose programs are there, by node.
@@ -228,6 +234,7 @@ pub fn picture<'a>(
             },
             protected: drain.protected,
             gone: drain.gone && !nodes_up.contains(&name),
+            silent_since: if nodes_up.contains(&name) { None } else { silent_since(status) },
             tags: node.spec.tags.iter().cloned().collect(),
             programs: programs.get(&name).cloned().unwrap_or_default(),
             disks,

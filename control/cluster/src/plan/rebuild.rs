@@ -1,15 +1,20 @@
 //! How many replicas are being filled, on each node: all volumes share its disks and its link.
 //!
-//! A replica counts from when it was decided to make it: other volumes are decided on before the API server tells of it.
+//! A replica counts from when it was decided to make it: other volumes are decided on before the API server tells of it. A volume
+//! that is attached for its rebuild alone counts from when that was decided, and for as long as it is: it would have been attached
+//! for nothing if others took its place meanwhile.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::volume::Action;
-use crate::api::{DesireState, Replica};
+use crate::api::{DesireState, Replica, TicketType, VolumeAttachment};
 
 /// How long what was decided counts without having been seen: it was not carried out then, or is carried out late.
 const UNSEEN: Duration = Duration::from_secs(10);
+
+/// The parameter of a ticket for a rebuild that names the node on which a replica is to be filled.
+pub const FILLS_ON: &str = "fillsOn";
 
 /// Replicas that are being filled, by node.
 pub type Filling = BTreeMap<String, usize>;
@@ -30,7 +35,29 @@ pub fn filling<'a>(replicas: impl IntoIterator<Item = &'a Replica>) -> BTreeMap<
     filled.map(|r| (r.metadata.name.as_deref().unwrap_or_default(), r.spec.node_id.as_str())).collect()
 }
 
-/// What was decided and not seen yet, by the replica's name.
+/// The volumes that are attached to be rebuilt, or are to be, and the node where a replica is to be filled.
+pub fn reserved<'a>(
+    attachments: impl IntoIterator<Item = &'a VolumeAttachment>,
+) -> BTreeMap<&'a str, &'a str> {
+    let place = |attachment: &'a VolumeAttachment| {
+        let mut tickets = attachment.spec.attachment_tickets.values();
+        let ours = tickets.find(|t| t.kind == TicketType::VolumeRebuilding)?;
+        Some((attachment.spec.volume.as_str(), ours.parameters.get(FILLS_ON)?.as_str()))
+    };
+    attachments.into_iter().filter_map(place).collect()
+}
+
+/// What stands for a volume's ticket among the names of replicas. None of them is like that.
+pub fn ticket_of(volume: &str) -> String {
+    format!("{volume}/")
+}
+
+/// The volume whose ticket the name stands for; `None`: it is a replica's.
+pub fn volume_of_ticket(name: &str) -> Option<&str> {
+    name.strip_suffix('/')
+}
+
+/// What was decided and not seen yet, by the replica's name ([`ticket_of`]).
 #[derive(Debug, Default)]
 pub struct Decided {
     replicas: BTreeMap<String, Decision>,
@@ -45,7 +72,7 @@ struct Decision {
 
 impl Decided {
     /// Replicas that are being filled as far as a decision about this volume is concerned. `seen`: those that are there, of all
-    /// volumes ([`filling`]); `known`: whether a replica of that name is there. `now`: on any clock that only goes on.
+    /// volumes ([`filling`], [`reserved`]); `known`: whether one of that name is there. `now`: on any clock that only goes on.
     pub fn filling(
         &mut self,
         volume: &str,
@@ -68,11 +95,17 @@ impl Decided {
     /// Notes what was decided about this volume.
     pub fn note(&mut self, volume: &str, actions: &[Action], now: Duration) {
         for action in actions {
-            let Action::CreateReplica(name, spec) = action else { continue };
-            if spec.desire_state == DesireState::Running {
-                let decision = Decision { volume: volume.to_owned(), node: spec.node_id.clone(), at: now };
-                self.replicas.insert(name.clone(), decision);
-            }
+            let (name, node) = match action {
+                Action::CreateReplica(name, spec) if spec.desire_state == DesireState::Running => {
+                    (name.clone(), &spec.node_id)
+                }
+                Action::Ticket(TicketType::VolumeRebuilding, Some(wish)) => {
+                    let Some(node) = wish.parameters.get(FILLS_ON) else { continue };
+                    (ticket_of(volume), node)
+                }
+                _ => continue,
+            };
+            self.replicas.insert(name, Decision { volume: volume.to_owned(), node: node.clone(), at: now });
         }
     }
 }

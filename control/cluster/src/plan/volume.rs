@@ -15,6 +15,7 @@ mod health;
 mod image;
 mod life;
 mod migration;
+mod offline;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,8 @@ pub use clone::{CLONED, CloneSource, Source};
 use draft::Draft;
 pub use image::exchanges;
 pub use migration::pair;
+pub use offline::OFFLINE_REBUILDING;
+pub use replicas::lost;
 pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.
@@ -113,14 +116,23 @@ pub enum Action {
     CreateSourceSnapshot(String, Box<SnapshotSpec>),
     /// Remove that snapshot.
     DeleteSourceSnapshot(String),
-    /// Ask for the volume on a node (`Some`), or not any more, under a ticket of this kind.
-    Ticket(TicketType, Option<String>),
+    /// Ask for the volume (`Some`), or not any more, under a ticket of this kind.
+    Ticket(TicketType, Option<Wish>),
     /// Write the volume's status.
     SetStatus(Box<VolumeStatus>),
     /// Tell people.
     Tell(Event),
     /// Look again after this time, even if nothing changes.
     LookAgain(Duration),
+}
+
+/// A wish to have the volume attached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// The node.
+    pub node: String,
+    /// Further details, as the ticket has them.
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// Decides for one volume.
@@ -150,6 +162,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
             draft.follow_image();
         }
         draft.judge();
+        draft.rebuild_at_rest();
     }
     draft.finish()
 }

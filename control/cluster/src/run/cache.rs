@@ -102,7 +102,12 @@ impl Item for Setting {}
 impl Item for InstanceManager {}
 impl Item for EngineImage {}
 impl Item for Orphan {}
-impl Item for VolumeAttachment {}
+impl Item for VolumeAttachment {
+    /// How tickets fare does not.
+    fn counts_otherwise(&self, before: &Self) -> bool {
+        self.spec != before.spec
+    }
+}
 impl Item for Secret {}
 impl Item for Pod {}
 impl Item for PodTemplate {}

@@ -23,7 +23,7 @@ use crate::api::{
 };
 use crate::plan::rebuild::Filling;
 use crate::plan::snapshot::FOR_CLONE;
-use crate::plan::volume::{self, Action, CLONED, CloneSource, Source};
+use crate::plan::volume::{self, Action, CLONED, CloneSource, Source, Wish};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
 
@@ -43,7 +43,7 @@ fn ticket_id(kind: TicketType) -> String {
 /// Looks at one volume.
 pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
     let cache = &lead.cache;
-    let Some(volume) = cache.volumes.get(name) else { return Ok(Outcome::Done) };
+    let Some(volume) = cache.volumes.get(name) else { return forget_left(context, lead, name).await };
     let engines = cache.engines.of(name);
     let (engine, second) = volume::pair(&volume, engines.iter().map(Arc::as_ref));
     let replicas = cache.replicas.of(name);
@@ -88,6 +88,23 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
         hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
     Ok(hands.outcome)
+}
+
+/// Forgets what a volume that is gone has left on nodes that are gone, too: nobody else is left to finish it. What is on other
+/// nodes their managers finish.
+async fn forget_left(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let replicas = lead.cache.replicas.of(name);
+    let lost =
+        volume::lost(replicas.iter().map(Arc::as_ref), &lead.picture(context).cluster, &context.nodes_up());
+    if lost.is_empty() || context.desk.api::<Volume>().get_opt(name).await?.is_some() {
+        return Ok(Outcome::Done);
+    }
+    for replica in lost {
+        confirm_gone(context, &replica.spec.node_id).await?;
+        tracing::info!(replica = replica.name_any(), node = replica.spec.node_id, "forgotten with its node");
+        forget(context, replica).await?;
+    }
+    Ok(Outcome::Done)
 }
 
 type Origin = (Option<Arc<Volume>>, Option<Arc<Snapshot>>, Vec<Arc<Replica>>);
@@ -171,7 +188,7 @@ impl Hands<'_> {
                 desk.create(&snapshot).await?;
             }
             Action::DeleteSourceSnapshot(name) => desk.delete::<Snapshot>(&name).await?,
-            Action::Ticket(kind, node) => set_ticket(self.context, attachment, kind, node).await?,
+            Action::Ticket(kind, wish) => set_ticket(self.context, attachment, kind, wish).await?,
             Action::SetStatus(status) => {
                 let old = self.volume.status.clone().unwrap_or_default();
                 let version = self.version.clone();
@@ -264,13 +281,14 @@ async fn set_ticket(
     context: &Context,
     attachment: Option<&VolumeAttachment>,
     kind: TicketType,
-    node: Option<String>,
+    wish: Option<Wish>,
 ) -> Done {
     let Some(attachment) = attachment else { return Ok(()) };
     let (mut spec, id) = (attachment.spec.clone(), ticket_id(kind));
-    match node {
-        Some(node_id) => {
-            let ticket = AttachmentTicket { id: id.clone(), kind, node_id, ..AttachmentTicket::default() };
+    match wish {
+        Some(Wish { node: node_id, parameters }) => {
+            let ticket =
+                AttachmentTicket { id: id.clone(), kind, node_id, parameters, ..AttachmentTicket::default() };
             spec.attachment_tickets.insert(id, ticket);
         }
         None => drop(spec.attachment_tickets.remove(&id)),
@@ -336,7 +354,8 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
             let near = cache.replicas.of(volume_name);
             let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
             if let Some(node) = node {
-                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(node)).await?;
+                let wish = Wish { node, ..Wish::default() };
+                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(wish)).await?;
             }
         }
         (false, true) => set_ticket(context, attachment.as_deref(), TicketType::Snapshot, None).await?,
@@ -360,8 +379,10 @@ pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
 pub(super) fn everything(context: &Context, lead: &Lead) -> Vec<Key> {
     let (own, cache) = (&context.cache, &lead.cache);
     let volumes = cache.volumes.all().into_iter().map(|v| Key::Volume(v.name_any()));
+    let left = cache.replicas.all().into_iter().filter(|r| cache.volumes.get(&r.spec.volume_name).is_none());
+    let left = left.map(|r| Key::Volume(r.spec.volume_name.clone()));
     let attachments = cache.attachments.all().into_iter().map(|a| Key::Attachment(a.name_any()));
     let settings = own.settings.all().into_iter().map(|s| Key::Setting(s.name_any()));
     let snapshots = own.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
-    volumes.chain(attachments).chain(settings).chain(snapshots).collect()
+    volumes.chain(left).chain(attachments).chain(settings).chain(snapshots).collect()
 }

@@ -28,6 +28,9 @@ pub(crate) struct Machine {
     pub(crate) generations: Vec<u64>,
     /// No engine answers what would change its chain, as while it waits for its replicas.
     pub(crate) chains_are_held: bool,
+    /// What an engine is given while this is so is not filled before it is so no more.
+    pub(crate) rebuilds_are_held: bool,
+    pub(crate) unfilled: BTreeSet<String>,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
 }
@@ -176,7 +179,13 @@ impl Agent for FakeAgent {
         let replica = |(name, address): (&String, &String)| EngineReplica {
             name: name.clone(),
             address: address.clone(),
-            mode: if runs(name) { ReplicaMode::ReadWrite } else { ReplicaMode::Error },
+            mode: match runs(name) {
+                true if machine.rebuilds_are_held && machine.unfilled.contains(name) => {
+                    ReplicaMode::WriteOnly
+                }
+                true => ReplicaMode::ReadWrite,
+                false => ReplicaMode::Error,
+            },
             ..EngineReplica::default()
         };
         Some(EngineView {
@@ -204,7 +213,11 @@ impl Agent for FakeAgent {
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
-        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+        let mut machine = self.machine();
+        if machine.rebuilds_are_held {
+            machine.unfilled.insert(name.to_owned());
+        }
+        for engine in machine.engines.get_mut(engine).into_iter().flatten() {
             engine.replicas.insert(name.to_owned(), address.to_owned());
         }
         Ok(())

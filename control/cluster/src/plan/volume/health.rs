@@ -21,6 +21,7 @@ impl Draft<'_> {
             let state = self.replica_state(&name);
             // Of an engine whose node is silent nobody knows what it has.
             let is_needed = !self.o.volume.spec.node_id.is_empty() && engine != InstanceState::Unknown;
+            let rests_as_member = engine == InstanceState::Stopped && self.is_recorded(&name);
             let now = self.now.clone();
             let Some(spec) = self.replicas.get_mut(&name) else { continue };
             match mode {
@@ -37,9 +38,19 @@ impl Draft<'_> {
                 Some(ReplicaMode::Error) => fail(spec, now),
                 None if state == InstanceState::Error => fail(spec, now),
                 None if state == InstanceState::Unknown && is_needed => fail(spec, now),
+                // Its rebuild ended, and its engine, before anybody here saw it in sync.
+                None if rests_as_member && spec.failed_at.is_empty() && spec.healthy_at.is_empty() => {
+                    spec.healthy_at.clone_from(&now);
+                    spec.last_healthy_at = now;
+                }
                 None => {}
             }
         }
+    }
+
+    /// True for a member of the epoch that counts, where there is one.
+    fn is_recorded(&self, name: &str) -> bool {
+        self.status.epoch.is_some() && self.is_member(name)
     }
 
     /// Uses failed replicas again where all that count failed and some can serve: the members of the epoch that counts, of

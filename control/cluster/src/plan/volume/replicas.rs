@@ -1,12 +1,15 @@
 //! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
-use super::{Action, SCHEDULED};
+use super::{Action, SCHEDULED, Wish};
 use crate::api::{
-    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaSpec, TicketType,
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
+    TicketType,
 };
+use crate::plan::engine::SERVES;
 use crate::plan::{FINALIZER, age};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, balance, choose_removal,
@@ -16,11 +19,14 @@ use crate::schedule::{
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
 const STALE_MINUTES: u64 = 2880;
 
+/// How long an engine that has just begun to serve has for taking back a replica that had failed: it tries every second.
+const RETURN: Duration = Duration::from_secs(30);
+
 /// A volume that waits for others' rebuilds looks again after this time: how soon one of them ends nobody knows.
-const TURN: Duration = Duration::from_secs(15);
+pub(super) const TURN: Duration = Duration::from_secs(15);
 
 /// A volume that waits for room is looked at again after this time, even if nothing in the cluster changed.
-const ROOM: Duration = Duration::from_secs(60);
+pub(super) const ROOM: Duration = Duration::from_secs(60);
 
 impl Draft<'_> {
     /// Makes replicas that are missing, as far as there is room.
@@ -51,7 +57,7 @@ impl Draft<'_> {
     }
 
     /// True before the volume was ever written to: every replica is as good as another, and all are needed.
-    fn is_new(&self) -> bool {
+    pub(super) fn is_new(&self) -> bool {
         self.status.epoch.is_none() && self.replicas.values().all(|r| r.healthy_at.is_empty())
     }
 
@@ -69,8 +75,8 @@ impl Draft<'_> {
             let up = |r: &&ReplicaSpec| self.o.nodes_up.contains(&r.node_id);
             // Not on the node that is to be empty, if there is another one.
             let near = self.replicas.values().filter(up).min_by_key(|r| r.eviction_requested);
-            let node = near.map(|r| r.node_id.clone());
-            self.actions.extend(node.map(|node| Action::Ticket(TicketType::VolumeEviction, Some(node))));
+            let wish = near.map(|r| Wish { node: r.node_id.clone(), ..Wish::default() });
+            self.actions.extend(wish.map(|wish| Action::Ticket(TicketType::VolumeEviction, Some(wish))));
         } else if !any && asked {
             self.actions.push(Action::Ticket(TicketType::VolumeEviction, None));
         }
@@ -118,7 +124,7 @@ impl Draft<'_> {
         let filling = self.replicas.iter().any(|(name, spec)| {
             spec.failed_at.is_empty() && !spec.eviction_requested && !self.is_in_sync(name, spec)
         });
-        if filling {
+        if filling || self.comes_back() {
             return;
         }
         let failed: Vec<Failed<'_>> = self
@@ -151,8 +157,28 @@ impl Draft<'_> {
         }
     }
 
+    /// True while the engine fills a replica that had failed, or may be about to take it back: a new one would be copied whole,
+    /// and this one lacks little.
+    fn comes_back(&mut self) -> bool {
+        let serves = self.o.engine.and_then(|e| e.status.as_ref()?.conditions.get_condition(SERVES));
+        let served = serves.filter(|c| c.is_true()).and_then(|c| age(&c.last_transition_time, self.o.now));
+        let left = served.and_then(|served| RETURN.checked_sub(served)).filter(|left| !left.is_zero());
+        let failed =
+            self.replicas.iter().filter(|(_, spec)| !spec.failed_at.is_empty() && !spec.eviction_requested);
+        let runs =
+            |name| matches!(self.replica_state(name), InstanceState::Starting | InstanceState::Running);
+        let mut back = failed.filter(|(name, _)| {
+            self.mode(name) == Some(ReplicaMode::WriteOnly) || left.is_some() && runs(name)
+        });
+        let is_back = back.next().is_some();
+        if let Some(left) = left.filter(|_| is_back) {
+            self.look_again(left);
+        }
+        is_back
+    }
+
     /// Where a replica may be filled now; `None`: where there is room enough is being filled.
-    fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
+    pub(super) fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
         let (want, residents) = (self.want(fill), self.residents());
         let at = place(self.o.cluster, &want, &residents)?;
         if !self.is_crowded(&at.node) {
@@ -167,7 +193,7 @@ impl Draft<'_> {
     }
 
     /// True for a node on which as many replicas are being filled as may be.
-    fn is_crowded(&self, node: &str) -> bool {
+    pub(super) fn is_crowded(&self, node: &str) -> bool {
         let filling = self.o.filling.get(node).copied().unwrap_or_default();
         filling >= self.o.settings.rebuilds_at_once()
     }
@@ -270,18 +296,13 @@ impl Draft<'_> {
 
     /// Lets go of deleted replicas that no manager is left to finish.
     pub(super) fn forget_lost(&mut self) {
-        let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
-        let lost = |r: &Replica| {
-            r.metadata.deletion_timestamp.is_some() && is_kept(r) && self.is_gone(&r.spec.node_id)
-        };
-        let names: Vec<String> = self.o.replicas.iter().filter(|r| lost(r)).map(|r| name_of(r)).collect();
+        let lost = lost(self.o.replicas.iter().copied(), self.o.cluster, self.o.nodes_up);
+        let names: Vec<String> = lost.into_iter().map(name_of).collect();
         self.actions.extend(names.into_iter().map(Action::ForgetReplica));
     }
 
-    /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
     pub(super) fn is_gone(&self, node: &str) -> bool {
-        let is_known = self.o.cluster.nodes.get(node).is_some_and(|n| !n.gone);
-        !is_known && !self.o.nodes_up.contains(node)
+        is_gone(node, self.o.cluster, self.o.nodes_up)
     }
 
     /// Removes one replica that is not needed any more.
@@ -342,6 +363,23 @@ impl Draft<'_> {
         let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
         left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// Of these, those that are deleted and that no manager is left to finish.
+pub fn lost<'a>(
+    replicas: impl Iterator<Item = &'a Replica>,
+    cluster: &Cluster,
+    nodes_up: &BTreeSet<String>,
+) -> Vec<&'a Replica> {
+    let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+    let is_deleted = |r: &Replica| r.metadata.deletion_timestamp.is_some() && is_kept(r);
+    replicas.filter(|r| is_deleted(r) && is_gone(&r.spec.node_id, cluster, nodes_up)).collect()
+}
+
+/// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
+fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
+    let is_known = cluster.nodes.get(node).is_some_and(|n| !n.gone);
+    !is_known && !nodes_up.contains(node)
 }
 
 /// FNV-1a (32 bits) over words.

@@ -11,6 +11,7 @@ use crate::schedule::Emptying;
 
 mod image;
 mod migration;
+mod offline;
 mod rebuild;
 mod world;
 
@@ -231,6 +232,22 @@ fn fewer_replicas_are_asked_for() {
 }
 
 #[test]
+fn a_replica_that_came_in_sync_unseen_counts_all_the_same() {
+    let mut world = World::attached_to("n1");
+    let unseen = world.replica_on("n2");
+    world.attach("");
+    world.replicas.get_mut(&unseen).unwrap().spec.healthy_at.clear();
+    world.settle();
+    assert_eq!(world.replicas[&unseen].spec.healthy_at, world.replicas[&unseen].spec.last_healthy_at);
+    assert!(!world.replicas[&unseen].spec.healthy_at.is_empty());
+    let epoch = world.volume_mut().status.as_mut().unwrap().epoch.as_mut().unwrap();
+    epoch.members.retain(|m| *m != unseen);
+    world.replicas.get_mut(&unseen).unwrap().spec.healthy_at.clear();
+    world.settle();
+    assert_eq!(world.replicas[&unseen].spec.healthy_at, "", "it is no member");
+}
+
+#[test]
 fn an_engine_lets_go_of_a_replica_before_it_is_deleted() {
     let mut world = World::attached_to("n1");
     world.volume_mut().spec.number_of_replicas = 2;
@@ -275,7 +292,7 @@ fn a_volume_that_was_never_used_leaves_an_emptied_node_without_being_attached() 
     world.cluster.nodes.get_mut("n2").unwrap().emptying = Emptying::All;
     world.settle();
     assert_eq!(world.nodes(), ["n1", "n3", "n4"]);
-    assert!(world.tickets.is_empty(), "{:?}", world.tickets);
+    assert!(world.wishes.is_empty(), "{:?}", world.wishes);
 }
 
 #[test]

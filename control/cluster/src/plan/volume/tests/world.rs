@@ -6,11 +6,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::super::*;
 use crate::api::{
-    Condition, DesireState, EngineStatus, EpochRecord, InstanceState, Int64Text, ReplicaMode, ReplicaStatus,
-    VolumeSpec, VolumeState,
+    AttachmentTicket, Condition, DesireState, EngineStatus, EpochRecord, InstanceState, Int64Text,
+    ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
 };
-use crate::plan::FINALIZER;
 use crate::plan::upgrade::{Step, note};
+use crate::plan::{FINALIZER, written};
 use crate::schedule::{Cluster, Disk, Node};
 
 /// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
@@ -41,7 +41,7 @@ pub(super) struct World {
     /// Rebuilds end at once.
     pub(super) rebuilds_end: bool,
     pub(super) told: Vec<&'static str>,
-    pub(super) tickets: Vec<(TicketType, Option<String>)>,
+    pub(super) wishes: Vec<(TicketType, Option<Wish>)>,
 }
 
 impl World {
@@ -78,7 +78,7 @@ impl World {
             unfit: BTreeSet::new(),
             rebuilds_end: true,
             told: Vec::new(),
-            tickets: Vec::new(),
+            wishes: Vec::new(),
         }
     }
 
@@ -164,9 +164,23 @@ impl World {
             Action::CreateSourceSnapshot(..) | Action::DeleteSourceSnapshot(_) => {
                 unreachable!("nothing is cloned")
             }
-            Action::Ticket(kind, node) => self.tickets.push((kind, node)),
+            Action::Ticket(kind, wish) => self.put(kind, wish),
             Action::SetStatus(status) => self.volume_mut().status = Some(*status),
             Action::Tell(event) => self.told.push(event.reason),
+        }
+    }
+
+    /// Puts a ticket on the attachment, or takes it off.
+    pub(super) fn put(&mut self, kind: TicketType, wish: Option<Wish>) {
+        self.wishes.push((kind, wish.clone()));
+        let tickets = &mut self.attachment.as_mut().expect("the attachment is there").spec.attachment_tickets;
+        let id = kind.to_string();
+        if let Some(Wish { node: node_id, parameters }) = wish {
+            let ticket =
+                AttachmentTicket { id: id.clone(), kind, node_id, parameters, ..AttachmentTicket::default() };
+            tickets.insert(id, ticket);
+        } else {
+            tickets.remove(&id);
         }
     }
 
@@ -215,7 +229,8 @@ impl World {
         status.owner_id.clone_from(&engine.spec.node_id);
         if engine.spec.desire_state == DesireState::Stopped {
             let (owner_id, current_image) = (status.owner_id.clone(), status.current_image.clone());
-            *status = EngineStatus { owner_id, current_image, ..EngineStatus::default() };
+            let current_size = status.current_size;
+            *status = EngineStatus { owner_id, current_image, current_size, ..EngineStatus::default() };
             self.processes.remove(&process);
             return;
         }
@@ -266,6 +281,9 @@ impl World {
             };
             if mode == ReplicaMode::ReadWrite {
                 members.push(name.clone());
+            }
+            if status.replica_mode_map.get(name) != Some(&mode) {
+                status.replica_transition_time_map.insert(name.clone(), written(self.now));
             }
             modes.insert(name.clone(), mode);
         }
