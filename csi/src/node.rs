@@ -8,6 +8,7 @@ mod lost;
 mod mounts;
 mod stats;
 mod target;
+mod trimmable;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,10 @@ use crate::proto::csi::{
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology,
 };
 use crate::refused::required;
+use crate::trim::Trims;
 use crate::{Refused, names};
 use target::Staging;
+pub(crate) use trimmable::Trimmable;
 
 /// The key of a node's topology: each node is a place of its own.
 pub(crate) const HOST: &str = "kubernetes.io/hostname";
@@ -56,6 +59,8 @@ pub(crate) struct NodeService {
     /// Where engines put their devices.
     pub(crate) devices: PathBuf,
     pub(crate) guard: Guard,
+    /// File systems that are being trimmed.
+    pub(crate) trims: Trims,
 }
 
 impl NodeService {
@@ -104,8 +109,10 @@ impl NodeService {
     async fn unstage(&self, request: NodeUnstageVolumeRequest) -> Result<(), Refused> {
         let id = required("the volume's id", &request.volume_id)?.to_owned();
         let staging = PathBuf::from(required("the staging target path", &request.staging_target_path)?);
-        let device = self.device(&id).ok();
+        let (device, trims, volume) = (self.device(&id).ok(), self.trims.clone(), id.clone());
         let work = async move {
+            // It would keep the file system busy.
+            trims.end(&volume).await;
             target::unmount(&staging).await?;
             match device {
                 Some(device) => target::write_protect(&device, false).await,

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::proto::node::file_systems_server::FileSystemsServer;
 use control::transport::{TrustedPeers, bind_private};
 use kube::Client;
 use thiserror::Error;
@@ -23,6 +24,7 @@ use crate::proto::csi::node_server::NodeServer;
 use crate::proto::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
+use crate::trim::{FileSystemService, Trims};
 
 /// How to run a driver.
 #[derive(Clone, Debug)]
@@ -124,12 +126,14 @@ pub async fn run(
         most_volumes: options.most_volumes,
         devices: options.devices.clone(),
         guard: Guard::default(),
+        trims: Trims::default(),
     };
     let server = Server::builder()
         .add_service(IdentityServer::new(IdentityService { cluster }))
         .add_service(ControllerServer::new(controller.clone()))
         .add_service(GroupControllerServer::new(controller))
         .add_service(SnapshotMetadataServer::new(metadata))
+        .add_service(FileSystemsServer::new(FileSystemService { node: node.clone() }))
         .add_service(NodeServer::new(node));
     let serve = server.serve_with_incoming(listen(&options.endpoint)?);
     tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");

@@ -197,7 +197,7 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
 }
 
 /// Where the device is bound for a pod: there, or where the kubelet has bound it again.
-fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
+pub(super) fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
     let found = fs::metadata(device).map_err(|e| failed(device, &e))?;
     let (ours, home) = (block_numbers(device), (major(found.dev()), minor(found.dev())));
     // Of the file system that has the node. Others are not looked at: a server that does not answer would keep us.
