@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use tonic::{Request, Response, Status, async_trait};
 
+use crate::Refused;
 use crate::capability::{Access, Use};
 use crate::cluster::Cluster;
 use crate::guard::Guard;
@@ -30,7 +31,6 @@ use crate::proto::csi::{
 };
 use crate::refused::required;
 use crate::trim::Trims;
-use crate::{Refused, names};
 use target::Staging;
 pub(crate) use trimmable::Trimmable;
 
@@ -66,8 +66,8 @@ pub(crate) struct NodeService {
 impl NodeService {
     /// The device of a volume, if it is here.
     fn device(&self, volume: &str) -> Result<PathBuf, Refused> {
-        // A name that leaves the directory is of no volume.
-        let plain = names::resource_name(volume) == volume;
+        // A name that leaves the directory is of no volume. What Longhorn made may be named as no orchestrator's is.
+        let plain = !volume.contains('/') && !volume.starts_with('.');
         let path = self.devices.join(volume);
         if plain && mounts::is_block_device(&path) {
             return Ok(path);

@@ -17,6 +17,7 @@ use csi::proto::csi as proto;
 use csi::{Holder, ReadSnapshots, SnapshotMap};
 use proto::node_client::NodeClient;
 use proto::volume_capability::access_mode::Mode;
+use proto::volume_capability::{AccessType, MountVolume};
 use proto::{
     CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
@@ -410,7 +411,10 @@ async fn what_cannot_be_trimmed_is_refused_with_a_reason() {
         assert!(code == Code::FailedPrecondition && why.contains(says), "{code:?} {why}");
     };
     assert_eq!(kubelet.begin_to_trim("w", "1").await.unwrap_err().0, Code::NotFound);
-    assert_eq!(kubelet.begin_to_trim("../v", "1").await.unwrap_err().0, Code::NotFound);
+    assert_eq!(kubelet.begin_to_trim("../dev/v", "1").await.unwrap_err().0, Code::NotFound);
+    // What Longhorn made may have a dot in its name.
+    fs::hard_link(kubelet.device(), kubelet.text("dev/v.1")).unwrap();
+    assert_eq!(kubelet.begin_to_trim("v.1", "1").await.unwrap_err().0, Code::FailedPrecondition);
     assert_eq!(kubelet.begin_to_trim("", "1").await.unwrap_err().0, Code::InvalidArgument);
     assert_eq!(kubelet.begin_to_trim(VOLUME, "").await.unwrap_err().0, Code::InvalidArgument);
     refused(&kubelet, "no file system of it is mounted").await;
@@ -424,4 +428,66 @@ async fn what_cannot_be_trimmed_is_refused_with_a_reason() {
     kubelet.publish("target-1", false).await.unwrap();
     refused(&kubelet, "used as a device").await;
     kubelet.unpublish("target-1").await;
+}
+
+/// With a file system of that kind.
+fn of_kind(fs_type: &str) -> VolumeCapability {
+    let mount = MountVolume { fs_type: fs_type.to_owned(), ..MountVolume::default() };
+    VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::SingleNodeWriter) }
+}
+
+#[tokio::test]
+async fn what_is_staged_is_taken_for_nothing_else() {
+    let test = "what_is_staged_is_taken_for_nothing_else";
+    let Some((mut kubelet, _device)) = Kubelet::start(test, of_kind("ext4")).await else { return };
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.read_only = true;
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is there for writing");
+    kubelet.unstage().await;
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.read_only = false;
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is there for reading only");
+    kubelet.unstage().await;
+    kubelet.stage().await.unwrap();
+    kubelet.capability = of_kind("xfs");
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is another file system");
+    kubelet.capability = capability(Mode::SingleNodeWriter);
+    kubelet.stage().await.unwrap();
+    // Options of the class say it, too.
+    kubelet.unstage().await;
+    let mount = MountVolume { mount_flags: vec!["ro".to_owned()], ..MountVolume::default() };
+    kubelet.capability =
+        VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..kubelet.capability.clone() };
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
+async fn a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is() {
+    let test = "a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind("xfs")).await else { return };
+    let device = enlarge(&kubelet, 320 << 20);
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    fs::write(kubelet.path("target-1/data"), "kept").unwrap();
+    kubelet.unpublish("target-1").await;
+    kubelet.unstage().await;
+    kubelet.stage().await.unwrap();
+    assert_eq!(fs::read_to_string(kubelet.path("staging/data")).unwrap(), "kept", "it is done");
+    kubelet.unstage().await;
+    // As mkfs.xfs leaves it when it is killed.
+    run(&["xfs_db", "-x", "-c", "sb 0", "-c", "write inprogress 1", &device.device]).unwrap();
+    assert!(run(&["blkid", "-p", &device.device]).unwrap().contains("TYPE=\"xfs\""));
+    kubelet.read_only = true;
+    assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition), "for reading there is nothing");
+    kubelet.read_only = false;
+    kubelet.stage().await.unwrap();
+    assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()]);
+    kubelet.unstage().await;
 }

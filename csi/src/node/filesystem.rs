@@ -18,6 +18,10 @@ const BLKID_NOTHING: i32 = 2;
 /// Bytes that a device has to give before it counts as empty; every volume has more.
 const BEGINNING: usize = 1 << 20;
 
+/// How an XFS begins, and where its superblock says that mkfs.xfs is not done (`sb_inprogress`, XFS Filesystem Structure).
+const XFS_MAGIC: &[u8] = b"XFSB";
+const XFS_IN_PROGRESS: usize = 126;
+
 /// What fsck(8) may end with: errors were corrected, and a reboot is suggested; more is for people.
 const FSCK_CORRECTED: i32 = 1;
 
@@ -61,6 +65,8 @@ pub(super) fn text(path: &Path) -> Result<&str, Refused> {
 pub(super) enum Content {
     /// Nothing that is known: it may be formatted.
     Nothing,
+    /// A file system of this kind that was never finished: whoever made it was ended meanwhile. It never held anything.
+    Begun(String),
     /// This file system.
     FileSystem(String),
     /// Something else, a partition table for instance.
@@ -73,19 +79,31 @@ pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
     let output =
         run("blkid", &["-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", "-s", "USAGE", path]).await?;
     match output.status.code() {
-        Some(0) => Ok(content(&String::from_utf8_lossy(&output.stdout))),
+        Some(0) => match content(&String::from_utf8_lossy(&output.stdout)) {
+            Content::FileSystem(kind) if kind == "xfs" && is_unfinished_xfs(device).await? => {
+                Ok(Content::Begun(kind))
+            }
+            other => Ok(other),
+        },
         // It says the same of a device that it cannot read.
-        Some(BLKID_NOTHING) => can_be_read(device).await.map(|()| Content::Nothing),
+        Some(BLKID_NOTHING) => beginning(device).await.map(|_| Content::Nothing),
         _ => Err(Refused::Failed(format!("blkid {path}: {}: {}", output.status, said(&output)))),
     }
 }
 
-/// Fails unless the beginning of the device, where file systems have their marks, can be read.
-async fn can_be_read(device: &Path) -> Result<(), Refused> {
+/// True for an XFS that mkfs has not marked as done: no kernel mounts it, and none ever did.
+async fn is_unfinished_xfs(device: &Path) -> Result<bool, Refused> {
+    let beginning = beginning(device).await?;
+    Ok(beginning.starts_with(XFS_MAGIC) && beginning.get(XFS_IN_PROGRESS) == Some(&1))
+}
+
+/// The beginning of the device, where file systems have their marks. Fails unless all of it can be read.
+async fn beginning(device: &Path) -> Result<Vec<u8>, Refused> {
     let path = device.to_owned();
-    let read = move || -> std::io::Result<()> {
+    let read = move || -> std::io::Result<Vec<u8>> {
         let mut beginning = vec![0; BEGINNING];
-        std::fs::File::open(path)?.read_exact(&mut beginning)
+        std::fs::File::open(path)?.read_exact(&mut beginning)?;
+        Ok(beginning)
     };
     let done = tokio::task::spawn_blocking(read).await.map_err(|e| Refused::Failed(e.to_string()))?;
     done.map_err(|e| Refused::Failed(format!("{} cannot be read: {e}", device.display())))
@@ -102,13 +120,16 @@ fn content(told: &str) -> Content {
     }
 }
 
-/// Makes a file system. `options`: further arguments of mkfs.
-pub(super) async fn make(device: &Path, kind: &str, options: &str) -> Result<(), Refused> {
+/// Makes a file system. `options`: further arguments of mkfs; `over`: over one that is there.
+pub(super) async fn make(device: &Path, kind: &str, options: &str, over: bool) -> Result<(), Refused> {
     let path = text(device)?;
     let mut args: Vec<&str> = options.split_whitespace().collect();
     if kind == "ext4" {
         // Reserved blocks are for a system's own disk.
         args.extend(["-m0"]);
+    }
+    if over {
+        args.push(if kind == "ext4" { "-F" } else { "-f" });
     }
     args.push(path);
     tracing::info!(device = path, kind, "file system is made");
@@ -239,7 +260,7 @@ mod tests {
         for (kind, size) in [("ext4", 16 << 20), ("xfs", 300 << 20)] {
             std::fs::File::create(&file).unwrap().set_len(size).unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::Nothing);
-            make(&file, kind, "").await.unwrap();
+            make(&file, kind, "", false).await.unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::FileSystem(kind.to_owned()));
             check(&file, kind).await.unwrap();
         }
@@ -252,7 +273,7 @@ mod tests {
         let image = dir.path().join("image");
         let file = std::fs::File::create(&image).unwrap();
         file.set_len(16 << 20).unwrap();
-        make(&image, "ext4", "-b1024").await.unwrap();
+        make(&image, "ext4", "-b1024", false).await.unwrap();
         // Blocks of a file system, of 1 KiB (ext4's s_blocks_count_lo, 4 bytes into the second KiB).
         let blocks = || {
             let bytes = std::fs::read(&image).unwrap();
