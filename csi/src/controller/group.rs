@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::ControllerService;
 use super::snapshots::{GROUP_LABEL, handle, told};
-use crate::names::{group_handle, group_name, resource_name};
+use crate::names::{group_handle, group_name, resource_name, snapshot_name};
 use crate::proto::csi::group_controller_server::GroupController;
 use crate::proto::csi::group_controller_service_capability::rpc::Type as Ability;
 use crate::proto::csi::group_controller_service_capability::{Rpc, Type};
@@ -61,7 +61,7 @@ impl ControllerService {
         let mut taken = Vec::new();
         for volume in &volumes {
             let full = format!("{given}/{volume}");
-            taken.push(self.take_snapshot(&resource_name(&full), &full, volume, Some(&group)).await?);
+            taken.push(self.take_snapshot(&snapshot_name(&full), &full, volume, Some(&group)).await?);
         }
         if let Err(e) = self.check_one_moment(&volumes).await {
             for snapshot in &taken {

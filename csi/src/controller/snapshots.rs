@@ -8,7 +8,7 @@ use lh_cluster::api::{Snapshot, SnapshotSpec};
 
 use super::ControllerService;
 use super::look::page;
-use crate::names::{GIVEN_NAME, SnapshotHandle, group_handle, resource_name};
+use crate::names::{GIVEN_NAME, SnapshotHandle, group_handle, snapshot_name};
 use crate::proto::csi::list_snapshots_response::Entry;
 use crate::proto::csi::{
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
@@ -28,7 +28,7 @@ impl ControllerService {
         let given = required("the snapshot's name", &request.name)?;
         let volume = required("the source volume's id", &request.source_volume_id)?;
         parameters::snapshot(&request.parameters)?;
-        let name = resource_name(given);
+        let name = snapshot_name(given);
         let _held = self.guard.take(&name)?;
         let snapshot = self.take_snapshot(&name, given, volume, None).await?;
         Ok(CreateSnapshotResponse { snapshot: Some(told(&snapshot)) })

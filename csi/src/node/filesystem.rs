@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use tokio::process::Command;
@@ -22,8 +22,9 @@ const BEGINNING: usize = 1 << 20;
 const XFS_MAGIC: &[u8] = b"XFSB";
 const XFS_IN_PROGRESS: usize = 126;
 
-/// What fsck(8) may end with: errors were corrected, and a reboot is suggested; more is for people.
-const FSCK_CORRECTED: i32 = 1;
+/// What fsck.ext4 ends with, bit by bit: errors were corrected, of a file system that is in use; errors are left.
+const FSCK_CORRECTED: i32 = 1 | 2;
+const FSCK_LEFT: i32 = 4;
 
 /// Runs a program. Its output is what it said.
 pub(super) async fn run(program: &str, args: &[&str]) -> Result<Output, Refused> {
@@ -144,17 +145,18 @@ pub(super) async fn check(device: &Path, kind: &str) -> Result<(), Refused> {
     }
     let path = text(device)?;
     let output = run("fsck.ext4", &["-p", path]).await?;
-    match output.status.code() {
-        Some(code) if code <= FSCK_CORRECTED => Ok(()),
-        _ => Err(needs_repair(path, &output)),
-    }
+    checked(path, output.status, &said(&output))
 }
 
-fn needs_repair(path: &str, output: &Output) -> Refused {
-    Refused::Failed(format!(
-        "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {}",
-        said(output)
-    ))
+/// What a check has found. One that was ended, or could not read the device, says nothing of the file system.
+fn checked(path: &str, status: ExitStatus, said: &str) -> Result<(), Refused> {
+    match status.code() {
+        Some(code) if code & !FSCK_CORRECTED == 0 => Ok(()),
+        Some(code) if code & FSCK_LEFT != 0 => Err(Refused::Failed(format!(
+            "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {said}"
+        ))),
+        _ => Err(Refused::Failed(format!("fsck.ext4 {path}: {status}: {said}"))),
+    }
 }
 
 /// Mounts a file system.
@@ -217,9 +219,7 @@ pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<Grow
 pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
     let path = text(device)?;
     let output = run("fsck.ext4", &["-f", "-p", path]).await?;
-    if output.status.code().is_none_or(|code| code > FSCK_CORRECTED) {
-        return Err(needs_repair(path, &output));
-    }
+    checked(path, output.status, &said(&output))?;
     must("resize2fs", &[path]).await.map(drop)
 }
 
@@ -251,6 +251,24 @@ mod tests {
             assert_eq!(content(told), expected);
         }
         assert!(matches!(content(""), Content::Other(_)), "success without a word is no empty device");
+    }
+
+    #[test]
+    fn only_errors_that_are_left_need_people() {
+        use std::os::unix::process::ExitStatusExt;
+        // As wait(2) gives them: an exit status is the second byte, a signal the first.
+        for (raw, expected) in [
+            (0, Ok(())),
+            (1 << 8, Ok(())),
+            (3 << 8, Ok(())),
+            (4 << 8, Err(true)),
+            (12 << 8, Err(true)),
+            (8 << 8, Err(false)),
+            (9, Err(false)),
+        ] {
+            let found = checked("/dev/x", ExitStatus::from_raw(raw), "why");
+            assert_eq!(found.map_err(|e| e.to_string().contains("asks questions")), expected, "{raw}");
+        }
     }
 
     #[tokio::test]
