@@ -15,6 +15,12 @@ pub mod volume {
     tonic::include_proto!("longhorn.volume");
 }
 
+/// Package `longhorn.node`: what the CSI driver of a node does for the node's manager.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod node {
+    tonic::include_proto!("longhorn.node");
+}
+
 /// What Longhorn declares outside of any package: the service of processes. The generated code of the package `imrpc`
 /// looks for two of its messages here.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]

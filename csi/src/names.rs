@@ -7,6 +7,7 @@
 use std::fmt;
 use std::fmt::Write as _;
 
+use lh_cluster::plan::snapshot::is_own_name;
 use sha2::{Digest, Sha256};
 
 /// Longest name of a volume or a snapshot, in bytes.
@@ -31,6 +32,12 @@ pub fn resource_name(given: &str) -> String {
     name.push('-');
     name.push_str(&checksum([given])[..DIGITS]);
     name
+}
+
+/// The same of a snapshot, whose name is none that managers give theirs.
+pub fn snapshot_name(given: &str) -> String {
+    let name = resource_name(given);
+    if is_own_name(&name) { resource_name(&format!("s/{given}")) } else { name }
 }
 
 /// True for a DNS label (RFC 1123) that is short enough.
@@ -112,6 +119,18 @@ mod tests {
             assert_eq!(resource_name(given), name);
         }
         assert_ne!(resource_name("A"), resource_name("a"));
+    }
+
+    #[test]
+    fn a_snapshot_has_no_name_of_the_managers_own() {
+        assert_eq!(snapshot_name("snapshot-1"), "snapshot-1");
+        let long = format!("clone-{}", "x".repeat(100));
+        for given in ["volume-head", "clone-unfinished", "clone-pvc-1", long.as_str()] {
+            let name = snapshot_name(given);
+            assert!(fits(&name) && !is_own_name(&name), "{given:?} became {name:?}");
+            assert_eq!(snapshot_name(given), name);
+        }
+        assert_ne!(snapshot_name("clone-a"), snapshot_name("clone-b"));
     }
 
     #[test]

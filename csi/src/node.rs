@@ -8,12 +8,14 @@ mod lost;
 mod mounts;
 mod stats;
 mod target;
+mod trimmable;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
 
 use tonic::{Request, Response, Status, async_trait};
 
+use crate::Refused;
 use crate::capability::{Access, Use};
 use crate::cluster::Cluster;
 use crate::guard::Guard;
@@ -28,8 +30,9 @@ use crate::proto::csi::{
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology,
 };
 use crate::refused::required;
-use crate::{Refused, names};
+use crate::trim::Trims;
 use target::Staging;
+pub(crate) use trimmable::Trimmable;
 
 /// The key of a node's topology: each node is a place of its own.
 pub(crate) const HOST: &str = "kubernetes.io/hostname";
@@ -56,13 +59,15 @@ pub(crate) struct NodeService {
     /// Where engines put their devices.
     pub(crate) devices: PathBuf,
     pub(crate) guard: Guard,
+    /// File systems that are being trimmed.
+    pub(crate) trims: Trims,
 }
 
 impl NodeService {
     /// The device of a volume, if it is here.
     fn device(&self, volume: &str) -> Result<PathBuf, Refused> {
-        // A name that leaves the directory is of no volume.
-        let plain = names::resource_name(volume) == volume;
+        // A name that leaves the directory is of no volume. What Longhorn made may be named as no orchestrator's is.
+        let plain = !volume.contains('/') && !volume.starts_with('.');
         let path = self.devices.join(volume);
         if plain && mounts::is_block_device(&path) {
             return Ok(path);
@@ -104,8 +109,10 @@ impl NodeService {
     async fn unstage(&self, request: NodeUnstageVolumeRequest) -> Result<(), Refused> {
         let id = required("the volume's id", &request.volume_id)?.to_owned();
         let staging = PathBuf::from(required("the staging target path", &request.staging_target_path)?);
-        let device = self.device(&id).ok();
+        let (device, trims, volume) = (self.device(&id).ok(), self.trims.clone(), id.clone());
         let work = async move {
+            // It would keep the file system busy.
+            trims.end(&volume).await;
             target::unmount(&staging).await?;
             match device {
                 Some(device) => target::write_protect(&device, false).await,

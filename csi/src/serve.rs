@@ -4,8 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::proto::node::file_systems_server::FileSystemsServer;
 use control::transport::{TrustedPeers, bind_private};
-use kube::Client;
+use kube::{Client, Config};
+use lh_cluster::run::Clients;
 use thiserror::Error;
 use tonic::transport::Server;
 
@@ -23,6 +25,7 @@ use crate::proto::csi::node_server::NodeServer;
 use crate::proto::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
+use crate::trim::{FileSystemService, Trims};
 
 /// How to run a driver.
 #[derive(Clone, Debug)]
@@ -87,8 +90,13 @@ pub async fn run_here(
     snapshots: Source,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let client = Client::try_default().await.map_err(Box::new)?;
-    run(options, client, snapshots, stop).await
+    let config = Config::infer().await.map_err(|e| Box::new(kube::Error::InferConfig(e)))?;
+    run(options, client(&config).map_err(Box::new)?, snapshots, stop).await
+}
+
+/// A way to the API server on which each request ends: one that nobody answers would hold its volume for ever.
+fn client(config: &Config) -> kube::Result<Client> {
+    Ok(Clients::with(config)?.requests)
 }
 
 /// Runs the driver until `stop` is ready. What is mounted stays so. Before anything, it makes sure that Longhorn's own
@@ -124,12 +132,14 @@ pub async fn run(
         most_volumes: options.most_volumes,
         devices: options.devices.clone(),
         guard: Guard::default(),
+        trims: Trims::default(),
     };
     let server = Server::builder()
         .add_service(IdentityServer::new(IdentityService { cluster }))
         .add_service(ControllerServer::new(controller.clone()))
         .add_service(GroupControllerServer::new(controller))
         .add_service(SnapshotMetadataServer::new(metadata))
+        .add_service(FileSystemsServer::new(FileSystemService { node: node.clone() }))
         .add_service(NodeServer::new(node));
     let serve = server.serve_with_incoming(listen(&options.endpoint)?);
     tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");
@@ -179,6 +189,24 @@ fn register(options: &Options) -> Result<impl Future<Output = Result<(), RunErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A driver whose requests never end holds the guards of their volumes for ever.
+    #[tokio::test]
+    async fn an_api_server_that_takes_a_question_and_says_nothing_keeps_nobody() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
+        // Connections are made, and nobody reads from them.
+        let mute = tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                open.push(stream);
+            }
+        });
+        let cluster = Cluster::new(client(&config).unwrap(), "longhorn-system");
+        let asked = tokio::time::timeout(Duration::from_secs(60), cluster.volume("v")).await;
+        assert!(matches!(asked, Ok(Err(crate::Refused::Unavailable(_)))), "{asked:?}");
+        mute.abort();
+    }
 
     #[test]
     fn the_path_of_the_registration_is_an_authority_as_the_kubelet_sends_it() {

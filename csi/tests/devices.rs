@@ -1,5 +1,6 @@
 //! What the driver does with a node's devices and mounts, with loop devices in the place of volumes: devices that are lost,
-//! that are for reading in one place and for writing in another, that do not grow. Needs root and loop devices.
+//! that are for reading in one place and for writing in another, that do not grow, that are trimmed. Needs root and loop
+//! devices.
 
 mod cluster;
 
@@ -10,10 +11,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cluster::{Cluster, MIB, block, capability};
+use control::proto::node::file_systems_client::FileSystemsClient;
+use control::proto::node::{TrimRequest, TrimState};
 use csi::proto::csi as proto;
 use csi::{Holder, ReadSnapshots, SnapshotMap};
 use proto::node_client::NodeClient;
 use proto::volume_capability::access_mode::Mode;
+use proto::volume_capability::{AccessType, MountVolume};
 use proto::{
     CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
@@ -153,6 +157,23 @@ impl Kubelet {
         let request =
             NodeUnstageVolumeRequest { volume_id: VOLUME.into(), staging_target_path: self.text("staging") };
         self.node.node_unstage_volume(request).await.unwrap();
+    }
+
+    /// Has the file system trimmed, and waits for the end of that.
+    async fn trim(&self, request: &str) -> Result<TrimState, (Code, String)> {
+        loop {
+            let state = self.begin_to_trim(VOLUME, request).await?;
+            if !state.running {
+                return Ok(state);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn begin_to_trim(&self, volume: &str, request: &str) -> Result<TrimState, (Code, String)> {
+        let request = TrimRequest { volume: volume.to_owned(), request: request.to_owned() };
+        let answer = FileSystemsClient::new(self.cluster.channel.clone()).trim(request).await;
+        answer.map(|a| a.into_inner()).map_err(|e| (e.code(), e.message().to_owned()))
     }
 
     /// What is mounted at and below a name, by its device.
@@ -315,4 +336,158 @@ async fn a_pod_is_not_kept_from_a_volume_that_does_not_grow() {
         "{refused} {}",
         device.device
     );
+}
+
+/// Bytes that a file takes on its disk.
+fn allocated(file: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(file).unwrap().blocks() * 512
+}
+
+/// A larger device in the place of the one that a kubelet began with: sparse, and empty.
+fn enlarge(kubelet: &Kubelet, bytes: u64) -> Loop {
+    let file = kubelet.path("large");
+    File::create(&file).unwrap().set_len(bytes).unwrap();
+    let device = Loop::of(file).unwrap();
+    kubelet.is_now(&device);
+    device
+}
+
+#[tokio::test]
+async fn what_a_file_system_does_not_use_is_given_back_once_for_a_request() {
+    let test = "what_a_file_system_does_not_use_is_given_back_once_for_a_request";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    // More than one piece, and the file system ends before its device.
+    let device = enlarge(&kubelet, 5 << 30);
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    File::options().write(true).open(&device.file).unwrap().set_len(13 << 30).unwrap();
+    run(&["losetup", "--set-capacity", &device.device]).unwrap();
+    fs::write(kubelet.path("target-1/data"), vec![7; 24 << 20]).unwrap();
+    run(&["sync", "-f", &kubelet.text("target-1")]).unwrap();
+    fs::remove_file(kubelet.path("target-1/data")).unwrap();
+    run(&["sync", "-f", &kubelet.text("target-1")]).unwrap();
+    let before = allocated(&device.file);
+    let state = kubelet.trim("1").await.unwrap();
+    assert!(state.error.is_empty() && state.bytes > 9 << 29 && state.bytes < 5 << 30, "{state:?}");
+    let after = allocated(&device.file);
+    assert!(after + (20 << 20) < before, "{before} bytes, and {after} afterwards");
+    assert_eq!(kubelet.trim("1").await.unwrap(), state, "it is told again, and not done again");
+    let again = kubelet.trim("2").await.unwrap();
+    assert!(again.error.is_empty() && again.bytes < state.bytes, "{again:?}");
+    kubelet.unpublish("target-1").await;
+    kubelet.unstage().await;
+    assert!(kubelet.mounted("").is_empty());
+}
+
+#[tokio::test]
+async fn a_volume_that_is_unmounted_waits_for_one_piece_of_its_trimming() {
+    let test = "a_volume_that_is_unmounted_waits_for_one_piece_of_its_trimming";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    let _device = enlarge(&kubelet, 64 << 30);
+    for round in 0..5 {
+        kubelet.stage().await.unwrap();
+        let request = format!("{round}");
+        assert!(kubelet.begin_to_trim(VOLUME, &request).await.unwrap().running);
+        // At different moments of it.
+        tokio::time::sleep(std::time::Duration::from_millis(round * 3)).await;
+        kubelet.unstage().await;
+        assert!(kubelet.mounted("").is_empty());
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_trimmed_is_refused_with_a_reason() {
+    let test = "what_cannot_be_trimmed_is_refused_with_a_reason";
+    let Some((mut kubelet, _device)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    let refused = async |kubelet: &Kubelet, says: &str| {
+        let (code, why) = kubelet.begin_to_trim(VOLUME, "1").await.unwrap_err();
+        assert!(code == Code::FailedPrecondition && why.contains(says), "{code:?} {why}");
+    };
+    assert_eq!(kubelet.begin_to_trim("w", "1").await.unwrap_err().0, Code::NotFound);
+    assert_eq!(kubelet.begin_to_trim("../dev/v", "1").await.unwrap_err().0, Code::NotFound);
+    // What Longhorn made may have a dot in its name.
+    fs::hard_link(kubelet.device(), kubelet.text("dev/v.1")).unwrap();
+    assert_eq!(kubelet.begin_to_trim("v.1", "1").await.unwrap_err().0, Code::FailedPrecondition);
+    assert_eq!(kubelet.begin_to_trim("", "1").await.unwrap_err().0, Code::InvalidArgument);
+    assert_eq!(kubelet.begin_to_trim(VOLUME, "").await.unwrap_err().0, Code::InvalidArgument);
+    refused(&kubelet, "no file system of it is mounted").await;
+    kubelet.stage().await.unwrap();
+    kubelet.unstage().await;
+    kubelet.read_only = true;
+    kubelet.stage().await.unwrap();
+    refused(&kubelet, "for reading only").await;
+    kubelet.unstage().await;
+    (kubelet.read_only, kubelet.capability) = (false, block(Mode::SingleNodeWriter));
+    kubelet.publish("target-1", false).await.unwrap();
+    refused(&kubelet, "used as a device").await;
+    kubelet.unpublish("target-1").await;
+}
+
+/// With a file system of that kind.
+fn of_kind(fs_type: &str) -> VolumeCapability {
+    let mount = MountVolume { fs_type: fs_type.to_owned(), ..MountVolume::default() };
+    VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::SingleNodeWriter) }
+}
+
+#[tokio::test]
+async fn what_is_staged_is_taken_for_nothing_else() {
+    let test = "what_is_staged_is_taken_for_nothing_else";
+    let Some((mut kubelet, _device)) = Kubelet::start(test, of_kind("ext4")).await else { return };
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.read_only = true;
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is there for writing");
+    kubelet.unstage().await;
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.read_only = false;
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is there for reading only");
+    kubelet.unstage().await;
+    kubelet.stage().await.unwrap();
+    kubelet.capability = of_kind("xfs");
+    assert_eq!(kubelet.stage().await, Err(Code::AlreadyExists), "it is another file system");
+    kubelet.capability = capability(Mode::SingleNodeWriter);
+    kubelet.stage().await.unwrap();
+    // Options of the class say it, too.
+    kubelet.unstage().await;
+    let mount = MountVolume { mount_flags: vec!["ro".to_owned()], ..MountVolume::default() };
+    kubelet.capability =
+        VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..kubelet.capability.clone() };
+    for _ in 0..2 {
+        kubelet.stage().await.unwrap();
+    }
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
+async fn a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is() {
+    let test = "a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind("xfs")).await else { return };
+    let device = enlarge(&kubelet, 320 << 20);
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    fs::write(kubelet.path("target-1/data"), "kept").unwrap();
+    kubelet.unpublish("target-1").await;
+    kubelet.unstage().await;
+    kubelet.stage().await.unwrap();
+    assert_eq!(fs::read_to_string(kubelet.path("staging/data")).unwrap(), "kept", "it is done");
+    kubelet.unstage().await;
+    // As mkfs.xfs leaves it when it is killed.
+    run(&["xfs_db", "-x", "-c", "sb 0", "-c", "write inprogress 1", &device.device]).unwrap();
+    assert!(run(&["blkid", "-p", &device.device]).unwrap().contains("TYPE=\"xfs\""));
+    kubelet.read_only = true;
+    assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition), "for reading there is nothing");
+    kubelet.read_only = false;
+    kubelet.stage().await.unwrap();
+    assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()]);
+    kubelet.unstage().await;
 }

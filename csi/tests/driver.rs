@@ -226,11 +226,15 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
         (snap("snap://w/s"), Code::NotFound),
         (snap("nonsense"), Code::NotFound),
         (volume("none"), Code::NotFound),
-        (volume("v"), Code::OutOfRange),
     ] {
         let request = CreateVolumeRequest { volume_content_source: source.clone(), ..wish("other", 65) };
         assert_eq!(cluster.create(request).await, Err(code), "{source:?}");
     }
+    let small = Some(CapacityRange { required_bytes: MIB, limit_bytes: 60 * MIB });
+    let small =
+        CreateVolumeRequest { volume_content_source: volume("v"), capacity_range: small, ..wish("other", 1) };
+    assert_eq!(cluster.create(small).await, Err(Code::OutOfRange));
+    assert!(cluster.server.get("volumes", "other").is_none());
 
     let delete = |id: &str| DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
     for id in ["snap://v/s", "snap://v/s", "nonsense"] {
@@ -241,6 +245,62 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     let other = CreateVolumeRequest { volume_content_source: snap("snap://v/t"), ..clone };
     assert_eq!(cluster.create(other).await, Err(Code::AlreadyExists));
     cluster.delete("v").await.unwrap();
+}
+
+/// Deleted, and kept by somebody's finalizer.
+async fn goes(cluster: &Cluster, kind: &str, name: &str) {
+    cluster.server.apply(kind, name, &json!({ "metadata": { "finalizers": ["test/keeps"] } }));
+    cluster.server.delete(kind, name);
+    assert!(cluster.server.get(kind, name).unwrap()["metadata"]["deletionTimestamp"].is_string());
+}
+
+#[tokio::test]
+async fn a_volume_that_is_larger_than_what_it_is_made_of_grows_once_it_holds_that() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let snapshot = Source::Snapshot(SnapshotSource { snapshot_id: "snap://v/s".to_owned() });
+    let of = |mib: i64| CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(snapshot.clone()) }),
+        ..wish("clone", mib)
+    };
+    for _ in 0..2 {
+        assert_eq!(cluster.create(of(128)).await.unwrap().capacity_bytes, 128 * MIB);
+        let volume = cluster.server.get("volumes", "clone").unwrap();
+        assert_eq!(volume["spec"]["size"], json!((128 * MIB).to_string()));
+    }
+    assert_eq!(cluster.create(of(64)).await, Err(Code::AlreadyExists));
+    // The driver ended before it had asked for more.
+    let copied = json!({ "spec": { "size": (64 * MIB).to_string() } });
+    cluster.server.apply("volumes", "clone", &copied);
+    assert_eq!(cluster.create(of(128)).await.unwrap().capacity_bytes, 128 * MIB);
+    assert_eq!(
+        cluster.server.get("volumes", "clone").unwrap()["spec"]["size"],
+        json!((128 * MIB).to_string())
+    );
+}
+
+#[tokio::test]
+async fn what_goes_is_no_source_and_an_odd_time_hides_no_other_snapshot() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    for name in ["s", "t"] {
+        cluster.snapshot("v", name).await.unwrap();
+    }
+    let odd = json!({ "status": { "creationTime": "some day" } });
+    cluster.server.apply("snapshots", "t", &odd);
+    let all = cluster.controller().list_snapshots(proto::ListSnapshotsRequest::default()).await.unwrap();
+    assert_eq!(all.into_inner().entries.len(), 2);
+    goes(&cluster, "snapshots", "s").await;
+    let snapshot = Source::Snapshot(SnapshotSource { snapshot_id: "snap://v/s".to_owned() });
+    let request = CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(snapshot) }),
+        ..wish("clone", 64)
+    };
+    assert_eq!(cluster.create(request).await, Err(Code::NotFound));
+    goes(&cluster, "volumes", "v").await;
+    assert_eq!(cluster.snapshot("v", "u").await, Err(Code::NotFound));
+    assert!(cluster.server.get("snapshots", "u").is_none());
 }
 
 #[tokio::test]

@@ -78,9 +78,11 @@ async fn live(channel: &Channel, kind: &str) {
     };
     assert!(!written, "{kind}: written to though it is for reading only");
     // The clone is mounted beside its source, whose UUID it has.
-    let clone = pod.create(&format!("life-{kind}-clone"), Some(&snapshot)).await;
+    let clone = pod.create_sized(&format!("life-{kind}-clone"), Some(&snapshot), 640).await;
     let at = pod.mount(&clone, false).await;
     assert!(read(&at, old.len()) == old, "{kind}: a clone without its snapshot's bytes");
+    let total = pod.total(&clone).await;
+    assert!(total > 480 << 20, "{kind}: a clone that was asked for with 640 MiB has {total} bytes");
     write(&at, &new);
     assert!(read(&at, new.len()) == new);
     // What refused writes to a volume refuses none to the next one with its number.

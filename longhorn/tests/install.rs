@@ -118,6 +118,7 @@ const PODS: &[Hole<'_>] = &[(
 
 const MANAGER: &[Hole<'_>] = &[
     ("/var/lib/longhorn", "{{ .Values.dataPath }}"),
+    ("/var/lib/kubelet", "{{ .Values.kubeletPath }}"),
     (
         r#"resources: {"requests": {"cpu": "250m", "memory": "256Mi"}}"#,
         "resources: {{ toJson .Values.resources.instanceManager }}",

@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         webhook,
     };
     let mut terminate = signal(SignalKind::terminate())?;
-    run_here(options, Reach::ThisMachine, async move {
+    run_here(options, Reach::ThisMachine, None, async move {
         terminate.recv().await;
     })
     .await?;

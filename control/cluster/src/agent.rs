@@ -111,6 +111,17 @@ pub struct EngineView {
     pub relay_from: String,
 }
 
+/// How the trimming of a file system goes, or went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrimView {
+    /// It is not through yet.
+    pub running: bool,
+    /// Bytes that the volume was told of so far.
+    pub bytes: u64,
+    /// Why it ended early; empty if it did not.
+    pub error: String,
+}
+
 /// What a replica says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaView {
@@ -165,6 +176,9 @@ pub enum AgentError {
     /// Its instance manager does not answer: it may be starting, or gone.
     #[error("the instance manager of this node does not answer: {0}")]
     Away(String),
+    /// The CSI driver of the node does not answer: it may be starting, or gone.
+    #[error("the CSI driver of this node does not answer: {0}")]
+    DriverAway(String),
     /// This build cannot do it. Asking again is useless.
     #[error("{0}")]
     Unbuilt(String),
@@ -244,6 +258,12 @@ pub trait Agent: Send + Sync + 'static {
 
     /// Marks a snapshot for removal.
     async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError>;
+
+    /// Has the file system that is mounted from a volume tell the volume what it does not use, once for each request, and
+    /// asks how that goes. Refused ([`AgentError::Failed`]) where there is none.
+    async fn trim(&self, _volume: &str, _request: &str) -> Result<TrimView, AgentError> {
+        Err(AgentError::Unbuilt("nobody on this node trims file systems".to_owned()))
+    }
 
     /// Looks at what is at a disk's path.
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String>;

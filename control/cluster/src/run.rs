@@ -25,7 +25,9 @@ mod patience;
 mod pods;
 mod programs;
 mod queue;
+mod request;
 mod shelf;
+mod trim;
 mod upgrades;
 mod webhook;
 
@@ -49,6 +51,7 @@ use queue::{Outcome, Queue};
 
 pub use alone::alone;
 pub use clients::Clients;
+pub use request::{RequestError, Trimmed, request_trim, trim};
 
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
 /// server. Engines do not tell by themselves yet.
@@ -159,13 +162,15 @@ impl Context {
 }
 
 /// Runs the manager of this machine until `stop` is ready: with the API server that `KUBECONFIG` or the pod's service
-/// account names, and the instance manager of the root. `reach`: how engines of other nodes reach replicas of this one.
+/// account names, and the instance manager of the root. `reach`: how engines of other nodes reach replicas of this one;
+/// `driver`: the socket of this node's CSI driver, if there is one.
 ///
 /// # Errors
 /// [`RunError`].
 pub async fn run_here(
     options: Options,
     reach: Reach,
+    driver: Option<PathBuf>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
@@ -173,7 +178,8 @@ pub async fn run_here(
     let clients = Clients::of_this_place().await.map_err(Box::new)?;
     // What runs, whatever lies by now where it was started from.
     let own = PathBuf::from("/proc/self/exe");
-    let agent = Arc::new(LocalAgent::new(root, options.authority.clone(), reach, own));
+    let agent = LocalAgent::new(root, options.authority.clone(), reach, own).with_driver(driver);
+    let agent = Arc::new(agent);
     run(options, clients, agent, stop).await
 }
 
@@ -314,6 +320,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
             Ok(Outcome::Done)
         }
         (Key::Certificate, _) if context.options.webhook.is_none() => Ok(Outcome::Done),
+        (Key::Trim(name), lead) => trim::look(context, lead.as_deref(), name).await,
         (Key::Certificate, lead) => certificate::look(context, lead.is_some()).await,
         (Key::Volume(name), Some(lead)) => leader::volume(context, lead, name).await,
         (Key::Attachment(name), Some(lead)) => leader::attachment(context, lead, name).await,

@@ -102,7 +102,7 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("offline-replica-rebuilding", "false", Form::Bool),
     acts("orphan-resource-auto-deletion", "", ORPHANS),
     acts("orphan-resource-auto-deletion-grace-period", "300", Form::Number(0, 10_000_000)),
-    stored("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
+    acts("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
     acts("replica-auto-balance", "disabled", BALANCE),
     acts("replica-disk-soft-anti-affinity", "true", Form::Bool),
     stored("replica-rebuilding-bandwidth-limit", "0", Form::Number(0, 1_000_000)),
@@ -325,6 +325,11 @@ impl Settings {
         let spared = listed(self.text("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly"));
         let spared = spared.map(str::to_owned).collect();
         self.flag("auto-delete-pod-when-volume-detached-unexpectedly").then_some(Remount { spared })
+    }
+
+    /// Snapshots go with what is trimmed, for volumes that do not say.
+    pub fn trim_removes_snapshots(&self) -> bool {
+        self.flag("remove-snapshots-during-filesystem-trim")
     }
 
     /// Most snapshots of a volume that does not say.

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::ControllerService;
 use super::snapshots::{GROUP_LABEL, handle, told};
-use crate::names::{group_handle, group_name, resource_name};
+use crate::names::{group_handle, group_name, resource_name, snapshot_name};
 use crate::proto::csi::group_controller_server::GroupController;
 use crate::proto::csi::group_controller_service_capability::rpc::Type as Ability;
 use crate::proto::csi::group_controller_service_capability::{Rpc, Type};
@@ -48,7 +48,7 @@ impl ControllerService {
         }
         let is_taken = |s: &Snapshot| s.status.as_ref().is_some_and(|s| s.ready_to_use);
         if of == volumes && there.iter().all(is_taken) {
-            return group_of(&group, &there);
+            return Ok(group_of(&group, &there));
         }
         for volume in &volumes {
             self.cluster.volume(volume).await?;
@@ -61,7 +61,7 @@ impl ControllerService {
         let mut taken = Vec::new();
         for volume in &volumes {
             let full = format!("{given}/{volume}");
-            taken.push(self.take_snapshot(&resource_name(&full), &full, volume, Some(&group)).await?);
+            taken.push(self.take_snapshot(&snapshot_name(&full), &full, volume, Some(&group)).await?);
         }
         if let Err(e) = self.check_one_moment(&volumes).await {
             for snapshot in &taken {
@@ -69,7 +69,7 @@ impl ControllerService {
             }
             return Err(e);
         }
-        group_of(&group, &taken)
+        Ok(group_of(&group, &taken))
     }
 
     /// Refuses volumes of which more than one may be written to.
@@ -112,14 +112,14 @@ impl ControllerService {
     }
 }
 
-fn group_of(group: &str, members: &[Snapshot]) -> Result<VolumeGroupSnapshot, Refused> {
-    let snapshots = members.iter().map(told).collect::<Result<Vec<_>, _>>()?;
-    Ok(VolumeGroupSnapshot {
+fn group_of(group: &str, members: &[Snapshot]) -> VolumeGroupSnapshot {
+    let snapshots: Vec<_> = members.iter().map(told).collect();
+    VolumeGroupSnapshot {
         group_snapshot_id: group_handle(group),
         creation_time: snapshots.iter().filter_map(|s| s.creation_time).max_by_key(|t| (t.seconds, t.nanos)),
         ready_to_use: !snapshots.is_empty() && snapshots.iter().all(|s| s.ready_to_use),
         snapshots,
-    })
+    }
 }
 
 #[async_trait]
@@ -164,7 +164,7 @@ impl GroupController for ControllerService {
                 Refused::Missing(format!("group {} does not exist", request.group_snapshot_id)).into()
             );
         };
-        let group_snapshot = Some(group_of(group, &members)?);
+        let group_snapshot = Some(group_of(group, &members));
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot }))
     }
 }

@@ -63,7 +63,7 @@ impl ControllerService {
 
     /// Asks the managers for a larger volume. Once that is asked there is no way back, so that it is looked before whether
     /// there is room.
-    async fn ask_for_size(&self, volume: &Volume, bytes: u64) -> Result<(), Refused> {
+    pub(super) async fn ask_for_size(&self, volume: &Volume, bytes: u64) -> Result<(), Refused> {
         let id = &volume.name_any();
         if !volume.spec.migration_node_id.is_empty() {
             return Err(Refused::Precondition(format!(

@@ -8,7 +8,7 @@ use lh_cluster::api::{Snapshot, SnapshotSpec};
 
 use super::ControllerService;
 use super::look::page;
-use crate::names::{GIVEN_NAME, SnapshotHandle, group_handle, resource_name};
+use crate::names::{GIVEN_NAME, SnapshotHandle, group_handle, snapshot_name};
 use crate::proto::csi::list_snapshots_response::Entry;
 use crate::proto::csi::{
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
@@ -28,10 +28,10 @@ impl ControllerService {
         let given = required("the snapshot's name", &request.name)?;
         let volume = required("the source volume's id", &request.source_volume_id)?;
         parameters::snapshot(&request.parameters)?;
-        let name = resource_name(given);
+        let name = snapshot_name(given);
         let _held = self.guard.take(&name)?;
         let snapshot = self.take_snapshot(&name, given, volume, None).await?;
-        Ok(CreateSnapshotResponse { snapshot: Some(told(&snapshot)?) })
+        Ok(CreateSnapshotResponse { snapshot: Some(told(&snapshot)) })
     }
 
     /// Makes the resource unless it is there, and waits until the snapshot is taken.
@@ -42,7 +42,9 @@ impl ControllerService {
         volume: &str,
         group: Option<&str>,
     ) -> Result<Snapshot, Refused> {
-        self.cluster.volume(volume).await?;
+        if self.cluster.volume(volume).await?.metadata.deletion_timestamp.is_some() {
+            return Err(Refused::Missing(format!("volume {volume} is being removed")));
+        }
         let spec =
             SnapshotSpec { volume: volume.to_owned(), create_snapshot: true, labels: BTreeMap::default() };
         let mut snapshot = Snapshot::new(name, spec);
@@ -91,7 +93,7 @@ impl ControllerService {
         let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
         let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
         let found = self.cluster.snapshot(&handle.name).await?.filter(|s| s.spec.volume == handle.volume);
-        Ok(GetSnapshotResponse { snapshot: Some(told(&found.ok_or_else(missing)?)?) })
+        Ok(GetSnapshotResponse { snapshot: Some(told(&found.ok_or_else(missing)?)) })
     }
 
     pub(super) async fn list_snapshots(
@@ -109,8 +111,7 @@ impl ControllerService {
         all.sort_by_key(ResourceExt::name_any);
         let (entries, next_token) =
             page(all, &request.starting_token, request.max_entries, ResourceExt::name_any)?;
-        let entry = |s: Snapshot| Ok(Entry { snapshot: Some(told(&s)?) });
-        let entries = entries.into_iter().map(entry).collect::<Result<_, Refused>>()?;
+        let entries = entries.iter().map(|s| Entry { snapshot: Some(told(s)) }).collect();
         Ok(ListSnapshotsResponse { entries, next_token })
     }
 }
@@ -152,24 +153,29 @@ pub(super) fn handle(snapshot: &Snapshot) -> SnapshotHandle {
 }
 
 /// A snapshot as an orchestrator hears of it.
-pub(super) fn told(snapshot: &Snapshot) -> Result<Told, Refused> {
+pub(super) fn told(snapshot: &Snapshot) -> Told {
     let status = snapshot.status.clone().unwrap_or_default();
-    Ok(Told {
+    Told {
         size_bytes: status.restore_size,
         snapshot_id: handle(snapshot).to_string(),
         source_volume_id: snapshot.spec.volume.clone(),
-        creation_time: time(&status.creation_time)?,
+        creation_time: Some(time(&status.creation_time).or_else(|| made(snapshot)).unwrap_or_default()),
         ready_to_use: status.ready_to_use,
         group_snapshot_id: snapshot.labels().get(GROUP_LABEL).map(|g| group_handle(g)).unwrap_or_default(),
-    })
+    }
 }
 
-/// A time in RFC 3339; empty for none.
-fn time(text: &str) -> Result<Option<prost_types::Timestamp>, Refused> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let time: Timestamp =
-        text.parse().map_err(|e| Refused::Failed(format!("the creation time {text:?}: {e}")))?;
-    Ok(Some(prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }))
+/// A time in RFC 3339; `None`: it is none. It is from a disk that somebody may have brought along, and one that nobody can
+/// read keeps no other snapshot from being told of.
+fn time(text: &str) -> Option<prost_types::Timestamp> {
+    text.parse().ok().map(stamp)
+}
+
+/// When the resource was made: a snapshot always has a time.
+fn made(snapshot: &Snapshot) -> Option<prost_types::Timestamp> {
+    snapshot.metadata.creation_timestamp.as_ref().map(|time| stamp(time.0))
+}
+
+fn stamp(time: Timestamp) -> prost_types::Timestamp {
+    prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
 }

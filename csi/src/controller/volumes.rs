@@ -20,6 +20,9 @@ use crate::proto::csi::{
 use crate::refused::required;
 use crate::{Refused, parameters};
 
+/// The annotation of a volume that is made of another one: bytes that it was asked for with.
+const ASKED_SIZE: &str = "csi.longhorn.io/size";
+
 /// What a clone says when it holds everything.
 const CLONED: &str = lh_cluster::plan::volume::CLONED;
 
@@ -40,6 +43,9 @@ impl ControllerService {
             let source = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref());
             let mut volume = Volume::new(&name, self.as_large_as(source, wish.clone(), limit).await?);
             volume.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
+            if source.is_some() {
+                volume.annotations_mut().insert(ASKED_SIZE.to_owned(), wish.size.to_string());
+            }
             if !self.cluster.create(&volume).await? {
                 check_same(&self.cluster.volume(&name).await?, given, &wish, limit)?;
             }
@@ -53,10 +59,30 @@ impl ControllerService {
             }
             other => other?,
         };
+        let volume = self.grown(volume, &wish).await?;
         Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
     }
 
-    /// The volume that is asked for, as large as what it is made of.
+    /// A volume that holds what it was made of, as large as it was asked for: it is grown when it is attached.
+    async fn grown(&self, mut volume: Volume, wish: &VolumeSpec) -> Result<Volume, Refused> {
+        if volume.spec.size >= wish.size {
+            return Ok(volume);
+        }
+        match self.ask_for_size(&volume, wish.size.bytes()).await {
+            // As where there is no room for it at all.
+            Err(e @ Refused::Range(_)) => {
+                self.cluster.delete::<Volume>(&volume.name_any()).await?;
+                Err(e)
+            }
+            Err(e) => Err(e),
+            Ok(()) => {
+                volume.spec.size = wish.size;
+                Ok(volume)
+            }
+        }
+    }
+
+    /// The volume that is asked for, as large as what it is made of: it grows when it holds all of that.
     async fn as_large_as(
         &self,
         source: Option<&Source>,
@@ -65,10 +91,9 @@ impl ControllerService {
     ) -> Result<VolumeSpec, Refused> {
         let Some(source) = source else { return Ok(spec) };
         let bytes = self.bytes_of(source).await?;
-        let wanted = spec.size.bytes();
-        if wanted > bytes || limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < bytes) {
+        if limit > 0 && u64::try_from(limit).is_ok_and(|limit| limit < bytes) {
             return Err(Refused::Range(format!(
-                "a clone has the size of its source, {bytes} bytes, not {wanted}: expand it afterwards"
+                "a clone is as large as its source at least, {bytes} bytes: the limit {limit} is below"
             )));
         }
         spec.size = Int64Text::of_bytes(bytes);
@@ -84,7 +109,9 @@ impl ControllerService {
                 let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
                 let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
                 let found = self.cluster.snapshot(&handle.name).await?;
-                let found = found.filter(|s| s.spec.volume == handle.volume).ok_or_else(missing)?;
+                let stays =
+                    |s: &Snapshot| s.spec.volume == handle.volume && s.metadata.deletion_timestamp.is_none();
+                let found = found.filter(stays).ok_or_else(missing)?;
                 let status = found.status.unwrap_or_default();
                 if !status.ready_to_use {
                     return Err(Refused::NotYet(format!(
@@ -227,9 +254,12 @@ fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec, limit: i64) -> R
             kept.map_or("", |k| k)
         )));
     }
-    let fits = match wanted.data_source.is_empty() {
-        true => there.spec.size == wanted.size,
-        false => there.spec.size >= wanted.size && (limit == 0 || there.spec.size.0 <= limit),
+    let below_limit = limit == 0 || there.spec.size.0 <= limit;
+    let fits = match there.annotations().get(ASKED_SIZE) {
+        _ if wanted.data_source.is_empty() => there.spec.size == wanted.size,
+        // It may not have grown to that yet.
+        Some(asked) => *asked == wanted.size.to_string() && below_limit,
+        None => there.spec.size >= wanted.size && below_limit,
     };
     if !fits {
         return Err(Refused::Different(format!(

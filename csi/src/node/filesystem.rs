@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use tokio::process::Command;
@@ -18,8 +18,13 @@ const BLKID_NOTHING: i32 = 2;
 /// Bytes that a device has to give before it counts as empty; every volume has more.
 const BEGINNING: usize = 1 << 20;
 
-/// What fsck(8) may end with: errors were corrected, and a reboot is suggested; more is for people.
-const FSCK_CORRECTED: i32 = 1;
+/// How an XFS begins, and where its superblock says that mkfs.xfs is not done (`sb_inprogress`, XFS Filesystem Structure).
+const XFS_MAGIC: &[u8] = b"XFSB";
+const XFS_IN_PROGRESS: usize = 126;
+
+/// What fsck.ext4 ends with, bit by bit: errors were corrected, of a file system that is in use; errors are left.
+const FSCK_CORRECTED: i32 = 1 | 2;
+const FSCK_LEFT: i32 = 4;
 
 /// Runs a program. Its output is what it said.
 pub(super) async fn run(program: &str, args: &[&str]) -> Result<Output, Refused> {
@@ -61,6 +66,8 @@ pub(super) fn text(path: &Path) -> Result<&str, Refused> {
 pub(super) enum Content {
     /// Nothing that is known: it may be formatted.
     Nothing,
+    /// A file system of this kind that was never finished: whoever made it was ended meanwhile. It never held anything.
+    Begun(String),
     /// This file system.
     FileSystem(String),
     /// Something else, a partition table for instance.
@@ -73,19 +80,31 @@ pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
     let output =
         run("blkid", &["-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", "-s", "USAGE", path]).await?;
     match output.status.code() {
-        Some(0) => Ok(content(&String::from_utf8_lossy(&output.stdout))),
+        Some(0) => match content(&String::from_utf8_lossy(&output.stdout)) {
+            Content::FileSystem(kind) if kind == "xfs" && is_unfinished_xfs(device).await? => {
+                Ok(Content::Begun(kind))
+            }
+            other => Ok(other),
+        },
         // It says the same of a device that it cannot read.
-        Some(BLKID_NOTHING) => can_be_read(device).await.map(|()| Content::Nothing),
+        Some(BLKID_NOTHING) => beginning(device).await.map(|_| Content::Nothing),
         _ => Err(Refused::Failed(format!("blkid {path}: {}: {}", output.status, said(&output)))),
     }
 }
 
-/// Fails unless the beginning of the device, where file systems have their marks, can be read.
-async fn can_be_read(device: &Path) -> Result<(), Refused> {
+/// True for an XFS that mkfs has not marked as done: no kernel mounts it, and none ever did.
+async fn is_unfinished_xfs(device: &Path) -> Result<bool, Refused> {
+    let beginning = beginning(device).await?;
+    Ok(beginning.starts_with(XFS_MAGIC) && beginning.get(XFS_IN_PROGRESS) == Some(&1))
+}
+
+/// The beginning of the device, where file systems have their marks. Fails unless all of it can be read.
+async fn beginning(device: &Path) -> Result<Vec<u8>, Refused> {
     let path = device.to_owned();
-    let read = move || -> std::io::Result<()> {
+    let read = move || -> std::io::Result<Vec<u8>> {
         let mut beginning = vec![0; BEGINNING];
-        std::fs::File::open(path)?.read_exact(&mut beginning)
+        std::fs::File::open(path)?.read_exact(&mut beginning)?;
+        Ok(beginning)
     };
     let done = tokio::task::spawn_blocking(read).await.map_err(|e| Refused::Failed(e.to_string()))?;
     done.map_err(|e| Refused::Failed(format!("{} cannot be read: {e}", device.display())))
@@ -102,13 +121,16 @@ fn content(told: &str) -> Content {
     }
 }
 
-/// Makes a file system. `options`: further arguments of mkfs.
-pub(super) async fn make(device: &Path, kind: &str, options: &str) -> Result<(), Refused> {
+/// Makes a file system. `options`: further arguments of mkfs; `over`: over one that is there.
+pub(super) async fn make(device: &Path, kind: &str, options: &str, over: bool) -> Result<(), Refused> {
     let path = text(device)?;
     let mut args: Vec<&str> = options.split_whitespace().collect();
     if kind == "ext4" {
         // Reserved blocks are for a system's own disk.
         args.extend(["-m0"]);
+    }
+    if over {
+        args.push(if kind == "ext4" { "-F" } else { "-f" });
     }
     args.push(path);
     tracing::info!(device = path, kind, "file system is made");
@@ -123,17 +145,18 @@ pub(super) async fn check(device: &Path, kind: &str) -> Result<(), Refused> {
     }
     let path = text(device)?;
     let output = run("fsck.ext4", &["-p", path]).await?;
-    match output.status.code() {
-        Some(code) if code <= FSCK_CORRECTED => Ok(()),
-        _ => Err(needs_repair(path, &output)),
-    }
+    checked(path, output.status, &said(&output))
 }
 
-fn needs_repair(path: &str, output: &Output) -> Refused {
-    Refused::Failed(format!(
-        "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {}",
-        said(output)
-    ))
+/// What a check has found. One that was ended, or could not read the device, says nothing of the file system.
+fn checked(path: &str, status: ExitStatus, said: &str) -> Result<(), Refused> {
+    match status.code() {
+        Some(code) if code & !FSCK_CORRECTED == 0 => Ok(()),
+        Some(code) if code & FSCK_LEFT != 0 => Err(Refused::Failed(format!(
+            "the file system on {path} needs a repair that asks questions: run fsck.ext4 on it. {said}"
+        ))),
+        _ => Err(Refused::Failed(format!("fsck.ext4 {path}: {status}: {said}"))),
+    }
 }
 
 /// Mounts a file system.
@@ -196,9 +219,7 @@ pub(super) async fn grow(device: &Path, point: &Path, kind: &str) -> Result<Grow
 pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
     let path = text(device)?;
     let output = run("fsck.ext4", &["-f", "-p", path]).await?;
-    if output.status.code().is_none_or(|code| code > FSCK_CORRECTED) {
-        return Err(needs_repair(path, &output));
-    }
+    checked(path, output.status, &said(&output))?;
     must("resize2fs", &[path]).await.map(drop)
 }
 
@@ -232,6 +253,24 @@ mod tests {
         assert!(matches!(content(""), Content::Other(_)), "success without a word is no empty device");
     }
 
+    #[test]
+    fn only_errors_that_are_left_need_people() {
+        use std::os::unix::process::ExitStatusExt;
+        // As wait(2) gives them: an exit status is the second byte, a signal the first.
+        for (raw, expected) in [
+            (0, Ok(())),
+            (1 << 8, Ok(())),
+            (3 << 8, Ok(())),
+            (4 << 8, Err(true)),
+            (12 << 8, Err(true)),
+            (8 << 8, Err(false)),
+            (9, Err(false)),
+        ] {
+            let found = checked("/dev/x", ExitStatus::from_raw(raw), "why");
+            assert_eq!(found.map_err(|e| e.to_string().contains("asks questions")), expected, "{raw}");
+        }
+    }
+
     #[tokio::test]
     async fn a_real_device_is_looked_at_made_and_looked_at_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -239,7 +278,7 @@ mod tests {
         for (kind, size) in [("ext4", 16 << 20), ("xfs", 300 << 20)] {
             std::fs::File::create(&file).unwrap().set_len(size).unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::Nothing);
-            make(&file, kind, "").await.unwrap();
+            make(&file, kind, "", false).await.unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::FileSystem(kind.to_owned()));
             check(&file, kind).await.unwrap();
         }
@@ -252,7 +291,7 @@ mod tests {
         let image = dir.path().join("image");
         let file = std::fs::File::create(&image).unwrap();
         file.set_len(16 << 20).unwrap();
-        make(&image, "ext4", "-b1024").await.unwrap();
+        make(&image, "ext4", "-b1024", false).await.unwrap();
         // Blocks of a file system, of 1 KiB (ext4's s_blocks_count_lo, 4 bytes into the second KiB).
         let blocks = || {
             let bytes = std::fs::read(&image).unwrap();

@@ -56,6 +56,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     lost::clear(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
+            same_stage(&there, wish.read_only, fs_type, flags, staging)?;
             // One that is mounted may have been kept from growing.
             return if wish.read_only { Ok(()) } else { grow_mounted(device, staging, &there.kind).await };
         }
@@ -70,7 +71,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     check_file_system(wanted)?;
     let kind = match filesystem::look(device).await? {
         Content::FileSystem(kind) => kind,
-        Content::Nothing if wish.read_only || wish.again => {
+        Content::Nothing | Content::Begun(_) if wish.read_only || wish.again => {
             return Err(Refused::Precondition(format!(
                 "{} holds no file system, and none is made {}",
                 device.display(),
@@ -79,7 +80,13 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         }
         Content::Nothing => {
             let options = wish.context.get("mkfsParams").map_or("", String::as_str);
-            filesystem::make(device, wanted, options).await?;
+            filesystem::make(device, wanted, options, false).await?;
+            wanted.to_owned()
+        }
+        Content::Begun(kind) => {
+            tracing::warn!(device = %device.display(), kind, "a file system that was never finished is made anew");
+            let options = wish.context.get("mkfsParams").map_or("", String::as_str);
+            filesystem::make(device, wanted, options, true).await?;
             wanted.to_owned()
         }
         Content::Other(what) => {
@@ -107,6 +114,27 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         filesystem::mount(device, staging, &kind, flags, false).await?;
     }
     Ok(())
+}
+
+/// Refuses to take what is staged for what it is not: a pod that writes would find a file system that takes nothing.
+fn same_stage(
+    there: &Mount,
+    read_only: bool,
+    fs_type: &str,
+    flags: &[String],
+    staging: &Path,
+) -> Result<(), Refused> {
+    // The mount's own flag: a kernel that stops a file system for its errors leaves that alone.
+    let read_only = read_only || flags.iter().any(|flag| flag == "ro");
+    if there.read_only == read_only && (fs_type.is_empty() || there.kind == *fs_type) {
+        return Ok(());
+    }
+    Err(Refused::Different(format!(
+        "{} holds the volume already, as {} {}: unstage it first",
+        staging.display(),
+        there.kind,
+        words(there.read_only)
+    )))
 }
 
 /// Grows what is in use.
@@ -197,7 +225,7 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
 }
 
 /// Where the device is bound for a pod: there, or where the kubelet has bound it again.
-fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
+pub(super) fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
     let found = fs::metadata(device).map_err(|e| failed(device, &e))?;
     let (ours, home) = (block_numbers(device), (major(found.dev()), minor(found.dev())));
     // Of the file system that has the node. Others are not looked at: a server that does not answer would keep us.

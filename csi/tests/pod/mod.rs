@@ -78,12 +78,17 @@ impl Pod {
     }
 
     pub(crate) async fn create(&mut self, name: &str, snapshot: Option<&str>) -> String {
+        self.create_sized(name, snapshot, 320).await
+    }
+
+    /// With at least so many MiB.
+    pub(crate) async fn create_sized(&mut self, name: &str, snapshot: Option<&str>, mib: i64) -> String {
         let source = |id: &str| VolumeContentSource {
             r#type: Some(Source::Snapshot(SnapshotSource { snapshot_id: id.to_owned() })),
         };
         let request = CreateVolumeRequest {
             name: name.to_owned(),
-            capacity_range: Some(CapacityRange { required_bytes: 320 * MIB, limit_bytes: 0 }),
+            capacity_range: Some(CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
             volume_capabilities: vec![self.capability.clone()],
             volume_content_source: snapshot.map(source),
             ..CreateVolumeRequest::default()

@@ -1,9 +1,12 @@
 //! `trim volume`: what the file system on a volume does not use any more is given back. Longhorn's longhornctl has it.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::VolumeRecord;
+use control::host::{RecordError, VolumeRecord};
+use lh_cluster::api::NAMESPACE;
+use lh_cluster::run::{RequestError, request_trim};
 use serde::Serialize;
 
 use super::Context;
@@ -12,18 +15,40 @@ use super::observe::observe;
 use super::output::{print, print_json};
 use crate::mounts::mount_of;
 
+/// How long a cluster may take: a large file system that was never trimmed takes minutes.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
 /// What `trim volume -o json` prints.
 #[derive(Debug, Serialize)]
 struct TrimView {
     volume: String,
-    mount_point: String,
+    /// Where it is mounted on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount_point: Option<String>,
+    /// The node of the cluster that has it mounted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
     /// Bytes that the file system has told the volume of.
     bytes: Option<u64>,
 }
 
+/// A volume of this host, or, where it has none of the name, of the cluster that `KUBECONFIG` names.
 pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
-    let record = VolumeRecord::load(&context.root, volume)?;
-    let Some(device) = observe(&context.root, &record).await?.device else {
+    match VolumeRecord::load(&context.root, volume) {
+        Ok(record) => on_this_host(context, &record).await,
+        Err(missing @ RecordError::Missing { .. }) => match in_the_cluster(context, volume).await {
+            Err(e) if matches!(e.downcast_ref(), Some(RequestError::NoCluster(_))) => {
+                bail!("{missing}; a volume of a cluster is found with KUBECONFIG")
+            }
+            done => done,
+        },
+        Err(e) => Err(e.into()),
+    }
+}
+
+async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
+    let volume = &record.name;
+    let Some(device) = observe(&context.root, record).await?.device else {
         bail!("volume {volume} has no device here: `longhornctl up {volume}` shows it");
     };
     let Some(mount_point) = mount_of(device.as_ref())? else {
@@ -38,9 +63,24 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
     match context.output {
         Output::Table => print(&said),
         Output::Json => print_json(&TrimView {
-            volume: volume.to_owned(),
-            mount_point: mount_point.display().to_string(),
+            volume: volume.clone(),
+            mount_point: Some(mount_point.display().to_string()),
+            node: None,
             bytes: bytes_in(&said),
+        }),
+    }
+}
+
+async fn in_the_cluster(context: &Context, volume: &str) -> Result<()> {
+    let namespace = std::env::var("POD_NAMESPACE").unwrap_or_else(|_| NAMESPACE.to_owned());
+    let done = request_trim(&namespace, volume, PATIENCE).await?;
+    match context.output {
+        Output::Table => print(&format!("{}: {}\n", done.node, done.message)),
+        Output::Json => print_json(&TrimView {
+            volume: volume.to_owned(),
+            mount_point: None,
+            node: Some(done.node),
+            bytes: done.message.split(' ').next().and_then(|number| number.parse().ok()),
         }),
     }
 }

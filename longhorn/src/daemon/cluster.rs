@@ -9,6 +9,7 @@ use lh_cluster::api::NAMESPACE;
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, authority_socket, run_here};
 
+use super::csi::endpoint;
 use crate::arguments::DEFAULT_ROOT;
 
 /// Arguments of a manager.
@@ -37,6 +38,9 @@ pub(super) struct ClusterArgs {
     /// This node's address, on which its replicas listen for engines of other nodes; without it all nodes are one machine
     #[arg(long, env = "DATA_ADDRESS", value_name = "ADDRESS")]
     data_address: Option<IpAddr>,
+    /// The socket of this node's CSI driver, which trims mounted file systems; without it nobody does
+    #[arg(long, env = "CSI_ENDPOINT", value_parser = endpoint, value_name = "unix:PATH")]
+    csi_endpoint: Option<PathBuf>,
     /// Let volumes' bytes travel between nodes without encryption
     #[arg(long)]
     insecure: bool,
@@ -56,7 +60,7 @@ manager of the same root. Its end changes nothing for running volumes.";
 
 pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;
-    let ClusterArgs { root, node, namespace, image, data_address, insecure, .. } = args;
+    let ClusterArgs { root, node, namespace, image, data_address, insecure, csi_endpoint, .. } = args;
     let instance_manager = match args.instance_manager {
         InstanceManagerBy::Process => RunBy::Others,
         InstanceManagerBy::Pod => RunBy::Pod,
@@ -74,6 +78,6 @@ pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;
-        Ok(run_here(options, reach, stop).await?)
+        Ok(run_here(options, reach, csi_endpoint, stop).await?)
     })
 }

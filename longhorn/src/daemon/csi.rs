@@ -46,7 +46,7 @@ It finds the API server by KUBECONFIG, or by its pod's service account, and acts
 Longhorn's resources there: a manager has to run. Its end changes nothing for mounted volumes.";
 
 /// `unix:PATH`, or `unix://PATH` as orchestrators write it.
-fn endpoint(text: &str) -> Result<PathBuf, String> {
+pub(super) fn endpoint(text: &str) -> Result<PathBuf, String> {
     match text.strip_prefix("unix://") {
         Some(path) => unix_address(&format!("unix:{path}")),
         None => unix_address(text),

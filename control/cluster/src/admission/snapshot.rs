@@ -5,6 +5,7 @@ use kube::ResourceExt;
 use super::{Change, Facts, Verdict};
 use crate::api::Snapshot;
 use crate::plan::VOLUME_LABEL;
+use crate::plan::snapshot::is_own_name;
 
 /// Labels a new snapshot with its volume, so that it is found by it; Longhorn does so, too.
 pub(super) fn complete(snapshot: &mut Snapshot) {
@@ -16,6 +17,9 @@ pub(super) fn judge(change: Change<'_, Snapshot>, facts: &Facts) -> Verdict {
     match change {
         Change::Create(new) => {
             lh_block::check_name("snapshot", &new.name_any()).map_err(|e| e.to_string())?;
+            if is_own_name(&new.name_any()) {
+                return Err(format!("{} is a name of the managers' own: choose another one", new.name_any()));
+            }
             may_be_taken(new, facts)?;
         }
         Change::Update { old, new } => {
@@ -73,6 +77,15 @@ mod tests {
         let mut told = snapshot("demo");
         told.spec.create_snapshot = false;
         judge(Change::Create(&told), &facts(2, 2)).unwrap();
+    }
+
+    #[test]
+    fn names_of_the_managers_own_are_nobody_elses() {
+        for (name, may) in [("volume-head", false), ("clone-demo", false), ("my-clone-1", true)] {
+            let mut new = snapshot("demo");
+            new.metadata.name = Some(name.to_owned());
+            assert_eq!(judge(Change::Create(&new), &facts(2, 1)).is_ok(), may, "{name}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A call that is cut short may be carried out all the same, and whoever looks again finds that done or asks for it once
 //! more. Each call of [`Agent`] may be asked for twice: what is started is there already, what is stopped is not listed, a
-//! snapshot exists, or is marked or gone, a replica is known to its engine or is not, a size is reached.
+//! snapshot exists, or is marked or gone, a file system is trimmed once for a request, a replica is known to its engine or is not, a size is reached.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tonic::async_trait;
 
-use super::{Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, ReplicaView};
+use super::{Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, ReplicaView, TrimView};
 use crate::api::ReplicaSpec;
 
 /// How long a call may take. What a healthy engine is asked to change takes it less than a second; one that waits for its
@@ -139,6 +139,10 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
 
     async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {
         self.ends("to remove a snapshot", self.node.remove_snapshot(engine, name)).await
+    }
+
+    async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError> {
+        self.ends("to trim a file system", self.node.trim(volume, request)).await
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

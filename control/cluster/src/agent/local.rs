@@ -13,6 +13,8 @@ use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
     ProcessSpec,
 };
+use control::proto::node::TrimRequest;
+use control::proto::node::file_systems_client::FileSystemsClient;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
@@ -26,7 +28,7 @@ use super::at_disk::AtDisk;
 use super::device::device_at;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
-    ReplicaView, engine_command, inspect, replica_command,
+    ReplicaView, TrimView, engine_command, inspect, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
 
@@ -52,6 +54,8 @@ pub struct LocalAgent {
     /// Where engines ask for their volume's authority.
     authority: PathBuf,
     reach: Reach,
+    /// The socket of this node's CSI driver; `None`: there is none.
+    driver: Option<PathBuf>,
     /// What is laid on the node as the program of this manager's image.
     own: PathBuf,
     /// It was laid, or compared with what is there, since this program started.
@@ -66,7 +70,14 @@ impl LocalAgent {
     /// manager's image.
     pub fn new(root: Root, authority: PathBuf, reach: Reach, own: PathBuf) -> Self {
         let (laid, news) = (AtomicBool::new(false), Notify::new());
-        Self { root, authority, reach, own, laid, news, at_disk: AtDisk::default() }
+        Self { root, authority, reach, driver: None, own, laid, news, at_disk: AtDisk::default() }
+    }
+
+    /// With the CSI driver that serves at this socket, which trims file systems.
+    #[must_use]
+    pub fn with_driver(mut self, socket: Option<PathBuf>) -> Self {
+        self.driver = socket;
+        self
     }
 
     async fn manager(&self) -> Result<ProcessManagerServiceClient<Channel>, AgentError> {
@@ -366,6 +377,26 @@ impl Agent for LocalAgent {
             tracing::info!(engine, snapshot = name, error = e.message(), "not folded away yet");
         }
         Ok(())
+    }
+
+    async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError> {
+        let Some(socket) = &self.driver else {
+            let why = "the manager of this node was told of no CSI driver (--csi-endpoint), which sees what is mounted";
+            return Err(AgentError::Unbuilt(why.to_owned()));
+        };
+        let away = |why: String| AgentError::DriverAway(format!("{}: {why}", socket.display()));
+        let channel = control::transport::connect(socket).await.map_err(|e| away(e.to_string()))?;
+        let request = TrimRequest { volume: volume.to_owned(), request: request.to_owned() };
+        match FileSystemsClient::new(channel).trim(request).await {
+            Ok(answer) => {
+                let state = answer.into_inner();
+                Ok(TrimView { running: state.running, bytes: state.bytes, error: state.error })
+            }
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal) => {
+                Err(away(status.message().to_owned()))
+            }
+            Err(status) => Err(AgentError::Failed(status.message().to_owned())),
+        }
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

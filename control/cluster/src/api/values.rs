@@ -162,7 +162,8 @@ pub struct Condition {
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// When it was last looked at, RFC 3339. Not kept: it would change an object at rest.
+    /// When it was last looked at, RFC 3339. Not kept, since it would change an object at rest; of `Trimmed` of a
+    /// Volume, the request that is answered.
     pub last_probe_time: String,
     /// When the status last changed, RFC 3339.
     pub last_transition_time: String,

@@ -195,7 +195,7 @@ pub struct VolumeSpec {
     /// Depth of a queue of the ublk device; 0 for the setting.
     #[serde(skip_serializing_if = "is_default")]
     pub ublk_queue_depth: i64,
-    /// UNMAP marks snapshots as removed, so that they shrink, too.
+    /// A request to trim the file system removes snapshots, so that their space comes back, too.
     pub unmap_mark_snap_chain_removed: Toggle,
     /// Who must agree before a change of the membership counts: the members left (any), a majority of all
     /// replicas, or nobody (unsafe).

@@ -10,6 +10,18 @@ use k8s_openapi::jiff::Timestamp;
 /// The label of a snapshot that was taken to copy a volume, and goes with the copy, which it names.
 pub const FOR_CLONE: &str = "longhorn.io/clone";
 
+/// The name that engines tell of the layer that is written.
+const HEAD: &str = "volume-head";
+
+/// How names of snapshots begin that managers and engines take for clones, and remove again.
+const CLONE: &str = "clone-";
+
+/// True for a name that nobody else may give a snapshot: the head would be taken for it, or it would be copied from and
+/// removed in the place of another.
+pub fn is_own_name(name: &str) -> bool {
+    name == HEAD || name.starts_with(CLONE)
+}
+
 /// A snapshot and what it depends on.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {

@@ -27,6 +27,7 @@ use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
 use crate::plan::instance_manager::{RunBy, TEMPLATE};
+use crate::plan::trim::pending;
 use crate::settings::Settings;
 
 /// A thing to look at.
@@ -36,6 +37,8 @@ pub(super) enum Key {
     Volume(String),
     /// Leader: the attachment of a volume.
     Attachment(String),
+    /// A request to trim a volume's file system: by the volume's node, or by the leader where there is none.
+    Trim(String),
     /// Leader: one setting.
     Setting(String),
     /// Leader: which nodes are alive, and what stands for all of them.
@@ -65,7 +68,7 @@ pub(super) enum Key {
 impl Laned for Key {
     fn lane(&self) -> Lane {
         match self {
-            Self::Snapshot(_) => Lane::Chains,
+            Self::Snapshot(_) | Self::Trim(_) => Lane::Chains,
             Self::Engine(_) => Lane::Engines,
             Self::Replica(_) => Lane::Replicas,
             _ => Lane::Rest,
@@ -162,6 +165,11 @@ pub(super) fn instance_manager(node: &str) -> String {
     format!("instance-manager-{node}")
 }
 
+/// That somebody asks for a volume's file system to be trimmed.
+fn trim_request(volume: &Volume) -> Vec<Key> {
+    pending(volume).map(|_| Key::Trim(volume.name_any())).into_iter().collect()
+}
+
 /// What is of this node.
 #[derive(Clone)]
 pub(super) struct Local {
@@ -207,7 +215,7 @@ impl Local {
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
         let local = Self {
-            volumes: to.watch(desk.watched(), &of_node, |_| Vec::new()),
+            volumes: to.watch(desk.watched(), &of_node, trim_request),
             engines: to.watch(desk.watched(), &of_node, |e: &Engine| {
                 vec![Key::Engine(e.name_any()), Key::Snapshots(e.spec.volume_name.clone())]
             }),
@@ -280,7 +288,10 @@ impl Global {
         let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
         let global = Self {
             volumes: to.watch(desk.watched(), "", |v: &Volume| {
-                vec![Key::Volume(v.name_any()), Key::Attachment(v.name_any())]
+                [Key::Volume(v.name_any()), Key::Attachment(v.name_any())]
+                    .into_iter()
+                    .chain(trim_request(v))
+                    .collect()
             }),
             engines: to.watch(desk.watched(), "", |e: &Engine| {
                 let volume = || e.spec.volume_name.clone();

@@ -29,9 +29,17 @@ impl Clients {
     ///
     /// # Errors
     /// Neither names one, or what they say of it cannot be used.
-    pub(super) async fn of_this_place() -> kube::Result<Self> {
+    pub async fn of_this_place() -> kube::Result<Self> {
         let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
-        Self::patient(&config, ANSWER, NEWS)
+        Self::with(&config)
+    }
+
+    /// With the API server of a configuration.
+    ///
+    /// # Errors
+    /// What it says cannot be used.
+    pub fn with(config: &Config) -> kube::Result<Self> {
+        Self::patient(config, ANSWER, NEWS)
     }
 
     fn patient(config: &Config, answer: Duration, news: Duration) -> kube::Result<Self> {

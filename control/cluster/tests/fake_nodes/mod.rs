@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use lh_block::Generation;
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
+    TrimView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -33,6 +34,10 @@ pub(crate) struct Machine {
     pub(crate) unfilled: BTreeSet<String>,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
+    /// What drivers say of trimming; `None`: there is no driver.
+    pub(crate) trimming: Option<TrimView>,
+    /// Nodes and requests, as often as their drivers were asked, by volume.
+    pub(crate) trims: BTreeMap<String, Vec<(String, String)>>,
 }
 
 pub(crate) struct FakeEngine {
@@ -252,6 +257,13 @@ impl Agent for FakeAgent {
 
     async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
         Err(AgentError::Unbuilt("not in this fake".to_owned()))
+    }
+
+    async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError> {
+        let mut machine = self.machine();
+        let asked = (self.node.clone(), request.to_owned());
+        machine.trims.entry(volume.to_owned()).or_default().push(asked);
+        machine.trimming.clone().ok_or_else(|| AgentError::DriverAway("there is none".to_owned()))
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

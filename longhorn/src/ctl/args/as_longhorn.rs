@@ -15,7 +15,7 @@ pub(in crate::ctl) enum CheckCommand {
 pub(in crate::ctl) enum TrimCommand {
     /// Give back what the file system that is mounted from the volume does not use
     Volume {
-        /// Name of the volume, which is up and mounted on this host
+        /// Name of the volume: up and mounted on this host, or on a node of the cluster that KUBECONFIG names
         #[arg(value_parser = volume_name, required_unless_present = "name")]
         volume: Option<String>,
         /// The same, as Longhorn's longhornctl wants it
