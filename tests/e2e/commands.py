@@ -1,6 +1,6 @@
 """Command lines at their edges: what is said again changes nothing, what other tools say is understood, and nothing is waited
 for without an end."""
-import json, os, signal, socket, subprocess, time
+import glob, json, os, signal, socket, subprocess, time
 from harness import BIN, Host, expect, shown, skip, wait_for
 
 
@@ -164,7 +164,15 @@ def broken_off(host):
         expect(done.returncode == 0, f"down, once more: {done.stderr}")
         expect(not os.path.exists(f"/proc/{engine}"), "its engine runs")
         host.up(volume)
+    # An operation on a stopped volume has replicas and an engine for itself: it is ended at any moment.
     host.ctl("down", volume)
+    for size, began in ((260, f"run/processes/{volume}-r-*"), (264, f"run/{volume}-e-0.grpc.sock")):
+        expect(killed(lambda: glob.glob(os.path.join(host.root, began)), "resize", volume, f"{size}MiB"), "a quick one")
+        host.ctl("resize", volume, f"{size}MiB")
+        expect(host.status(volume)["engine_pid"] is None, "it is not stopped again")
+        expect(killed(lambda: glob.glob(os.path.join(host.root, began)), "resize", volume, f"{size + 2}MiB"), "a quick one")
+        expect(host.up(volume)["device"], "up without a device, after an operation on the stopped volume was broken off")
+        host.ctl("down", volume)
     host.ctl("rm", volume, "--yes")
     shown("clone, export and down that were killed are given again, and nothing is left of them")
 

@@ -160,6 +160,14 @@ pub enum RecordError {
         /// How far it is.
         state: VolumeState,
     },
+    /// The key is not a secret any more.
+    #[error("{} has mode {mode:03o}, which lets others read the volume's key: chmod 600 it", path.display())]
+    OpenKey {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -177,7 +185,8 @@ fn next_step(volume: &str, state: VolumeState) -> String {
         VolumeState::Removing => format!("is being deleted: finish with `longhornctl rm {volume}`"),
         VolumeState::Releasing => format!("is being released: finish with `longhornctl release {volume}`"),
         VolumeState::Cloning => format!(
-            "is a clone that was broken off: clone again, or delete what there is with `longhornctl rm {volume}`"
+            "is a clone that is not whole: wait for the command that makes it; if that was broken off, clone again, or \
+             delete what there is with `longhornctl rm {volume}`"
         ),
     }
 }
@@ -245,10 +254,30 @@ impl VolumeRecord {
         self.check()?;
         let dir = root.volume(&self.name);
         create_dir_durably(&dir).map_err(io_at(dir))?;
+        self.make_key(root)?;
+        self.store(root)
+    }
+
+    fn make_key(&self, root: &Root) -> Result<(), RecordError> {
         let path = root.key(&self.name);
         let key = random::bytes::<KEY_LEN>().map_err(io_at(path.clone()))?;
-        replace_file(&path, &key).map_err(io_at(path))?;
-        self.store(root)
+        replace_file(&path, &key).map_err(io_at(path))
+    }
+
+    /// Makes a key that is lost or damaged anew; true if it was. The caller holds the volume's lock, and no process of the
+    /// volume runs: the key is in no replica's directory, so nobody has the one before.
+    ///
+    /// # Errors
+    /// Others may read the key, or a file cannot be read or written.
+    pub fn mend_key(&self, root: &Root) -> Result<bool, RecordError> {
+        match read_key(&root.key(&self.name)) {
+            Ok(_) => Ok(false),
+            Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                self.make_key(root).map(|()| true)
+            }
+            Err(RecordError::Damaged { .. }) => self.make_key(root).map(|()| true),
+            Err(e) => Err(e),
+        }
     }
 
     /// Replaces the record. The caller holds the volume's lock.
@@ -393,8 +422,7 @@ pub fn read_key(path: &Path) -> Result<[u8; KEY_LEN], RecordError> {
     let bytes = fs::read(path).map_err(io_at(path.to_owned()))?;
     let mode = fs::metadata(path).map_err(io_at(path.to_owned()))?.mode();
     if mode & 0o077 != 0 {
-        let reason = format!("mode {:03o} lets others read the volume's key: chmod 600 it", mode & 0o777);
-        return Err(damaged(path, &reason));
+        return Err(RecordError::OpenKey { path: path.to_owned(), mode: mode & 0o777 });
     }
     let len = bytes.len();
     bytes.try_into().map_err(|_| damaged(path, &format!("a key has {KEY_LEN} bytes, not {len}")))
@@ -469,6 +497,27 @@ mod tests {
         for wrong in ["", &text[1..], &text[2..], &format!("{text}00"), &text.replace(&text[..1], "g")] {
             assert_eq!(MapKey::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_key_is_made_anew_if_it_is_lost_but_not_if_others_know_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, record) = volume(&dir);
+        record.create(&root).unwrap();
+        let path = root.key(&record.name);
+        let first = read_key(&path).unwrap();
+        assert!(!record.mend_key(&root).unwrap());
+        assert_eq!(read_key(&path).unwrap(), first);
+        fs::remove_file(&path).unwrap();
+        assert!(record.mend_key(&root).unwrap());
+        assert_ne!(read_key(&path).unwrap(), first);
+        fs::write(&path, "short").unwrap();
+        assert!(record.mend_key(&root).unwrap());
+        let known = read_key(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let refused = record.mend_key(&root).unwrap_err();
+        assert!(matches!(refused, RecordError::OpenKey { mode: 0o644, .. }), "{refused}");
+        assert_eq!(fs::read(&path).unwrap(), known);
     }
 
     #[test]

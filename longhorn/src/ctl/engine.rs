@@ -1,13 +1,25 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
 use anyhow::Result;
-use control::host::{LiveDirs, VolumeRecord};
+use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
+use control::manager::ProcessRecord;
 
 use super::manager::Manager;
-use super::observe::has_processes;
 use super::{Context, down, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
+
+/// The frontend of an engine for one operation.
+const QUIET: Frontend = Frontend::None;
+
+/// True if the volume has an engine for one operation, though it is to be shown somehow. Asked with the volume's lock held,
+/// it tells that the command that started this engine was broken off.
+pub(super) fn is_left_over(root: &Root, record: &VolumeRecord) -> Result<bool> {
+    let quiet = ["--frontend", QUIET.as_str()];
+    let engine = ProcessRecord::load(root, &engine_name(&record.name))?;
+    let is_quiet = engine.is_some_and(|e| e.args.windows(2).any(|words| words == quiet));
+    Ok(is_quiet && record.frontend != QUIET.as_str())
+}
 
 /// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile.
 ///
@@ -22,13 +34,15 @@ pub(super) async fn with_engine<T>(
     let (_lock, mut record) = lock::volume(root, volume)?;
     record.check_ready()?;
     let mut progress = Progress::new();
-    if has_processes(root, &record)? {
+    let has_engine = ProcessRecord::load(root, &engine_name(volume))?.is_some();
+    if has_engine && !is_left_over(root, &record)? {
         return work(&mut record, &mut progress).await;
     }
+    // Replicas without an engine, or with one that shows nothing, are what such a command left that was broken off.
     LiveDirs::default().check_free(volume, root)?;
     let mut manager = Manager::ensure(root).await?;
     let mut quiet = record.clone();
-    (quiet.frontend, quiet.listen) = (Frontend::None.to_string(), None);
+    (quiet.frontend, quiet.listen) = (QUIET.to_string(), None);
     let started = async {
         up::start(root, &quiet, &mut manager, false, &mut progress).await?;
         up::wait_until_usable(root, &quiet, &mut manager, &mut progress).await

@@ -18,7 +18,7 @@ use super::args::{Output, UpArgs};
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::output::{print, print_json};
-use super::{lock, remove};
+use super::{down, engine, lock, remove};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
@@ -53,10 +53,17 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
     let mut progress = Progress::new();
     let lock = lock::name(root, &args.volume)?;
     LiveDirs::default().check_free(&args.volume, root)?;
+    if let Some(record) = lock::found(root, &args.volume)?
+        && engine::is_left_over(root, &record)?
+    {
+        down::stop(context, &record, &mut progress).await?;
+    }
     let (record, is_new) = record_of(root, &args)?;
     let mut manager = Manager::ensure(root).await?;
     if is_new {
         record.create(root)?;
+    } else if !super::observe::has_processes(root, &record)? && record.mend_key(root)? {
+        progress.say("the volume's key was lost: it has a new one");
     }
     let started = start(root, &record, &mut manager, is_new, &mut progress).await;
     let ready = match started {

@@ -20,7 +20,7 @@ use lh_block::Address;
 pub(super) use run::run;
 pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
-use super::as_longhorn::{ControllerFlags, wrong};
+use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,
@@ -29,6 +29,7 @@ use crate::arguments::{
 
 /// Arguments of an engine.
 #[derive(Debug, clap::Args, PartialEq, Eq)]
+#[command(after_help = as_longhorn::HELP)]
 pub struct ControllerArgs {
     /// Name of the volume
     #[arg(value_parser = volume_name)]

@@ -17,7 +17,7 @@ use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
-use super::as_longhorn::{ReplicaFlags, wrong};
+use super::as_longhorn::{self, ReplicaFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{Realtime, process_name, size_or_none, snapshot_name, unix_address, volume_name};
 
@@ -34,6 +34,7 @@ const STARTING: Duration = Duration::from_millis(5);
 
 /// Arguments of a replica.
 #[derive(Debug, clap::Args, PartialEq, Eq)]
+#[command(after_help = as_longhorn::HELP)]
 pub struct ReplicaArgs {
     /// Where the replica's files are
     pub directory: PathBuf,
