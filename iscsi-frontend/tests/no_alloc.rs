@@ -54,7 +54,8 @@ fn batch(client: &mut Client, round: u32) {
 
 #[test]
 fn a_steady_load_allocates_nothing_and_shares_system_calls() {
-    for keys in [PLAIN, "HeaderDigest=CRC32C\0DataDigest=CRC32C\0"] {
+    let digests = format!("{PLAIN}HeaderDigest=CRC32C\0DataDigest=CRC32C\0");
+    for keys in [PLAIN, &digests] {
         let server = Running::start();
         let mut client = Client::login(&server, 1, keys);
         client.ready();

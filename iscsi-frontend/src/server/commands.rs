@@ -146,7 +146,9 @@ impl Server {
     fn collect(&mut self, tag: u64, data: Payload) -> bool {
         let Some(task) = self.tasks.get_mut(tag) else { return false };
         let total = task.write_expected() as usize;
-        if task.collected.push(data, total.min(Payload::MAX), &self.pool).is_ok() {
+        // Only for what was asked for is there memory beyond the first burst.
+        let room = if matches!(task.stage, Stage::Unsolicited) { self.limits.first_burst } else { task.need };
+        if task.collected.push(data, total, room as usize, &self.pool).is_ok() {
             return true;
         }
         self.end(tag, Ending::Status(status::BUSY));

@@ -144,16 +144,18 @@ impl Server {
         let serial = self.places.serial(slot);
         let (recv, send) = (self.token(kind::RECV, slot, serial), self.token(kind::SEND, slot, serial));
         let Some(connection) = self.places.connection(slot) else { return };
-        // Data that was asked for has its room.
+        // Data that was asked for has its room, as has the rest of what nobody needs to ask for: with it comes back what has
+        // been taken for its begin.
         let memory = memory
             || connection.tasks.iter().any(|(_, tag)| {
-                self.tasks.get(*tag).is_some_and(|task| matches!(task.stage, Stage::Solicited { .. }))
+                let stage = self.tasks.get(*tag).map(|task| &task.stage);
+                matches!(stage, Some(Stage::Solicited { .. } | Stage::Unsolicited))
             });
         if let Served::Bytes(want) = connection.wants
             && memory
             && ring.recv(recv, &connection.fd, &mut connection.rx, want)
+            && connection.is_mid_pdu()
         {
-            // Nobody is silent before he is listened to.
             connection.received_at = now;
         }
         if ring.send(send, &connection.fd, &mut connection.tx) {
