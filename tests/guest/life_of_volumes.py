@@ -57,6 +57,10 @@ def lives(frontend):
                 wait_for("the new size",
                          lambda: int(run("blockdev", "--getsize64", disk.device).stdout) == disk.size)
                 run("xfs_growfs", where)
+            else:
+                # Who asked is told that the device is behind.
+                done = disk.host.ctl("resize", disk.volume, str(disk.size + (64 << 20)), check=False)
+                expect(done.returncode == 1 and "Linux 6.16" in done.stderr, f"{done.returncode} {done.stderr}")
             expect(disk.refuses_to_stop(), "a mounted device was taken away")
             goes_on(fio, disk)
             fio.terminate()

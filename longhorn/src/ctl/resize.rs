@@ -1,5 +1,8 @@
 //! `resize`: a larger volume.
 
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use control::proto::ptypes;
 use lh_block::format_size;
@@ -9,6 +12,12 @@ use super::args::Output;
 use super::engine::with_engine;
 use super::observe::{connect_engine, observe};
 use super::output::print_json;
+
+/// How long the device may take to become as large as its volume: the engine tells the kernel when it has answered.
+const DEVICE_GROWTH: Duration = Duration::from_secs(10);
+
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(20);
 
 pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()> {
     let root = &context.root;
@@ -35,6 +44,9 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         observe(root, record).await
     });
     let view = view.await?;
+    if let Some(device) = &view.device {
+        wait_for_device(volume, device, size).await?;
+    }
     if context.output == Output::Json {
         return print_json(&view);
     }
@@ -45,4 +57,30 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         );
     }
     Ok(())
+}
+
+/// Whoever is told that the volume has grown may grow the file system on it at once.
+async fn wait_for_device(volume: &str, device: &str, size: u64) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + DEVICE_GROWTH;
+    loop {
+        match device_size(device) {
+            Some(now) if now < size && tokio::time::Instant::now() > deadline => bail!(
+                "volume {volume} has {} now, and {device} still {}: this kernel lets no device of that kind grow while it is \
+                 used (ublk needs Linux 6.16). `longhornctl down {volume}` and `longhornctl up {volume}` show all of it",
+                format_size(size),
+                format_size(now)
+            ),
+            Some(now) if now < size => tokio::time::sleep(LOOK).await,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Bytes of a block device, as the kernel tells them without opening it. `None` for what is none any more.
+fn device_size(device: &str) -> Option<u64> {
+    let numbers = std::fs::metadata(device).ok()?.rdev();
+    let (major, minor) = (nix::sys::stat::major(numbers), nix::sys::stat::minor(numbers));
+    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+    // Of 512 bytes, whatever the device's blocks are.
+    Some(sectors.trim().parse::<u64>().ok()? * 512)
 }
