@@ -112,7 +112,7 @@ impl EngineControl for Face {
         let taken = tokio::task::spawn_blocking(move || {
             at_rest(&volume, device.as_deref(), || engine.command(command).recv())
         });
-        Box::pin(async move { taken.await.unwrap_or_else(|_| Err(EngineError::Ending)) })
+        Box::pin(async move { taken.await.unwrap_or(Err(EngineError::Ending)) })
     }
 
     fn operate(&self, operation: Operation) -> Answer<()> {
