@@ -177,6 +177,37 @@ fn after_the_death_of_all_the_volume_comes_back_as_a_new_device() {
     rig.stop();
 }
 
+#[test]
+fn a_node_whose_device_is_anothers_by_now_is_replaced() {
+    if skip("a_node_whose_device_is_anothers_by_now_is_replaced", &["losetup"]) {
+        return;
+    }
+    let mut rig = Rig::start("reused", 16 * MIB, 512, true);
+    let first = rig.info();
+    let device = first.device().unwrap().to_str().unwrap().to_owned();
+    kill(Pid::from_raw(first.pid), Signal::SIGKILL).unwrap();
+    rig.server().kill();
+    wait_until("the keeper is dead", || Keeper::connect(&rig.socket).is_err());
+    run(&["losetup", "-d", &device]);
+    wait_until("the old device is gone", || sequence(Path::new(&device)) != first.loop_sequence);
+    // Somebody else gets the number, unless a third one was faster.
+    let file = rig.path("another");
+    fs::File::create(&file).unwrap().set_len(MIB).unwrap();
+    let bound = Command::new("losetup").args([&device, &file]).status().unwrap().success();
+    rig.serve();
+    let now = fs::metadata(&rig.node).unwrap().rdev();
+    assert_eq!(now, fs::metadata(rig.info().device().unwrap()).unwrap().rdev());
+    let number = rig.info().loop_number;
+    rig.stop();
+    if bound {
+        // It is still theirs.
+        assert_ne!(number, first.loop_number);
+        let backing = run(&["losetup", "--noheadings", "--output", "BACK-FILE", &device]);
+        assert!(backing.contains("another"), "{backing}");
+        run(&["losetup", "-d", &device]);
+    }
+}
+
 /// Ends a connection that nobody else could end any more, if its test has not been through in time.
 struct Rescue(Option<u64>);
 

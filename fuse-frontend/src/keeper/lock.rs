@@ -45,9 +45,14 @@ impl Lock {
         }
     }
 
-    /// The loop device that a keeper before this one has bound, if it is bound still.
+    /// The loop device that a keeper before this one has bound. It may be another's by now.
+    pub(super) const fn recorded(&self) -> Option<LoopDevice> {
+        self.left_behind
+    }
+
+    /// The same, if it is bound still as it was.
     pub(super) fn left_behind(&self) -> Option<LoopDevice> {
-        self.left_behind.filter(|device| device.is_bound())
+        self.recorded().filter(|device| device.is_bound())
     }
 
     /// Notes what this keeper has bound.

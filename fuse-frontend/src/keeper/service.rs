@@ -382,9 +382,10 @@ impl Service {
         node::place(&self.options.node, rdev, &own).map_err(|e| refuse(kind::NODE, e))
     }
 
-    /// Devices whose node may be replaced: this keeper's, and what a dead one of the volume left that is still open.
+    /// Devices whose node may be replaced: this keeper's, and the one that a dead keeper of the volume had bound. Whoever has
+    /// that one's number now, the node of this name was made for the volume.
     fn own_devices(&self, current: Option<u64>) -> Vec<u64> {
-        let stale = self.lock_file.left_behind().and_then(|device| device.rdev().ok());
+        let stale = self.lock_file.recorded().and_then(|device| device.rdev().ok());
         stale.into_iter().chain(current).collect()
     }
 
