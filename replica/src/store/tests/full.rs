@@ -10,6 +10,7 @@ use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{BlockState, ChainOp, Keep, Outsider};
 
 use super::super::error::ChainError;
+use super::super::fold::Direction;
 use super::super::room::is_full;
 use super::tape::Tape;
 use super::volume::{SIZE, Volume, extent, revert_op, snapshot_op, temporary};
@@ -289,4 +290,31 @@ fn an_expansion_has_the_space_for_its_bitmap() {
     let prepared = length();
     volume.commit(1).unwrap();
     assert_eq!((prepared, length()), (4 * 512, 4 * 512));
+}
+
+/// What the change of a fold's names needs is made before the first of them changes: a full disk only puts it off.
+#[test]
+fn the_names_of_a_fold_wait_for_space() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    sample(&mut volume);
+    volume.remove(2, "one").unwrap();
+    drop(volume);
+    let tape = Arc::new(Tape::default());
+    let mut volume = Volume::open_taped(&path, &tape).unwrap();
+    let plan = volume.directory.begin_fold("one").unwrap();
+    for _ in 0..2 {
+        tape.full_after(0, false);
+        let switched = volume.directory.switch_fold(&plan, Direction::IntoChild).map(drop);
+        assert!(matches!(switched, Err(ChainError::NoSpace(_))), "{switched:?}");
+        // The head may have been about to go into the snapshot before.
+        let ready = volume.directory.ready_fold(&plan);
+        assert!(matches!(ready, Err(ChainError::NoSpace(_))), "{ready:?}");
+        tape.free();
+        assert!(volume.directory.ready_fold(&plan).unwrap());
+    }
+    assert_eq!((names(&volume).len(), &volume.blocks()[..9]), (2, &SAMPLE[..]));
+    drop(volume);
+    assert_eq!(Volume::open(&path).unwrap().blocks()[..9], SAMPLE);
 }
