@@ -161,8 +161,8 @@ fn map_believed_after_a_revert() {
     noticed_from(4_001, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
 }
 
-/// Rare, among runs with slow folds too: a host has to lose its power between a snapshot and the flush that settles it, and to be asked for a fold into that
-/// snapshot while what it lacks of it is copied.
+/// Rare, among runs with slow folds, too: a host has to lose its power between a snapshot and the flush that settles it, and to
+/// be asked for a fold into that snapshot while what it lacks of it is copied.
 #[test]
 fn folded_beside_a_repair() {
     let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
