@@ -73,7 +73,9 @@ impl Directory {
         switch::remove_next(&self.fs, &self.path, None)?;
         self.records().remove::<FoldRecord>(&self.fs)?;
         self.fold = None;
-        let settled = self.chain.settled.clone().filter(|s| chain.iter().any(|l| l.name == *s));
+        // A layer that may hold anything may have nothing but the name of the settled one, and stand over what is not settled.
+        let is_there = |s: &String| chain.iter().any(|l| l.name == *s) && !keep.unsure.contains(s);
+        let settled = self.chain.settled.clone().filter(is_there);
         self.save_chain(ChainRecord { settled, ..none(volume) })?;
         let places = self.places(size, chain, keep);
         self.remove_others(&places)?;

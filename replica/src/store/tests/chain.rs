@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lh_block::{BLOCK, Extent};
+use lh_wire::{Keep, LayerInfo};
 use proptest::prelude::*;
 
 use super::super::fold::Fold;
@@ -336,4 +337,29 @@ proptest! {
     fn on_disk(ops in prop::collection::vec(op(), 1..60)) {
         run(tempfile::tempdir().unwrap().path(), &ops);
     }
+}
+
+/// A replica that was out has the snapshot that is settled; or only one of that name, over others that were taken meanwhile.
+#[test]
+fn what_is_settled_of_a_chain_that_is_taken_over_has_to_be_known() {
+    let layer = |name: &str, parent: &str| LayerInfo {
+        name: name.into(),
+        parent: parent.into(),
+        created: "2026-11-20T06:03:39Z".into(),
+        length: SIZE,
+        ..LayerInfo::default()
+    };
+    let take_over = |chain: &[LayerInfo], keep: &Keep| {
+        let directory = temporary();
+        let mut volume = Volume::create(directory.path());
+        volume.snapshot(1, "one").unwrap();
+        volume.directory.store_settled("one").unwrap();
+        volume.directory.begin_catch_up(SIZE, chain, keep).unwrap();
+        volume.directory.state().unsettled
+    };
+    let chain = [layer("one", ""), layer("", "one")];
+    assert!(take_over(&chain, &Keep::default()).is_empty());
+    let chain = [layer("two", ""), layer("one", "two"), layer("", "one")];
+    let unsure = vec!["one".to_owned(), String::new()];
+    assert_eq!(take_over(&chain, &Keep { head: "two".into(), unsure }), ["two", "one"]);
 }

@@ -488,7 +488,8 @@ impl Disk {
         r.prepared = None;
         r.out.clear();
         r.missed.clear();
-        r.settled = r.settled.take().filter(|settled| chain.iter().any(|l| l.name == *settled));
+        let sure = |name: &String| keep.is_some_and(|keep| !keep.unsure.contains(name));
+        r.settled = r.settled.take().filter(|s| sure(s) && chain.iter().any(|l| l.name == *s));
         self.size = size;
         self.syncing = None;
         self.fold = None;
