@@ -455,7 +455,7 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
     let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0 else { return Ok(Outcome::Done) };
     let engine_name = engine.name_any();
     let goes = resource.metadata.deletion_timestamp.is_some();
-    let in_use = goes && is_being_copied(context, &resource).await?;
+    let in_use = goes && being_copied(context, &resource.spec.volume).await?.contains(name);
     let actions = snapshot::plan(&snapshot::Observed {
         snapshot: &resource,
         volume: Some(&volume),
@@ -494,14 +494,14 @@ pub(super) async fn snapshot(context: &Context, name: &str) -> Done<Outcome> {
     Ok(outcome)
 }
 
-/// True while a volume is being copied from a snapshot. Volumes of other nodes are in no cache here.
-async fn is_being_copied(context: &Context, snapshot: &Snapshot) -> Done<bool> {
-    let fields = format!("status.cloneStatus.sourceVolume={}", snapshot.spec.volume);
+/// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.
+pub(super) async fn being_copied(context: &Context, volume: &str) -> Done<BTreeSet<String>> {
+    let fields = format!("status.cloneStatus.sourceVolume={volume}");
     let clones = context.desk.api::<Volume>().list(&ListParams::default().fields(&fields)).await?;
-    let copies = |v: &Volume| {
-        let clone = v.status.as_ref().map(|s| &s.clone_status);
-        v.metadata.deletion_timestamp.is_none()
-            && clone.is_some_and(|c| c.state != CLONED && c.snapshot == snapshot.name_any())
+    let copied = |v: Volume| {
+        let stays = v.metadata.deletion_timestamp.is_none();
+        let clone = v.status.map(|s| s.clone_status).filter(|c| stays && c.state != CLONED)?;
+        Some(clone.snapshot)
     };
-    Ok(clones.items.iter().any(copies))
+    Ok(clones.items.into_iter().filter_map(copied).collect())
 }

@@ -1,23 +1,22 @@
 //! Answers requests to trim volumes' file systems (`crate::plan::trim`): by the CSI driver of this node, which sees where they
 //! are mounted.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use kube::api::ListParams;
 
 use super::Context;
 use super::desk::{Done, ReconcileError, is_missing};
+use super::here::being_copied;
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
 use crate::plan::snapshot::FOR_CLONE;
 use crate::plan::trim::{Answer, Removed, Step, Told, answer, pending, removable, removes_snapshots, step};
-use crate::plan::volume::{CLONED, pair};
+use crate::plan::volume::pair;
 
 /// How often a file system that is being trimmed is asked after.
 const LOOK: Duration = Duration::from_secs(2);
@@ -87,17 +86,6 @@ async fn remove_snapshots(context: &Context, volume: &Volume) -> Done<Removed> {
         removed.names.push(snapshot);
     }
     Ok(removed)
-}
-
-/// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.
-async fn being_copied(context: &Context, volume: &str) -> Done<BTreeSet<String>> {
-    let fields = format!("status.cloneStatus.sourceVolume={volume}");
-    let clones = context.desk.api::<Volume>().list(&ListParams::default().fields(&fields)).await?;
-    let copied = |v: Volume| {
-        let clone = v.status.map(|s| s.clone_status).filter(|c| c.state != CLONED)?;
-        Some(clone.snapshot)
-    };
-    Ok(clones.items.into_iter().filter_map(copied).collect())
 }
 
 /// Writes an answer beside whatever else is written: what was done is not done again for a write that came in between.
