@@ -91,6 +91,7 @@ impl<'a> Stream<'a> {
             queue: 0,
             queues: 1,
             checksums: true,
+            lends: false,
         };
         let challenge = self.take::<CHALLENGE_LEN>()?;
         let asked = Asked::answer(&challenge, (&hello, Role::Engine), &KEY, [9; 32]).ok()?;

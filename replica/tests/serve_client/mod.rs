@@ -162,6 +162,7 @@ pub(crate) fn who(n: u32, session: u128) -> Who {
         queue: 0,
         queues: 1,
         checksums: false,
+        lends: false,
     };
     Who { reader: false, hello, key: KEY }
 }
