@@ -64,9 +64,14 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
 
 #[test]
 fn a_steady_load_allocates_nothing() {
-    const WRITE: Op = Op::Write { fua: false };
-    let mut b = Bench::new(3, false);
     allocations::count_this_thread(true);
+    steady(Bench::new(3, false));
+    println!("with lent bytes:");
+    steady(Bench::lending(3, false));
+}
+
+fn steady(mut b: Bench) {
+    const WRITE: Op = Op::Write { fua: false };
     for (what, depth, count, op) in [
         ("writes", 32, 40_000, (|_| WRITE) as fn(u64) -> Op),
         ("reads", 32, 40_000, |_| Op::Read),

@@ -162,7 +162,8 @@ fn descriptors_that_are_no_loan_are_refused_and_closed() {
     let pool = pool();
     let current = lender(&server, &pool, 1, 1);
     let (good, other) = (pool.lend().unwrap(), pool.lend().unwrap());
-    let file = tempfile::tempfile_in(if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." });
+    let file =
+        tempfile::tempfile_in(if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." });
     let file = file.unwrap();
     file.set_len(1 << 20).unwrap();
     let (mut reader, writer) = witness();
@@ -197,7 +198,8 @@ fn a_stranger_that_sends_descriptors_byte_by_byte_has_them_closed() {
         lh_ring::sys::send_with_fds(stream.as_fd(), b"x", &[writer.as_fd(); 8]).unwrap();
     }
     std::thread::sleep(Duration::from_millis(200));
-    let pipe = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer))).unwrap();
+    let pipe =
+        std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer))).unwrap();
     let copies = || {
         let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         all.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|link| link == pipe)).count()

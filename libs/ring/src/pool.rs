@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use crate::map::Map;
-use crate::{Lent, Payload};
 use crate::payload::{SEGMENTS, Seg};
+use crate::{Lent, Payload};
 
 /// Bytes in a chunk.
 pub const CHUNK: usize = 128 << 10;

@@ -80,7 +80,8 @@ fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
         let header = unsafe { *next };
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
             // SAFETY: computes addresses and lengths within this control message.
-            let (data, before) = unsafe { (libc::CMSG_DATA(next).cast::<RawFd>(), libc::CMSG_LEN(0) as usize) };
+            let (data, before) =
+                unsafe { (libc::CMSG_DATA(next).cast::<RawFd>(), libc::CMSG_LEN(0) as usize) };
             for n in 0..header.cmsg_len.saturating_sub(before) / size_of::<RawFd>() {
                 // SAFETY: the n-th number lies within the control message, perhaps not aligned; the kernel has just made
                 // this descriptor for us, and nobody else has seen it.
