@@ -147,3 +147,93 @@ impl Greeted {
         Ok(Linked { socket, checksums: self.checksums, lends: self.lends })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::thread::JoinHandle;
+
+    use lh_ring::Pool;
+    use lh_ring::sys::receive_with_fds;
+    use lh_wire::handshake::{HELLO_LEN, encode_welcome};
+
+    use super::*;
+
+    const KEY: Key = [7; 32];
+
+    /// A replica that sends this challenge, and this verdict to a hello that lends: every hello, and how many descriptors came
+    /// with it.
+    fn replica(
+        listener: UnixListener,
+        challenge: fn([u8; 32]) -> Challenge,
+        lent: Verdict,
+        connections: usize,
+    ) -> JoinHandle<Vec<(Hello, usize)>> {
+        let greet = move |mut stream: UnixStream| {
+            let challenge = challenge([1; 32]);
+            stream.write_all(challenge.as_bytes()).unwrap();
+            let mut bytes = [0; HELLO_LEN];
+            let (len, descriptors) = receive_with_fds(stream.as_fd(), &mut bytes).unwrap();
+            assert_eq!(len, HELLO_LEN);
+            let hello = Hello::decode(&bytes, &challenge, &KEY).unwrap();
+            let verdict = if hello.lends { lent } else { Verdict::Welcome };
+            let welcome = encode_welcome(verdict, hello.generation, &challenge, &bytes, &KEY);
+            stream.write_all(&welcome).unwrap();
+            (hello, descriptors.len())
+        };
+        std::thread::spawn(move || (0..connections).map(|_| greet(listener.accept().unwrap().0)).collect())
+    }
+
+    /// What an engine of two queues, of which one has memory that it can lend, comes to with such a replica.
+    fn come(
+        challenge: fn([u8; 32]) -> Challenge,
+        lent: Verdict,
+        connections: usize,
+    ) -> (Result<Vec<bool>, ConnectError>, Vec<(bool, usize)>) {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let replica = replica(UnixListener::bind(&path).unwrap(), challenge, lent, connections);
+        let offers = [Offer::default(), Offer::default()];
+        offers[0].make(Pool::lendable(0, 1 << 20).unwrap().lend());
+        offers[1].make(None);
+        let who = Identity {
+            volume: "demo".into(),
+            key: KEY,
+            generation: Generation { attachment: 1, restart: 1 },
+            instance: Instance(1),
+            offers: offers.into(),
+        };
+        let made = connect(&who, "demo-r-1", &Address::Unix(path));
+        let made = made.map(|links| links.iter().map(|link| link.lends).collect());
+        let hellos = replica.join().unwrap();
+        (made, hellos.into_iter().map(|(hello, descriptors)| (hello.lends, descriptors)).collect())
+    }
+
+    #[test]
+    fn memory_goes_to_who_borrows_it() {
+        let (made, hellos) = come(Challenge::of_borrower, Verdict::Welcome, 2);
+        assert_eq!((made, hellos), (Ok(vec![true, false]), vec![(true, 1), (false, 0)]));
+    }
+
+    #[test]
+    fn a_replica_of_before_is_lent_nothing() {
+        let (made, hellos) = come(Challenge::new, Verdict::Welcome, 2);
+        assert_eq!((made, hellos), (Ok(vec![false, false]), vec![(false, 0), (false, 0)]));
+    }
+
+    #[test]
+    fn a_replica_that_cannot_take_it_is_asked_again_with_nothing_lent() {
+        let (made, hellos) = come(Challenge::of_borrower, Verdict::Invalid, 4);
+        assert_eq!(made, Ok(vec![false, false]));
+        assert_eq!(hellos, [(true, 1), (false, 0), (false, 0), (false, 0)]);
+        let (made, _) = come(Challenge::of_borrower, Verdict::Unusable, 2);
+        assert!(matches!(made, Err(ConnectError::Refused(_))), "that is another matter: {made:?}");
+    }
+
+    #[test]
+    fn a_queue_that_never_has_memory_is_not_waited_for_long() {
+        let began = Instant::now();
+        assert!(Offer::default().wait(began + Duration::from_millis(50)).is_none());
+        assert!((50..1000).contains(&began.elapsed().as_millis()));
+    }
+}

@@ -67,7 +67,7 @@ pub struct Offer(Arc<(Mutex<Option<Known>>, Condvar)>);
 type Known = Option<Arc<OwnedFd>>;
 
 impl Offer {
-    pub(super) fn make(&self, memory: Option<OwnedFd>) {
+    pub(crate) fn make(&self, memory: Option<OwnedFd>) {
         *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory.map(Arc::new));
         self.0.1.notify_all();
     }
