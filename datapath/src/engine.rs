@@ -24,7 +24,7 @@ use crate::conductor::{
     Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
     ReplicaConfig, Status, Why,
 };
-use crate::link::{Mail, News, Parts};
+use crate::link::{Mail, News, Offer, Parts};
 use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
@@ -201,7 +201,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
             key: options.key,
             generation: options.generation,
             instance,
-            queues: options.queues.into(),
+            offers: queues.iter().map(|p| p.offer.clone()).collect(),
         },
         addresses: options.replicas.into_iter().map(|r| (r.name, r.address)).collect(),
         mailboxes: handle.mailboxes.clone(),
@@ -261,6 +261,7 @@ fn make_queues(
         inbox,
         peers: peers.clone(),
         news: news.clone(),
+        offer: Offer::default(),
     });
     let parts = parts.collect();
     Ok((peers, parts))
@@ -365,7 +366,8 @@ impl ControlThread {
             Order::Input(input) => self.conduct(input),
             Order::Connected { member, session, sockets } => {
                 for (mailbox, link) in self.mailboxes.iter().zip(sockets) {
-                    mailbox.put(Mail::Link { member, socket: link.socket, checksums: link.checksums });
+                    let connector::Linked { socket, checksums, lends } = link;
+                    mailbox.put(Mail::Link { member, socket, checksums, lends });
                 }
                 self.conduct(Input::Connected { member, session });
             }
@@ -411,6 +413,9 @@ impl ControlThread {
             Output::Connect { member, name, session } => self.connect(member, name, session),
             Output::Disconnect { member } => {
                 self.mailboxes.iter().for_each(|m| m.put(Mail::Close(member)));
+            }
+            Output::Vacated { member } => {
+                self.mailboxes.iter().for_each(|m| m.put(Mail::Vacated(member)));
             }
             Output::NameLayer(layer, name) => {
                 self.mailboxes.iter().for_each(|m| m.put(Mail::NameLayer(layer, name.clone())));

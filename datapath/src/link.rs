@@ -3,11 +3,12 @@
 //! - An [`EngineQueue`] is a [`Device`] for its frontend. Requests, replicas' answers and the frontend's own I/O complete
 //!   on one ring in one thread; nothing on the way of a request goes to another thread or is allocated.
 //! - The bytes of a write are the frontend's payload; the same pieces of memory go to every replica. The bytes of a
-//!   read are pieces of the stream that they came in.
+//!   read are pieces of the stream that they came in. Replicas on this host read them where they lie.
 //! - What comes from other threads comes as [`Mail`] in the queue's [`Mailbox`], in order.
 
 mod connection;
 mod data;
+mod loan;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -22,8 +23,11 @@ use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, Queu
 use crate::order::Ticket;
 use crate::queue::{Input, JOB_SLOTS, Output, Queue, Reply};
 
-use connection::{Connection, Received};
+use connection::{Connection, Received, Terms};
 use data::Slots;
+use loan::Unreturned;
+
+pub use loan::Offer;
 
 /// Time between two ticks of a queue that wants them.
 const TICK: Duration = Duration::from_millis(50);
@@ -37,17 +41,21 @@ pub enum Mail {
     Control(ControlId, Vec<u8>),
     /// This number stands for this layer.
     NameLayer(LayerRef, String),
-    /// A connection whose handshake is done. `checksums`: payloads carry them.
+    /// A connection whose handshake is done: the replica looks at nothing any more that came before it.
     Link {
         /// To whom.
         member: MemberId,
         /// The socket.
         socket: OwnedFd,
-        /// As agreed in the handshake.
+        /// Payloads carry checksums.
         checksums: bool,
+        /// The replica has the queue's memory mapped.
+        lends: bool,
     },
     /// The session with the member is over.
     Close(MemberId),
+    /// The member is no replica of the volume any more; its session is over.
+    Vacated(MemberId),
     /// A claim was granted by another queue.
     Granted(Ticket),
     /// The thread ends when its frontend has.
@@ -89,6 +97,8 @@ pub struct Parts {
     pub peers: Vec<Mailbox<Mail>>,
     /// To the control thread.
     pub news: Sender<News>,
+    /// To whoever connects: the memory that may be lent.
+    pub offer: Offer,
 }
 
 /// A queue on its thread.
@@ -106,6 +116,8 @@ pub struct EngineQueue {
     pool: Pool,
     slots: Slots,
     links: [Option<Connection>; MEMBERS_MAX],
+    /// What links lent that are gone.
+    unreturned: Unreturned,
     /// Counts connections: completions of earlier ones are told by it.
     connections: u32,
     /// Answers for the frontend, and the slot if its range is held until the answer has left.
@@ -125,6 +137,7 @@ impl EngineQueue {
     /// A queue on the calling thread, with data in the pool.
     pub fn new(parts: Parts, pool: &Pool) -> Self {
         let depth = u16::try_from(parts.geometry.depth).unwrap_or(u16::MAX);
+        parts.offer.make(pool.lend());
         Self {
             queue: parts.queue,
             id: parts.id,
@@ -138,6 +151,7 @@ impl EngineQueue {
             pool: pool.clone(),
             slots: Slots::new(depth, JOB_SLOTS),
             links: [const { None }; MEMBERS_MAX],
+            unreturned: Unreturned::default(),
             connections: 0,
             done: VecDeque::with_capacity(depth.into()),
             taken: Vec::with_capacity(depth.into()),
@@ -179,27 +193,40 @@ impl EngineQueue {
             Mail::Message(message) => self.apply(Input::Message(message)),
             Mail::Control(id, payload) => self.slots.keep_control(id, payload),
             Mail::NameLayer(layer, name) => self.slots.name_layer(layer, name),
-            Mail::Link { member, socket, checksums } => self.link(member, socket, checksums),
+            Mail::Link { member, socket, checksums, lends } => {
+                self.link(member, socket, Terms { checksums, lends });
+            }
             Mail::Close(member) => self.lose(member),
+            Mail::Vacated(member) => self.unreturned.settle(member),
             Mail::Granted(ticket) => self.apply(Input::Granted { ticket }),
             Mail::End => self.ending = true,
         }
     }
 
-    fn link(&mut self, member: MemberId, socket: OwnedFd, checksums: bool) {
+    fn link(&mut self, member: MemberId, socket: OwnedFd, terms: Terms) {
         self.lose(member);
+        // The replica let this session in when it had come to an end with those before (`docs/invariants.md`, 2).
+        self.unreturned.settle(member);
         self.connections += 1;
-        let connection = Connection::new(socket, self.connections, checksums, &self.pool);
+        let connection = Connection::new(socket, self.connections, terms, &self.pool);
         self.links[usize::from(member.0)] = Some(connection);
         self.apply(Input::LinkUp { member });
     }
 
     /// The link is of no use any more.
     fn lose(&mut self, member: MemberId) {
-        if let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) {
-            link.close();
+        if self.part(member) {
             self.apply(Input::LinkDown { member });
         }
+    }
+
+    /// Ends the member's connection, if there is one, and keeps what it has lent.
+    fn part(&mut self, member: MemberId) -> bool {
+        let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) else {
+            return false;
+        };
+        self.unreturned.keep(member, link.close());
+        true
     }
 
     fn apply(&mut self, input: Input) {
@@ -252,9 +279,7 @@ impl EngineQueue {
                 self.tell(News::Reply { id, member, status, payload });
             }
             Output::Disconnect { member } => {
-                if let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) {
-                    link.close();
-                }
+                self.part(member);
             }
         }
     }
@@ -262,6 +287,16 @@ impl EngineQueue {
     fn tell(&self, news: News) {
         // A control thread that is gone has ended the process, or is about to.
         let _ = self.news.send(news);
+    }
+}
+
+impl Drop for EngineQueue {
+    /// The thread ends, perhaps before the process: until then replicas may read what they were lent.
+    fn drop(&mut self) {
+        for member in (0..MEMBERS_MAX).filter_map(|n| u8::try_from(n).ok()) {
+            self.part(MemberId(member));
+        }
+        self.unreturned.leak();
     }
 }
 

@@ -27,8 +27,8 @@ struct Cost {
     time: Duration,
 }
 
-/// Keeps so many requests of 4 KiB in flight until `count` are answered; the cost of the second half.
-fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
+/// Keeps so many requests of `len` bytes in flight until `count` are answered; the cost of the second half.
+fn load(b: &mut Bench, len: u32, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
     let (mut sent, mut answered) = (0, 0);
     let mut half = None;
     while answered < count {
@@ -42,11 +42,11 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
             }
             while sent < count.min(answered + depth) {
                 let op = op(sent);
-                let data = matches!(op, Op::Write { .. }).then(|| pool.alloc(4096, 4096).expect("room"));
+                let data = matches!(op, Op::Write { .. }).then(|| pool.alloc(len, 4096).expect("room"));
                 engine.submit(Request {
                     tag: sent,
                     op,
-                    range: Extent::new(sent * 7 % 2000 * 4096, 4096),
+                    range: Extent::new(sent * 7 % 2000 * 4096, len.into()),
                     data,
                 });
                 sent += 1;
@@ -64,9 +64,14 @@ fn load(b: &mut Bench, depth: u64, count: u64, op: impl Fn(u64) -> Op) -> Cost {
 
 #[test]
 fn a_steady_load_allocates_nothing() {
-    const WRITE: Op = Op::Write { fua: false };
-    let mut b = Bench::new(3, false);
     allocations::count_this_thread(true);
+    steady(Bench::new(3, false), 4096);
+    println!("with lent bytes:");
+    steady(Bench::lending(3, false), 16 << 10);
+}
+
+fn steady(mut b: Bench, len: u32) {
+    const WRITE: Op = Op::Write { fua: false };
     for (what, depth, count, op) in [
         ("writes", 32, 40_000, (|_| WRITE) as fn(u64) -> Op),
         ("reads", 32, 40_000, |_| Op::Read),
@@ -76,7 +81,7 @@ fn a_steady_load_allocates_nothing() {
         ("reads one by one", 1, 10_000, |_| Op::Read),
         ("writes and flushes", 16, 10_000, |n| if n % 8 == 0 { Op::Flush } else { WRITE }),
     ] {
-        let cost = load(&mut b, depth, count, op);
+        let cost = load(&mut b, len, depth, count, op);
         let Cost { allocations, turns, time } = cost;
         println!("{what}: {allocations} allocations, {turns} turns for 1000 requests, {time:?} each");
         assert_eq!(cost.allocations, 0, "{what}: {cost:?}");

@@ -15,8 +15,8 @@ use lh_wire::handshake::{
     encode_welcome,
 };
 use lh_wire::{
-    BlockState, Control, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, ReplicaState,
-    Status, flags,
+    BlockState, Control, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Pieces,
+    ReplicaState, Status, flags,
 };
 use sha2::Sha256;
 
@@ -53,7 +53,7 @@ impl<'a> Stream<'a> {
 
     /// What a replica does with an engine's first bytes.
     fn hello(&mut self) -> Option<()> {
-        let challenge = Challenge::new([3; 32]);
+        let challenge = Challenge::of_borrower([3; 32]);
         let mut bytes = self.take::<HELLO_LEN>()?;
         self.prove(&mut bytes, b"longhorn engine 1", &[challenge.as_bytes()]);
         let answered = |verdict| {
@@ -73,7 +73,10 @@ impl<'a> Stream<'a> {
                     assert!(lh_block::check_process_name("peer", name).is_ok(), "{name:?}");
                 }
                 let again = hello.encode(Role::Engine, &challenge, &KEY, [4; 32]).expect("names fit");
-                assert_eq!(Hello::decode(&again, &challenge, &KEY), Ok(hello));
+                assert_eq!(Hello::decode(&again, &challenge, &KEY).as_ref(), Ok(&hello));
+                let elsewhere = Challenge::new([3; 32]);
+                let again = hello.encode(Role::Engine, &elsewhere, &KEY, [4; 32]).expect("names fit");
+                assert_eq!(Hello::decode(&again, &elsewhere, &KEY).is_ok(), !hello.lends);
                 answered(Verdict::Welcome);
                 Some(())
             }
@@ -91,6 +94,7 @@ impl<'a> Stream<'a> {
             queue: 0,
             queues: 1,
             checksums: true,
+            lends: false,
         };
         let challenge = self.take::<CHALLENGE_LEN>()?;
         let asked = Asked::answer(&challenge, (&hello, Role::Engine), &KEY, [9; 32]).ok()?;
@@ -128,6 +132,7 @@ impl<'a> Stream<'a> {
 
 fn message(header: &Header, payload: &[u8]) {
     match header.op {
+        OpCode::Write if header.has(flags::LENT) => lent(header, payload),
         OpCode::Control if header.has(flags::RESPONSE) => {
             if let Ok(state) = serde_json::from_slice::<ReplicaState>(payload) {
                 let text = serde_json::to_vec(&state).expect("it was read");
@@ -143,6 +148,18 @@ fn message(header: &Header, payload: &[u8]) {
         OpCode::ReadLayer | OpCode::PutLayer => image(header, payload),
         _ => {}
     }
+}
+
+/// Where the bytes of a write are, as a replica is told.
+fn lent(header: &Header, list: &[u8]) {
+    let Ok(pieces) = Pieces::decode(list, header.length) else { return };
+    let sum: u64 = pieces.iter().map(|(_, length)| u64::from(length)).sum();
+    assert!(sum == u64::from(header.length) && pieces.iter().all(|(_, length)| length > 0));
+    assert!((1..=Pieces::MAX).contains(&pieces.iter().count()));
+    let (bytes, len) = pieces.encode();
+    assert_eq!(&bytes[..len], list);
+    let whole = header.with_bytes_at_hand();
+    assert!(!whole.has(flags::LENT) && whole.payload == header.length);
 }
 
 /// A layer image, cut as the replica and the engine cut it.

@@ -107,6 +107,7 @@ impl SnapshotReader {
             queue: 0,
             queues: 1,
             checksums: !at.address.is_local(),
+            lends: false,
         };
         let asked = Asked::answer(&challenge, (&hello, Role::Reader), &at.key, nonce)
             .map_err(|e| not_let_in(e.into()))?;

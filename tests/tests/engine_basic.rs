@@ -136,7 +136,7 @@ impl Engine {
         let (told, answers) = mpsc::channel();
         let thread = thread::spawn(move || {
             let mut ring = Ring::new(256).unwrap();
-            let pool = Pool::new(8 << 20, 64 << 20).unwrap();
+            let pool = Pool::lendable(8 << 20, 64 << 20).unwrap();
             let mut queue = EngineQueue::new(part, &pool);
             let mut overseer = Puppeteer { work: taken, answers: told };
             run_queue(&mut ring, &mut queue, &mut NoFrontend, &mut overseer).unwrap();

@@ -47,6 +47,21 @@ fn sizes_of_the_wire_are_as_written() {
     }
     assert!(text.contains(&format!("A header of {} bytes", lh_wire::HEADER_LEN)));
     assert!(text.contains(&format!("multiple of {} in", lh_wire::PAYLOAD_ALIGN)));
+    for (flag, meaning) in [
+        (lh_wire::flags::FUA, "FUA"),
+        (lh_wire::flags::RESPONSE, "response"),
+        (lh_wire::flags::CRC, "payload checksum"),
+        (lh_wire::flags::VERIFY, "compare with the checksums on record"),
+        (lh_wire::flags::LENT, "(in requests to write) the bytes are lent"),
+    ] {
+        assert!(text.contains(&format!("{flag} {meaning}")), "flag {flag} is {meaning}");
+    }
+    assert_eq!(lh_wire::Pieces::MAX, 12);
+    assert!(text.contains("a list of one to twelve pieces"));
+    assert_eq!(lh_ring::Lent::MAX, 1 << 30);
+    assert!(text.contains("1 GiB at most"));
+    // A payload's pieces fit a message.
+    assert!(lh_ring::Payload::PIECES_MAX <= lh_wire::Pieces::MAX);
 }
 
 #[test]

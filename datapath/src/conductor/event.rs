@@ -461,6 +461,11 @@ pub enum Output {
         /// Which.
         member: MemberId,
     },
+    /// The replica is no longer one of the volume's; its place may be taken by another.
+    Vacated {
+        /// Which it was.
+        member: MemberId,
+    },
     /// This number stands for this layer from now on.
     NameLayer(LayerRef, String),
     /// A command ended.

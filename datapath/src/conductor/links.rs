@@ -206,6 +206,7 @@ impl Conductor {
     fn vacate(&mut self, member: MemberId) {
         self.replica_mut(member).role = Role::Vacant;
         self.replica_mut(member).unwanted = false;
+        self.emit(Output::Vacated { member });
         // The next epoch tells the members that they need keep nothing for it.
         self.loose_epoch |= self.is_open();
         for (command, _) in self.leaving.extract_if(.., |(_, m)| *m == member).collect::<Vec<_>>() {

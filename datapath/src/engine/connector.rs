@@ -1,15 +1,21 @@
 //! Connecting to a replica: one connection per queue, each with its handshake.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lh_block::{Address, Generation, Instance};
 use lh_ring::sys::Stream;
-use lh_wire::handshake::{Asked, CHALLENGE_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
+use lh_wire::handshake::{Asked, CHALLENGE_LEN, Challenge, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN};
 
 use super::HANDSHAKE;
 use crate::conductor::ConnectError;
+use crate::link::Offer;
+
+/// How long a queue's thread may take to have its memory, which is milliseconds after the engine's start. Without it all bytes
+/// are sent.
+const OFFER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Who connects.
 #[derive(Clone)]
@@ -18,24 +24,56 @@ pub(super) struct Identity {
     pub(super) key: Key,
     pub(super) generation: Generation,
     pub(super) instance: Instance,
-    pub(super) queues: u16,
+    /// Of each queue, by number.
+    pub(super) offers: Arc<[Offer]>,
 }
 
 /// A connection that was let in.
 pub(super) struct Linked {
     pub(super) socket: OwnedFd,
     pub(super) checksums: bool,
+    pub(super) lends: bool,
 }
 
-/// Makes a session: all its connections, or none.
+/// Why there is no session.
+enum Failed {
+    /// Perhaps because the replica cannot take what it is lent.
+    Lending(ConnectError),
+    Otherwise(ConnectError),
+}
+
+/// Makes a session: all its connections, or none. A replica that finds something wrong with one where memory is lent is asked
+/// again with nothing lent: what it may map is not for this side to know.
 pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Result<Vec<Linked>, ConnectError> {
     let deadline = Instant::now() + HANDSHAKE;
+    let result = match session(who, replica, address, address.is_local(), deadline) {
+        Err(Failed::Lending(why)) => {
+            tracing::warn!("{why}; tried again with nothing lent");
+            session(who, replica, address, false, deadline)
+        }
+        result => result,
+    };
+    result.map_err(|failed| match failed {
+        Failed::Lending(why) | Failed::Otherwise(why) => why,
+    })
+}
+
+fn session(
+    who: &Identity,
+    replica: &str,
+    address: &Address,
+    may_lend: bool,
+    deadline: Instant,
+) -> Result<Vec<Linked>, Failed> {
+    let queues = u16::try_from(who.offers.len()).unwrap_or(u16::MAX);
     let mut random = [0; 16];
-    lh_ring::sys::random(&mut random).map_err(|e| unreachable_because(address, &e))?;
+    let io = |e: io::Error| Failed::Otherwise(unreachable_because(address, &e));
+    lh_ring::sys::random(&mut random).map_err(io)?;
     let session = Instance(u128::from_le_bytes(random));
     // A replica lets a session in when it is complete: first every hello, then every welcome.
     let mut waiting = Vec::new();
-    for queue in 0..who.queues {
+    for (queue, offer) in (0..).zip(who.offers.iter()) {
+        let memory = may_lend.then(|| offer.wait(Instant::now() + OFFER_PATIENCE)).flatten();
         let hello = Hello {
             volume: who.volume.clone(),
             replica: replica.to_owned(),
@@ -43,10 +81,11 @@ pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Resul
             instance: who.instance,
             session,
             queue,
-            queues: who.queues,
+            queues,
             checksums: !address.is_local(),
+            lends: memory.is_some(),
         };
-        waiting.push(Greeted::new(address, &hello, &who.key, deadline)?);
+        waiting.push(Greeted::new(address, hello, memory, &who.key, deadline).map_err(Failed::Otherwise)?);
     }
     waiting.into_iter().map(|greeted| greeted.welcomed(address)).collect()
 }
@@ -67,27 +106,135 @@ struct Greeted {
     stream: Stream,
     asked: Asked,
     checksums: bool,
+    lends: bool,
 }
 
 impl Greeted {
-    fn new(address: &Address, hello: &Hello, key: &Key, deadline: Instant) -> Result<Self, ConnectError> {
+    /// Says hello, with the memory if the replica borrows.
+    fn new(
+        address: &Address,
+        mut hello: Hello,
+        memory: Option<Arc<OwnedFd>>,
+        key: &Key,
+        deadline: Instant,
+    ) -> Result<Self, ConnectError> {
         let io = |e: io::Error| unreachable_because(address, &e);
         let mut stream = Stream::connect(address, deadline).map_err(io)?;
         let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
         stream.read_exact(&mut challenge).map_err(io)?;
         lh_ring::sys::random(&mut nonce).map_err(io)?;
-        let asked = Asked::answer(&challenge, (hello, Role::Engine), key, nonce)
+        hello.lends &= Challenge::decode(&challenge).is_ok_and(|c| c.borrows());
+        let asked = Asked::answer(&challenge, (&hello, Role::Engine), key, nonce)
             .map_err(|e| refused_because(address, e.into()))?;
-        stream.write_all(asked.hello()).map_err(io)?;
-        Ok(Self { stream, asked, checksums: hello.checksums })
+        match memory.filter(|_| hello.lends) {
+            Some(memory) => stream.write_all_with_fd(asked.hello(), memory.as_fd()).map_err(io)?,
+            None => stream.write_all(asked.hello()).map_err(io)?,
+        }
+        Ok(Self { stream, asked, checksums: hello.checksums, lends: hello.lends })
     }
 
-    fn welcomed(mut self, address: &Address) -> Result<Linked, ConnectError> {
-        let io = |e: io::Error| unreachable_because(address, &e);
+    fn welcomed(mut self, address: &Address) -> Result<Linked, Failed> {
+        let io = |e: io::Error| Failed::Otherwise(unreachable_because(address, &e));
         let mut welcome = [0; WELCOME_LEN];
         self.stream.read_exact(&mut welcome).map_err(io)?;
-        self.asked.heard(&welcome).map_err(|why| refused_because(address, why))?;
+        self.asked.heard(&welcome).map_err(|why| match why {
+            NotLetIn::Refused(Verdict::Invalid, _) if self.lends => {
+                Failed::Lending(refused_because(address, why))
+            }
+            why => Failed::Otherwise(refused_because(address, why)),
+        })?;
         let socket = self.stream.into_socket().map_err(io)?;
-        Ok(Linked { socket, checksums: self.checksums })
+        Ok(Linked { socket, checksums: self.checksums, lends: self.lends })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::thread::JoinHandle;
+
+    use lh_ring::Pool;
+    use lh_ring::sys::receive_with_fds;
+    use lh_wire::handshake::{HELLO_LEN, encode_welcome};
+
+    use super::*;
+
+    const KEY: Key = [7; 32];
+
+    /// A replica that sends this challenge, and this verdict to a hello that lends: every hello, and how many descriptors came
+    /// with it.
+    fn replica(
+        listener: UnixListener,
+        challenge: fn([u8; 32]) -> Challenge,
+        lent: Verdict,
+        connections: usize,
+    ) -> JoinHandle<Vec<(Hello, usize)>> {
+        let greet = move |mut stream: UnixStream| {
+            let challenge = challenge([1; 32]);
+            stream.write_all(challenge.as_bytes()).unwrap();
+            let mut bytes = [0; HELLO_LEN];
+            let (len, descriptors) = receive_with_fds(stream.as_fd(), &mut bytes).unwrap();
+            assert_eq!(len, HELLO_LEN);
+            let hello = Hello::decode(&bytes, &challenge, &KEY).unwrap();
+            let verdict = if hello.lends { lent } else { Verdict::Welcome };
+            let welcome = encode_welcome(verdict, hello.generation, &challenge, &bytes, &KEY);
+            // An engine that is refused on one connection waits for no other.
+            let _ = stream.write_all(&welcome);
+            (hello, descriptors.len())
+        };
+        std::thread::spawn(move || (0..connections).map(|_| greet(listener.accept().unwrap().0)).collect())
+    }
+
+    /// What an engine of two queues, of which one has memory that it can lend, comes to with such a replica.
+    fn come(
+        challenge: fn([u8; 32]) -> Challenge,
+        lent: Verdict,
+        connections: usize,
+    ) -> (Result<Vec<bool>, ConnectError>, Vec<(bool, usize)>) {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let replica = replica(UnixListener::bind(&path).unwrap(), challenge, lent, connections);
+        let offers = [Offer::default(), Offer::default()];
+        offers[0].make(Pool::lendable(0, 1 << 20).unwrap().lend());
+        offers[1].make(None);
+        let who = Identity {
+            volume: "demo".into(),
+            key: KEY,
+            generation: Generation { attachment: 1, restart: 1 },
+            instance: Instance(1),
+            offers: offers.into(),
+        };
+        let made = connect(&who, "demo-r-1", &Address::Unix(path));
+        let made = made.map(|links| links.iter().map(|link| link.lends).collect());
+        let hellos = replica.join().unwrap();
+        (made, hellos.into_iter().map(|(hello, descriptors)| (hello.lends, descriptors)).collect())
+    }
+
+    #[test]
+    fn memory_goes_to_who_borrows_it() {
+        let (made, hellos) = come(Challenge::of_borrower, Verdict::Welcome, 2);
+        assert_eq!((made, hellos), (Ok(vec![true, false]), vec![(true, 1), (false, 0)]));
+    }
+
+    #[test]
+    fn a_replica_of_before_is_lent_nothing() {
+        let (made, hellos) = come(Challenge::new, Verdict::Welcome, 2);
+        assert_eq!((made, hellos), (Ok(vec![false, false]), vec![(false, 0), (false, 0)]));
+    }
+
+    #[test]
+    fn a_replica_that_cannot_take_it_is_asked_again_with_nothing_lent() {
+        let (made, hellos) = come(Challenge::of_borrower, Verdict::Invalid, 4);
+        assert_eq!(made, Ok(vec![false, false]));
+        assert_eq!(hellos, [(true, 1), (false, 0), (false, 0), (false, 0)]);
+        let (made, _) = come(Challenge::of_borrower, Verdict::Unusable, 2);
+        assert!(matches!(made, Err(ConnectError::Refused(_))), "that is another matter: {made:?}");
+    }
+
+    #[test]
+    fn a_queue_that_never_has_memory_is_not_waited_for_long() {
+        let began = Instant::now();
+        assert!(Offer::default().wait(began + Duration::from_millis(50)).is_none());
+        assert!((50..1000).contains(&began.elapsed().as_millis()));
     }
 }

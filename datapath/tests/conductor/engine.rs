@@ -191,7 +191,7 @@ impl Engine {
             Order::CommandDone(id, result) => self.done.push((id.0, result)),
             Order::Open { .. } => self.open = true,
             Order::Stop(why) => self.stopped = Some(why),
-            Order::StatusChanged | Order::Resized { .. } => {}
+            Order::StatusChanged | Order::Resized { .. } | Order::Vacated { .. } => {}
             Order::Log(line) => self.log.push(line),
         }
     }

@@ -1,10 +1,11 @@
 //! The queue's thread, turn by turn, as `run_queue` does it.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use datapath::link::{EngineQueue, Mail, News, Parts};
+use datapath::link::{EngineQueue, Mail, News, Offer, Parts};
 use datapath::message::{
     ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
 };
@@ -34,17 +35,22 @@ pub(crate) struct Bench {
 impl Bench {
     /// An open queue with so many members.
     pub(crate) fn new(members: u8, checksums: bool) -> Self {
-        Self::with(members, checksums, [0; MEMBERS_MAX])
+        Self::with(members, checksums, false, [0; MEMBERS_MAX])
+    }
+
+    /// The same, with members that are lent the bytes of writes.
+    pub(crate) fn lending(members: u8, checksums: bool) -> Self {
+        Self::with(members, checksums, true, [0; MEMBERS_MAX])
     }
 
     /// The same; reads go to the first member as long as it is there.
     pub(crate) fn with_near_first(members: u8, checksums: bool) -> Self {
         let mut rank = [1; MEMBERS_MAX];
         rank[0] = 0;
-        Self::with(members, checksums, rank)
+        Self::with(members, checksums, false, rank)
     }
 
-    fn with(members: u8, checksums: bool, rank: [u8; MEMBERS_MAX]) -> Self {
+    fn with(members: u8, checksums: bool, lends: bool, rank: [u8; MEMBERS_MAX]) -> Self {
         let config = Config {
             size: SIZE as u64,
             logical_block: 512,
@@ -73,8 +79,9 @@ impl Bench {
             inbox,
             peers: vec![mailbox.clone()],
             news: sender,
+            offer: Offer::default(),
         };
-        let pool = Pool::new(4 << 20, 32 << 20).expect("a pool");
+        let pool = Pool::lendable(4 << 20, 32 << 20).expect("a pool");
         let mut b = Self {
             driven: Driven::new(EngineQueue::new(parts, &pool)),
             replicas: Vec::new(),
@@ -85,14 +92,25 @@ impl Bench {
             answers: Vec::new(),
         };
         for member in (0..members).map(MemberId) {
-            let (replica, socket) = Replica::start(SIZE, checksums);
+            let (replica, socket) = Replica::start(SIZE, checksums, lends.then(|| b.memory()));
             b.replicas.push(replica);
-            b.mail(Mail::Link { member, socket, checksums });
+            b.mail(Mail::Link { member, socket, checksums, lends });
             b.switch(Switch::Attach { member });
             b.switch(Switch::Promote { member });
         }
         b.switch(Switch::Resume);
         b
+    }
+
+    /// What members are passed.
+    pub(crate) fn memory(&self) -> OwnedFd {
+        self.pool().lend().expect("memory with a descriptor")
+    }
+
+    /// The member lets a new session in, with what is lent as before.
+    pub(crate) fn link_again(&self, member: MemberId) {
+        let socket = self.replicas[usize::from(member.0)].listen(false, Some(self.memory()));
+        self.mail(Mail::Link { member, socket, checksums: false, lends: true });
     }
 
     pub(crate) fn mail(&self, mail: Mail) {

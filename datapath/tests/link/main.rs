@@ -1,6 +1,7 @@
 //! A queue on a real ring, with replicas behind sockets that keep their blocks in memory.
 
 mod bench;
+mod lent;
 mod replica;
 
 use std::time::{Duration, Instant};
@@ -22,8 +23,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// every replica.
 #[test]
 fn data_goes_to_every_replica_and_comes_back() {
-    for checksums in [false, true] {
-        let mut b = Bench::new(3, checksums);
+    for (checksums, lends) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut b = if lends { Bench::lending(3, checksums) } else { Bench::new(3, checksums) };
         let mut model = vec![0_u8; SIZE];
         let mut random = 1_u64;
         let mut next = |n: usize| {

@@ -5,8 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use lh_wire::{HEADER_LEN, Header, OpCode, Status, flags};
+use lh_ring::Lent;
+use lh_wire::{HEADER_LEN, Header, OpCode, Pieces, Status, flags};
 
 /// How it answers from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +28,13 @@ pub(crate) enum Behaviour {
     Short,
     /// Not at all.
     Hang,
+    /// As it should, but reads no message before it is told to behave otherwise.
+    Stopped,
+    /// The same, but it has read the message: its disk is at it.
+    AtItsDisk,
 }
 
-const ALL: [Behaviour; 7] = [
+const ALL: [Behaviour; 9] = [
     Behaviour::Well,
     Behaviour::HangUp,
     Behaviour::Garbage,
@@ -36,6 +42,8 @@ const ALL: [Behaviour; 7] = [
     Behaviour::OtherGeneration,
     Behaviour::Short,
     Behaviour::Hang,
+    Behaviour::Stopped,
+    Behaviour::AtItsDisk,
 ];
 
 #[derive(Debug)]
@@ -50,17 +58,24 @@ struct Shared {
 pub(crate) struct Replica(Arc<Shared>);
 
 impl Replica {
-    /// A replica of so many bytes, and the engine's end of its connection.
-    pub(crate) fn start(size: usize, checksums: bool) -> (Self, OwnedFd) {
-        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+    /// A replica of so many bytes, and the engine's end of its connection. `memory` is lent to it.
+    pub(crate) fn start(size: usize, checksums: bool, memory: Option<OwnedFd>) -> (Self, OwnedFd) {
         let shared = Arc::new(Shared {
             blocks: Mutex::new(vec![0; size]),
             writes: AtomicU64::new(0),
             behaviour: AtomicU8::new(Behaviour::Well as u8),
         });
-        let its = shared.clone();
-        std::thread::spawn(move || serve(far, &its, checksums));
-        (Self(shared), near.into())
+        let new = Self(shared);
+        let near = new.listen(checksums, memory);
+        (new, near)
+    }
+
+    /// One more connection to it: the engine's end. What comes from those before is taken, too, as long as there is something.
+    pub(crate) fn listen(&self, checksums: bool, memory: Option<OwnedFd>) -> OwnedFd {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        let its = self.0.clone();
+        std::thread::spawn(move || serve(far, &its, checksums, memory));
+        near.into()
     }
 
     /// What it holds.
@@ -79,16 +94,31 @@ impl Replica {
     }
 }
 
-fn serve(socket: UnixStream, shared: &Shared, checksums: bool) {
+impl Shared {
+    fn behaviour(&self) -> Behaviour {
+        ALL[usize::from(self.behaviour.load(Ordering::SeqCst))]
+    }
+
+    fn wait_while(&self, behaviour: Behaviour) {
+        while self.behaviour() == behaviour {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn serve(socket: UnixStream, shared: &Shared, checksums: bool, memory: Option<OwnedFd>) {
+    let lent = memory.map(|memory| Lent::open(memory).expect("it is mapped"));
     let mut from = std::io::BufReader::with_capacity(1 << 20, socket.try_clone().expect("a descriptor"));
     let mut to = std::io::BufWriter::with_capacity(1 << 20, socket);
     let mut position = 0_u64;
     let mut payload = vec![0; lh_wire::MAX_PAYLOAD as usize];
     loop {
-        if from.buffer().is_empty() && to.flush().is_err() {
-            return;
+        if from.buffer().is_empty() {
+            // Who does not want the answers may have sent more before it went.
+            let _ = to.flush();
         }
         let mut bytes = [0; HEADER_LEN];
+        shared.wait_while(Behaviour::Stopped);
         if from.read_exact(&mut bytes).is_err() {
             return;
         }
@@ -97,11 +127,20 @@ fn serve(socket: UnixStream, shared: &Shared, checksums: bool) {
         let mut pad = [0; 512];
         from.read_exact(&mut pad[..header.pad.into()]).expect("padding");
         position += (HEADER_LEN + usize::from(header.pad)) as u64;
-        if !data.is_empty() {
+        if !data.is_empty() && !header.has(flags::LENT) {
             assert_eq!(position % lh_wire::PAYLOAD_ALIGN, 0, "payloads are aligned in the stream");
         }
         from.read_exact(data).expect("payload");
         position += data.len() as u64;
+        shared.wait_while(Behaviour::AtItsDisk);
+        let borrowed = (header.has(flags::LENT)).then(|| {
+            let pieces = Pieces::decode(data, header.length).expect("pieces of the range");
+            let lent = lent.as_ref().expect("memory was lent");
+            lent.payload(pieces.iter()).expect("they are in the memory").to_vec()
+        });
+        let long = header.op == OpCode::Write && header.length >= 16 << 10;
+        assert_eq!(borrowed.is_some(), long && lent.is_some());
+        let data = borrowed.as_deref().unwrap_or(data);
         if checksums && !data.is_empty() {
             assert!(header.has(flags::CRC) && crc32c::crc32c(data) == header.payload_crc);
         }
@@ -113,7 +152,7 @@ fn serve(socket: UnixStream, shared: &Shared, checksums: bool) {
 
 /// `None` ends the connection.
 fn answer(s: &Shared, header: Header, data: &[u8], to: &mut impl Write, checksums: bool) -> Option<()> {
-    let behaviour = ALL[usize::from(s.behaviour.load(Ordering::SeqCst))];
+    let behaviour = s.behaviour();
     let mut blocks = s.blocks.lock().expect("no panic");
     let first = usize::try_from(header.offset).expect("a small volume");
     let range = first..first + header.length as usize;
@@ -130,7 +169,7 @@ fn answer(s: &Shared, header: Header, data: &[u8], to: &mut impl Write, checksum
         _ => {}
     }
     match behaviour {
-        Behaviour::Well | Behaviour::WrongChecksum => {}
+        Behaviour::Well | Behaviour::WrongChecksum | Behaviour::Stopped | Behaviour::AtItsDisk => {}
         Behaviour::HangUp => return None,
         Behaviour::Garbage => return to.write_all(&[0x5a; 128]).ok(),
         Behaviour::OtherGeneration => reply.generation = reply.generation.next_attachment(),

@@ -61,6 +61,9 @@ impl Payload {
     /// Most bytes in one payload: what the wire protocol's largest message carries.
     pub const MAX: usize = (1 << 20) + (64 << 10);
 
+    /// Most pieces that the bytes of one lie in.
+    pub const PIECES_MAX: usize = SEGMENTS;
+
     pub(crate) fn empty_of(pool: &Pool) -> Self {
         Self::of_segments(pool, &[])
     }
@@ -104,6 +107,17 @@ impl Payload {
         self.exclusive.get()
     }
 
+    /// Makes it read-only for ever.
+    pub(crate) fn share(&self) {
+        self.exclusive.set(false);
+    }
+
+    /// Where the bytes lie in the pool's memory, in order: offset and length of each piece, at most
+    /// [`Payload::PIECES_MAX`].
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + '_ {
+        self.segs().iter().map(|seg| (seg.at, seg.len))
+    }
+
     /// The bytes, in order, in as many pieces as they lie in.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         self.segs().iter().map(|seg| self.bytes(*seg))
@@ -115,6 +129,8 @@ impl Payload {
         // payload holds keeps the chunk from being handed out again. Nobody writes these bytes while the result
         // lives: writing needs `&mut` of an exclusive payload, which is this one, and the kernel writes only into
         // exclusive payloads that have been moved into an operation, and into what an Rx has not yet handed out.
+        // Of memory that is lent the same is the lender's promise, who has proved that it may be believed; the memory
+        // itself is there whatever it does (`Lent::open`).
         unsafe { std::slice::from_raw_parts(pool.ptr(seg.at as usize), seg.len as usize) }
     }
 

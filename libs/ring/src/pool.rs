@@ -7,11 +7,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use crate::Payload;
 use crate::map::Map;
 use crate::payload::{SEGMENTS, Seg};
+use crate::{Lent, Payload};
 
 /// Bytes in a chunk.
 pub const CHUNK: usize = 128 << 10;
@@ -23,6 +24,12 @@ const CONTIGUOUS: usize = 16 << 10;
 /// Chunks beyond the hard size that only the headers of send queues may take: an answer must get out, also when
 /// requests have taken everything, or no memory would ever come back. 32 MiB of address space, untouched in use.
 const RESERVE: u32 = 256;
+
+/// Chunks beyond the hard size for what nobody may change although no request needs it any more ([`crate::Kept`]): as many as
+/// what one connection to a replica has in flight at most is spread over. Those are 256 writes, or 16 MiB and the one that
+/// crosses this line, in pieces that may each lie in a chunk of its own (`docs/invariants.md`, 4). 50 MiB of address space,
+/// untouched in use.
+const KEPT: u32 = 400;
 
 /// No chunk.
 const NONE: u32 = u32::MAX;
@@ -44,6 +51,10 @@ struct Shared {
     hard: u32,
     /// Chunks outside both lists.
     used: Cell<u32>,
+    /// How often each chunk is kept; empty in a pool that lends nothing.
+    kept: Box<[Cell<u32>]>,
+    /// Chunks that are.
+    kept_chunks: Cell<u32>,
     /// The chunk that `alloc` cuts from, or [`NONE`]; it is outside the lists even while nobody refers to it.
     bump: Cell<u32>,
     /// Bytes of it that are taken.
@@ -57,27 +68,66 @@ impl Pool {
     /// # Errors
     /// The system's, when the address space cannot be reserved; `InvalidInput` beyond 4 GiB.
     pub fn new(soft_bytes: usize, hard_bytes: usize) -> io::Result<Self> {
+        let (hard, all) = Self::chunks(hard_bytes, 0)?;
+        Ok(Self::over(Map::new(all as usize * CHUNK)?, soft_bytes, hard, all, 0))
+    }
+
+    /// The same over memory that other processes may read where it lies ([`Pool::lend`]). Where the system has no such
+    /// memory, or it would be more than [`Lent::MAX`], it is a pool as [`Pool::new`] makes it, and lends nothing.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn lendable(soft_bytes: usize, hard_bytes: usize) -> io::Result<Self> {
+        let (hard, all) = Self::chunks(hard_bytes, KEPT)?;
+        let bytes = all as usize * CHUNK;
+        if bytes > Lent::MAX {
+            return Self::new(soft_bytes, hard_bytes);
+        }
+        match Map::lendable(bytes) {
+            Ok(map) => Ok(Self::over(map, soft_bytes, hard, all, all)),
+            Err(_) => Self::new(soft_bytes, hard_bytes),
+        }
+    }
+
+    /// Chunks of the hard size, and all chunks together with so many more.
+    fn chunks(hard_bytes: usize, more: u32) -> io::Result<(u32, u32)> {
         let hard =
             u32::try_from(hard_bytes.div_ceil(CHUNK).max(1)).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let all = hard.saturating_add(RESERVE);
-        let bytes = all as usize * CHUNK;
+        let all = hard.saturating_add(RESERVE).saturating_add(more);
         // Segments carry 32-bit offsets, of which the last stands for the page of zeroes.
-        if bytes > u32::MAX as usize {
+        if all as usize * CHUNK > u32::MAX as usize {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        Ok((hard, all))
+    }
+
+    fn over(map: Map, soft_bytes: usize, hard: u32, all: u32, kept: u32) -> Self {
         let mut warm = Vec::new();
         warm.reserve_exact(all as usize);
-        Ok(Self(Rc::new(Shared {
-            map: Map::new(bytes)?,
+        Self(Rc::new(Shared {
+            map,
             refs: (0..all).map(|_| Cell::new(0)).collect(),
             warm: RefCell::new(warm),
             cold: RefCell::new((0..all).rev().collect()),
             soft: soft_bytes.div_ceil(CHUNK),
             hard,
             used: Cell::new(0),
+            kept: (0..kept).map(|_| Cell::new(0)).collect(),
+            kept_chunks: Cell::new(0),
             bump: Cell::new(NONE),
             bump_used: Cell::new(0),
-        })))
+        }))
+    }
+
+    /// A view of another process's memory: its payloads can be read, and nothing is ever taken from it.
+    pub(crate) fn view(map: Map) -> Self {
+        Self::over(map, 0, 0, 0, 0)
+    }
+
+    /// A descriptor of the memory, for [`Lent::open`] of a process that is to read payloads where they lie: it can be read
+    /// through it, not written. Pieces of payloads are told by [`Payload::pieces`]. `None`: the pool lends nothing.
+    pub fn lend(&self) -> Option<OwnedFd> {
+        self.0.map.lend().ok()
     }
 
     /// `len` bytes that begin at a multiple of `align` (a power of two, at most 4096), as do all segments; inner
@@ -100,7 +150,7 @@ impl Pool {
         let rest = if rest < len && len <= CONTIGUOUS { 0 } else { rest };
         let fresh = len.saturating_sub(rest).div_ceil(CHUNK);
         // All or nothing. An idle bump chunk has all its bytes as rest, so it is not among the fresh ones.
-        if fresh > self.0.hard.saturating_sub(self.0.used.get()) as usize {
+        if fresh > self.0.hard.saturating_sub(self.charged()) as usize {
             return None;
         }
         let mut segs = [Seg::default(); SEGMENTS];
@@ -138,7 +188,12 @@ impl Pool {
     /// Chunks that [`Pool::alloc`] and receive streams can still take.
     pub fn free_chunks(&self) -> usize {
         let idle = u32::from(self.bump_is_idle());
-        (self.0.hard + idle).saturating_sub(self.0.used.get()) as usize
+        (self.0.hard + idle).saturating_sub(self.charged()) as usize
+    }
+
+    /// Chunks in use that count towards the hard size.
+    fn charged(&self) -> u32 {
+        self.0.used.get() - self.0.kept_chunks.get().min(KEPT)
     }
 
     /// Bytes in chunks that somebody holds.
@@ -183,7 +238,7 @@ impl Pool {
 
     /// A free chunk with one reference, unless the hard size is reached.
     pub(crate) fn take_chunk(&self) -> Option<u32> {
-        if self.0.used.get() >= self.0.hard {
+        if self.charged() >= self.0.hard {
             if !self.bump_is_idle() {
                 return None;
             }
@@ -208,13 +263,15 @@ impl Pool {
 
     /// One more reference to a chunk that has some.
     pub(crate) fn retain(&self, chunk: u32) {
-        let refs = &self.0.refs[chunk as usize];
-        refs.set(refs.get() + 1);
+        // A view has no table: its memory is another's to use again.
+        if let Some(refs) = self.0.refs.get(chunk as usize) {
+            refs.set(refs.get() + 1);
+        }
     }
 
     /// One reference less; the last one frees the chunk.
     pub(crate) fn release(&self, chunk: u32) {
-        let refs = &self.0.refs[chunk as usize];
+        let Some(refs) = self.0.refs.get(chunk as usize) else { return };
         let left = refs.get() - 1;
         refs.set(left);
         if left > 0 {
@@ -237,9 +294,30 @@ impl Pool {
         }
     }
 
+    /// A chunk's memory is kept once more.
+    pub(crate) fn keep(&self, chunk: u32) {
+        if let Some(kept) = self.0.kept.get(chunk as usize) {
+            self.0.kept_chunks.set(self.0.kept_chunks.get() + u32::from(kept.get() == 0));
+            kept.set(kept.get() + 1);
+        }
+    }
+
+    /// The reverse of `keep`.
+    pub(crate) fn keep_no_more(&self, chunk: u32) {
+        if let Some(kept) = self.0.kept.get(chunk as usize) {
+            kept.set(kept.get() - 1);
+            self.0.kept_chunks.set(self.0.kept_chunks.get() - u32::from(kept.get() == 0));
+        }
+    }
+
     /// References to a chunk.
     pub(crate) fn refs(&self, chunk: u32) -> u32 {
         self.0.refs[chunk as usize].get()
+    }
+
+    /// Bytes of the whole mapping.
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.0.map.len()
     }
 
     /// Address of a byte of the pool.

@@ -25,10 +25,14 @@ pub use asked::{Asked, NotLetIn};
 
 use crate::header::VERSION;
 
-/// Flags of a hello: payloads carry checksums; it is of a reader; it is of a relay, which no replica lets in.
+/// Flags of a hello: payloads carry checksums; it is of a reader; it is of a relay, which no replica lets in; memory is lent.
 const CHECKSUMS: u8 = 1;
 const READER: u8 = 2;
 const RELAY: u8 = 4;
+const LENDS: u8 = 8;
+
+/// In a challenge: whoever asks may lend its memory. Those who do not know this bit sent 0 here, and did not look.
+const BORROWS: u16 = 1;
 
 /// First bytes of each handshake message: "LHhs".
 const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
@@ -46,7 +50,7 @@ struct RawChallenge {
     magic: U32,
     version_min: u8,
     version_max: u8,
-    reserved: U16,
+    accepts: U16,
     nonce: [u8; 32],
 }
 
@@ -107,6 +111,9 @@ pub struct Hello {
     pub queues: u16,
     /// Payloads carry checksums (on for TCP).
     pub checksums: bool,
+    /// A descriptor of the engine's memory comes with the hello, and writes may say where in it their bytes are. Only in
+    /// answer to a challenge that says so ([`Challenge::borrows`]).
+    pub lends: bool,
 }
 
 /// As what somebody comes.
@@ -204,12 +211,32 @@ impl Challenge {
             magic: MAGIC.into(),
             version_min: VERSION,
             version_max: VERSION,
-            reserved: 0.into(),
+            accepts: 0.into(),
             nonce,
         };
+        Self::of(raw)
+    }
+
+    /// The same; an engine may lend its memory. Only over unix sockets.
+    pub fn of_borrower(nonce: [u8; 32]) -> Self {
+        let mut raw = Self::new(nonce).raw();
+        raw.accepts = BORROWS.into();
+        Self::of(raw)
+    }
+
+    fn of(raw: RawChallenge) -> Self {
         let mut bytes = [0; CHALLENGE_LEN];
         bytes.copy_from_slice(raw.as_bytes());
         Self(bytes)
+    }
+
+    fn raw(&self) -> RawChallenge {
+        zerocopy::transmute!(self.0)
+    }
+
+    /// Whoever answers may lend its memory ([`Hello::lends`]).
+    pub fn borrows(&self) -> bool {
+        self.raw().accepts.get() & BORROWS != 0
     }
 
     /// The bytes to send.
@@ -283,7 +310,9 @@ impl Hello {
         let raw = RawHello {
             magic: MAGIC.into(),
             version: VERSION,
-            flags: role.flags() | if self.checksums { CHECKSUMS } else { 0 },
+            flags: role.flags()
+                | if self.checksums { CHECKSUMS } else { 0 }
+                | if self.lends { LENDS } else { 0 },
             queue: self.queue.into(),
             queues: self.queues.into(),
             reserved: 0.into(),
@@ -308,7 +337,9 @@ impl Hello {
     /// The verdict to refuse with.
     pub fn decode(bytes: &[u8; HELLO_LEN], challenge: &Challenge, key: &Key) -> Result<Self, Verdict> {
         let (hello, flags) = Self::decode_proved(bytes, challenge, key)?;
-        if flags & !(CHECKSUMS | READER) != 0 { Err(Verdict::Invalid) } else { Ok(hello) }
+        let wrongly_lent = hello.lends && (!challenge.borrows() || flags & READER != 0);
+        let known = flags & !(CHECKSUMS | READER | LENDS) == 0;
+        if known && !wrongly_lent { Ok(hello) } else { Err(Verdict::Invalid) }
     }
 
     /// The same of a relay: a hello that was made for a replica is no relay's, though it proves the key.
@@ -346,6 +377,7 @@ impl Hello {
             queue: raw.queue.get(),
             queues: raw.queues.get(),
             checksums: raw.flags & CHECKSUMS != 0,
+            lends: raw.flags & LENDS != 0,
         };
         if hello.queue >= hello.queues { Err(Verdict::Invalid) } else { Ok((hello, raw.flags)) }
     }
@@ -420,6 +452,7 @@ mod tests {
             queue: 1,
             queues: 2,
             checksums: true,
+            lends: false,
         }
     }
 
@@ -469,6 +502,33 @@ mod tests {
             let forged = encode_welcome(verdict, Generation::default(), &challenge, &bytes, &[8; 32]);
             assert_eq!(decode_welcome(&forged, &challenge, &bytes, &[7; 32]), Err(HandshakeError::BadProof));
         }
+    }
+
+    #[test]
+    fn only_an_engine_lends_and_only_to_who_borrows() {
+        let (key, hello) = ([7; 32], Hello { lends: true, checksums: false, ..hello() });
+        let (borrower, other) = (Challenge::of_borrower([1; 32]), Challenge::new([1; 32]));
+        assert!(borrower.borrows() && !other.borrows());
+        assert!(Challenge::decode(borrower.as_bytes()).unwrap().borrows());
+        assert_eq!(borrower.as_bytes()[6..8], [1, 0]);
+        let read = |role, challenge| {
+            let bytes = hello.encode(role, challenge, &key, [2; 32]).unwrap();
+            (Hello::decode(&bytes, challenge, &key), Hello::decode_relay(&bytes, challenge, &key))
+        };
+        let invalid = Err(Verdict::Invalid);
+        assert_eq!(read(Role::Engine, &borrower), (Ok(hello.clone()), invalid.clone()));
+        assert_eq!(read(Role::Engine, &other), (invalid.clone(), invalid.clone()));
+        for role in [Role::Reader, Role::Relay] {
+            assert_eq!(read(role, &borrower), (invalid.clone(), invalid.clone()));
+        }
+        // Somebody on the way makes the one or the other of it.
+        let bytes = hello.encode(Role::Engine, &borrower, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&bytes, &other, &key), Err(Verdict::BadKey));
+        let quiet = Hello { lends: false, ..hello.clone() };
+        let mut bytes = quiet.encode(Role::Engine, &borrower, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&bytes, &borrower, &key), Ok(quiet));
+        bytes[5] |= LENDS;
+        assert_eq!(Hello::decode(&bytes, &borrower, &key), Err(Verdict::BadKey));
     }
 
     #[test]

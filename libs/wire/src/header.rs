@@ -38,8 +38,11 @@ pub mod flags {
     /// layer): a block that does not fit is not answered as if it were sound. Of a put layer: what is sent is rotten by
     /// its sender's word.
     pub const VERIFY: u8 = 8;
+    /// Of a request to write: the payload says where the bytes are ([`crate::Pieces`]), in memory that the engine has lent
+    /// with its hello. A checksum is that of the bytes.
+    pub const LENT: u8 = 16;
     /// All bits that this version knows.
-    pub const ALL: u8 = FUA | RESPONSE | CRC | VERIFY;
+    pub const ALL: u8 = FUA | RESPONSE | CRC | VERIFY | LENT;
 }
 
 /// What a message asks for. A response repeats its request's code.
@@ -315,7 +318,8 @@ impl Header {
         let unknown = DecodeError::Unknown { op: raw.op, status: raw.status, flags: raw.flags };
         let op = OpCode::from_u8(raw.op).ok_or(unknown)?;
         let status = Status::from_u8(raw.status).ok_or(unknown)?;
-        if raw.flags & !flags::ALL != 0 {
+        let lent_write = op == OpCode::Write && raw.flags & flags::RESPONSE == 0;
+        if raw.flags & !flags::ALL != 0 || (raw.flags & flags::LENT != 0 && !lent_write) {
             return Err(unknown);
         }
         let (payload, pad) = (raw.payload.get(), raw.pad.get());
@@ -389,6 +393,20 @@ mod tests {
                 assert_eq!(Header::decode(&h.encode()), Ok(h));
             }
         }
+    }
+
+    #[test]
+    fn only_the_bytes_of_a_write_are_lent() {
+        for op in OpCode::ALL {
+            for more in [0, flags::FUA, flags::CRC, flags::RESPONSE] {
+                let h = Header { op, flags: flags::LENT | more, ..sample() };
+                let good = op == OpCode::Write && more != flags::RESPONSE;
+                assert_eq!(Header::decode(&h.encode()).is_ok(), good, "{h:?}");
+            }
+        }
+        let lent = Header { flags: flags::LENT | flags::FUA, payload: 16, pad: 0, ..sample() };
+        let whole = lent.with_bytes_at_hand();
+        assert_eq!(whole, Header { flags: flags::FUA, payload: 4096, pad: 0, ..sample() });
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod digest;
 pub mod handshake;
 mod header;
 mod layer;
+mod lent;
 mod reader;
 
 pub use control::{
@@ -25,6 +26,7 @@ pub use header::{
     VERSION, flags, padding,
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
+pub use lent::{Pieces, PiecesError};
 pub use reader::{Ask, Opened};
 
 /// Writes of one connection that a replica remembers as possibly unfinished elsewhere, and that an engine may run

@@ -1,14 +1,15 @@
 //! Who comes in: listening, the handshake, and the last word to who is sent away.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use lh_block::Generation;
-use lh_ring::sys::random;
-use lh_ring::{Completion, Fd, Token};
+use lh_ring::sys::{random, receive_with_fds_now};
+use lh_ring::{Completion, Fd, Lent, Token};
 use lh_wire::handshake::{
     CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome, is_reader,
 };
@@ -128,6 +129,20 @@ fn listen_on(listen: &Address) -> io::Result<(Fd, Address)> {
     }
 }
 
+/// Maps the memory that comes with a hello which says so. The verdict is for one that says so and has none, or does not and
+/// has some, and for what is no memory that can be borrowed; the engine then comes again and sends all bytes.
+fn borrow(hello: &Hello, brought: Vec<OwnedFd>) -> Result<Option<Lent>, Verdict> {
+    let mut brought = brought.into_iter();
+    match (hello.lends, brought.next(), brought.next()) {
+        (false, None, None) => Ok(None),
+        (true, Some(memory), None) => {
+            let lent = Lent::open(memory).inspect_err(|e| tracing::warn!("lent memory is not taken: {e}"));
+            lent.map(Some).map_err(|_| Verdict::Invalid)
+        }
+        _ => Err(Verdict::Invalid),
+    }
+}
+
 /// Binds, in place of a socket that nobody listens on any more if there is one.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
@@ -197,12 +212,36 @@ impl Server {
                 return;
             }
         };
-        let challenge = Challenge::new(nonce);
+        let is_unix = matches!(self.door.address, Address::Unix(_));
+        let challenge = if is_unix { Challenge::of_borrower(nonce) } else { Challenge::new(nonce) };
         let bytes: [u8; CHALLENGE_LEN] = *challenge.as_bytes();
-        let conn = self.peers.add(&self.pool, fd, challenge, now + HELLO_PATIENCE_NS);
+        let conn = self.peers.add(&self.pool, fd, challenge, is_unix, now + HELLO_PATIENCE_NS);
         if let Some(peer) = self.peers.get(conn) {
             peer.tx.push_header(&bytes);
             peer.wants = missing(HELLO_LEN, 0);
+        }
+    }
+
+    /// Something of a hello has come over a unix socket, perhaps with a descriptor. No more than the hello is taken: who
+    /// has been let in is read by the ring, and sends no descriptors.
+    pub(super) fn knocked(&mut self, c: &Completion) {
+        let Some(peer) = self.peers.of(c.token) else { return };
+        let conn = peer.conn;
+        peer.awaited = false;
+        if !matches!(peer.phase, Phase::Hello(_)) {
+            return;
+        }
+        let mut bytes = [0; HELLO_LEN];
+        let room = &mut bytes[..HELLO_LEN.saturating_sub(peer.rx.available())];
+        match receive_with_fds_now(peer.fd.as_fd(), room) {
+            Ok((n, descriptors)) if n > 0 && peer.rx.feed(&bytes[..n]) => {
+                peer.brought.extend(descriptors);
+                // One too many says all that there is to say.
+                peer.brought.truncate(2);
+                self.read_hello(conn);
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Ok(_) | Err(_) => self.lose(conn),
         }
     }
 
@@ -219,6 +258,11 @@ impl Server {
         let Phase::Hello(challenge) = std::mem::replace(&mut peer.phase, Phase::Leaving) else { return };
         let examined = self.door.examine(&bytes, &challenge);
         peer.phase = Phase::Waiting(Box::new(((*challenge).clone(), bytes)));
+        let brought = std::mem::take(&mut peer.brought);
+        let examined = examined.and_then(|(hello, proven)| {
+            peer.lent = borrow(&hello, brought)?;
+            Ok((hello, proven))
+        });
         match examined {
             Ok((hello, proven)) if is_reader(&bytes) => {
                 self.admit_reader(conn, &challenge, &bytes, hello.checksums, proven);

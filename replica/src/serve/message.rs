@@ -1,7 +1,7 @@
 //! Messages: cut out of the stream where they lie, and answers queued behind each other.
 
-use lh_ring::Completion;
-use lh_wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD, OpCode, Status as Answer, flags};
+use lh_ring::{Completion, Payload};
+use lh_wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD, OpCode, Pieces, Status as Answer, flags};
 
 use super::core::{Body, ConnId, Input, RequestId};
 use super::door::missing;
@@ -78,7 +78,15 @@ impl Server {
     fn take_message(&mut self, conn: ConnId, header: Header) {
         let Some(peer) = self.peers.get(conn) else { return };
         peer.rx.skip(HEADER_LEN + usize::from(header.pad));
-        let payload = peer.rx.take(header.payload as usize);
+        let (header, payload) = if header.has(flags::LENT) {
+            let Some(payload) = take_lent(peer, &header) else {
+                tracing::warn!("connection {} is closed: a write of bytes that nobody lent", conn.0);
+                return self.lose(conn);
+            };
+            (header.with_bytes_at_hand(), payload)
+        } else {
+            (header, peer.rx.take(header.payload as usize))
+        };
         if header.has(flags::CRC) && payload.crc32c() != header.payload_crc {
             tracing::warn!("connection {}: checksum mismatch in {:?} {}", conn.0, header.op, header.tag);
             peer.tx.push_header(&header.response(Answer::Corrupt).encode());
@@ -197,6 +205,18 @@ impl Server {
             self.lose(conn);
         }
     }
+}
+
+/// The bytes of a write, where they lie in the engine's memory. `None` if they are not all there.
+fn take_lent(peer: &mut Peer, header: &Header) -> Option<Payload> {
+    let mut list = [0; Pieces::LEN_MAX];
+    let list = list.get_mut(..header.payload as usize)?;
+    if !peer.rx.peek_at(0, list) {
+        return None;
+    }
+    peer.rx.skip(list.len());
+    let pieces = Pieces::decode(list, header.length).ok()?;
+    peer.lent.as_ref()?.payload(pieces.iter())
 }
 
 /// crc32c of what a read answers.

@@ -1,6 +1,8 @@
 //! Connections: what is received from each and what waits to be sent to it.
 
-use lh_ring::{Fd, Pool, Rx, Token, Tx};
+use std::os::fd::OwnedFd;
+
+use lh_ring::{Fd, Lent, Pool, Rx, Token, Tx};
 use lh_wire::PAYLOAD_ALIGN;
 use lh_wire::handshake::{Challenge, HELLO_LEN};
 
@@ -40,6 +42,14 @@ pub(super) struct Peer {
     pub(super) phase: Phase,
     /// Payloads in both directions carry checksums.
     pub(super) checksums: bool,
+    /// It is on this host: a descriptor may come with the hello.
+    pub(super) may_lend: bool,
+    /// What came with the hello so far: one too many at most.
+    pub(super) brought: Vec<OwnedFd>,
+    /// The engine's memory, where the bytes of writes may be.
+    pub(super) lent: Option<Lent>,
+    /// The ring says when there is something to be read of the hello.
+    pub(super) awaited: bool,
     /// When it is closed unless something happens: the end of a handshake, or of the patience with what is not taken.
     pub(super) deadline: Option<u64>,
     /// Bytes that the next message needs beyond those received; 0: nothing is to be received now.
@@ -83,7 +93,14 @@ impl ConnId {
 }
 
 impl Peers {
-    pub(super) fn add(&mut self, pool: &Pool, fd: Fd, challenge: Challenge, deadline: u64) -> ConnId {
+    pub(super) fn add(
+        &mut self,
+        pool: &Pool,
+        fd: Fd,
+        challenge: Challenge,
+        may_lend: bool,
+        deadline: u64,
+    ) -> ConnId {
         let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
         if place == self.places.len() {
             self.places.push(None);
@@ -99,6 +116,10 @@ impl Peers {
             tx: Tx::new(pool),
             phase: Phase::Hello(Box::new(challenge)),
             checksums: false,
+            may_lend,
+            brought: Vec::new(),
+            lent: None,
+            awaited: false,
             deadline: Some(deadline),
             wants: 0,
         });

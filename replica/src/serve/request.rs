@@ -170,6 +170,11 @@ impl Requests {
         })
     }
 
+    /// True if some request's operations are under way: they end, and bring memory with them.
+    pub(super) fn is_any_in_the_ring(&self) -> bool {
+        self.slots.iter().any(|s| s.used && s.left > 0)
+    }
+
     /// How many are in flight.
     pub(super) const fn count(&self) -> usize {
         self.slots.len() - self.free.len()

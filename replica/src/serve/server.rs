@@ -42,6 +42,8 @@ pub(super) mod kind {
     /// These belong to the intent bitmap.
     pub(in crate::serve) const MARK_WRITE: u8 = 10;
     pub(in crate::serve) const MARK_SYNC: u8 = 11;
+    /// Something has come from a stranger over a unix socket.
+    pub(in crate::serve) const KNOCK: u8 = 12;
 }
 
 /// Largest read or write that is made at once where layers lie in memory: a ring would hand it to a thread of the
@@ -60,7 +62,7 @@ const RECEIVED_MAX: usize = 160 << 20;
 
 /// While the machine is short of memory nothing begins above this, so that what is resident from the start suffices with
 /// one more message of the largest size: what waits stays with the engine, whose memory is resident.
-const SHORT_MAX: usize = super::open::POOL_SOFT - (1 << 20);
+pub(super) const SHORT_MAX: usize = super::open::POOL_SOFT - (1 << 20);
 
 /// A record that nothing may be done beside: a punch or a sync that nobody asked for is waited for.
 pub(super) enum Held {
@@ -160,6 +162,7 @@ impl Server {
             kind::BELL => self.heard(),
             kind::ACCEPT => self.accepted(c),
             kind::RECV => self.received(c),
+            kind::KNOCK => self.knocked(&c),
             kind::SEND => self.sent(&c),
             kind::READ => self.read_done(c),
             kind::WRITE => self.write_done(&c),
@@ -411,7 +414,11 @@ impl Server {
     fn pump_streams(&mut self, now: u64) {
         let may_receive = self.may_receive();
         for peer in self.peers.iter_mut() {
-            if peer.wants > 0 && may_receive && !peer.rx.is_outstanding() && !peer.is_clogged() {
+            if peer.may_lend && matches!(peer.phase, Phase::Hello(_)) {
+                if !std::mem::replace(&mut peer.awaited, true) {
+                    self.ring.poll_in(peer.conn.token(kind::KNOCK), &peer.fd);
+                }
+            } else if peer.wants > 0 && may_receive && !peer.rx.is_outstanding() && !peer.is_clogged() {
                 // Without memory just now it is tried again with the next turn: something is in flight that holds it.
                 let _ = self.ring.recv(peer.conn.token(kind::RECV), &peer.fd, &mut peer.rx, peer.wants);
             }

@@ -6,7 +6,7 @@ use lh_ring::{Completion, Falloc, Payload, Token};
 use super::core::{Completed, Failure, Input, RequestId};
 use super::read::PAGE;
 use super::request::Work;
-use super::server::{AT_ONCE_MAX, OWNER, Server, kind};
+use super::server::{AT_ONCE_MAX, OWNER, SHORT_MAX, Server, kind};
 use super::worker::{Task, note};
 use crate::store::{Answer, LayerNo};
 
@@ -41,6 +41,12 @@ impl Server {
         if slot.payload.is_aligned(memory, offset) {
             return true;
         }
+        // Bytes that are lent take no memory here until they are copied: for that holds what holds for receiving.
+        let short = self.status.is_memory_short() && self.pool.used_bytes() >= SHORT_MAX;
+        if short && self.requests.is_any_in_the_ring() {
+            return false;
+        }
+        let slot = self.requests.get(id);
         match aligned_copy(&self.pool, &slot.payload) {
             Some(copy) => {
                 slot.payload = copy;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -162,6 +163,7 @@ pub(crate) fn who(n: u32, session: u128) -> Who {
         queue: 0,
         queues: 1,
         checksums: false,
+        lends: false,
     };
     Who { reader: false, hello, key: KEY }
 }
@@ -199,12 +201,32 @@ pub(crate) fn knock(socket: &Path, who: &Who) -> Result<Client<UnixStream>, Verd
     shake(connect(socket), who)
 }
 
-pub(crate) fn shake<S: Read + Write>(mut stream: S, who: &Who) -> Result<Client<S>, Verdict> {
+pub(crate) fn shake<S: Read + Write>(stream: S, who: &Who) -> Result<Client<S>, Verdict> {
+    shake_with(stream, who, |stream, hello| stream.write_all(hello))
+}
+
+/// The handshake of an engine that passes these descriptors with its hello.
+pub(crate) fn knock_with_fds(
+    socket: &Path,
+    who: &Who,
+    fds: &[BorrowedFd<'_>],
+) -> Result<Client<UnixStream>, Verdict> {
+    shake_with(connect(socket), who, |stream, hello| {
+        assert_eq!(lh_ring::sys::send_with_fds(stream.as_fd(), hello, fds)?, hello.len());
+        Ok(())
+    })
+}
+
+fn shake_with<S: Read + Write>(
+    mut stream: S,
+    who: &Who,
+    send: impl FnOnce(&mut S, &[u8]) -> io::Result<()>,
+) -> Result<Client<S>, Verdict> {
     let mut challenge = [0; CHALLENGE_LEN];
     stream.read_exact(&mut challenge).unwrap();
     let role = if who.reader { Role::Reader } else { Role::Engine };
     let asked = Asked::answer(&challenge, (&who.hello, role), &who.key, [9; 32]).unwrap();
-    stream.write_all(asked.hello()).unwrap();
+    send(&mut stream, asked.hello()).unwrap();
     let mut welcome = [0; WELCOME_LEN];
     stream.read_exact(&mut welcome).unwrap();
     match asked.heard(&welcome) {
@@ -243,6 +265,12 @@ impl<S: Read + Write> Client<S> {
         bytes.extend_from_slice(payload);
         self.position += bytes.len() as u64;
         bytes
+    }
+
+    /// The bytes of a write whose bytes are in these pieces of memory that was lent.
+    pub(crate) fn encode_lent(&mut self, mut header: Header, pieces: &[u8]) -> Vec<u8> {
+        header.flags |= flags::LENT;
+        self.encode_unaligned(header, pieces)
     }
 
     /// The same without any padding: the replica has to copy.

@@ -36,6 +36,22 @@ pub fn send_with_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>
 /// The system's; `InvalidData` if there were more descriptors than [`RIGHTS_MAX`], or than this process may have. Those that
 /// have come are closed then.
 pub fn receive_with_fds(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive(socket, bytes, libc::MSG_CMSG_CLOEXEC)
+}
+
+/// The same without waiting.
+///
+/// # Errors
+/// Likewise; `WouldBlock` if nothing has come.
+pub fn receive_with_fds_now(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive(socket, bytes, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT)
+}
+
+fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    flags: libc::c_int,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     // Aligned as a control message is.
     let mut space = [0_u64; CONTROL / size_of::<u64>()];
     let mut into = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -47,7 +63,7 @@ pub fn receive_with_fds(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<
     message.msg_controllen = size_of_val(&space);
     let received = loop {
         // SAFETY: the call writes into `bytes` and `space`, no more than their lengths say, and both outlive it.
-        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
         match usize::try_from(received) {
             Ok(received) => break received,
             Err(_) => match io::Error::last_os_error() {
@@ -114,6 +130,17 @@ mod tests {
         drop(a);
         assert_eq!(receive_with_fds(b.as_fd(), &mut bytes).unwrap().0, 0);
         assert_eq!(send_with_fds(b.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn who_does_not_wait_is_told_that_nothing_has_come() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut bytes = [0; 2];
+        let nothing = receive_with_fds_now(b.as_fd(), &mut bytes).unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        send_with_fds(a.as_fd(), b"x", &[a.as_fd()]).unwrap();
+        let (len, fds) = receive_with_fds_now(b.as_fd(), &mut bytes).unwrap();
+        assert_eq!((len, fds.len()), (1, 1));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use lh_block::Address;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+
+use super::send_with_fds;
 
 /// A stream of either kind. Every call ends at the deadline, with `TimedOut`, however slowly the other side speaks.
 #[derive(Debug)]
@@ -55,6 +57,22 @@ impl Stream {
     /// Calls end at another time from now on.
     pub const fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
+    }
+
+    /// Writes bytes, and a copy of the descriptor with the first of them. Over TCP there is no such thing.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut`; `Unsupported` over TCP, and nothing is written then.
+    pub fn write_all_with_fd(&mut self, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
+        let Socket::Unix(socket) = &self.socket else { return Err(io::ErrorKind::Unsupported.into()) };
+        socket.set_write_timeout(Some(left(self.deadline)?))?;
+        let done = loop {
+            match send_with_fds(socket.as_fd(), bytes, &[fd]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                done => break done.map_err(in_time)?,
+            }
+        };
+        self.write_all(&bytes[done..])
     }
 
     /// The socket, without a deadline.

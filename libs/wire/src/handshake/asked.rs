@@ -93,6 +93,7 @@ mod tests {
             queue: 0,
             queues: 1,
             checksums: false,
+            lends: false,
         }
     }
 

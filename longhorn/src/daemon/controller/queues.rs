@@ -29,6 +29,9 @@ pub(super) struct Memory {
     pub(super) resident: bool,
 }
 
+/// [`Pool::new`], or [`Pool::lendable`] for queues whose writes go to replicas.
+pub(super) type MakePool = fn(usize, usize) -> io::Result<Pool>;
+
 /// Requests of a queue at a time: what a loop device has in flight at most.
 pub(super) const DEPTH: u16 = 128;
 
@@ -113,11 +116,12 @@ impl ToRelays {
 }
 
 impl Queues {
-    /// Starts a thread for each part, from which `make` makes the queue's device. The last one serves relays, if `relays`.
+    /// Starts a thread for each part, from which `make` makes the queue's device, over memory that `pool` makes of its soft and
+    /// hard size. The last one serves relays, if `relays`.
     pub(super) fn start<P: Send + 'static, D: QueueDevice + 'static>(
         devices: Arc<dyn Devices>,
         parts: Vec<P>,
-        make: fn(P, &Pool) -> D,
+        (make, pool): (fn(P, &Pool) -> D, MakePool),
         memory: Memory,
         relays: bool,
     ) -> Result<Self> {
@@ -140,7 +144,7 @@ impl Queues {
                 false => (format!("queue-{number}"), memory),
             };
             let notices = sender.clone();
-            let run = move || drop(notices.send(Notice::Ended(serve(part, make, memory, conduct))));
+            let run = move || drop(notices.send(Notice::Ended(serve(part, (make, pool), memory, conduct))));
             threads.push(std::thread::Builder::new().name(name).spawn(run).context("a thread for a queue")?);
         }
         Ok(Self { devices, orders, relays, threads, notices })
@@ -187,11 +191,11 @@ impl Queues {
 
 fn serve<P, D: QueueDevice>(
     part: P,
-    make: fn(P, &Pool) -> D,
+    (make, pool): (fn(P, &Pool) -> D, MakePool),
     memory: Memory,
     mut conduct: Conduct,
 ) -> io::Result<()> {
-    let pool = Pool::new(memory.soft, memory.hard)?;
+    let pool = pool(memory.soft, memory.hard)?;
     let populated = if memory.resident { pool.lock().and_then(|()| pool.populate()) } else { pool.lock() };
     if let Err(e) = populated {
         tracing::warn!("buffers are not locked: {e}");

@@ -18,8 +18,8 @@ use control::engine::EngineError;
 use control::host::{self, Root};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
 use lh_block::{Address, Geometry, Instance};
-use lh_ring::Mailbox;
 use lh_ring::sys::random;
+use lh_ring::{Mailbox, Pool};
 use lh_wire::MAX_DATA;
 use nbd_frontend::client::{Client, Mail, Parts};
 
@@ -89,7 +89,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     }
     let mailboxes = Arc::new(Mailboxes(mailboxes));
     let devices: Arc<dyn Devices> = mailboxes.clone();
-    let queues = Queues::start(devices, parts, Client::new, show.memory(), false)?;
+    let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), false)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
     let (ends_sender, ends) = unbounded();
     let face = Face {

@@ -12,6 +12,7 @@ use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
 use lh_block::{Address, Generation};
+use lh_ring::Pool;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
@@ -19,7 +20,7 @@ use super::authority::{InCluster, OnHost};
 use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
 use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
-use super::queues::{DEPTH, Notice, Order, Queues};
+use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
@@ -57,7 +58,8 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let (handle, parts, events) = engine::start(options(args, &replicas, limits, generation, authority)?)
         .context("the engine cannot be started")?;
     let listens = args.relay_listen.is_some();
-    let queues = Queues::start(Arc::new(handle.clone()), parts, EngineQueue::new, show.memory(), listens)?;
+    let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
+    let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), listens)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();

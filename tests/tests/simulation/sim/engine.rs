@@ -224,7 +224,7 @@ impl Engine {
                 self.open = false;
                 self.stopped = Some(why);
             }
-            O::StatusChanged | O::Resized { .. } => {}
+            O::StatusChanged | O::Resized { .. } | O::Vacated { .. } => {}
             O::Log(line) => out.log(&line),
         }
     }

@@ -95,6 +95,7 @@ impl Target {
             queue,
             queues: self.queues,
             checksums: false,
+            lends: false,
         };
         let asked = Asked::answer(&challenge, (&hello, Role::Relay), &self.key, nonce)
             .map_err(|e| not_let_in(e.into()))?;
