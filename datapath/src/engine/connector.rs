@@ -185,12 +185,14 @@ mod tests {
         std::thread::spawn(move || (0..connections).map(|_| greet(listener.accept().unwrap().0)).collect())
     }
 
+    /// Which links lend.
+    type Made = Result<Vec<bool>, ConnectError>;
+
+    /// Of each hello, whether it lends and how many descriptors came with it.
+    type Heard = Vec<(bool, usize)>;
+
     /// What an engine of two queues, of which one has memory that it can lend, comes to with such a replica.
-    fn come(
-        challenge: fn([u8; 32]) -> Challenge,
-        lent: Verdict,
-        connections: usize,
-    ) -> (Result<Vec<bool>, ConnectError>, Vec<(bool, usize)>) {
+    fn come(challenge: fn([u8; 32]) -> Challenge, lent: Verdict, connections: usize) -> (Made, Heard) {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         let replica = replica(UnixListener::bind(&path).unwrap(), challenge, lent, connections);

@@ -54,8 +54,9 @@ fn receive(
     message.msg_iov = &raw mut iov;
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
+    let numbers = libc::c_uint::try_from(size_of::<[RawFd; RIGHTS_MAX]>()).unwrap_or(libc::c_uint::MAX);
     // SAFETY: computes a length; it touches no memory.
-    let room = unsafe { libc::CMSG_SPACE(size_of::<[RawFd; RIGHTS_MAX]>() as libc::c_uint) };
+    let room = unsafe { libc::CMSG_SPACE(numbers) };
     message.msg_controllen = room as usize;
     assert!(room as usize <= size_of_val(&space), "room for {RIGHTS_MAX} descriptors");
     // SAFETY: every pointer in the message is to memory that lives here, with the length beside it.
