@@ -151,7 +151,7 @@ impl Greeted {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
-    use std::thread::JoinHandle;
+    use std::sync::mpsc::{Receiver, channel};
 
     use lh_ring::Pool;
     use lh_ring::sys::receive_with_fds;
@@ -161,14 +161,14 @@ mod tests {
 
     const KEY: Key = [7; 32];
 
-    /// A replica that sends this challenge, and this verdict to a hello that lends: every hello, and how many descriptors came
-    /// with it.
+    /// A replica that sends this challenge, and this verdict to a hello that lends: of every hello, whether it lends and how many
+    /// descriptors came with it.
     fn replica(
         listener: UnixListener,
         challenge: fn([u8; 32]) -> Challenge,
         lent: Verdict,
         connections: usize,
-    ) -> JoinHandle<Vec<(Hello, usize)>> {
+    ) -> Receiver<(bool, usize)> {
         let greet = move |mut stream: UnixStream| {
             let challenge = challenge([1; 32]);
             stream.write_all(challenge.as_bytes()).unwrap();
@@ -180,17 +180,23 @@ mod tests {
             let welcome = encode_welcome(verdict, hello.generation, &challenge, &bytes, &KEY);
             // An engine that is refused on one connection waits for no other.
             let _ = stream.write_all(&welcome);
-            (hello, descriptors.len())
+            (hello.lends, descriptors.len())
         };
-        std::thread::spawn(move || (0..connections).map(|_| greet(listener.accept().unwrap().0)).collect())
+        let (said, heard) = channel();
+        std::thread::spawn(move || {
+            (0..connections).for_each(|_| drop(said.send(greet(listener.accept().unwrap().0))));
+        });
+        heard
     }
 
+    /// Which links lend.
+    type Made = Result<Vec<bool>, ConnectError>;
+
+    /// Of each hello, whether it lends and how many descriptors came with it.
+    type Heard = Vec<(bool, usize)>;
+
     /// What an engine of two queues, of which one has memory that it can lend, comes to with such a replica.
-    fn come(
-        challenge: fn([u8; 32]) -> Challenge,
-        lent: Verdict,
-        connections: usize,
-    ) -> (Result<Vec<bool>, ConnectError>, Vec<(bool, usize)>) {
+    fn come(challenge: fn([u8; 32]) -> Challenge, lent: Verdict, connections: usize) -> (Made, Heard) {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         let replica = replica(UnixListener::bind(&path).unwrap(), challenge, lent, connections);
@@ -206,8 +212,8 @@ mod tests {
         };
         let made = connect(&who, "demo-r-1", &Address::Unix(path));
         let made = made.map(|links| links.iter().map(|link| link.lends).collect());
-        let hellos = replica.join().unwrap();
-        (made, hellos.into_iter().map(|(hello, descriptors)| (hello.lends, descriptors)).collect())
+        let next = || replica.recv_timeout(Duration::from_secs(2)).ok();
+        (made, std::iter::from_fn(next).take(connections).collect())
     }
 
     #[test]

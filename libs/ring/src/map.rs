@@ -27,7 +27,7 @@ impl Map {
     /// Maps `len` bytes (not 0, a multiple of the page).
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
+        Self::of(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
     }
 
     /// The same of memory that has a descriptor, for others to map.
@@ -37,7 +37,7 @@ impl Map {
     pub(crate) fn lendable(len: usize) -> io::Result<Self> {
         let memory = unnamed(len)?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        let mut map = Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, memory.as_raw_fd())?;
+        let mut map = Self::of(len, libc::PROT_READ | libc::PROT_WRITE, flags, memory.as_raw_fd())?;
         map.memory = Some(memory);
         Ok(map)
     }
@@ -45,10 +45,10 @@ impl Map {
     /// Maps memory of another process, which only that process writes: `len` bytes, all that there is. The caller has
     /// seen that it has [`LENT_SEALS`]. The descriptor is not needed any more.
     pub(crate) fn lent(memory: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        Self::map(len, libc::PROT_READ, libc::MAP_SHARED, memory.as_raw_fd())
+        Self::of(len, libc::PROT_READ, libc::MAP_SHARED, memory.as_raw_fd())
     }
 
-    fn map(len: usize, protection: libc::c_int, flags: libc::c_int, fd: RawFd) -> io::Result<Self> {
+    fn of(len: usize, protection: libc::c_int, flags: libc::c_int, fd: RawFd) -> io::Result<Self> {
         // SAFETY: asks for a new mapping at an address of the kernel's choice, so nothing existing is replaced.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
         if address == libc::MAP_FAILED {
@@ -149,7 +149,7 @@ fn unnamed(len: usize) -> io::Result<OwnedFd> {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, made in `map`; whoever holds an address in it holds the pool too.
+        // SAFETY: the mapping is this value's own, made in `of`; whoever holds an address in it holds the pool too.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
