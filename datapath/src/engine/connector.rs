@@ -184,7 +184,7 @@ mod tests {
         };
         let (said, heard) = channel();
         std::thread::spawn(move || {
-            (0..connections).for_each(|_| drop(said.send(greet(listener.accept().unwrap().0))));
+            (0..connections).for_each(|_| said.send(greet(listener.accept().unwrap().0)).unwrap());
         });
         heard
     }
