@@ -24,6 +24,7 @@ VERSIONS = {
     "blockdev": (["-V"], "util-linux"),
     "mkfs.ext4": (["-V"], "mke2fs"),
     "fsck.ext4": (["-V"], "e2fsck"),
+    "fstrim": (["-V"], "util-linux"),
     "resize2fs": (["-h"], "resize2fs "),
     "mkfs.xfs": (["-V"], "mkfs.xfs version"),
     "xfs_growfs": (["-V"], "xfs_growfs version"),
