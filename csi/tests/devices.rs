@@ -6,6 +6,7 @@ mod cluster;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -481,8 +482,20 @@ async fn a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is()
     kubelet.stage().await.unwrap();
     assert_eq!(fs::read_to_string(kubelet.path("staging/data")).unwrap(), "kept", "it is done");
     kubelet.unstage().await;
-    // As mkfs.xfs leaves it when it is killed.
+    // As a copy of the superblock is that somebody has put back, and as xfs_mdrestore leaves it when it is killed: files are there.
     run(&["xfs_db", "-x", "-c", "sb 0", "-c", "write inprogress 1", &device.device]).unwrap();
+    assert!(run(&["blkid", "-p", &device.device]).unwrap().contains("TYPE=\"xfs\""));
+    assert!(kubelet.stage().await.is_err(), "no kernel mounts it, and nobody may make it anew");
+    run(&["xfs_db", "-x", "-c", "sb 0", "-c", "write inprogress 0", &device.device]).unwrap();
+    kubelet.stage().await.unwrap();
+    assert_eq!(fs::read_to_string(kubelet.path("staging/data")).unwrap(), "kept");
+    kubelet.unstage().await;
+    // As mkfs.xfs leaves it when it is killed: a root directory is what it makes last (the fields are the driver's).
+    let file = fs::OpenOptions::new().write(true).open(&device.device).unwrap();
+    file.write_all_at(&[0xff; 8], 56).unwrap();
+    file.write_all_at(&[1], 126).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
     assert!(run(&["blkid", "-p", &device.device]).unwrap().contains("TYPE=\"xfs\""));
     kubelet.read_only = true;
     assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition), "for reading there is nothing");

@@ -18,9 +18,13 @@ const BLKID_NOTHING: i32 = 2;
 /// Bytes that a device has to give before it counts as empty; every volume has more.
 const BEGINNING: usize = 1 << 20;
 
-/// How an XFS begins, and where its superblock says that mkfs.xfs is not done (`sb_inprogress`, XFS Filesystem Structure).
+/// How an XFS begins, where its superblock names the root directory, and where it says that something is at it
+/// (`sb_rootino`, `sb_inprogress`; XFS Filesystem Structure).
 const XFS_MAGIC: &[u8] = b"XFSB";
+const XFS_ROOT: std::ops::Range<usize> = 56..64;
 const XFS_IN_PROGRESS: usize = 126;
+/// No inode (NULLFSINO).
+const XFS_NO_INODE: &[u8] = &[0xff; 8];
 
 /// What fsck.ext4 ends with, bit by bit: errors were corrected, of a file system that is in use; errors are left.
 const FSCK_CORRECTED: i32 = 1 | 2;
@@ -92,10 +96,13 @@ pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
     }
 }
 
-/// True for an XFS that mkfs has not marked as done: no kernel mounts it, and none ever did.
+/// True for an XFS whose mkfs was ended before it had a root directory: no file was ever in it. The mark alone does not say
+/// that: copies of the superblock have it for ever, and xfs_copy and xfs_mdrestore set it, so a file system that somebody
+/// restores has it, too.
 async fn is_unfinished_xfs(device: &Path) -> Result<bool, Refused> {
     let beginning = beginning(device).await?;
-    Ok(beginning.starts_with(XFS_MAGIC) && beginning.get(XFS_IN_PROGRESS) == Some(&1))
+    let is_marked = beginning.get(XFS_IN_PROGRESS) == Some(&1);
+    Ok(beginning.starts_with(XFS_MAGIC) && is_marked && beginning.get(XFS_ROOT) == Some(XFS_NO_INODE))
 }
 
 /// The beginning of the device, where file systems have their marks. Fails unless all of it can be read.
