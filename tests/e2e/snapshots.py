@@ -72,6 +72,16 @@ class Model:
             size = len(self.head) + 4 * MIB
             self.host.ctl("resize", self.volume, str(size))
             self.head.extend(bytes(4 * MIB))
+            # Who grows a file system next finds the room.
+            if os.path.exists(self.device()):
+                expect(self.device_size() == size, f"the device has {self.device_size()} bytes, not {size}")
+
+    def device_size(self):
+        fd = os.open(self.device(), os.O_RDONLY)
+        try:
+            return struct.unpack("Q", fcntl.ioctl(fd, BLKGETSIZE64, bytes(8)))[0]
+        finally:
+            os.close(fd)
 
     def down_and_up(self):
         self.host.ctl("down", self.volume)
@@ -80,9 +90,9 @@ class Model:
         self.host.up(self.volume)
 
     def check_head(self, when):
+        size = self.device_size()
         fd = os.open(self.device(), os.O_RDONLY)
         try:
-            size = struct.unpack("Q", fcntl.ioctl(fd, BLKGETSIZE64, bytes(8)))[0]
             expect(size == len(self.head), f"{when}: the device has {size} bytes, not {len(self.head)}")
             data = os.pread(fd, size, 0)
             while len(data) < size:
