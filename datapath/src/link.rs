@@ -2,8 +2,8 @@
 //!
 //! - An [`EngineQueue`] is a [`Device`] for its frontend. Requests, replicas' answers and the frontend's own I/O complete
 //!   on one ring in one thread; nothing on the way of a request goes to another thread or is allocated.
-//! - The bytes of a write are the frontend's payload; the same pieces of memory go to every replica. The bytes of a
-//!   read are pieces of the stream that they came in. Replicas on this host read them where they lie.
+//! - The bytes of a write are the frontend's payload; the same pieces of memory go to every replica, and replicas on this host
+//!   read those of longer writes where they lie. The bytes of a read are pieces of the stream that they came in.
 //! - What comes from other threads comes as [`Mail`] in the queue's [`Mailbox`], in order.
 
 mod connection;

@@ -65,7 +65,7 @@ log; those that would make it do something else are refused.";
 
 /// Why trims that mark snapshots are refused.
 const NO_MARKS: &str =
-    "a trim that marks snapshots as removed is not built: `longhornctl snapshot rm` removes snapshots";
+    "an engine here marks no snapshot as removed when something is trimmed: `longhornctl snapshot rm` does";
 
 impl ControllerFlags {
     /// Those that were given and have no effect.
