@@ -10,11 +10,7 @@ const HASH_BITS: u64 = (1 << 48) - 1;
 /// The mark of a volume under a root. Two volumes of one machine have the same one with a probability of 2^-48, and the
 /// second of them is then refused as in use.
 pub fn mark(root: &str, volume: &str) -> u64 {
-    // FNV-1a, 64 bits (RFC 9923): it must be the same in every version of this program.
-    let bytes = root.bytes().chain([0]).chain(volume.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = lh_block::fnv1a(root.bytes().chain([0]).chain(volume.bytes()));
     PREFIX | (hash ^ hash >> 48) & HASH_BITS
 }
 

@@ -83,10 +83,7 @@ impl Identity {
     /// A locally assigned NAA identifier (SPC-4, 7.8.6.6.3): 60 bits that follow from the serial number. Initiators take
     /// two disks with the same one for two ways to one disk.
     fn naa(&self) -> u64 {
-        // FNV-1a, 64 bits (RFC 9923): it must be the same in every version of this program.
-        let hash = self.serial.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = lh_block::fnv1a(self.serial.bytes());
         0x3 << 60 | (hash ^ hash >> 60) & 0x0fff_ffff_ffff_ffff
     }
 }

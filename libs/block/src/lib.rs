@@ -7,6 +7,7 @@ mod device;
 mod epoch;
 mod error;
 mod extent;
+mod hash;
 mod name;
 mod size;
 
@@ -16,5 +17,6 @@ pub use device::{Allocation, Device, Done, Geometry, Op, Request};
 pub use epoch::{Epoch, Generation, Instance};
 pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};
+pub use hash::fnv1a;
 pub use name::{NameError, PROCESS_NAME_MAX, check_name, check_process_name};
 pub use size::{SizeError, format_size, parse_size};

@@ -2,7 +2,8 @@
 //!
 //! A call that is cut short may be carried out all the same, and whoever looks again finds that done or asks for it once
 //! more. Each call of [`Agent`] may be asked for twice: what is started is there already, what is stopped is not listed, a
-//! snapshot exists, or is marked or gone, a file system is trimmed once for a request, a replica is known to its engine or is not, a size is reached.
+//! snapshot exists, or is marked or gone, a file system is trimmed once for a request, a replica is known to its engine or is
+//! not, a size is reached.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@
 //! that is attached for its rebuild alone counts from when that was decided, and for as long as it is: it would have been attached
 //! for nothing if others took its place meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::volume::Action;
@@ -22,7 +22,7 @@ pub type Filling = BTreeMap<String, usize>;
 /// Those of these: they belong to a volume that is in use, and hold nothing yet where another replica of it did. Of a new
 /// volume there is nothing to fill replicas with.
 pub fn filling<'a>(replicas: impl IntoIterator<Item = &'a Replica>) -> BTreeMap<&'a str, &'a str> {
-    let (mut empty, mut used) = (Vec::new(), std::collections::BTreeSet::new());
+    let (mut empty, mut used) = (Vec::new(), BTreeSet::new());
     for replica in replicas.into_iter().filter(|r| r.metadata.deletion_timestamp.is_none()) {
         let spec = &replica.spec;
         if !spec.healthy_at.is_empty() {
@@ -47,20 +47,36 @@ pub fn reserved<'a>(
     attachments.into_iter().filter_map(place).collect()
 }
 
-/// What stands for a volume's ticket among the names of replicas. None of them is like that.
-pub fn ticket_of(volume: &str) -> String {
-    format!("{volume}/")
+/// What takes one of the places that a node has for replicas that are being filled.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The replica of this name.
+    Replica(String),
+    /// The volume of this name, attached for its rebuild alone, until one of its replicas is being filled.
+    Volume(String),
 }
 
-/// The volume whose ticket the name stands for; `None`: it is a replica's.
-pub fn volume_of_ticket(name: &str) -> Option<&str> {
-    name.strip_suffix('/')
+/// All places that are taken, and the nodes. A volume that is attached for its rebuild is counted once: by its replica, if
+/// there is one.
+pub fn taken<'a>(
+    replicas: impl IntoIterator<Item = &'a Replica, IntoIter: Clone>,
+    attachments: impl IntoIterator<Item = &'a VolumeAttachment>,
+) -> BTreeMap<Place, String> {
+    let replicas = replicas.into_iter();
+    let seen = filling(replicas.clone());
+    let is_seen = |r: &&Replica| r.metadata.name.as_deref().is_some_and(|name| seen.contains_key(name));
+    let filled: BTreeSet<&str> = replicas.filter(is_seen).map(|r| r.spec.volume_name.as_str()).collect();
+    let waiting = reserved(attachments).into_iter().filter(|(volume, _)| !filled.contains(volume));
+    let of_volumes = waiting.map(|(volume, node)| (Place::Volume(volume.to_owned()), node.to_owned()));
+    let of_replicas =
+        seen.iter().map(|(name, node)| (Place::Replica((*name).to_owned()), (*node).to_owned()));
+    of_replicas.chain(of_volumes).collect()
 }
 
-/// What was decided and not seen yet, by the replica's name ([`ticket_of`]).
+/// What was decided and not seen yet.
 #[derive(Debug, Default)]
 pub struct Decided {
-    replicas: BTreeMap<String, Decision>,
+    places: BTreeMap<Place, Decision>,
 }
 
 #[derive(Debug)]
@@ -71,22 +87,25 @@ struct Decision {
 }
 
 impl Decided {
-    /// Replicas that are being filled as far as a decision about this volume is concerned. `seen`: those that are there, of all
-    /// volumes ([`filling`], [`reserved`]); `known`: whether one of that name is there. `now`: on any clock that only goes on.
+    /// How many replicas are being filled as far as a decision about this volume is concerned. `seen`: what is there, of all
+    /// volumes ([`taken`]); `known`: whether what takes such a place is there, filled or not. `now`: on any clock that only
+    /// goes on.
     pub fn filling(
         &mut self,
         volume: &str,
-        seen: &BTreeMap<&str, &str>,
-        known: impl Fn(&str) -> bool,
+        seen: &BTreeMap<Place, String>,
+        known: impl Fn(&Place) -> bool,
         now: Duration,
     ) -> Filling {
         // Of this volume it is decided anew.
-        self.replicas.retain(|name, decision| {
-            decision.volume != volume && now.saturating_sub(decision.at) < UNSEEN && !known(name)
+        self.places.retain(|place, decision| {
+            decision.volume != volume && now.saturating_sub(decision.at) < UNSEEN && !known(place)
         });
-        let decided = self.replicas.values().map(|decision| decision.node.as_str());
+        let own = Place::Volume(volume.to_owned());
+        let others = seen.iter().filter(|(place, _)| **place != own).map(|(_, node)| node.as_str());
+        let decided = self.places.values().map(|decision| decision.node.as_str());
         let mut filling = Filling::new();
-        for node in seen.values().copied().chain(decided) {
+        for node in others.chain(decided) {
             *filling.entry(node.to_owned()).or_default() += 1;
         }
         filling
@@ -95,17 +114,17 @@ impl Decided {
     /// Notes what was decided about this volume.
     pub fn note(&mut self, volume: &str, actions: &[Action], now: Duration) {
         for action in actions {
-            let (name, node) = match action {
+            let (place, node) = match action {
                 Action::CreateReplica(name, spec) if spec.desire_state == DesireState::Running => {
-                    (name.clone(), &spec.node_id)
+                    (Place::Replica(name.clone()), &spec.node_id)
                 }
                 Action::Ticket(TicketType::VolumeRebuilding, Some(wish)) => {
                     let Some(node) = wish.parameters.get(FILLS_ON) else { continue };
-                    (ticket_of(volume), node)
+                    (Place::Volume(volume.to_owned()), node)
                 }
                 _ => continue,
             };
-            self.replicas.insert(name, Decision { volume: volume.to_owned(), node: node.clone(), at: now });
+            self.places.insert(place, Decision { volume: volume.to_owned(), node: node.clone(), at: now });
         }
     }
 }
@@ -143,6 +162,32 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_is_attached_to_be_rebuilt_has_one_place() {
+        let attachment = |volume: &str| {
+            let ticket = crate::api::AttachmentTicket {
+                kind: TicketType::VolumeRebuilding,
+                parameters: [(FILLS_ON.to_owned(), "n2".to_owned())].into(),
+                ..Default::default()
+            };
+            let spec = crate::api::VolumeAttachmentSpec {
+                volume: volume.into(),
+                attachment_tickets: [("rebuild".to_owned(), ticket)].into(),
+            };
+            VolumeAttachment::new(volume, spec)
+        };
+        let attachments = [attachment("a"), attachment("b")];
+        let replicas = [replica("a1", "a", "n1", true), replica("a2", "a", "n2", false)];
+        let seen = taken(&replicas, &attachments);
+        let expected = [Place::Replica("a2".into()), Place::Volume("b".into())];
+        assert_eq!(seen, expected.map(|place| (place, "n2".to_owned())).into());
+        let count = |volume: &str| {
+            let filling = Decided::default().filling(volume, &seen, |_| false, Duration::ZERO);
+            filling.get("n2").copied().unwrap_or_default()
+        };
+        assert_eq!((count("c"), count("b")), (2, 1), "its own place is none that others have");
+    }
+
+    #[test]
     fn what_was_decided_counts_until_it_is_seen_or_was_not_done() {
         let mut decided = Decided::default();
         let at = Duration::from_secs;
@@ -154,7 +199,7 @@ mod tests {
         };
         assert_eq!(count(&mut decided, "b", false, 101), 1);
         assert_eq!(count(&mut decided, "b", false, 109), 1);
-        let seen = [("c", "n2")].into();
+        let seen = [(Place::Replica("c".into()), "n2".into())].into();
         assert_eq!(decided.filling("b", &seen, |_| false, at(109)), [("n2".to_owned(), 2)].into());
         assert_eq!(count(&mut decided, "b", false, 110), 0, "it was not made");
         let made = Action::CreateReplica("a2".into(), Box::new(replica("a2", "a", "n2", false).spec));

@@ -12,7 +12,7 @@ use super::cache::{Global, Key, News};
 use super::desk::Desk;
 use super::{Context, drain, programs};
 use crate::plan::node;
-use crate::plan::rebuild::{Decided, Filling, filling, reserved, ticket_of, volume_of_ticket};
+use crate::plan::rebuild::{Decided, Filling, Place, reserved, taken};
 use crate::plan::volume::Action;
 use crate::schedule;
 use crate::settings::Settings;
@@ -32,9 +32,8 @@ pub(super) struct Lead {
 /// Replicas that are being filled.
 #[derive(Default)]
 struct Rebuilds {
-    /// Those that are there, and the places of volumes that are attached for them alone, by name, with their nodes, as of that
-    /// change of any replica and attachment.
-    seen: BTreeMap<String, String>,
+    /// The places that are taken, and their nodes, as of that change of any replica and attachment.
+    seen: BTreeMap<Place, String>,
     as_of: Option<(u64, u64)>,
     decided: Decided,
 }
@@ -101,36 +100,21 @@ impl Lead {
         let mut rebuilds = self.rebuilds.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = (self.cache.replicas.changes(), self.cache.attachments.stamp());
         if rebuilds.as_of != Some(stamps) {
-            rebuilds.seen = self.seen_rebuilds();
+            let (replicas, attachments) = (self.cache.replicas.all(), self.cache.attachments.all());
+            rebuilds.seen = taken(replicas.iter().map(Arc::as_ref), attachments.iter().map(Arc::as_ref));
             rebuilds.as_of = Some(stamps);
         }
         let Rebuilds { seen, decided, .. } = &mut *rebuilds;
-        let known = |name: &str| match volume_of_ticket(name) {
-            Some(volume) => self.cache.attachments.get(volume).is_some_and(|a| !reserved([&*a]).is_empty()),
-            None => self.cache.replicas.get(name).is_some(),
+        let known = |place: &Place| match place {
+            Place::Replica(name) => self.cache.replicas.get(name).is_some(),
+            Place::Volume(name) => {
+                self.cache.attachments.get(name).is_some_and(|a| !reserved([&*a]).is_empty())
+            }
         };
-        let (now, own) = (self.begun.elapsed(), ticket_of(volume));
-        let others = seen.iter().filter(|(name, _)| **name != own);
-        let seen = others.map(|(name, node)| (name.as_str(), node.as_str())).collect();
-        let actions = decide(&decided.filling(volume, &seen, known, now));
+        let now = self.begun.elapsed();
+        let actions = decide(&decided.filling(volume, seen, known, now));
         decided.note(volume, &actions, now);
         actions
-    }
-
-    /// A volume that has its place is counted once: by its replica, if there is one.
-    fn seen_rebuilds(&self) -> BTreeMap<String, String> {
-        let (replicas, attachments) = (self.cache.replicas.all(), self.cache.attachments.all());
-        let seen = filling(replicas.iter().map(Arc::as_ref));
-        let filled: BTreeSet<&str> = replicas
-            .iter()
-            .filter(|r| r.metadata.name.as_deref().is_some_and(|name| seen.contains_key(name)))
-            .map(|r| r.spec.volume_name.as_str())
-            .collect();
-        let places = reserved(attachments.iter().map(Arc::as_ref));
-        let places = places.into_iter().filter(|(volume, _)| !filled.contains(volume));
-        let places = places.map(|(volume, node)| (ticket_of(volume), node.to_owned()));
-        let own = |(name, node): (&str, &str)| (name.to_owned(), node.to_owned());
-        seen.iter().map(|(name, node)| own((name, node))).chain(places).collect()
     }
 
     /// Nodes and disks as they are now.

@@ -69,9 +69,12 @@ fn at_every_step(
     }
 }
 
-/// A volume with a snapshot "one", written over and with a zeroed block.
 fn sample(path: &Path) {
-    let mut volume = Volume::create(path);
+    fill_sample(&mut Volume::create(path));
+}
+
+/// Makes it a volume with a snapshot "one", written over and with a zeroed block; in use.
+pub(super) fn fill_sample(volume: &mut Volume) {
     volume.write(extent(0, 8), 1);
     volume.snapshot(1, "one").unwrap();
     volume.write(extent(2, 2), 2);
@@ -79,7 +82,7 @@ fn sample(path: &Path) {
     volume.flush();
 }
 
-const SAMPLE: [u8; 9] = [1, 1, 2, 2, 0, 1, 1, 1, 0];
+pub(super) const SAMPLE: [u8; 9] = [1, 1, 2, 2, 0, 1, 1, 1, 0];
 const ONE: [u8; 9] = [1, 1, 1, 1, 1, 1, 1, 1, 0];
 
 fn volume_head(path: &Path) -> String {

@@ -12,6 +12,7 @@ use lh_wire::{BlockState, ChainOp, Keep, Outsider};
 use super::super::error::ChainError;
 use super::super::fold::Direction;
 use super::super::room::is_full;
+use super::crash::{SAMPLE, fill_sample};
 use super::tape::Tape;
 use super::volume::{SIZE, Volume, extent, revert_op, snapshot_op, temporary};
 
@@ -82,17 +83,6 @@ fn at_every_step(
     }
 }
 
-/// one <- head, written over and with a zeroed block; in use.
-fn sample(volume: &mut Volume) {
-    volume.write(extent(0, 8), 1);
-    volume.snapshot(1, "one").unwrap();
-    volume.write(extent(2, 2), 2);
-    volume.zero(extent(4, 1));
-    volume.flush();
-}
-
-const SAMPLE: [u8; 9] = [1, 1, 2, 2, 0, 1, 1, 1, 0];
-
 fn names(volume: &Volume) -> Vec<String> {
     volume.directory.state().chain.into_iter().map(|l| l.name).collect()
 }
@@ -112,7 +102,7 @@ fn operations_on_the_chain() {
     ];
     for (op, last) in ops {
         at_every_step(
-            sample,
+            fill_sample,
             |volume| carry_out(volume, 2, &op),
             |volume, done, what| {
                 let reverted = done && matches!(op, ChainOp::Revert { .. });
@@ -164,7 +154,7 @@ fn folds() {
     for small in [false, true] {
         at_every_step(
             |volume| {
-                sample(volume);
+                fill_sample(volume);
                 volume.write(extent(if small { 20 } else { 9 }, 30), 3);
                 volume.snapshot(2, "two").unwrap();
                 volume.write(extent(1, 1), 4);
@@ -197,7 +187,7 @@ fn records_and_zero_maps() {
     };
     at_every_step(
         |volume| {
-            sample(volume);
+            fill_sample(volume);
             assert!(volume.directory.store_epoch(epoch(5)).unwrap());
         },
         |volume| {
@@ -224,7 +214,7 @@ fn records_and_zero_maps() {
 #[test]
 fn closing_and_use() {
     at_every_step(
-        sample,
+        fill_sample,
         |volume| {
             volume.flush();
             let closing = volume.store.close();
@@ -250,7 +240,7 @@ fn closing_and_use() {
 fn layers_that_are_replaced() {
     for keeps in [false, true] {
         at_every_step(
-            sample,
+            fill_sample,
             |volume| {
                 let chain = volume.directory.state().chain;
                 let mut chain: Vec<_> =
@@ -298,7 +288,7 @@ fn the_names_of_a_fold_wait_for_space() {
     let place = temporary();
     let path = place.path().join("replica");
     let mut volume = Volume::create(&path);
-    sample(&mut volume);
+    fill_sample(&mut volume);
     volume.remove(2, "one").unwrap();
     drop(volume);
     let tape = Arc::new(Tape::default());

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::world::World;
-use crate::plan::rebuild::{Decided, filling};
+use crate::plan::rebuild::{Decided, filling, taken};
 
 /// Volumes, one after the other, each of which has decided before the next one looks.
 struct Volumes {
@@ -35,7 +35,7 @@ impl Volumes {
     /// Each decides; what all have decided is carried out afterwards.
     fn round(&mut self) {
         let all = self.replicas();
-        let seen = filling(&all);
+        let seen = taken(&all, []);
         let mut decisions = Vec::new();
         for (i, world) in self.worlds.iter_mut().enumerate() {
             world.filling = self.decided.filling(&i.to_string(), &seen, |_| false, Duration::ZERO);
