@@ -29,7 +29,7 @@ pub(crate) struct Machine {
     pub(crate) generations: Vec<u64>,
     /// No engine answers what would change its chain, as while it waits for its replicas.
     pub(crate) chains_are_held: bool,
-    /// What an engine is given while this is so is not filled before it is so no more.
+    /// A replica that is made while this is so is not filled before it is so no more.
     pub(crate) rebuilds_are_held: bool,
     pub(crate) unfilled: BTreeSet<String>,
     /// Taken by whatever engine.
@@ -130,7 +130,11 @@ impl Agent for FakeAgent {
         let mut machine = self.machine();
         assert!(machine.keys.contains(&(self.node.clone(), spec.volume_name.clone())), "no key for {name}");
         machine.replicas.entry((self.node.clone(), name.to_owned())).or_default();
-        machine.directories.insert((spec.disk_path.clone(), spec.data_directory_name.clone()));
+        let is_new = machine.directories.insert((spec.disk_path.clone(), spec.data_directory_name.clone()));
+        // Whoever is given it first, and an engine that starts with it, finds it empty.
+        if is_new && machine.rebuilds_are_held {
+            machine.unfilled.insert(name.to_owned());
+        }
         self.bell.notify_one();
         Ok(())
     }
@@ -219,9 +223,6 @@ impl Agent for FakeAgent {
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
         let mut machine = self.machine();
-        if machine.rebuilds_are_held {
-            machine.unfilled.insert(name.to_owned());
-        }
         for engine in machine.engines.get_mut(engine).into_iter().flatten() {
             engine.replicas.insert(name.to_owned(), address.to_owned());
         }
