@@ -28,9 +28,19 @@ pub(crate) fn missing(frontend: Frontend) -> Option<String> {
     }
 }
 
-/// The best that this host has.
+/// The best that this host has: one that takes the death of an engine well, if there is one.
 pub(crate) fn first() -> Option<Frontend> {
-    DEVICES.into_iter().find(|frontend| missing(*frontend).is_none())
+    best(|frontend| missing(frontend).is_none(), is_fragile)
+}
+
+fn best(has: impl Fn(Frontend) -> bool, is_fragile: impl Fn(Frontend) -> bool) -> Option<Frontend> {
+    let sound = DEVICES.into_iter().find(|frontend| has(*frontend) && !is_fragile(*frontend));
+    sound.or_else(|| DEVICES.into_iter().find(|frontend| has(*frontend)))
+}
+
+/// True if this host has it in a version that may not outlive a killed engine.
+pub(crate) fn is_fragile(frontend: Frontend) -> bool {
+    frontend == Frontend::Ublk && ublk_frontend::is_fragile()
 }
 
 /// What a volume is shown by that leaves the choice to us: what still holds its device, else the best that this host has.
@@ -73,4 +83,19 @@ pub(crate) fn check(frontend: Frontend) -> Result<()> {
     bail!(
         "frontend {frontend} needs {missing}, which this host does not have: add it, or use --frontend {works}"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_may_not_outlive_an_engine_is_taken_only_where_there_is_no_other() {
+        let old_driver = |frontend| frontend == Frontend::Ublk;
+        assert_eq!(best(|_| true, |_| false), Some(Frontend::Ublk));
+        assert_eq!(best(|_| true, old_driver), Some(Frontend::Nbd));
+        assert_eq!(best(|f| f != Frontend::Nbd, old_driver), Some(Frontend::Iscsi));
+        assert_eq!(best(|f| f == Frontend::Ublk, old_driver), Some(Frontend::Ublk));
+        assert_eq!(best(|_| false, old_driver), None);
+    }
 }

@@ -149,6 +149,19 @@ pub fn missing() -> Option<String> {
     }
 }
 
+/// Why a volume should rather be shown by something else while it has the choice, although ublk works here: drivers before Linux
+/// 6.16 (`docs/decisions/0015-ublk-by-choice-before-linux-6-16.md`). False, too, where there is no driver.
+pub fn is_fragile() -> bool {
+    Control::open().is_ok_and(|control| features(&control) & feature::UPDATE_SIZE == 0)
+}
+
+/// What the driver can do; of a kernel without this command, nothing: it lacks the others, too.
+fn features(control: &Control) -> u64 {
+    let mut features = 0_u64;
+    let known = control.exchange(control_op::GET_FEATURES, ANY_DEVICE, &mut features);
+    known.map_or(0, |()| features)
+}
+
 fn absent(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("{} (kernel module ublk_drv)", crate::kernel::CONTROL),
@@ -157,13 +170,8 @@ fn absent(error: &io::Error) -> String {
 }
 
 fn lacking(control: &Control) -> Option<String> {
-    let mut features = 0_u64;
-    // Kernels without this command lack the others, too.
-    let known = control.exchange(control_op::GET_FEATURES, ANY_DEVICE, &mut features);
-    match known {
-        Ok(()) if features & NEEDED == NEEDED => None,
-        _ => Some("user copy and recovery of ublk devices (Linux 6.5)".to_owned()),
-    }
+    let has_all = features(control) & NEEDED == NEEDED;
+    (!has_all).then(|| "user copy and recovery of ublk devices (Linux 6.5)".to_owned())
 }
 
 /// Finds or makes the volume's device. Nothing is served before the queues' threads have made [`crate::Server`]s of
@@ -460,7 +468,6 @@ impl Attached {
     /// # Errors
     /// The system's, as where /sys cannot be written.
     pub fn keep_a_command_back(&self) -> io::Result<()> {
-        // UPDATE_SIZE came with Linux 6.16.
         let learns_otherwise = self.info.flags & feature::UPDATE_SIZE != 0;
         if self.phase != Phase::Running || learns_otherwise {
             return Ok(());

@@ -18,7 +18,7 @@ mod server;
 pub mod session;
 
 pub use attach::{
-    Attach, AttachError, Attached, DeviceError, attach, has_device, missing, remove_left_behind,
+    Attach, AttachError, Attached, DeviceError, attach, has_device, is_fragile, missing, remove_left_behind,
 };
 pub use channel::Channel;
 pub use server::Server;

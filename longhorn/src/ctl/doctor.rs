@@ -149,6 +149,11 @@ fn frontend(check: &'static str, frontend: Frontend) -> Finding {
         _ => "requests wait 7 days for the next engine, one command --io-timeout and 60 s",
     };
     match kernel::missing(frontend) {
+        None if kernel::is_fragile(frontend) => Finding::warn(
+            check,
+            "here, in a version that may crash the kernel or lose the device when an engine is killed",
+            "leave the choice to --frontend auto, or use Linux 6.16 or newer",
+        ),
         None => Finding::ok(check, format!("here; {waits}")),
         // Another one takes its place.
         Some(missing) => Finding::ok(check, format!("not here: it needs {missing}")),
