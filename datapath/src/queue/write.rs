@@ -144,8 +144,9 @@ impl Queue {
                     fan.full_since = now;
                 }
                 fan.full = fan.full.with(m);
-                // With nobody to differ from, half of it is what a write in flight may show.
-                if in_part && fan.need.len() > 1 {
+                // Members may differ there; and of a single one, what was read of it must not give way to a later write, and
+                // come again with the next attempt.
+                if in_part {
                     fan.unsure = fan.unsure.with(m);
                 }
             }

@@ -189,12 +189,19 @@ fn a_write_that_was_refused_in_part_stays_in_the_members_memory() {
     assert!(b.reports().is_empty());
 }
 
+/// What is read of it would come back after a later write, when it is tried again.
 #[test]
-fn with_nobody_to_differ_from_a_write_waits_outside_though_a_part_of_it_is_done() {
+fn a_single_member_holds_the_range_of_what_it_refused_in_part_too() {
     let mut b = Bench::new(1);
-    b.request(WRITE, blocks(0, 2));
+    let slot = b.request(WRITE, blocks(0, 2));
     b.reply_with(b.one(A), Status::NoSpace, IN_PART);
-    assert!(b.table.is_idle());
+    let later = b.request(WRITE, blocks(0, 1));
+    b.pass(1000, ALL);
+    assert_eq!(b.one(A).range, blocks(0, 2));
+    b.answer(A, Status::Ok);
+    b.answered(slot);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(())), (later, Ok(()))]);
 }
 
 #[test]
