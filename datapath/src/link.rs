@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
-use lh_ring::{Bell, Completion, Inbox, Mailbox, Payload, Pool, QueueDevice, Ring, Token};
+use lh_ring::{Bell, Completion, Inbox, Kept, Mailbox, Payload, Pool, QueueDevice, Ring, Token};
 use lh_wire::{Header, Status};
 
 use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, QueueId, ToQueue};
@@ -25,9 +25,7 @@ use crate::queue::{Input, JOB_SLOTS, Output, Queue, Reply};
 
 use connection::{Connection, Received, Terms};
 use data::Slots;
-use loan::Unreturned;
-
-pub use loan::Offer;
+pub use loan::{Loans, Offer, Unreturned};
 
 /// Time between two ticks of a queue that wants them.
 const TICK: Duration = Duration::from_millis(50);
@@ -117,7 +115,7 @@ pub struct EngineQueue {
     slots: Slots,
     links: [Option<Connection>; MEMBERS_MAX],
     /// What links lent that are gone.
-    unreturned: Unreturned,
+    unreturned: Unreturned<Kept>,
     /// Counts connections: completions of earlier ones are told by it.
     connections: u32,
     /// Answers for the frontend, and the slot if its range is held until the answer has left.
@@ -225,7 +223,7 @@ impl EngineQueue {
         let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) else {
             return false;
         };
-        self.unreturned.keep(member, link.close());
+        self.unreturned.keep(member, link.close().into_payloads().map(Kept::new));
         true
     }
 
@@ -296,7 +294,7 @@ impl Drop for EngineQueue {
         for member in (0..MEMBERS_MAX).filter_map(|n| u8::try_from(n).ok()) {
             self.part(MemberId(member));
         }
-        self.unreturned.leak();
+        self.unreturned.take_all().for_each(Kept::leak);
     }
 }
 
@@ -396,3 +394,6 @@ impl QueueDevice for EngineQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

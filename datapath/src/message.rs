@@ -452,9 +452,9 @@ impl Shared {
         self.chunk
     }
 
-    /// Numbers of the chunks that a range touches.
+    /// Numbers of the chunks that a range touches: of those that there are, however long a range a replica tells.
     pub fn chunks_of(&self, range: Extent) -> std::ops::Range<u64> {
-        range.offset / self.chunk..range.end().div_ceil(self.chunk)
+        range.offset / self.chunk..range.end().div_ceil(self.chunk).min(self.chunks())
     }
 
     /// A new flush begins: its number.
@@ -594,6 +594,16 @@ mod tests {
         assert!(!s.clearable(1));
         s.cleared(0);
         assert!(!s.clearable(0));
+    }
+
+    #[test]
+    fn ranges_beyond_the_volume_have_no_chunks() {
+        let s = Shared::new(16 << 20, 4 << 20);
+        assert_eq!(s.chunks_of(Extent::new(4096, 4 << 20)), 0..2);
+        assert_eq!(s.chunks_of(Extent::new(12 << 20, u64::MAX)), 3..4);
+        assert_eq!(s.chunks_of(Extent::new(u64::MAX - 4096, 4096)).count(), 0);
+        s.wrote(Extent::new(0, u64::MAX));
+        assert!((0..4).all(|chunk| s.unflushed(chunk)));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! - A read is answered from a member that was readable then, and only if every attached member was heard within
 //!   [`LEASE`].
 //! - Waiting is the answer to everything that may pass; errors are for requests that can never succeed, for a medium
-//!   error on the last member, for `ioTimeout` without any member, and for the end of the engine.
+//!   error on the last member, for `ioTimeout` without any member, for what unmaps on full disks, and for the end of the engine.
 //! - Once a member said that it belongs to a younger engine, nothing comes out any more.
 
 mod admission;

@@ -114,7 +114,7 @@ impl std::fmt::Display for Checksum {
 /// Who must agree before a change of the membership counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Quorum {
-    /// The members left: the volume runs as long as one replica does
+    /// The members left: the volume runs as long as one replica does; if its host lost its power, without what was not flushed
     Any,
     /// A majority of all replicas: fewer stop the volume
     Majority,

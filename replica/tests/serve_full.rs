@@ -6,7 +6,7 @@ mod serve_client;
 use std::io::{Read, Write};
 
 use lh_block::Instance;
-use lh_wire::{ChainOp, Control, OpCode, Status};
+use lh_wire::{ChainOp, Control, IN_PART, OpCode, Status};
 use serve_client::{Client, MIB, Server, pattern, session};
 
 /// A small file system of its own; unmounted when dropped.
@@ -51,6 +51,62 @@ fn a_full_disk_is_no_failure() {
     assert_eq!(c.write(full, &data), Status::Ok);
     assert_eq!(c.read(full, MIB), data);
     assert_eq!(c.read(0, MIB), vec![0; MIB as usize]);
+}
+
+/// By this an engine knows whether replicas may differ where all of them were full.
+#[test]
+fn a_write_that_a_full_disk_took_in_part_is_told_from_one_that_it_did_not() {
+    let Some(small) = Small::mount() else {
+        println!(
+            "SKIP a_write_that_a_full_disk_took_in_part_is_told_from_one_that_it_did_not: mounting needs root"
+        );
+        return;
+    };
+    let server = Server::start(small.0.path());
+    let mut c = session(&server.socket, 1, 1);
+    let (old, new) = (pattern(1, 4096), pattern(2, 3 * 4096));
+    let mut write = |at: u64, bytes: &[u8]| {
+        let header = c.header(OpCode::Write, at, u32::try_from(bytes.len()).unwrap());
+        let answer = c.ask(header, bytes);
+        (answer.status(), answer.header.aux)
+    };
+    // Every other block, so that there are holes between.
+    let refused = (0..).map(|n| write(n * 8192, &old)).find(|said| said.0 != Status::Ok);
+    assert_eq!(refused, Some((Status::NoSpace, 0)));
+    assert_eq!(write(0, &new), (Status::NoSpace, IN_PART));
+    assert_eq!(write(32 << 20, &new), (Status::NoSpace, 0), "it was a hole and is one");
+    assert_eq!(c.read(0, 3 * 4096), [&new[..4096], &[0; 4096], &old].concat());
+    assert_eq!(c.read(32 << 20, 3 * 4096), [0; 3 * 4096]);
+}
+
+/// Zeroes over a snapshot take marks. There is room for some, so that a full disk can be given something back.
+#[test]
+fn what_a_snapshot_has_is_unmapped_on_a_full_disk() {
+    let Some(small) = Small::mount() else {
+        println!("SKIP what_a_snapshot_has_is_unmapped_on_a_full_disk: mounting needs root");
+        return;
+    };
+    let server = Server::start(small.0.path());
+    let mut c = session(&server.socket, 1, 1);
+    let data = pattern(1, MIB as usize);
+    // So far behind that its marks lie in a page of their own.
+    let at = 62 << 20;
+    assert_eq!(c.write(at, &data), Status::Ok);
+    let created = "2026-11-20T06:03:39Z".to_owned();
+    let op = ChainOp::Snapshot { name: "s".into(), user_created: true, created, labels: Default::default() };
+    carry_out(&mut c, 1, op);
+    assert_eq!(c.write(at, &data), Status::Ok);
+    let written = (0..).take_while(|n| c.write(n * 4096, &data[..4096]) == Status::Ok).count() as u64;
+    assert_eq!(c.op(OpCode::Unmap, at, MIB).status(), Status::Ok);
+    assert_eq!(c.read(at, MIB), vec![0; MIB as usize]);
+    // The hole follows when its mark is durable.
+    assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+    let began = std::time::Instant::now();
+    while c.write(written * 4096, &data[..4096]) != Status::Ok {
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "nothing was given back");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(c.read(at, MIB), vec![0; MIB as usize]);
 }
 
 fn carry_out(c: &mut Client<impl Read + Write>, id: u128, op: ChainOp) {

@@ -23,6 +23,10 @@ use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
 use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
 use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
 
+/// How long requests are held for an operation at most, ns. What was let in before may wait for space on full disks, or for a
+/// replica that is gone, and everybody else is not to wait with it.
+const PAUSE_MAX: u64 = 10_000_000_000;
+
 /// Operations that wait for their turn.
 pub(super) type Backlog = VecDeque<(CommandId, ChainOp)>;
 
@@ -277,7 +281,14 @@ impl Conductor {
 
     fn paused(&mut self, task: &mut Task, pause: SwitchId) -> bool {
         let quiet = self.prepare(task) && self.jobs.no_copies() && self.doubt.is_empty();
-        quiet && self.switches.done(pause) && self.decide(task)
+        if quiet && self.switches.done(pause) {
+            return self.decide(task);
+        }
+        let late = task.paused.is_some_and(|since| self.now >= since.saturating_add(PAUSE_MAX));
+        if late {
+            task.refused = Some(CommandError::RequestsWait);
+        }
+        late
     }
 
     /// From here on it is carried out.
@@ -471,10 +482,13 @@ impl Conductor {
     }
 
     pub(super) fn chain_deadline(&self) -> Option<u64> {
-        match self.task.as_ref()?.stage {
-            Stage::Flushing { flying: false, not_before } => Some(not_before).filter(|at| *at > self.now),
+        let task = self.task.as_ref()?;
+        let due = match task.stage {
+            Stage::Flushing { flying: false, not_before } => Some(not_before),
+            Stage::Pausing(_) => task.paused.map(|since| since.saturating_add(PAUSE_MAX)),
             _ => None,
-        }
+        };
+        due.filter(|at| *at > self.now)
     }
 }
 

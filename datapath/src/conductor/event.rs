@@ -282,6 +282,12 @@ pub enum CommandError {
         /// Its own sentence.
         reason: String,
     },
+    /// The head cannot be changed beside them.
+    #[error(
+        "requests from before wait for a replica, or for space on the replicas' disks, and the head cannot be changed until they \
+         have ended: try again then"
+    )]
+    RequestsWait,
     /// One at a time.
     #[error(
         "a scrub of this volume runs already: wait for it, or cancel it with `longhornctl scrub --cancel`"

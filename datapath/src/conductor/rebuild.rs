@@ -70,6 +70,20 @@ struct Memory {
     /// One of them has seen everything.
     known: bool,
     marks: Vec<Extent>,
+    /// Where the page begins that was asked for.
+    from: u64,
+}
+
+impl Memory {
+    /// A page has come: where the next one begins, if there is more. Who tells of more that does not come further would be asked
+    /// for ever: it does not know.
+    fn take(&mut self, page: MapPage) -> Option<u64> {
+        self.marks.extend(page.ranges);
+        let next = page.next.filter(|next| *next > self.from);
+        self.known |= page.next.is_none();
+        self.from = next.unwrap_or(0);
+        next
+    }
 }
 
 impl Rebuild {
@@ -265,7 +279,7 @@ impl Conductor {
         let left = self.serving();
         let Some(rebuild) = self.rebuild(member) else { return false };
         let marks = rebuild.plan.own.clone();
-        let stage = Stage::Remembering(Memory { left, asked: None, known: false, marks });
+        let stage = Stage::Remembering(Memory { left, asked: None, known: false, marks, from: 0 });
         self.rebuild_goes_to(member, stage)
     }
 
@@ -282,7 +296,7 @@ impl Conductor {
         match (next, base) {
             (Some(other), Some(base)) if marked => {
                 memory.left = memory.left.without(other);
-                memory.asked = Some(other);
+                (memory.asked, memory.from) = (Some(other), 0);
                 self.ask_missed(member, attempt, other, base, 0);
                 true
             }
@@ -311,13 +325,9 @@ impl Conductor {
         }
         memory.asked = None;
         let Some(page) = page else { return };
-        memory.marks.extend(page.ranges);
-        match (page.next, base) {
-            (Some(next), Some(base)) => {
-                memory.asked = Some(other);
-                self.ask_missed(member, attempt, other, base, next);
-            }
-            _ => memory.known = true,
+        if let (Some(next), Some(base)) = (memory.take(page), base) {
+            memory.asked = Some(other);
+            self.ask_missed(member, attempt, other, base, next);
         }
     }
 
@@ -522,5 +532,29 @@ impl Conductor {
             _ => None,
         });
         due.filter(|at| *at > self.now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_asked_for_as_long_as_they_come_further() {
+        let page = |at: u64, next| MapPage { ranges: vec![Extent::new(at, 4096)], next, total: None };
+        let memory = || {
+            let left = MemberSet::EMPTY;
+            Memory { left, asked: None, known: false, marks: Vec::new(), from: 0 }
+        };
+        let mut whole = memory();
+        assert_eq!(whole.take(page(0, Some(8192))), Some(8192));
+        assert_eq!(whole.take(page(8192, None)), None);
+        assert_eq!((whole.known, whole.marks.len()), (true, 2));
+        for back in [0, 4096, 8192] {
+            let mut round = memory();
+            assert_eq!(round.take(page(0, Some(8192))), Some(8192));
+            assert_eq!(round.take(page(8192, Some(back))), None);
+            assert!(!round.known, "what such a member tells is not all");
+        }
     }
 }

@@ -208,6 +208,13 @@ impl Conductor {
     pub(super) fn put_in_doubt(&mut self, dead: MemberSet, together: MemberSet) {
         let shared = self.config.shared.clone();
         let differ = together.len() > 1 && !sabotaged!(self, skip_intent);
+        let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
+        if !dead.is_empty() && dead == together && dead.iter().any(|m| marked(&m)) {
+            self.log(
+                "no replica is here whose process lived on: what was answered and not flushed is gone where a host lost its power"
+                    .into(),
+            );
+        }
         for member in together.iter() {
             let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
                 continue;

@@ -123,7 +123,8 @@ impl Greeted {
         let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
         stream.read_exact(&mut challenge).map_err(io)?;
         lh_ring::sys::random(&mut nonce).map_err(io)?;
-        hello.lends &= Challenge::decode(&challenge).is_ok_and(|c| c.borrows());
+        // Its key is proved by the welcome alone, which comes after the memory.
+        hello.lends &= stream.is_to_own_user() && Challenge::decode(&challenge).is_ok_and(|c| c.borrows());
         let asked = Asked::answer(&challenge, (&hello, Role::Engine), key, nonce)
             .map_err(|e| refused_because(address, e.into()))?;
         match memory.filter(|_| hello.lends) {

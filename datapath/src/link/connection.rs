@@ -51,7 +51,8 @@ pub(super) struct Connection {
     fd: Fd,
     number: u32,
     terms: Terms,
-    loans: Loans,
+    loans: Loans<Payload>,
+    pool: Pool,
     rx: Rx,
     tx: Tx,
     /// Bytes given to `tx` since the handshake.
@@ -72,6 +73,7 @@ impl Connection {
             number,
             terms,
             loans: Loans::default(),
+            pool: pool.clone(),
             rx: Rx::new(pool, 1),
             tx: Tx::new(pool),
             position: 0,
@@ -135,6 +137,7 @@ impl Connection {
 
     /// Queues a write that says where its bytes are.
     fn push_lent(&mut self, mut header: Header, payload: Payload) {
+        assert!(payload.is_of(&self.pool), "a payload of another pool is lent");
         let Some(pieces) = Pieces::new(payload.pieces()) else {
             unreachable!("a payload is in no more pieces than a message has")
         };
@@ -219,7 +222,7 @@ impl Connection {
     /// Ends the connection: both directions at once, so that what is in flight on the ring ends, too. Returns what the replica
     /// has not answered, and may still read: what is not sent included, which is less than what is not known to be.
     #[must_use]
-    pub(super) fn close(self) -> Loans {
+    pub(super) fn close(self) -> Loans<Payload> {
         let _ = nix::sys::socket::shutdown(self.fd.raw(), nix::sys::socket::Shutdown::Both);
         self.loans
     }

@@ -150,6 +150,12 @@ impl Slots {
         self.controls.remove(&id);
     }
 
+    /// How many control requests have neither been answered nor been lost.
+    #[cfg(test)]
+    pub(super) fn controls(&self) -> usize {
+        self.controls.len()
+    }
+
     pub(super) fn name_layer(&mut self, layer: LayerRef, name: String) {
         self.layers.insert(layer, name);
     }

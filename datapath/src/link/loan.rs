@@ -10,52 +10,67 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use lh_ring::{Kept, Payload};
-
 use crate::message::{MEMBERS_MAX, MemberId};
 
 /// What a link has lent, in the order in which it was: answers come in much the same.
-#[derive(Debug, Default)]
-pub(super) struct Loans(VecDeque<(u64, Payload)>);
+#[derive(Debug)]
+pub struct Loans<P>(VecDeque<(u64, P)>);
 
-impl Loans {
+impl<P> Default for Loans<P> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<P> Loans<P> {
     /// The request with this tag has its bytes there.
-    pub(super) fn lend(&mut self, tag: u64, payload: Payload) {
+    pub fn lend(&mut self, tag: u64, payload: P) {
         self.0.push_back((tag, payload));
     }
 
     /// The request with this tag has been answered.
-    pub(super) fn end(&mut self, tag: u64) {
+    pub fn end(&mut self, tag: u64) {
         if let Some(at) = self.0.iter().position(|(lent, _)| *lent == tag) {
             self.0.remove(at);
         }
     }
+
+    /// What has not come back.
+    pub fn into_payloads(self) -> impl Iterator<Item = P> {
+        self.0.into_iter().map(|(_, payload)| payload)
+    }
 }
 
-/// What links that are gone had lent, by member. Beside the pool's hard size, as far as that goes ([`Kept`]): a replica that
-/// hangs takes no memory from the volume. No more for each than its link had in flight, since nothing is sent to it before it
-/// lets a session in.
-#[derive(Debug, Default)]
-pub(super) struct Unreturned([Vec<Kept>; MEMBERS_MAX]);
+/// What links that are gone had lent, by member. Beside the pool's hard size, as far as that goes ([`lh_ring::Kept`]): a replica
+/// that hangs takes no memory from the volume. No more for each than its link had in flight, since nothing is sent to it before
+/// it lets a session in.
+#[derive(Debug)]
+pub struct Unreturned<K>([Vec<K>; MEMBERS_MAX]);
 
-impl Unreturned {
+impl<K> Default for Unreturned<K> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Vec::new()))
+    }
+}
+
+impl<K> Unreturned<K> {
     /// The member's link is gone.
-    pub(super) fn keep(&mut self, member: MemberId, loans: Loans) {
+    pub fn keep(&mut self, member: MemberId, lent: impl Iterator<Item = K>) {
         if let Some(kept) = self.0.get_mut(usize::from(member.0)) {
-            kept.extend(loans.0.into_iter().map(|(_, payload)| Kept::new(payload)));
+            kept.extend(lent);
         }
     }
 
     /// The member does not look at anything any more that was lent to it before.
-    pub(super) fn settle(&mut self, member: MemberId) {
+    pub fn settle(&mut self, member: MemberId) {
         if let Some(kept) = self.0.get_mut(usize::from(member.0)) {
             *kept = Vec::new();
         }
     }
 
-    /// Nobody will hear of it: it stays as it is until the process ends.
-    pub(super) fn leak(&mut self) {
-        self.0.iter_mut().for_each(|kept| std::mem::take(kept).into_iter().for_each(Kept::leak));
+    /// All of it, for the end of whoever would hear that the members are done.
+    pub fn take_all(&mut self) -> impl Iterator<Item = K> {
+        self.0.iter_mut().flat_map(std::mem::take)
     }
 }
 

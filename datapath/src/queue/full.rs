@@ -1,11 +1,15 @@
 //! Full disks (`docs/invariants.md`, 7): not a failure, as long as all are full or space comes back.
 //!
-//! A write that every member refused has changed nothing: it waits outside and begins anew. One that some have done
-//! holds its range until the others have done it, too. After a while the full ones are reported, unless all are full.
+//! A write that every member refused before it had changed anything waits outside and begins anew. One that some have done,
+//! or have done a part of, holds its range until all have done it: members may differ there. After a while the full ones are
+//! reported, unless all are full.
+//!
+//! Nobody waits for space with what only gives space back: a client that unmaps is answered that there is none.
 
+use lh_block::{IoError, Op};
 use lh_wire::Status;
 
-use super::slot::{Fan, Stage, Why};
+use super::slot::{Fan, Stage, Why, Work};
 use super::{Output, Queue};
 use crate::message::{Fault, MEMBERS_MAX, MemberId};
 
@@ -59,6 +63,13 @@ impl Queue {
             }
             if now.saturating_sub(fan.full_since) >= GRACE {
                 self.judge_full(now, &fan, out);
+                self.give_up_unmap(now, s, out);
+            }
+            if fan.ok.is_empty() && fan.sent.is_empty() && fan.missing() == fan.full {
+                if fan.last_sent + RETRY <= now {
+                    self.send_anew(now, s, &fan, out);
+                }
+                continue;
             }
             for m in fan.full.iter().filter(|m| !fan.sent.has(*m)) {
                 let first = &mut first[usize::from(m.0)];
@@ -78,6 +89,47 @@ impl Queue {
                 space.probe_at = now + RETRY;
                 self.repeat(now, s, m, out);
             }
+        }
+    }
+
+    /// Every member has refused it, and nothing was changed anywhere.
+    pub(super) fn refused_everywhere(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
+        self.leave_window(s, fan);
+        if self.unmaps(s) {
+            self.conclude(now, s, Err(IoError::NoSpace), out);
+        } else {
+            self.put_aside(s, Why::Full(now + RETRY), out);
+        }
+    }
+
+    fn unmaps(&self, s: u16) -> bool {
+        matches!(self.slot(s).work, Work::Client { op: Op::Unmap, .. })
+    }
+
+    /// Some have unmapped the range and others had no space to: whoever waits for it waits no longer. The range is held all the
+    /// same until it is equal everywhere.
+    fn give_up_unmap(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        if self.unmaps(s) && !self.slot(s).given && matches!(self.slot(s).stage(), Stage::Writing(_)) {
+            self.complete(now, s, Err(IoError::NoSpace), None, true, out);
+            self.slot_mut(s).given = true;
+        }
+    }
+
+    /// Sends a write again to all, who have refused it, some of them after a part. To all of them it is their last one then: its
+    /// place in the window is the last one, too, so that it is tried for as long as it takes.
+    fn send_anew(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
+        if !self.window.can_repeat() {
+            return;
+        }
+        if let Some(place) = fan.place {
+            self.window.complete(place);
+            let place = self.window.take(self.slot(s).piece.whole.len);
+            if let Some(fan) = self.slot_mut(s).fan() {
+                fan.place = Some(place);
+            }
+        }
+        for m in fan.full.iter() {
+            self.send_to(now, s, m, out);
         }
     }
 

@@ -22,6 +22,8 @@ pub enum Sabotage {
     NotAwaited,
     /// Reads are answered whether or not every member was heard.
     NoLease,
+    /// A write that every member refused for want of space waits outside, though some have done part of it.
+    FullIsUntouched,
 }
 
 impl super::Queue {

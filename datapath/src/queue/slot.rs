@@ -119,9 +119,9 @@ pub(super) struct Fan {
     pub sent: MemberSet,
     /// Who has done it.
     pub ok: MemberSet,
-    /// Whose link broke before the answer came: they may have done it.
+    /// Whose link broke before the answer came, or whose disk was full on the way: they may have done it, or part of it.
     pub unsure: MemberSet,
-    /// Who answered that its disk is full; nothing was changed there.
+    /// Who answered that its disk is full; nothing was changed there, unless it is unsure.
     pub full: MemberSet,
     /// Who answered with another error. For jobs also whose link is down.
     pub failed: MemberSet,

@@ -5,7 +5,7 @@
 //! is brought in sync: its answer is given when every member has answered, while the range is held until the last.
 
 use lh_block::{IoError, Op};
-use lh_wire::{OpCode, Status};
+use lh_wire::{IN_PART, OpCode, Status};
 
 use super::health::Class;
 use super::members::Link;
@@ -128,6 +128,7 @@ impl Queue {
             return self.break_link(now, m, out);
         }
         let job = self.slot(s).work.is_job();
+        let in_part = reply.aux & IN_PART != 0 && !self.lacks(Sabotage::FullIsUntouched);
         let Some(fan) = self.slot_mut(s).fan() else { return };
         let time = now.saturating_sub(fan.last_sent);
         fan.sent = fan.sent.without(m);
@@ -143,6 +144,11 @@ impl Queue {
                     fan.full_since = now;
                 }
                 fan.full = fan.full.with(m);
+                // Members may differ there; and of a single one, what was read of it must not give way to a later write, and
+                // come again with the next attempt.
+                if in_part {
+                    fan.unsure = fan.unsure.with(m);
+                }
             }
             Status::Io | Status::Refused | Status::Stale | Status::Rotten => {
                 fan.failed = fan.failed.with(m);
@@ -250,9 +256,7 @@ impl Queue {
         } else if fan.need.len() == 1 && missing == fan.failed {
             self.fan_done(now, s, &fan, Err(IoError::Io), out);
         } else if fan.ok.is_empty() && fan.unsure.is_empty() && missing == fan.full {
-            // Nothing was changed anywhere.
-            self.leave_window(s, &fan);
-            self.put_aside(s, Why::Full(now + super::full::RETRY), out);
+            self.refused_everywhere(now, s, &fan, out);
         }
     }
 

@@ -99,3 +99,21 @@ fn a_revert_waits_until_what_it_leaves_is_settled_and_says_what_is() {
     assert_eq!(world.finish(command), Ok(()));
     assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("b")));
 }
+
+/// Nobody is here who holds it. That is what people chose; it is said.
+#[test]
+fn going_on_without_what_was_not_flushed_is_said() {
+    let said = |w: &World| w.engines[0].log.iter().any(|line| line.contains("not flushed is gone"));
+    for lives in [true, false] {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        world.replicas[0].forget_unflushed();
+        world.dies(2);
+        if !lives {
+            world.dies(3);
+        }
+        world.crash_engine();
+        world.run_until("the volume opens", World::is_open);
+        assert_eq!(said(&world), !lives);
+    }
+}

@@ -20,6 +20,7 @@ mod replica;
 mod rng;
 mod scrub;
 mod stories;
+mod waits;
 mod world;
 
 fn traced() -> bool {

@@ -107,6 +107,11 @@ mod sabotage {
     }
 
     #[test]
+    fn what_was_refused_in_part_keeps_its_range() {
+        noticed(Sabotage::FullIsUntouched, Scenario::Faults);
+    }
+
+    #[test]
     fn a_fence_is_no_failure() {
         noticed(Sabotage::StaleIsFailure, Scenario::Takeover);
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use datapath::message::QueueId;
 use lh_block::{Extent, SECTOR};
-use lh_wire::{OpCode, Status, WRITE_WINDOW};
+use lh_wire::{IN_PART, OpCode, Status, WRITE_WINDOW};
 
 use crate::history::Value;
 
@@ -131,9 +131,9 @@ impl Replica {
         if now < self.pending[at].not_before && !self.fenced {
             return None;
         }
-        if let Some(status) = self.refusal(at) {
+        if let Some((status, aux)) = self.refusal(at) {
             let p = self.pending.swap_remove(at);
-            return Some(Answer { to: p.message, status, data: Vec::new(), aux: 0 });
+            return Some(Answer { to: p.message, status, data: Vec::new(), aux });
         }
         // A few sectors at a time, so that long requests end.
         for _ in 0..1 + self.pending[at].left.len() / 8 {
@@ -146,15 +146,15 @@ impl Replica {
         Some(self.finish(p))
     }
 
-    fn refusal(&self, at: usize) -> Option<Status> {
+    fn refusal(&self, at: usize) -> Option<(Status, u32)> {
         let p = &self.pending[at];
         let untouched = p.left.len() == p.read.len();
         let writes = matches!(p.message.op, OpCode::Write | OpCode::WriteZeroes | OpCode::Unmap);
         match p.message.op {
-            _ if self.fenced => Some(Status::Stale),
+            _ if self.fenced => Some((Status::Stale, 0)),
             OpCode::Ping => None,
-            _ if self.failing => Some(Status::Io),
-            _ if self.full && writes && untouched => Some(Status::NoSpace),
+            _ if self.failing => Some((Status::Io, 0)),
+            _ if self.full && writes => Some((Status::NoSpace, if untouched { 0 } else { IN_PART })),
             _ => None,
         }
     }

@@ -112,6 +112,11 @@ impl Payload {
         self.exclusive.set(false);
     }
 
+    /// True if the bytes lie in this pool's memory.
+    pub fn is_of(&self, pool: &Pool) -> bool {
+        self.pool.as_ref().is_some_and(|own| own.is(pool))
+    }
+
     /// Where the bytes lie in the pool's memory, in order: offset and length of each piece, at most
     /// [`Payload::PIECES_MAX`].
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + '_ {

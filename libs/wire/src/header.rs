@@ -87,6 +87,9 @@ pub enum OpCode {
 /// In `aux` of a [`OpCode::ReadLayer`]: together with the layers under it.
 pub const MERGED: u32 = 1;
 
+/// In `aux` of an answer [`Status::NoSpace`] to what changes the head: part of it may have been done before the disk was full.
+pub const IN_PART: u32 = 1;
+
 impl OpCode {
     /// All codes, in order.
     pub const ALL: [Self; 13] = [
@@ -118,7 +121,7 @@ pub enum Status {
     Ok = 0,
     /// A younger engine has fenced this one off: stop, answer nobody, exit.
     Stale = 1,
-    /// The replica's file system is full. Nothing was changed.
+    /// The replica's file system is full. Nothing was changed, unless `aux` says [`IN_PART`].
     NoSpace = 2,
     /// The disk failed. The replica is to be put out.
     Io = 3,

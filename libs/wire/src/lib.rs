@@ -22,8 +22,8 @@ pub use digest::{
     BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, block_hash, differing, part_bit, part_len,
 };
 pub use header::{
-    DecodeError, HEADER_LEN, Header, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN, Status,
-    VERSION, flags, padding,
+    DecodeError, HEADER_LEN, Header, IN_PART, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN,
+    Status, VERSION, flags, padding,
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
 pub use lent::{Pieces, PiecesError};

@@ -83,11 +83,13 @@ impl Server {
         self.end(id, Ok(Completed { sync, ..Completed::default() }));
     }
 
-    /// Something went wrong between plan and report: the store looks at what the file holds now.
+    /// Something went wrong between plan and report: the store looks at what the file holds now. If that is nothing, nothing was
+    /// written; what it held before may have been written over.
     fn fail_write(&mut self, id: RequestId, layer: LayerNo, range: Extent, error: &std::io::Error) {
         let failure = note(&self.status, error);
         self.refresh(layer, range);
-        self.end(id, Err(failure));
+        let in_part = self.store.head_holds_any(range);
+        self.end(id, Err(if in_part { failure.in_part() } else { failure }));
     }
 
     pub(super) fn refresh(&mut self, layer: LayerNo, range: Extent) {
@@ -163,7 +165,7 @@ impl Server {
         let result = match slot.failure.take() {
             Some(failure) => {
                 self.refresh(head, plan.extent);
-                Err(failure)
+                Err(if plan.punch.is_empty() { failure } else { failure.in_part() })
             }
             None => self.store.zeroed(&plan).map_err(|e| self.break_down(&e)),
         };

@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
@@ -22,6 +23,7 @@ use super::intent::{self, Intent, IntentWrite};
 use super::load::{self, Layers, Own, Parts, blocks, bytes};
 use super::qcow2::{Image, Place};
 use super::ranges::RangeSet;
+use super::room;
 use super::zero::ZeroMap;
 
 /// Number of a layer within its [`Store`]; stays the same until [`Store::replace`].
@@ -108,6 +110,8 @@ pub(super) struct Layer {
 #[derive(Debug)]
 pub struct Store {
     pub(super) size: u64,
+    /// The directory's `engine/`, where there is room for marks on a full disk.
+    engine: PathBuf,
     pub(super) layers: Vec<Layer>,
     /// Numbers of the layers of the head's chain, base first.
     pub(super) chain: Vec<LayerNo>,
@@ -132,8 +136,8 @@ pub struct Store {
 
 impl Store {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { size, layers: Layers { layers, chain, index }, direct, intent, rebuilding, marked } =
-            parts;
+        let Parts { size, engine, layers, direct, intent, rebuilding, marked } = parts;
+        let Layers { layers, chain, index } = layers;
         let number = |at: usize| LayerNo(u16::try_from(at).unwrap_or(u16::MAX));
         let rank = |at| {
             let place = chain.iter().position(|n| *n == at).map_or(0, |place| place + 1);
@@ -153,6 +157,7 @@ impl Store {
         });
         Self {
             size,
+            engine,
             layers: layers.collect(),
             chain: chain.iter().map(|at| number(*at)).collect(),
             index,
@@ -288,6 +293,12 @@ impl Store {
         if wait { Answer::AfterFlush } else { Answer::Now }
     }
 
+    /// The head itself holds data in the range.
+    pub fn head_holds_any(&self, extent: Extent) -> bool {
+        let head = self.at(self.head()).rank;
+        self.index.runs(blocks(extent)).any(|(_, rank)| rank == head)
+    }
+
     /// A write, punch or put of the range failed half-way: reads from the files what they now hold.
     ///
     /// # Errors
@@ -338,7 +349,7 @@ impl Store {
                 marks.insert(range);
             }
             for range in marks.iter() {
-                zero.reserve(range)?;
+                room::with_half(&self.engine, || zero.reserve(range.clone()))?;
             }
         }
         let needs_mark = !marks.is_empty() && !self.marked;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
@@ -40,6 +41,8 @@ pub(super) struct Layers {
 #[derive(Debug)]
 pub struct Parts {
     pub(super) size: u64,
+    /// The directory's `engine/`.
+    pub(super) engine: PathBuf,
     pub(super) layers: Layers,
     pub(super) direct: Option<Alignment>,
     pub(super) intent: Intent,

@@ -316,7 +316,8 @@ impl Gather<'_> {
         let marks = parts.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks);
         let marked = marks || (volume.rebuilding && !rebuilding);
         let parts = Layers { layers: parts, chain, index };
-        Ok((layers, Parts { size, layers: parts, direct, intent, rebuilding, marked }))
+        let engine = self.engine();
+        Ok((layers, Parts { size, engine, layers: parts, direct, intent, rebuilding, marked }))
     }
 
     /// What the index did not look at, and holes for extents that were never written: Longhorn would read them as data.

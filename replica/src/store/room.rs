@@ -5,6 +5,9 @@
 //! told to let go of anything. So `engine/room` takes 1 MiB and holds nothing. Who meets a full disk cuts a piece off it and
 //! tries again; the file that was replaced gives its space back, and the piece is taken anew.
 //!
+//! Zeroes over a snapshot take marks before they give anything back. They may have half of the room, which is enough for the
+//! marks of 8 GiB at least: what is then given back is the room's again at the next record.
+//!
 //! Nothing depends on the file: it need not be there, nor be as long as it should be, and it is never synced.
 
 use std::fs::OpenOptions;
@@ -35,23 +38,35 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// Those of `what`.
-pub(super) fn with<T>(path: &Path, mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn with<T>(path: &Path, what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let parent = path.parent().unwrap_or(path);
+    let engine = if parent.ends_with(ENGINE) { parent.to_owned() } else { parent.join(ENGINE) };
+    with_room_above(0, &engine, what)
+}
+
+/// The same for marks of zeroes, of which there may be many. `engine` is the directory of that name.
+///
+/// # Errors
+/// Those of `what`.
+pub(super) fn with_half<T>(engine: &Path, what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    with_room_above(SIZE / 2, engine, what)
+}
+
+fn with_room_above<T>(least: u64, engine: &Path, mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match what() {
-            Err(error) if is_full(&error) && give(path) => {}
+            Err(error) if is_full(&error) && give(engine, least) => {}
             done => return done,
         }
     }
 }
 
-/// Cuts a piece off. `false`: nothing is left.
-fn give(path: &Path) -> bool {
-    let Some(parent) = path.parent() else { return false };
-    let room = if parent.ends_with(ENGINE) { parent.join(FILE) } else { parent.join(ENGINE).join(FILE) };
-    let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(room);
+/// Cuts a piece off. `false`: no more than that is left.
+fn give(engine: &Path, least: u64) -> bool {
+    let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(engine.join(FILE));
     file.is_ok_and(|file| {
         let length = file.metadata().map_or(0, |stat| stat.len());
-        length > 0 && file.set_len(length.saturating_sub(PIECE)).is_ok()
+        length > least && file.set_len(length.saturating_sub(PIECE)).is_ok()
     })
 }
 
@@ -98,6 +113,10 @@ mod tests {
             assert_eq!(length(), 0);
             assert!(with(&path, || Err::<(), _>(io::ErrorKind::NotFound.into())).is_err());
         }
+        // Marks leave half of it to records.
+        keep(&engine);
+        assert!(with_half(&engine, || Err::<(), _>(full())).is_err());
+        assert_eq!(engine.join(FILE).metadata().unwrap().len(), SIZE / 2);
         // Without it there is no other try.
         std::fs::remove_file(engine.join(FILE)).unwrap();
         let mut tries = 0;

@@ -177,7 +177,9 @@ sabotage! {
     range_released_early: queue Some(InQueue::ReleaseEarly);
     flush_answered_early_by_the_engine: queue Some(InQueue::FlushEarly);
     who_becomes_a_member_not_awaited: queue Some(InQueue::NotAwaited);
+    lent_memory_used_again_before_the_replica_is_heard: returned_unheard true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
+    part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);
     epoch_not_durable: conductor InConductor { epoch_not_durable: true, ..InConductor::default() };
     in_doubt_ranges_forgotten: conductor InConductor { forget_in_doubt: true, ..InConductor::default() };
     intent_ignored: conductor InConductor { skip_intent: true, ..InConductor::default() };

@@ -1,3 +1,5 @@
+use lh_wire::IN_PART;
+
 use super::*;
 use crate::message::Fault;
 
@@ -119,4 +121,131 @@ fn repetitions_never_push_a_half_done_write_out_of_the_members_memory() {
         }
     }
     panic!("waits for ever although the window is used up");
+}
+
+/// Both members are full, and the first has done a part: what is read of it may differ.
+fn refused_in_part(b: &mut Bench, op: Op) -> u16 {
+    let slot = b.request(op, blocks(0, 2));
+    b.reply_with(b.one(A), Status::NoSpace, IN_PART);
+    b.answer(B, Status::NoSpace);
+    slot
+}
+
+#[test]
+fn a_write_that_was_refused_in_part_keeps_its_range_and_is_tried_for_as_long_as_it_takes() {
+    let mut b = Bench::new(2);
+    let slot = refused_in_part(&mut b, WRITE);
+    let read = b.request(Op::Read, blocks(1, 1));
+    let mut tries = 0;
+    for _ in 0..1000 {
+        b.pass(500, ALL);
+        assert_eq!(b.to(A).len(), b.to(B).len(), "both are tried, and nothing is read");
+        tries += b.to(A).len();
+        b.answer(A, Status::NoSpace);
+        b.answer(B, Status::NoSpace);
+    }
+    assert!((450..=510).contains(&tries), "{tries}");
+    assert!(b.reports().is_empty() && b.answers().is_empty());
+    b.pass(1000, ALL);
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+    b.answer(B, Status::Ok);
+    b.answered(slot);
+    let member = b.wire.iter().find(|t| t.op == OpCode::Read).expect("it goes on").member;
+    b.answer(member, Status::Ok);
+    b.answer_pings(ALL);
+    assert_eq!(b.answers(), [(slot, Ok(())), (read, Ok(()))]);
+    b.assert_idle();
+}
+
+/// Whoever takes the engine's place asks the members for their last writes: it is among them as long as it waits.
+#[test]
+fn a_write_that_was_refused_in_part_stays_in_the_members_memory() {
+    let mut b = Bench::new(2);
+    refused_in_part(&mut b, WRITE);
+    for _ in 0..5 {
+        let mut beyond = 0;
+        loop {
+            let other = b.request(WRITE, blocks(8, 1));
+            b.answer(A, Status::Ok);
+            b.answer(B, Status::Ok);
+            b.answered(other);
+            if b.answers().is_empty() {
+                break;
+            }
+            beyond += 1;
+        }
+        assert!((200..lh_wire::WRITE_WINDOW).contains(&beyond), "{beyond} writes went beyond it");
+        b.pass(1000, ALL);
+        let again: Vec<_> = b.to(B).into_iter().filter(|t| t.range == blocks(0, 2)).collect();
+        assert_eq!(again.len(), 1);
+        for t in b.wire.clone() {
+            let refused = t.range == blocks(0, 2);
+            b.reply(t, if refused { Status::NoSpace } else { Status::Ok });
+        }
+        let (waiting, _) = b.answers()[0];
+        b.answered(waiting);
+    }
+    assert!(b.reports().is_empty());
+}
+
+/// What is read of it would come back after a later write, when it is tried again.
+#[test]
+fn a_single_member_holds_the_range_of_what_it_refused_in_part_too() {
+    let mut b = Bench::new(1);
+    let slot = b.request(WRITE, blocks(0, 2));
+    b.reply_with(b.one(A), Status::NoSpace, IN_PART);
+    let later = b.request(WRITE, blocks(0, 1));
+    b.pass(1000, ALL);
+    assert_eq!(b.one(A).range, blocks(0, 2));
+    b.answer(A, Status::Ok);
+    b.answered(slot);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(())), (later, Ok(()))]);
+}
+
+#[test]
+fn what_unmaps_is_told_that_there_is_no_space() {
+    let mut b = Bench::new(2);
+    let slot = b.request(Op::Unmap, blocks(0, 1000));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::NoSpace);
+    assert_eq!(b.answers(), [(slot, Err(IoError::NoSpace))]);
+    b.answered(slot);
+    b.assert_idle();
+    // Zeroes are a write as any.
+    b.request(ZEROES, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::NoSpace);
+    b.pass(20_000, ALL);
+    assert!(b.answers().is_empty());
+}
+
+#[test]
+fn who_unmaps_does_not_wait_for_members_that_are_full_in_turn() {
+    let mut b = Bench::new(2);
+    let write = b.request(WRITE, blocks(8, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    let slot = b.request(Op::Unmap, blocks(0, 1));
+    let unmap = b.to(B).into_iter().find(|t| t.op == OpCode::Unmap).expect("sent");
+    b.answer(A, Status::Ok);
+    b.reply(unmap, Status::NoSpace);
+    let read = b.request(Op::Read, blocks(0, 1));
+    for _ in 0..40 {
+        b.pass(100, ALL);
+        b.answer(A, Status::NoSpace);
+        b.answer(B, Status::NoSpace);
+    }
+    assert_eq!(b.answers(), [(slot, Err(IoError::NoSpace))], "and the read waits until both hold the same");
+    assert!(b.reports().is_empty());
+    b.answered(slot);
+    b.pass(1000, ALL);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.pass(50, ALL);
+    let member = b.wire.iter().find(|t| t.op == OpCode::Read).expect("it goes on").member;
+    b.answer(member, Status::Ok);
+    b.answer_pings(ALL);
+    assert_eq!(b.answers(), [(write, Ok(())), (read, Ok(()))]);
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use lh_block::Address;
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
 use super::send_with_fds;
 
@@ -73,6 +74,16 @@ impl Stream {
             }
         };
         self.write_all(&bytes[done..])
+    }
+
+    /// True over a unix socket at which root or this process's own user has begun to listen: so much is known of the other side
+    /// before it has proved a key.
+    pub fn is_to_own_user(&self) -> bool {
+        match &self.socket {
+            Socket::Unix(socket) => getsockopt(socket, PeerCredentials)
+                .is_ok_and(|listener| [0, nix::unistd::geteuid().as_raw()].contains(&listener.uid())),
+            Socket::Tcp(_) => false,
+        }
     }
 
     /// The socket, without a deadline.
@@ -153,6 +164,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     use nix::sys::socket::{Backlog, listen};
@@ -199,6 +211,34 @@ mod tests {
         let (waiting, error, took) = heard.recv_timeout(Duration::from_secs(10)).expect("it waits for ever");
         assert_eq!((waiting, error), (1, io::ErrorKind::TimedOut));
         assert!((100..1000).contains(&took.as_millis()), "{took:?}");
+    }
+
+    #[test]
+    fn whose_listener_it_is_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let is_own = |name: &str| {
+            let address = Address::Unix(directory.path().join(name));
+            Stream::connect(&address, Instant::now() + Duration::from_secs(5)).unwrap().is_to_own_user()
+        };
+        let _own = UnixListener::bind(directory.path().join("own")).unwrap();
+        assert!(is_own("own"));
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        assert!(!Stream::of_tcp(tcp, Instant::now()).unwrap().is_to_own_user());
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP whose_listener_it_is_is_known: another user needs root");
+            return;
+        }
+        let path = directory.path().join("other");
+        let listen = move || {
+            // SAFETY: the call takes numbers and, unlike libc's function of this name, changes the calling thread alone, which
+            // ends with this closure.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1_i64, 65534_i64, -1_i64) }, 0);
+            UnixListener::bind(path).unwrap()
+        };
+        let _other = std::thread::spawn(listen).join().unwrap();
+        assert!(!is_own("other"));
     }
 
     #[test]

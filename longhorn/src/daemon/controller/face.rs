@@ -419,6 +419,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::TooManyReplicas(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
+        | CommandError::RequestsWait
         | CommandError::Scrubbing => EngineError::NotNow(text),
         CommandError::ShuttingDown => EngineError::Ending,
     }

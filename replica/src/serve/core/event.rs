@@ -158,6 +158,8 @@ pub struct Completed {
 pub enum Failure {
     /// The file system is full; nothing was changed.
     NoSpace,
+    /// The file system is full; part of it may have been done before.
+    FullInPart,
     /// The disk failed.
     Io,
     /// The request makes no sense.
@@ -166,6 +168,13 @@ pub enum Failure {
     Rotten,
     /// Refused; one sentence for people.
     Refused(Box<str>),
+}
+
+impl Failure {
+    /// The same of something that may have been done in part.
+    pub fn in_part(self) -> Self {
+        if self == Self::NoSpace { Self::FullInPart } else { self }
+    }
 }
 
 /// Work on the layers. The request's payload is with the driver.

@@ -27,7 +27,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use lh_block::{Epoch, Generation, Instance};
-use lh_wire::{ChainOp, Control, Header, OpCode, Status, flags};
+use lh_wire::{ChainOp, Control, Header, IN_PART, OpCode, Status, flags};
 
 pub use event::{
     Body, CloseReason, Completed, ConnId, Facts, Failure, Input, Job, Output, PersistId, Record, RequestId,
@@ -397,13 +397,18 @@ impl Core {
     }
 
     fn fail_request(&mut self, id: RequestId, failure: Failure, out: &mut Vec<Output>) {
+        let mut completed = Completed::default();
         let (status, body) = match failure {
             Failure::NoSpace => (Status::NoSpace, Body::None),
+            Failure::FullInPart => {
+                completed.aux = IN_PART;
+                (Status::NoSpace, Body::None)
+            }
             Failure::Io => (Status::Io, Body::None),
             Failure::Invalid => (Status::Invalid, Body::None),
             Failure::Rotten => (Status::Rotten, Body::None),
             Failure::Refused(text) => (Status::Refused, Body::Text(text)),
         };
-        self.finish(id, status, Completed::default(), body, out);
+        self.finish(id, status, completed, body, out);
     }
 }

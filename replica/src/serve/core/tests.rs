@@ -157,6 +157,15 @@ impl Rig {
         self.reply(request).map(|(status, _)| status)
     }
 
+    /// What the answer says in its header beside the status.
+    fn aux(&self, request: RequestId) -> u32 {
+        let aux = self.out.iter().find_map(|o| match o {
+            Output::Reply { request: r, header, .. } if *r == request => Some(header.aux),
+            _ => None,
+        });
+        aux.expect("it is answered")
+    }
+
     fn records(&self) -> Vec<&Record> {
         self.out
             .iter()

@@ -139,6 +139,11 @@ impl Disk {
         self.records.rebuilding
     }
 
+    /// The head lies over a snapshot.
+    pub(crate) fn has_snapshots(&self) -> bool {
+        self.layers.last().is_some_and(|head| !head.info.parent.is_empty())
+    }
+
     fn head(&mut self) -> &mut Layer {
         self.layers.last_mut().expect("there is always a head")
     }

@@ -1,9 +1,12 @@
 //! An engine process: the real conductor and the real queues, and in place of ring and sockets the simulation's network.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
+use datapath::link::{Loans, Unreturned};
 use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, ToQueue};
 use datapath::order::{Table, Ticket};
 use datapath::queue::{self, Data, Queue, Reply, Transmit};
@@ -11,8 +14,8 @@ use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
 use lh_wire::{Control, Header, OpCode, Status, flags};
 use replica::serve::core::ConnId;
 
-use super::packet::Body;
-use super::world::{Event, Outbox};
+use super::packet::{Body, Memory};
+use super::world::{Event, Outbox, Sabotage};
 use tests::register::{FlushBegan, ReadBegan, Stamp, WriteId};
 
 /// Client slots of each queue.
@@ -98,6 +101,12 @@ pub(crate) struct Engine {
     job_stored: BTreeMap<(usize, u16), Body>,
     /// Per member and queue.
     pub(crate) links: Vec<Vec<Option<ConnId>>>,
+    /// What each of them has lent, and what those that are gone had, per queue. All replicas are lent to, as if all shared this
+    /// host.
+    loans: Vec<Vec<Loans<Memory>>>,
+    unreturned: Vec<Unreturned<Memory>>,
+    returned_unheard: bool,
+    lives: Rc<Cell<bool>>,
     layers: BTreeMap<u32, String>,
     controls: BTreeMap<ControlId, Control>,
     /// Clients may send requests.
@@ -120,7 +129,7 @@ impl Engine {
         instance: Instance,
         queues: u8,
         config: conductor::Config,
-        sabotage: Option<queue::Sabotage>,
+        sabotage: Sabotage,
     ) -> Self {
         let table = Arc::new(Table::new());
         let queue_config = queue::Config {
@@ -136,7 +145,7 @@ impl Engine {
         let made = (0..queues).map(|q| {
             let mut queue =
                 Queue::new(queue_config.clone(), QueueId(q), table.clone(), Arc::clone(&config.shared));
-            queue.sabotage(sabotage);
+            queue.sabotage(sabotage.queue);
             queue
         });
         let members = config.replicas.len();
@@ -149,6 +158,10 @@ impl Engine {
             slots: (0..queues).map(|_| (0..DEPTH).map(|_| Slot::default()).collect()).collect(),
             job_stored: BTreeMap::new(),
             links: vec![vec![None; usize::from(queues)]; members],
+            loans: (0..members).map(|_| (0..queues).map(|_| Loans::default()).collect()).collect(),
+            unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
+            returned_unheard: sabotage.returned_unheard,
+            lives: Rc::new(Cell::new(true)),
             layers: BTreeMap::new(),
             controls: BTreeMap::new(),
             open: false,
@@ -235,11 +248,13 @@ impl Engine {
             Mail::Message(message) => queue::Input::Message(message),
             Mail::Granted(ticket) => queue::Input::Granted { ticket },
             Mail::Link(member, conn) => {
+                self.part(member, q);
+                self.unreturned[q].settle(member);
                 self.links[usize::from(member.0)][q] = Some(conn);
                 queue::Input::LinkUp { member }
             }
             Mail::Close(member) => {
-                let Some(conn) = self.links[usize::from(member.0)][q].take() else { return };
+                let Some(conn) = self.part(member, q) else { return };
                 out.close(conn);
                 queue::Input::LinkDown { member }
             }
@@ -247,13 +262,23 @@ impl Engine {
         self.queue(now, q, input, None, out);
     }
 
+    /// A queue's link to a member is gone: what it has lent is kept.
+    fn part(&mut self, member: MemberId, q: usize) -> Option<ConnId> {
+        let m = usize::from(member.0);
+        let lent = std::mem::take(&mut self.loans[m][q]).into_payloads();
+        if !self.returned_unheard {
+            self.unreturned[q].keep(member, lent);
+        }
+        self.links[m][q].take()
+    }
+
     /// A connection of a queue broke.
     pub(crate) fn broken(&mut self, now: u64, conn: ConnId, out: &mut Outbox) {
         for m in 0..self.links.len() {
             for q in 0..self.links[m].len() {
                 if self.links[m][q] == Some(conn) {
-                    self.links[m][q] = None;
                     let member = MemberId(u8::try_from(m).unwrap_or(0));
+                    self.part(member, q);
                     self.queue(now, q, queue::Input::LinkDown { member }, None, out);
                 }
             }
@@ -268,6 +293,9 @@ impl Engine {
             .enumerate()
             .find_map(|(m, queues)| queues.iter().position(|c| *c == Some(conn)).map(|q| (m, q)));
         let Some((m, q)) = place else { return };
+        if header.op == OpCode::Write {
+            self.loans[m][q].end(header.tag);
+        }
         if header.status != Status::Ok {
             out.log(&format!(
                 "replica {m}: {:?} of {}+{}: {:?}",
@@ -391,7 +419,7 @@ impl Engine {
                 out.conductor_gets(self.number, q, Report::Reply(id, member, result));
             }
             O::Disconnect { member } => {
-                if let Some(conn) = self.links[usize::from(member.0)][q].take() {
+                if let Some(conn) = self.part(member, q) {
                     out.close(conn);
                 }
             }
@@ -413,7 +441,11 @@ impl Engine {
                 let from = (u64::from(from) / BLOCK) as usize;
                 let blocks = (t.range.len / BLOCK) as usize;
                 let client = &self.slots[q][usize::from(slot)].client;
-                Body::Blocks(client.iter().skip(from).take(blocks).copied().collect())
+                let blocks = client.iter().skip(from).take(blocks).copied().collect();
+                let memory = Memory::new(blocks, &self.lives);
+                let lent = memory.lend();
+                self.loans[usize::from(t.member.0)][q].lend(t.tag, memory);
+                Body::Lent(lent)
             }
             Data::Stored { slot } => self.stored(q, slot).unwrap_or(Body::None),
             Data::LayerName(layer) => {
@@ -426,6 +458,13 @@ impl Engine {
         };
         header.payload = if matches!(t.op, OpCode::Write | OpCode::PutLayer) { body.lengths().0 } else { 0 };
         out.send(conn, header, body);
+    }
+}
+
+impl Drop for Engine {
+    /// Whatever the process held stays as it is: nobody is left who would use it.
+    fn drop(&mut self) {
+        self.lives.set(false);
     }
 }
 

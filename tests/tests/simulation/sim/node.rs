@@ -12,7 +12,7 @@ use replica::serve::core::{
 };
 
 use super::disk::{Disk, blocks};
-use super::packet::{Body, Packet};
+use super::packet::{Body, Packet, written};
 use super::world::{Event, Outbox};
 use tests::dice::Dice;
 
@@ -141,10 +141,10 @@ impl Node {
 
     fn carry_out_partly(&mut self, running: &Running, dice: &mut Dice) {
         match (&running.job, &running.body) {
-            (Job::Write(range), Body::Blocks(stamps)) => {
-                for (block, stamp) in blocks(*range).zip(stamps) {
+            (Job::Write(range), body) => {
+                for (block, stamp) in blocks(*range).zip(written(body).unwrap_or_default()) {
                     if dice.chance(500) {
-                        self.disk.write(block, *stamp);
+                        self.disk.write(block, stamp);
                     }
                 }
             }
@@ -297,6 +297,11 @@ impl Node {
         self.apply(now, input, dice, out);
     }
 
+    /// Whether a job needs space, on a full disk. Zeroes need none where nothing lies below; elsewhere there may be a mark.
+    fn meets_the_end(&self, running: &Running, dice: &mut Dice) -> bool {
+        matches!(running.job, Job::Write(_)) || (self.disk.has_snapshots() && dice.chance(300))
+    }
+
     /// Does a job at its end.
     fn carry_out(&mut self, now: u64, running: &Running, dice: &mut Dice) -> Result<(Body, u32), Failure> {
         if dice.chance(self.weather.error) {
@@ -307,10 +312,19 @@ impl Node {
             (Job::Read(range), _) => {
                 Ok((Body::Blocks(blocks(*range).map(|b| self.disk.read(b)).collect()), 0))
             }
-            (Job::Write(_), _) if full => Err(Failure::NoSpace),
-            (Job::Write(range), Body::Blocks(stamps)) => {
+            (Job::Write(_) | Job::Zero(_) | Job::Unmap(_), _)
+                if full && self.meets_the_end(running, dice) =>
+            {
+                let in_part = dice.chance(300);
+                if in_part {
+                    self.carry_out_partly(running, dice);
+                }
+                Err(if in_part { Failure::FullInPart } else { Failure::NoSpace })
+            }
+            (Job::Write(range), body) => {
+                let stamps = written(body).ok_or(Failure::Invalid)?;
                 for (block, stamp) in blocks(*range).zip(stamps) {
-                    self.disk.write(block, *stamp);
+                    self.disk.write(block, stamp);
                 }
                 Ok((Body::None, 0))
             }

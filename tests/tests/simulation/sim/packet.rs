@@ -4,8 +4,59 @@ use lh_wire::handshake::Verdict;
 use lh_wire::{Control, Header, MapPage, ReplicaState};
 use replica::serve::core::SessionHello;
 
+use std::cell::{Cell as Shared, RefCell};
+use std::rc::Rc;
+
 use super::disk::Cell;
 use tests::register::Stamp;
+
+/// What a piece of memory holds that is another request's by now.
+const OTHERS: Stamp = Stamp(u64::MAX);
+
+/// The blocks of a write where they lie in an engine's memory: a replica looks at them when it writes them.
+#[derive(Clone, Debug)]
+pub(crate) struct Lent(Rc<RefCell<Vec<Stamp>>>);
+
+impl Lent {
+    /// What is there now.
+    ///
+    /// # Panics
+    /// If it is another request's: then its bytes would get into the replica's file.
+    pub(crate) fn blocks(&self) -> Vec<Stamp> {
+        let blocks = self.0.borrow().clone();
+        assert!(
+            !blocks.contains(&OTHERS),
+            "a replica writes what was lent to it once, and is another's by now"
+        );
+        blocks
+    }
+}
+
+/// The engine's end of it. When it lets go of it, the memory is used again, as long as its process lives.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    blocks: Rc<RefCell<Vec<Stamp>>>,
+    process_lives: Rc<Shared<bool>>,
+}
+
+impl Memory {
+    pub(crate) fn new(blocks: Vec<Stamp>, process_lives: &Rc<Shared<bool>>) -> Self {
+        Self { blocks: Rc::new(RefCell::new(blocks)), process_lives: Rc::clone(process_lives) }
+    }
+
+    /// What a message says of it.
+    pub(crate) fn lend(&self) -> Lent {
+        Lent(Rc::clone(&self.blocks))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.process_lives.get() {
+            self.blocks.borrow_mut().fill(OTHERS);
+        }
+    }
+}
 
 /// A payload.
 #[derive(Clone, Debug)]
@@ -14,6 +65,8 @@ pub(crate) enum Body {
     None,
     /// One stamp per block of the range.
     Blocks(Vec<Stamp>),
+    /// The same, lent.
+    Lent(Lent),
     /// A layer's name: the payload of a `ReadLayer` request.
     Layer(String),
     /// A layer image.
@@ -47,6 +100,7 @@ impl Body {
         match self {
             Self::None => (0, 0),
             Self::Blocks(blocks) => (bytes(blocks.len() * 4096), 0),
+            Self::Lent(lent) => (bytes(lent.0.borrow().len() * 4096), 0),
             Self::Image { layer, cells } => {
                 let data = cells.iter().filter(|c| matches!(c, Cell::Data(_))).count() * 4096;
                 let trailer = cells.len() + layer.len();
@@ -59,6 +113,15 @@ impl Body {
             | Self::Map(_)
             | Self::Text(_) => (1, 0),
         }
+    }
+}
+
+/// What a write brings.
+pub(crate) fn written(body: &Body) -> Option<Vec<Stamp>> {
+    match body {
+        Body::Blocks(stamps) => Some(stamps.clone()),
+        Body::Lent(lent) => Some(lent.blocks()),
+        _ => None,
     }
 }
 

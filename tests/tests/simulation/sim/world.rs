@@ -69,6 +69,8 @@ pub(crate) struct Sabotage {
     pub(crate) conductor: conductor::Sabotage,
     /// In the replicas.
     pub(crate) replica: replica::serve::core::Sabotage,
+    /// What a link had lent that is gone counts as returned.
+    pub(crate) returned_unheard: bool,
 }
 
 /// Something that will happen.
@@ -656,7 +658,7 @@ impl World {
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
         let (generation, instance) = (config.generation, config.instance);
-        let engine = Engine::new(number, generation, instance, QUEUES, config, self.sabotage.queue);
+        let engine = Engine::new(number, generation, instance, QUEUES, config, self.sabotage);
         self.engines.insert(number, engine);
         for q in 0..usize::from(QUEUES) {
             out.later(self.now + 50 * MS, Event::QueueTick(number, q));

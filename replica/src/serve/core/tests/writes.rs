@@ -47,10 +47,13 @@ fn a_full_disk_is_an_answer_and_no_failure() {
     let (id, _) = r.take_persist().unwrap();
     r.apply(Input::Persisted { id, result: Err(Failure::NoSpace) });
     assert_eq!(r.status(marking), Some(Status::NoSpace));
-    let write = r.send(conn, write(0, 1));
+    let (begun, write) = (r.send(conn, write(4096, 1)), r.send(conn, write(0, 1)));
     r.persist_all();
     r.apply(Input::Done { request: write, result: Err(Failure::NoSpace) });
     assert_eq!(r.status(write), Some(Status::NoSpace));
+    assert_eq!(r.aux(write), 0, "nothing was changed");
+    r.apply(Input::Done { request: begun, result: Err(Failure::FullInPart) });
+    assert_eq!((r.status(begun), r.aux(begun)), (Some(Status::NoSpace), lh_wire::IN_PART));
     assert!(!r.core.is_failed());
     let ping = r.send(conn, request(OpCode::Ping, 0, 0, 1));
     assert_eq!(r.status(ping), Some(Status::Ok));

@@ -1,0 +1,97 @@
+//! What a queue's driver keeps, and for how long.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+
+use super::*;
+use crate::message::Shared;
+use crate::order::Table;
+use crate::queue::Config;
+
+const A: MemberId = MemberId(0);
+
+/// A queue without a ring, and what it tells.
+fn queue() -> (EngineQueue, Receiver<News>) {
+    let size = 8 << 20;
+    let config = Config {
+        size,
+        logical_block: 512,
+        max_transfer: 1 << 20,
+        depth: 8,
+        io_timeout_ns: 0,
+        min_members: 1,
+        verify: false,
+        rank: [0; MEMBERS_MAX],
+    };
+    let geometry =
+        Geometry { size, logical_block: 512, physical_block: 4096, max_transfer: 1 << 20, depth: 8 };
+    let shared = Arc::new(Shared::new(size, 4 << 20));
+    let (mailbox, inbox) = Mailbox::new().unwrap();
+    let (sender, news) = crossbeam_channel::unbounded();
+    let parts = Parts {
+        queue: Queue::new(config, QueueId(0), Arc::new(Table::new()), shared),
+        id: QueueId(0),
+        generation: Generation::from(1 << 32),
+        geometry,
+        inbox,
+        peers: vec![mailbox],
+        news: sender,
+        offer: Offer::default(),
+    };
+    (EngineQueue::new(parts, &Pool::new(1 << 20, 4 << 20).unwrap()), news)
+}
+
+fn ask(queue: &mut EngineQueue, id: u64) {
+    queue.take(Mail::Control(ControlId(id), vec![b' '; 4096]));
+    queue.take(Mail::Message(ToQueue::Control(ControlId(id), A)));
+}
+
+fn lost(news: &Receiver<News>) -> Vec<u64> {
+    let lost = |news| match news {
+        News::Report(_, FromQueue::ControlLost(id, _)) => Some(id.0),
+        _ => None,
+    };
+    news.try_iter().filter_map(lost).collect()
+}
+
+/// A replica that comes and goes would else cost memory each time, for as long as the engine runs.
+#[test]
+fn control_requests_go_with_the_link_that_lost_them() {
+    let (mut queue, news) = queue();
+    ask(&mut queue, 1);
+    assert_eq!((lost(&news), queue.slots.controls()), (vec![1], 0), "there was no link");
+    let (near, _far) = UnixStream::pair().unwrap();
+    queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false });
+    ask(&mut queue, 2);
+    ask(&mut queue, 3);
+    assert_eq!((lost(&news), queue.slots.controls()), (vec![], 2), "they are on their way");
+    queue.take(Mail::Close(A));
+    assert_eq!((lost(&news), queue.slots.controls()), (vec![2, 3], 0));
+}
+
+/// A replica would write other bytes than it was sent.
+#[test]
+#[should_panic(expected = "of another pool")]
+fn bytes_of_another_pool_are_not_lent() {
+    let (near, _far) = UnixStream::pair().unwrap();
+    let pools = [Pool::lendable(1 << 20, 4 << 20).unwrap(), Pool::lendable(1 << 20, 4 << 20).unwrap()];
+    let terms = Terms { checksums: false, lends: true };
+    let mut connection = Connection::new(near.into(), 1, terms, &pools[0]);
+    let transmit = crate::queue::Transmit {
+        member: A,
+        tag: 1,
+        op: lh_wire::OpCode::Write,
+        range: Extent::new(0, 1 << 16),
+        fua: false,
+        verify: false,
+        flush: 0,
+        aux: 0,
+        data: crate::queue::Data::None,
+    };
+    for pool in &pools {
+        let payload = pool.alloc(1 << 16, 4096).unwrap();
+        connection.push(&transmit, Generation::from(1 << 32), data::Body::Payload(payload, None));
+    }
+}

@@ -1,0 +1,27 @@
+//! What is given up rather than waited for.
+
+use datapath::conductor::{CommandError, Quorum};
+use lh_block::{BLOCK, Extent, Op};
+
+use crate::stories::opened;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Its disks are full, say. Who reads meanwhile does not wait for that.
+#[test]
+fn a_snapshot_for_which_a_write_does_not_end_is_taken_back() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let snapshot = world.snapshot("s1");
+    world.run_until("all have prepared it", |w| w.replicas.iter().all(|r| r.has_prepared()));
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(World::hot(0) * BLOCK, BLOCK)));
+    let began = world.now;
+    world.replicas.iter_mut().for_each(|r| r.stalled_until = began + 30 * SECOND);
+    assert_eq!(world.finish(snapshot), Err(CommandError::RequestsWait));
+    assert!(world.replicas.iter().all(|r| r.layers.len() == 1 && !r.has_prepared()));
+    world.reads();
+    let again = world.snapshot("s1");
+    assert_eq!(world.finish(again), Ok(()));
+    world.settle();
+}
