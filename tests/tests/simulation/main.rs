@@ -174,11 +174,8 @@ fn folded_beside_a_repair() {
 #[test]
 fn another_snapshot_of_the_same_name_and_time() {
     let conductor = InConductor { same_time_again: true, ..InConductor::default() };
-    noticed_from(
-        1,
-        "another_snapshot_of_the_same_name_and_time",
-        Sabotage { conductor, ..Sabotage::default() },
-    );
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_from(5_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
 sabotage! {
