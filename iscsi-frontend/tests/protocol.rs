@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
 use iscsi_frontend::{Chap, Credentials, Ending, Limits};
-use lh_block::Extent;
+use lh_block::{Extent, Geometry};
 use lh_ring::Answers;
 use nix::sys::socket::{setsockopt, sockopt};
 use support::client::{Client, PLAIN, rw10};
-use support::{Running, Setup};
+use support::{GEOMETRY, Running, Setup};
 use zerocopy::IntoBytes;
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
@@ -356,6 +356,30 @@ fn an_ordered_command_waits_for_all_and_all_for_it() {
     client.data_out(write, r2t.u32_at(20), 0, &[6; 512], 512);
     let order: Vec<u32> = (0..3).map(|_| client.answer(b"").itt).collect();
     assert_eq!(order, [write, ordered, ordered + 1]);
+}
+
+/// Who has seen that there is no write cache flushes nothing, nor what was written while there was one.
+#[test]
+fn the_write_cache_is_written_back_before_it_is_said_to_be_off() {
+    let geometry = Geometry { depth: 1, ..GEOMETRY };
+    let server = Setup { geometry, ..Setup::default() }.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let (mut list, select) = (vec![0; 24], [0x15, 0x10, 0, 0, 24, 0]);
+    (list[4], list[5]) = (0x08, 18);
+    hold(&server, Answers::Held);
+    let write = client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    let off = client.start_write(&select, &list);
+    server.until("both are on their way", |load| load.commands == 2);
+    let submitted = || server.inside(|inside| inside.disk.submitted());
+    assert_eq!(submitted(), 1, "there is no room for the flush");
+    hold(&server, Answers::AtOnce);
+    assert_eq!((client.answer(b"").itt, client.answer(b"").itt), (write, off));
+    assert_eq!(submitted(), 2);
+    // It is off already.
+    client.start_write(&select, &list);
+    let done = client.answer(b"");
+    assert_eq!((done.status, done.residual, submitted()), (0, (0, 0), 2));
 }
 
 #[test]

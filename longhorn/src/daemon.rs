@@ -27,7 +27,6 @@ use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use as_longhorn::{ControllerFlags, ReplicaFlags};
-pub(crate) use clock::rfc3339;
 pub use controller::ControllerArgs;
 pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;

@@ -180,10 +180,16 @@ impl Conductor {
         }
         let Some(state) = self.replica(source).state.as_ref() else { return false };
         self.volume.chain = state.chain.clone().into();
-        match task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
-            Ok(()) => go(task, Stage::Preparing),
-            Err(why) => self.answer(task, Err(why)),
+        if let Err(why) = task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
+            return self.answer(task, Err(why));
         }
+        let head = self.volume.chain.last().map(|head| head.created.clone()).unwrap_or_default();
+        if let Some(created) = task.op.as_mut().and_then(ChainOp::created_mut)
+            && !sabotaged!(self, same_time_again)
+        {
+            *created = later(created, &head);
+        }
+        go(task, Stage::Preparing)
     }
 
     /// Whether the operation makes sense in the present chain.
@@ -342,6 +348,7 @@ impl Conductor {
         let mut head = chain.pop().unwrap_or_default();
         let layer = of(&head);
         let name = layer.name.clone();
+        head.created.clone_from(&layer.created);
         chain.push(layer);
         head.parent.clone_from(&name);
         head.allocated = 0;
@@ -497,7 +504,38 @@ fn check_format(snapshots: usize) -> Result<(), CommandError> {
     if snapshots >= usize::from(SNAPSHOTS_MAX) { Err(CommandError::ChainFull(snapshots)) } else { Ok(()) }
 }
 
+/// How far ahead of the clock a head may be before the clock that dated it counts as wrong.
+const AHEAD_MAX: u64 = 24 * 60 * 60;
+
+/// The time of an operation that follows on the one which made this head: a second later at least, although times have whole
+/// seconds and clocks go back. So no two snapshots of a volume that have one name have one time, whatever became of the first, and
+/// a replica that has been away knows them apart (`super::rebuild`). The head has the time of the operation that made it, on
+/// every replica and whatever is folded.
+fn later(now: &str, head: &str) -> String {
+    match (lh_block::parse_rfc3339(now), lh_block::parse_rfc3339(head)) {
+        // A head from a day that is yet to come was made by a clock that was wrong: that one time may go back.
+        (Some(now), Some(head)) if now <= head && head - now < AHEAD_MAX => lh_block::rfc3339(head + 1),
+        _ => now.to_owned(),
+    }
+}
+
 fn go(task: &mut Task, stage: Stage) -> bool {
     task.stage = stage;
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_is_later_than_the_one_before() {
+        let at = |time: &str| format!("2026-01-01T{time}Z");
+        assert_eq!(later(&at("10:00:05"), &at("10:00:04")), at("10:00:05"));
+        assert_eq!(later(&at("10:00:05"), &at("10:00:05")), at("10:00:06"));
+        assert_eq!(later(&at("10:00:05"), &at("10:00:59")), at("10:01:00"), "several in one second");
+        assert_eq!(later(&at("10:00:05"), &at("23:59:59")), "2026-01-02T00:00:00Z", "the clock went back");
+        assert_eq!(later(&at("10:00:05"), "2036-01-01T10:00:05Z"), at("10:00:05"), "it was wrong before");
+        assert_eq!(later(&at("10:00:05"), ""), at("10:00:05"));
+    }
 }

@@ -38,6 +38,9 @@ pub struct Sabotage {
     /// What is in doubt is copied layer by layer, whatever the members have folded.
     #[cfg(feature = "sabotage")]
     pub repair_by_layer: bool,
+    /// Operations on the chain have the time that they were given, also if the one before has it.
+    #[cfg(feature = "sabotage")]
+    pub same_time_again: bool,
     /// Snapshots are folded while chunks in doubt are made equal.
     #[cfg(feature = "sabotage")]
     pub fold_beside_repair: bool,

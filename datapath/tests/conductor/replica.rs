@@ -18,6 +18,8 @@ pub(crate) type Blocks = Vec<Option<u32>>;
 pub(crate) struct Layer {
     pub(crate) name: String,
     pub(crate) removed: bool,
+    /// When the operation was that made it, or made it a snapshot.
+    pub(crate) created: String,
     pub(crate) blocks: Blocks,
     stable: Blocks,
     /// What its checksums say.
@@ -27,7 +29,7 @@ pub(crate) struct Layer {
 impl Layer {
     fn empty(name: &str, blocks: usize) -> Self {
         let (blocks, stable) = (vec![None; blocks], vec![None; blocks]);
-        Self { name: name.into(), removed: false, blocks, stable, recorded: None }
+        Self { name: name.into(), removed: false, created: String::new(), blocks, stable, recorded: None }
     }
 }
 
@@ -398,6 +400,7 @@ impl Replica {
                 let layer = |l: &LayerInfo| Layer {
                     removed: l.removed,
                     name: l.name.clone(),
+                    created: l.created.clone(),
                     ..held(&l.name).unwrap_or_else(|| Layer::empty(&l.name, blocks))
                 };
                 self.layers = chain.iter().map(layer).collect();
@@ -444,11 +447,11 @@ impl Replica {
         match self.prepared.take() {
             Some((prepared, op)) if prepared == id => {
                 match op {
-                    ChainOp::Snapshot { name, .. } => {
+                    ChainOp::Snapshot { name, created, .. } => {
                         let head = self.layers.last_mut().expect("a head");
-                        head.name.clone_from(&name);
+                        (head.name, head.created) = (name.clone(), created.clone());
                         let blocks = head.blocks.len();
-                        self.layers.push(Layer::empty("", blocks));
+                        self.layers.push(Layer { created, ..Layer::empty("", blocks) });
                         self.unsettled.push(name);
                     }
                     ChainOp::MarkRemoved { name } => {
@@ -493,6 +496,7 @@ impl Replica {
                 name: l.name.clone(),
                 parent: std::mem::replace(&mut parent, l.name.clone()),
                 removed: l.removed,
+                created: l.created.clone(),
                 length: self.size,
                 ..LayerInfo::default()
             })

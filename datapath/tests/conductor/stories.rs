@@ -548,6 +548,21 @@ fn a_volume_grows_on_every_member_and_never_shrinks() {
     world.reads();
 }
 
+/// Several within a second, as scripts take them: whoever has been away tells them apart by their times, whatever their names are.
+#[test]
+fn no_two_snapshots_are_of_one_time() {
+    let mut world = opened(Quorum::Any);
+    for name in ["a", "b", "c"] {
+        let command = world.snapshot(name);
+        assert_eq!(world.finish(command), Ok(()));
+    }
+    for replica in &world.replicas {
+        let times: Vec<&str> = replica.layers.iter().map(|layer| &*layer.created).collect();
+        let second = |n: u8| format!("2026-01-01T00:00:0{n}Z");
+        assert_eq!(times, [second(0), second(1), second(2), second(2)]);
+    }
+}
+
 #[test]
 fn a_revert_drops_the_head_on_every_member() {
     let mut world = opened(Quorum::Any);

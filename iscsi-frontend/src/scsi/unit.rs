@@ -379,7 +379,7 @@ impl LogicalUnit {
         Ok(Decision::Good)
     }
 
-    /// The parameters of a command that wanted some have come.
+    /// The parameters of a command that wanted some have come. What it comes to may be [`Work`] without data, before the answer.
     pub fn parameters(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {
         match cdb[0] {
             opcode::MODE_SELECT_6 | opcode::MODE_SELECT_10 => self.select(nexus, cdb, list),
@@ -394,6 +394,7 @@ impl LogicalUnit {
             Err(sense) => return sense.into(),
         };
         let next = Kept { modes, reservations: self.kept.reservations.clone() };
+        let cached = self.kept.modes.write_cache && !modes.write_cache;
         if let Err(decision) = self.keep(next) {
             return decision;
         }
@@ -403,7 +404,8 @@ impl LogicalUnit {
                 self.attention(other, sense::MODE_CHANGED);
             }
         }
-        Decision::Good
+        // Nobody flushes any more what was written until now.
+        if cached { Work::Flush.into() } else { Decision::Good }
     }
 
     fn persistent_reserve(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {

@@ -96,6 +96,8 @@ pub enum Work {
         block: u32,
         /// Bytes of the volume.
         size: u64,
+        /// As for `Write`: once for all of them, behind the last.
+        fua: bool,
     },
     /// SYNCHRONIZE CACHE.
     Flush,
@@ -211,7 +213,7 @@ pub enum Step {
 pub struct Execution {
     work: Work,
     data: Option<Payload>,
-    /// Bytes of the range, or of the parameter list, that are done.
+    /// Bytes of the range, or descriptors of the parameter list, that are done.
     done: u64,
     /// The device has a write of it.
     writing: bool,
@@ -257,7 +259,7 @@ impl Execution {
                 Ok(()) => self.unmap_next(),
                 Err(sense) => Step::Over(Err(sense)),
             },
-            Work::Flush => Step::Device { op: Op::Flush, range: Extent::default(), data: None },
+            Work::Flush => flush(),
         }
     }
 
@@ -407,7 +409,7 @@ impl Execution {
     }
 
     fn unmap_next(&mut self) -> Step {
-        let Work::Unmap { block, .. } = self.work else { return Step::Over(Err(INTERNAL)) };
+        let Work::Unmap { block, fua, .. } = self.work else { return Step::Over(Err(INTERNAL)) };
         let count = self.descriptors();
         while let Some(index) = usize::try_from(self.done).ok().filter(|index| *index < count) {
             self.done += 1;
@@ -417,12 +419,21 @@ impl Execution {
                 return Step::Device { op: Op::Unmap, range, data: None };
             }
         }
+        if fua && self.done == count as u64 {
+            // Without a write cache nobody asks for the flush that would keep the old data from coming back.
+            self.done += 1;
+            return flush();
+        }
         Step::Over(Ok(None))
     }
 }
 
 fn read(range: Extent) -> Step {
     Step::Device { op: Op::Read, range, data: None }
+}
+
+fn flush() -> Step {
+    Step::Device { op: Op::Flush, range: Extent::default(), data: None }
 }
 
 fn head_of(list: &Payload) -> [u8; 8] {

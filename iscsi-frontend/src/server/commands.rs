@@ -321,11 +321,14 @@ impl Server {
             }
             task.stage = Stage::Ready(None);
         }
-        let Stage::Ready(step) = &mut task.stage else { return None };
-        if task.plan == Plan::Parameters {
-            self.take_parameters(tag);
+        if !matches!(task.stage, Stage::Ready(_)) {
             return None;
         }
+        if task.plan == Plan::Parameters {
+            self.take_parameters(tag);
+        }
+        let task = self.tasks.get_mut(tag)?;
+        let Stage::Ready(step) = &mut task.stage else { return None };
         if device.room() == 0 {
             return Some(Wait::Room);
         }
@@ -354,6 +357,7 @@ impl Server {
         task.r2t_sn += 1;
     }
 
+    /// Ends a command of parameters, or makes it what is to be done to the medium before its answer.
     fn take_parameters(&mut self, tag: u64) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
         let list = task.collected.take(task.need as usize).map(|list| list.to_vec()).unwrap_or_default();
@@ -362,6 +366,12 @@ impl Server {
         match self.unit.parameters(nexus, &cdb, &list) {
             Decision::Check(sense) => self.end(tag, Ending::Check(sense, 0)),
             Decision::Conflict => self.end(tag, Ending::Status(status::RESERVATION_CONFLICT)),
+            Decision::Work(work) => {
+                if let Some(task) = self.tasks.get_mut(tag) {
+                    (task.asked, task.need) = (u32::try_from(list.len()).unwrap_or(0), 0);
+                    task.plan = Plan::Work(work);
+                }
+            }
             _ => {
                 let asked = u32::try_from(list.len()).unwrap_or(0);
                 let Some(owner) = self.tasks.get(tag).map(|task| task.owner) else { return };

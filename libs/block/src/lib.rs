@@ -1,4 +1,4 @@
-//! The vocabulary every crate shares: units and ranges, names and sizes as people write them, generations and
+//! The vocabulary every crate shares: units and ranges, names, sizes and times as people write them, generations and
 //! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
 
 mod address;
@@ -10,6 +10,7 @@ mod extent;
 mod hash;
 mod name;
 mod size;
+mod time;
 
 pub use address::Address;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
@@ -20,3 +21,4 @@ pub use extent::{BLOCK, Extent, SECTOR};
 pub use hash::fnv1a;
 pub use name::{NameError, PROCESS_NAME_MAX, check_name, check_process_name};
 pub use size::{SizeError, format_size, parse_size};
+pub use time::{parse_rfc3339, rfc3339};

@@ -38,7 +38,8 @@ pub enum ChainOp {
         name: String,
         /// Asked for by a user.
         user_created: bool,
-        /// Time of creation, the same on every replica.
+        /// Time of creation of the snapshot and of the new head, the same on every replica. Later than the head's before, so that
+        /// another snapshot that gets the name once this one is folded away has another time.
         created: String,
         /// Labels.
         labels: BTreeMap<String, String>,
@@ -63,6 +64,18 @@ pub enum ChainOp {
         /// Time of creation of the snapshot and of the new head, the same on every replica.
         created: String,
     },
+}
+
+impl ChainOp {
+    /// The time of an operation that puts another head in the head's place; `None`: it leaves the head alone.
+    pub const fn created_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Snapshot { created, .. } | Self::Revert { created, .. } | Self::Expand { created, .. } => {
+                Some(created)
+            }
+            Self::MarkRemoved { .. } => None,
+        }
+    }
 }
 
 /// Longhorn's name for the snapshot that an expansion to `size` bytes takes.

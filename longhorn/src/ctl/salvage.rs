@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use control::host::{AuthorityError, LiveDirs, ReplicaRecord, VolumeLock, VolumeRecord};
 use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
-use lh_block::{Epoch, Generation, Instance};
+use lh_block::{Epoch, Generation, Instance, rfc3339};
 use replica::store::{Directory, OpenOptions, Survey, survey};
 use serde::Serialize;
 
@@ -18,7 +18,6 @@ use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
 use super::{Context, lock, up};
-use crate::daemon::rfc3339;
 
 /// How long the locks of processes that are just ending are waited for.
 const PASSING: Duration = Duration::from_secs(60);

@@ -17,22 +17,21 @@ use super::disk;
 use super::error::{Damage, OpenError};
 use super::fs::Fs;
 use super::load;
-use super::meta::VOLUME_META;
+use super::meta::{LayerMeta, VOLUME_META, meta_name};
 use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
 use super::record::{
     ChainRecord, Closed, ENGINE, EpochRecord, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record,
     Records, VOLUME_ATTRIBUTE,
 };
-use super::tree::{self, Tree};
+use super::tree::{self, LayerFile, Tree};
 use super::zero;
 
 impl Opening {
     /// Opens a directory that is not ours.
     pub(super) fn import(self, locked: Locked) -> Result<(Directory, Store), OpenError> {
-        let tree = tree::load(&self.path)?;
+        let mut tree = tree::load(&self.path)?;
         check(&self.path, &tree)?;
         super::open::open_backing(&self.path, &tree.volume, self.deadline)?;
-        let files = Files { tree: &tree, locked: &locked };
         let engine = self.path.join(ENGINE);
         let new = !engine.is_dir();
         if new {
@@ -45,6 +44,11 @@ impl Opening {
             }
             return Err(err);
         }
+        while let Some((gone, stays)) = folded_by_longhorn(&tree) {
+            self.finish_fold_of_longhorn(gone, stays).map_err(failed("taking over", &self.path))?;
+            tree = tree::load(&self.path)?;
+        }
+        let files = Files { tree: &tree, locked: &locked };
         let adopting = failed("taking over", &self.path);
         let identity = self.adopt(&files).map_err(adopting)?;
         let chain = ChainRecord {
@@ -64,6 +68,24 @@ impl Opening {
         let tree = tree::load(&self.path)?;
         let files = Files { tree: &tree, locked: &locked };
         self.assemble(&files, identity, chain, false)
+    }
+
+    /// Does the rest of what Longhorn was about when it had folded a layer into the removed snapshot below: the layer has the
+    /// snapshot's file, which has a name of its own still.
+    fn finish_fold_of_longhorn(&self, gone: &LayerFile, stays: &LayerFile) -> io::Result<()> {
+        if stays.meta.parent == gone.file {
+            let meta = LayerMeta { parent: gone.meta.parent.clone(), ..stays.meta.clone() };
+            let new = self.path.join(ENGINE).join("new-layer");
+            self.fs.write(&new, &meta.encode(), None)?;
+            self.fs.rename(&new, &self.path.join(meta_name(&stays.file)))?;
+            self.fs.sync_directory(&self.path)?;
+        }
+        // The meta goes last, as Longhorn does it: alone it is none, if nothing stands on it.
+        for name in [format!("{}.checksum", gone.file), gone.file.clone(), meta_name(&gone.file)] {
+            self.fs.remove(&self.path.join(name))?;
+            self.fs.sync_directory(&self.path)?;
+        }
+        Ok(())
     }
 
     fn adopt(&self, files: &Files<'_>) -> io::Result<Identity> {
@@ -116,6 +138,18 @@ impl Opening {
         }
         self.fs.sync_directory(&engine)
     }
+}
+
+/// A removed snapshot whose file is that of another one, which alone may stand on it: that one, and the other.
+fn folded_by_longhorn(tree: &Tree) -> Option<(&LayerFile, &LayerFile)> {
+    let snapshots = || tree.layers.iter().filter(|l| !l.name.is_empty());
+    let alone = |gone: &LayerFile, stays: &LayerFile| {
+        tree.layers.iter().all(|l| l.meta.parent != gone.file || l.file == stays.file)
+    };
+    snapshots().filter(|gone| gone.meta.removed).find_map(|gone| {
+        let stays = snapshots().find(|l| l.inode == gone.inode && l.file != gone.file)?;
+        alone(gone, stays).then_some((gone, stays))
+    })
 }
 
 /// An import must be the whole volume.

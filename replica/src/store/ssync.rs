@@ -7,7 +7,7 @@
 //! - `HOLE`: the range is a hole, at both;
 //! - `DATA`: its bytes;
 //! - `SUMS`: at most [`WINDOW`] bytes: crc32c and crc64 of each [`PART`] of them. The receiver answers with a bit (u16) for
-//!   each that differs, which are sent as `DATA` next;
+//!   each that differs or is not all data there, which are sent as `DATA` next;
 //! - `END`: everything was sent; the receiver syncs its file and answers with a byte, 1.
 
 use std::fs::File;
@@ -217,7 +217,10 @@ pub fn receive_file(
             }
             SUMS => {
                 layer.file.read_exact_at(&mut bytes, range.offset).map_err(failed("reading the file"))?;
-                compare(stream, &bytes).map_err(&io)?;
+                compare(stream, &bytes, |part| {
+                    is_held(&layer.file, Extent::new(range.offset + part.offset, part.len))
+                })
+                .map_err(&io)?;
             }
             END => break,
             _ => return Err(SsyncError::Protocol("an unknown message")),
@@ -231,14 +234,42 @@ pub fn receive_file(
     Ok(done)
 }
 
-fn compare(stream: &mut (impl Read + Write), own: &[u8]) -> io::Result<()> {
-    let own = sums(own);
+/// Says which parts of a window differ, given the own bytes. What the sender has there is data: zeroes that hide what the layers
+/// below hold. So a part that reads the same differs all the same unless `is_held` says that it is data here, too.
+fn compare(
+    stream: &mut (impl Read + Write),
+    bytes: &[u8],
+    is_held: impl Fn(Extent) -> io::Result<bool>,
+) -> io::Result<()> {
+    let own = sums(bytes);
     let mut theirs = vec![0; own.len()];
     stream.read_exact(&mut theirs)?;
-    let differ = own.chunks(SUM).zip(theirs.chunks(SUM)).enumerate().filter(|(_, (a, b))| a != b);
-    let bits = differ.fold(0_u16, |bits, (n, _)| bits | 1 << n);
-    stream.write_all(&bits.to_le_bytes())?;
+    let part = usize::try_from(PART).unwrap_or(1);
+    let mut differ = 0_u16;
+    for (n, (bytes, (own, theirs))) in
+        bytes.chunks(part).zip(own.chunks(SUM).zip(theirs.chunks(SUM))).enumerate()
+    {
+        let place = Extent::new(n as u64 * PART, bytes.len() as u64);
+        if own != theirs || (may_have_a_hole(bytes) && !is_held(place)?) {
+            differ |= 1 << n;
+        }
+    }
+    stream.write_all(&differ.to_le_bytes())?;
     stream.flush()
+}
+
+/// A hole reads as zeroes.
+fn may_have_a_hole(bytes: &[u8]) -> bool {
+    bytes.chunks(usize::try_from(BLOCK).unwrap_or(1)).any(|block| block.iter().all(|byte| *byte == 0))
+}
+
+/// Every block of the range holds data.
+fn is_held(file: &File, range: Extent) -> io::Result<bool> {
+    let mut held = 0;
+    for found in disk::extents(file, range, Look::Seek) {
+        held += found?.0.len;
+    }
+    Ok(held == range.len)
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
@@ -309,6 +340,25 @@ mod tests {
         assert_eq!(sent.unwrap().sent, PART, "one part differs");
         assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
         assert_eq!(copy(&from, &to).0.unwrap().sent, 0);
+    }
+
+    /// Zeroes of a layer hide what the layers below hold; a hole does not.
+    #[test]
+    fn zeroes_that_the_sender_holds_become_no_hole() {
+        let place = tempfile::tempdir().unwrap();
+        let (from, to) = (place.path().join("a"), place.path().join("b"));
+        file(&from, 64, &[(3, 0), (20, 0), (21, 5)]);
+        file(&to, 64, &[(21, 5)]);
+        copy(&from, &to).1.unwrap();
+        let held = |path: &Path| {
+            let file = File::open(path).unwrap();
+            disk::extents(&file, Extent::new(0, 64 * BLOCK), Look::Synced)
+                .map(|found| found.unwrap().0)
+                .fold(0, |held, extent| held + extent.len)
+        };
+        assert!(held(&from) >= 3 * BLOCK);
+        assert_eq!(held(&to), held(&from));
+        assert_eq!(copy(&from, &to).0.unwrap().sent, 0, "now it has all of it");
     }
 
     #[test]

@@ -170,6 +170,14 @@ fn folded_beside_a_repair() {
     noticed_in(Some(Mix::Folds), 3_001, "folded_beside_a_repair", sabotage);
 }
 
+/// Rare: a snapshot has to be folded away and another one to get its name while a replica is out that comes back to just that.
+#[test]
+fn another_snapshot_of_the_same_name_and_time() {
+    let conductor = InConductor { same_time_again: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_from(5_001, "another_snapshot_of_the_same_name_and_time", sabotage);
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);

@@ -5,7 +5,8 @@
 //! source: a fold moves what one layer holds into the one above it, and so gives that one another parent.
 //!
 //! A name does not make two layers the same. Once a snapshot is folded away its name is free, and what it held may come
-//! back as part of the next snapshot that has the name. The time at which they were taken tells them apart.
+//! back as part of the next snapshot that has the name. The time at which they were taken tells them apart: no two of a volume
+//! have the same ([`super::super::chain`]).
 //!
 //! A fold the other way that was broken off has left copies of what the upper layer held in the removed snapshot below. They
 //! show where the upper layer is to say nothing any more. So a removed snapshot is looked at wherever the layer on it is.

@@ -47,7 +47,11 @@ impl LogicalUnit {
             opcode::UNMAP => {
                 self.writable()?;
                 let (data, size) = (u32::from(be16(cdb, 7)), geometry.size);
-                return Ok(if data == 0 { Decision::Good } else { Work::Unmap { data, block, size }.into() });
+                return Ok(if data == 0 {
+                    Decision::Good
+                } else {
+                    Work::Unmap { data, block, size, fua }.into()
+                });
             }
             opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 => {
                 self.writable()?;

@@ -183,7 +183,11 @@ fn fua_and_the_write_cache() {
     // WCE off: every write waits for stable storage, and the others are told.
     let mut list = vec![0; 4 + 20];
     (list[4], list[5]) = (0x08, 18);
-    assert_eq!(bench.give(a, &[0x15, 0x10, 0, 0, 24], &list), Decision::Good);
+    let flush = Decision::Work(Work::Flush);
+    assert_eq!(bench.give(a, &[0x15, 0x10, 0, 0, 24], &list), flush, "nobody flushes later");
+    assert_eq!(bench.give(a, &[0x15, 0x10, 0, 0, 24], &list), Decision::Good, "it was off");
+    let unmap = bench.ask(a, &[0x42, 0, 0, 0, 0, 0, 0, 0, 24]);
+    assert!(matches!(unmap, Decision::Work(Work::Unmap { fua: true, .. })), "{unmap:?}");
     assert_eq!(bench.ask(a, &WRITE), write(true));
     assert_eq!(bench.ask(a, &[0x1a, 8, 8, 0, 255]), Decision::Good);
     assert_eq!(bench.reply[6] & 4, 0);

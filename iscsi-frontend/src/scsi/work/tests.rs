@@ -153,7 +153,7 @@ fn unmap_takes_all_descriptors_or_none() {
     bench.run(Work::Write { range: range(0, 8192), fua: false }, Some(&[9; 8192])).unwrap();
     let mut unmap = |list: &[u8]| {
         let data = u32::try_from(list.len()).unwrap();
-        let result = bench.run(Work::Unmap { data, block: 512, size: GEOMETRY.size }, Some(list));
+        let result = bench.run(Work::Unmap { data, block: 512, size: GEOMETRY.size, fua: false }, Some(list));
         (result, bench.bytes(0, 8192).iter().filter(|b| **b == 9).count())
     };
     let beyond = unmap_list(&[(0, 1), (GEOMETRY.size / 512, 1)]);
@@ -166,6 +166,20 @@ fn unmap_takes_all_descriptors_or_none() {
     let mut cut = unmap_list(&[(8, 1), (9, 1)]);
     cut.truncate(8 + 16 + 5);
     assert_eq!(unmap(&cut), (Ok(None), 8192 - 4 * 512));
+}
+
+#[test]
+fn without_a_write_cache_an_unmap_ends_with_a_flush() {
+    let mut bench = Bench::new();
+    let mut unmap = |list: &[u8], fua| {
+        let data = u32::try_from(list.len()).unwrap();
+        bench.run(Work::Unmap { data, block: 512, size: GEOMETRY.size, fua }, Some(list)).unwrap();
+        std::mem::take(&mut bench.seen)
+    };
+    let list = unmap_list(&[(0, 1), (5, 0), (4, 2)]);
+    assert_eq!(unmap(&list, false), [Op::Unmap, Op::Unmap]);
+    assert_eq!(unmap(&list, true), [Op::Unmap, Op::Unmap, Op::Flush]);
+    assert_eq!(unmap(&unmap_list(&[]), true), [Op::Flush]);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Longhorn's `volume-snap-NAME.img.checksum`: one line of JSON, written as Longhorn writes it.
 
+use lh_block::rfc3339;
 use serde::Deserialize;
 
 use super::super::gojson::Object;
-use super::super::meta::{META_MAX, rfc3339, snapshot_file};
+use super::super::meta::{META_MAX, snapshot_file};
 
 /// The only method that Longhorn has: crc64 of the whole file, holes as zeroes.
 const METHOD: &str = "crc64";

@@ -312,6 +312,46 @@ fn what_cannot_be_removed_is_in_the_way() {
     assert!(matches!(made.map(drop), Err(OpenError::NotEmpty(_))));
 }
 
+/// Longhorn folds a layer into the removed snapshot below, gives the snapshot's file the layer's name, too, and takes the
+/// snapshot's own name away then. The layers have ids of ours here: the directory was ours, and released.
+#[test]
+fn an_interrupted_fold_of_longhorn() {
+    for already in [0, 1, 2, 3] {
+        let place = temporary();
+        let path = place.path().join("replica");
+        foreign(&path);
+        let one = "volume-snap-one.img.meta";
+        edit(&path, one, "\"Removed\":false", "\"Removed\":true");
+        let file = fs::OpenOptions::new().write(true).open(path.join(ONE)).unwrap();
+        file.write_all_at(&[2; 2 << 12], 2 * BLOCK).unwrap();
+        drop(file);
+        fs::remove_file(path.join(TWO)).unwrap();
+        fs::hard_link(path.join(ONE), path.join(TWO)).unwrap();
+        if already > 0 {
+            edit(&path, "volume-snap-two.img.meta", ONE, "");
+        }
+        if already > 1 {
+            fs::remove_file(path.join(ONE)).unwrap();
+        }
+        if already > 2 {
+            fs::remove_file(path.join(one)).unwrap();
+        }
+        let volume = Volume::open(&path).unwrap();
+        assert_eq!(volume.blocks()[..5], [1, 1, 2, 3, 1], "{already}");
+        let names: Vec<String> = volume.directory.state().chain.into_iter().map(|l| l.name).collect();
+        assert_eq!(names, ["two", ""], "{already}");
+        drop(volume);
+        assert!(!path.join(ONE).exists() && !path.join(one).exists());
+        let volume = Volume::open(&path).unwrap();
+        assert_eq!(volume.blocks()[..5], [1, 1, 2, 3, 1], "{already}: again");
+        drop(volume);
+        let snapshot = SnapshotView::open(&path, Some("two")).unwrap();
+        let mut bytes = vec![0; 5 << 12];
+        snapshot.read_at(0, &mut bytes).unwrap();
+        assert!(bytes.chunks(1 << 12).map(|block| block[0]).eq([1, 1, 2, 2, 1]), "{already}");
+    }
+}
+
 #[test]
 fn an_interrupted_snapshot_of_longhorn() {
     for with_meta in [false, true] {

@@ -373,9 +373,9 @@ impl Disk {
     fn put_head_over(&mut self, info: LayerInfo) {
         let size = self.size;
         let head = self.head();
-        let (name, length) = (info.name.clone(), head.info.length);
+        let (name, created, length) = (info.name.clone(), info.created.clone(), head.info.length);
         head.info = LayerInfo { parent: std::mem::take(&mut head.info.parent), length, ..info };
-        let info = LayerInfo { parent: name, length: size, ..LayerInfo::default() };
+        let info = LayerInfo { parent: name, created, length: size, ..LayerInfo::default() };
         self.layers.push(Layer { info, slots: BTreeMap::new() });
     }
 
