@@ -232,6 +232,7 @@ pub fn picture<'a>(
                 (false, true) => settings.drain().empties(),
                 (false, false) => Emptying::No,
             },
+            cordoned: drain.cordoned,
             protected: drain.protected,
             gone: drain.gone && !nodes_up.contains(&name),
             silent_since: if nodes_up.contains(&name) { None } else { silent_since(status) },
