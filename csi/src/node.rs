@@ -136,7 +136,9 @@ impl NodeService {
             Staging { device, read_only: all_read_only, again: true, used, context: request.volume_context };
         let work = async move {
             match wish.used.access {
-                Access::Block => target::publish_device(&wish.device, &target, read_only).await,
+                Access::Block => {
+                    target::publish_device(&wish.device, &target, read_only, wish.used.one_pod).await
+                }
                 Access::Mount { .. } if staging.as_os_str().is_empty() => Err(Refused::Precondition(
                     "the staging target path is missing: the volume is staged first".to_owned(),
                 )),

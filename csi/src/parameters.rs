@@ -99,7 +99,12 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         "ioTimeout" => spec.io_timeout = Some(value.parse().map_err(|_| wrong(key, value, "seconds"))?),
         "disableRevisionCounter" => spec.revision_counter_disabled = flag(key, value)?,
         "unmapMarkSnapChainRemoved" => spec.unmap_mark_snap_chain_removed = toggle(key, value)?,
-        "freezeFilesystemForSnapshot" => spec.freeze_filesystem_for_snapshot = toggle(key, value)?,
+        "freezeFilesystemForSnapshot" => {
+            spec.freeze_filesystem_for_snapshot = toggle(key, value)?;
+            if spec.freeze_filesystem_for_snapshot == Toggle::Enabled {
+                return Err(wrong(key, value, "ignored or disabled, since that is not built yet"));
+            }
+        }
         "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
         "ublkNumberOfQueue" => spec.ublk_number_of_queue = number(key, value, 0, 64)?,
         "migratable" => spec.migratable = flag(key, value)?,
@@ -290,6 +295,7 @@ mod tests {
             ("migratable", "yes"),
             ("share", "true"),
             ("recurringJobSelector", "[{\"name\":\"x\"}]"),
+            ("freezeFilesystemForSnapshot", "enabled"),
             ("cloneMode", "linked-clone"),
             ("backupBlockSize", "3Mi"),
             ("dataEngine", "v3"),

@@ -192,7 +192,7 @@ impl Kubelet {
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
-        for place in ["target-1", "target-2", "staging"] {
+        for place in ["target-1", "target-2", ".target-1.readonly", ".target-2.readonly", "staging"] {
             while !self.mounted(place).is_empty() {
                 if run(&["umount", "--lazy", &self.text(place)]).is_err() {
                     break;
@@ -309,6 +309,61 @@ async fn who_reads_a_device_keeps_nobody_from_writing_to_it() {
         kubelet.publish(target, false).await.unwrap();
     }
     assert!(write(&writer).is_err() && write(&reader).is_err(), "the volume is for reading only");
+}
+
+/// The options of the mount at a name itself.
+fn options(kubelet: &Kubelet, name: &str) -> String {
+    let (path, table) = (kubelet.text(name), fs::read_to_string("/proc/self/mountinfo").unwrap());
+    let mut fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.rfind(|f| f[4] == path).map(|f| f[5].to_owned()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn what_is_for_reading_alone_never_takes_writes_however_it_was_begun() {
+    let test = "what_is_for_reading_alone_never_takes_writes_however_it_was_begun";
+    let Some((mut kubelet, _device)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    kubelet.stage().await.unwrap();
+    // Whoever published it was ended after the first of two steps: beside the place, where no pod is.
+    let left = kubelet.text(".target-1.readonly");
+    fs::create_dir(&left).unwrap();
+    run(&["mount", "--bind", &kubelet.text("staging"), &left]).unwrap();
+    for _ in 0..2 {
+        kubelet.publish("target-1", true).await.unwrap();
+    }
+    assert!(options(&kubelet, "target-1").split(',').any(|o| o == "ro"), "{}", options(&kubelet, "target-1"));
+    assert!(fs::write(kubelet.path("target-1/data"), "x").is_err());
+    assert!(kubelet.mounted(".target-1.readonly").is_empty() && !Path::new(&left).exists());
+    assert_eq!(kubelet.publish("target-1", false).await, Err(Code::AlreadyExists));
+    fs::write(kubelet.path("staging/data"), "x").unwrap();
+    kubelet.publish("target-2", false).await.unwrap();
+    fs::write(kubelet.path("target-2/data"), "y").unwrap();
+    // The pod goes before it was published again.
+    fs::create_dir(kubelet.path(".target-2.readonly")).unwrap();
+    run(&["mount", "--bind", &kubelet.text("staging"), &kubelet.text(".target-2.readonly")]).unwrap();
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+    assert!(kubelet.mounted("").is_empty());
+}
+
+#[tokio::test]
+async fn what_is_for_one_pod_is_published_in_one_place() {
+    let test = "what_is_for_one_pod_is_published_in_one_place";
+    for capability in [capability(Mode::SingleNodeSingleWriter), block(Mode::SingleNodeSingleWriter)] {
+        let Some((mut kubelet, _device)) = Kubelet::start(test, capability).await else { return };
+        kubelet.stage().await.unwrap();
+        for _ in 0..2 {
+            kubelet.publish("target-1", false).await.unwrap();
+        }
+        assert_eq!(kubelet.publish("target-2", false).await, Err(Code::FailedPrecondition));
+        kubelet.unpublish("target-1").await;
+        kubelet.publish("target-2", false).await.unwrap();
+        kubelet.unpublish("target-2").await;
+        kubelet.unstage().await;
+    }
 }
 
 #[tokio::test]

@@ -17,7 +17,8 @@ use proto::volume_capability::access_mode::Mode;
 use proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use proto::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
-    CreateVolumeRequest, DeleteSnapshotRequest, ListVolumesRequest, VolumeContentSource,
+    ControllerPublishVolumeRequest, CreateVolumeRequest, DeleteSnapshotRequest, ListVolumesRequest,
+    VolumeContentSource,
 };
 use serde_json::json;
 use tonic::Code;
@@ -118,6 +119,47 @@ async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
     cluster.unpublish("a", "n1").await;
     cluster.unpublish("z", "").await;
     cluster.delete("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_that_is_not_attached_in_time_says_why() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.hold_attachments("the volume is attached to node n7");
+    let replicas = json!({ "type": "ReplicasReady", "status": "False", "message": "no replica runs" });
+    cluster.server.apply("volumes", "v", &json!({ "status": { "conditions": [replicas] } }));
+    let request = ControllerPublishVolumeRequest {
+        volume_id: "v".into(),
+        node_id: "n1".into(),
+        volume_capability: Some(capability(Mode::SingleNodeWriter)),
+        ..Default::default()
+    };
+    let refused = cluster.controller().controller_publish_volume(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Aborted);
+    assert!(refused.message().ends_with("the volume is attached to node n7: no replica runs"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_strictly_local_volume_is_published_where_its_replica_is() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let request = CreateVolumeRequest {
+        parameters: words(&[("dataLocality", "strict-local"), ("numberOfReplicas", "1")]),
+        ..wish("near", 64)
+    };
+    cluster.create(request).await.unwrap();
+    let replica = json!({
+        "apiVersion": "longhorn.io/v1beta2", "kind": "Replica",
+        "metadata": { "labels": { "longhornvolume": "near" } },
+        "spec": { "volumeName": "near", "nodeID": "n2" },
+    });
+    cluster.publish("near", "n1", false).await.unwrap();
+    cluster.unpublish("near", "n1").await;
+    cluster.server.apply("replicas", "near-r-1", &replica);
+    assert_eq!(cluster.publish("near", "n1", false).await, Err(Code::FailedPrecondition));
+    let tickets =
+        cluster.server.get("volumeattachments", "near").unwrap()["spec"]["attachmentTickets"].clone();
+    assert_eq!(tickets.as_object().map(serde_json::Map::len), Some(0), "nothing is asked for");
+    cluster.publish("near", "n2", false).await.unwrap();
 }
 
 #[tokio::test]
@@ -245,6 +287,30 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
     let other = CreateVolumeRequest { volume_content_source: snap("snap://v/t"), ..clone };
     assert_eq!(cluster.create(other).await, Err(Code::AlreadyExists));
     cluster.delete("v").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_clone_says_what_it_waits_for_and_one_without_a_source_is_not_waited_for() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let source = Source::Snapshot(SnapshotSource { snapshot_id: "snap://v/s".to_owned() });
+    let request = || CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(source.clone()) }),
+        ..wish("clone", 64)
+    };
+    let refused = async || cluster.controller().create_volume(request()).await.unwrap_err();
+    cluster.hold_clones("SourceAway", "no replica can be read");
+    let why = refused().await;
+    assert!(why.code() == Code::Aborted && why.message().contains("no replica can be read"), "{why}");
+    // A leader that has not heard of the snapshot yet is mistaken.
+    cluster.hold_clones("SourceMissing", "snapshot s does not exist");
+    assert_eq!(refused().await.code(), Code::Aborted);
+    assert!(cluster.server.get("volumes", "clone").is_some());
+    cluster.server.delete("snapshots", "s");
+    let why = refused().await;
+    assert!(why.code() == Code::NotFound && why.message().contains("snap://v/s"), "{why}");
+    assert!(cluster.server.get("volumes", "clone").is_none(), "it would never be made");
 }
 
 /// Deleted, and kept by somebody's finalizer.

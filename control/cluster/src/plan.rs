@@ -6,6 +6,7 @@
 
 pub mod attachment;
 pub mod automatic_upgrade;
+pub mod default_disk;
 pub mod drain;
 pub mod engine;
 pub mod growth;

@@ -11,6 +11,7 @@ mod certificate;
 mod clients;
 mod desk;
 mod drain;
+mod engines;
 mod facts;
 mod here;
 mod instance_pod;
@@ -23,10 +24,13 @@ mod orphans;
 mod patch;
 mod patience;
 mod pods;
+mod processes;
 mod programs;
 mod queue;
+mod replicas;
 mod request;
 mod shelf;
+mod snapshots;
 mod trim;
 mod upgrades;
 mod webhook;
@@ -279,7 +283,7 @@ async fn work(context: &Arc<Context>) {
                 Err(e) => {
                     tracing::error!(error = %e, "a look ended badly");
                     queue = Queue::default();
-                    context.news.tell(here::everything(context).into_iter().chain([Key::All]));
+                    context.news.tell(processes::everything(context).into_iter().chain([Key::All]));
                 }
             },
             () = sleep => {}
@@ -301,13 +305,13 @@ async fn look(context: &Context, key: &Key) -> Outcome {
 async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
     let lead = context.lead();
     match (key, &lead) {
-        (Key::Here, _) => here::node(context).await,
+        (Key::Here, _) => here::look(context).await,
         (Key::Programs, _) => programs::look(context).await,
-        (Key::Engine(name), _) => here::engine(context, name).await,
-        (Key::Replica(name), _) => here::replica(context, name).await,
-        (Key::Snapshot(name), None) => here::snapshot(context, name).await,
+        (Key::Engine(name), _) => engines::look(context, name).await,
+        (Key::Replica(name), _) => replicas::look(context, name).await,
+        (Key::Snapshot(name), None) => snapshots::look(context, name).await,
         (Key::Snapshot(name), Some(lead)) => {
-            let done = here::snapshot(context, name).await?;
+            let done = snapshots::look(context, name).await?;
             // Either may have to look again.
             match leader::snapshot(context, lead, name).await? {
                 Outcome::Done => Ok(done),
@@ -341,7 +345,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
 async fn listen(context: Arc<Context>) {
     let hear = async {
         loop {
-            here::tell_processes(&context).await;
+            processes::tell_processes(&context).await;
             context.agent.changed().await;
         }
     };

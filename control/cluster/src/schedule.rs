@@ -40,6 +40,8 @@ pub struct Node {
     pub schedulable: bool,
     /// Which of its replicas are to be moved elsewhere.
     pub emptying: Emptying,
+    /// It is cordoned: whoever did that may want to drain it.
+    pub cordoned: bool,
     /// A disruption budget keeps it from being drained (`crate::plan::drain`).
     pub protected: bool,
     /// Kubernetes has it no more, and its manager is silent: nobody is left to end or to remove what was there.

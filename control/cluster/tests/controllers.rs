@@ -9,6 +9,7 @@ use std::time::Duration;
 use control::authority::{RemoteAuthority, Reply};
 use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
+use lh_cluster::plan::instance_manager::RunBy;
 use serde_json::{Value, json};
 
 /// The node's manager is away, and the others have seen it.
@@ -65,6 +66,39 @@ async fn a_volume_from_its_creation_to_its_end() {
 }
 
 #[tokio::test]
+async fn a_node_gets_the_disks_and_tags_that_kubernetes_names_for_it_whenever_that_is() {
+    let mut cluster = Cluster::new(&[], 19).await;
+    cluster.server.apply("settings", "create-default-disk-labeled-nodes", &json!({ "value": "true" }));
+    cluster.server.apply("core/nodes", "n1", &json!({ "metadata": {} }));
+    cluster.start("n1");
+    let node = |c: &Cluster| c.server.get("nodes", "n1").unwrap_or_default();
+    let conditions = |c: &Cluster| node(c)["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    cluster.wait("the node", |c| !conditions(c).is_empty()).await;
+    assert!(
+        node(&cluster)["spec"]["disks"].as_object().is_none_or(serde_json::Map::is_empty),
+        "nobody asks for one"
+    );
+    let asks = |disks: &str| {
+        let labels = json!({ "node.longhorn.io/create-default-disk": "config" });
+        let annotations = json!({
+            "node.longhorn.io/default-disks-config": disks,
+            "node.longhorn.io/default-node-tags": "[\"fast\"]",
+        });
+        let metadata = json!({ "labels": labels, "annotations": annotations });
+        cluster.server.apply("core/nodes", "n1", &json!({ "metadata": metadata }));
+    };
+    let says = |c: &Cluster, word: &str| {
+        conditions(c).iter().any(|c| c["message"].as_str().is_some_and(|text| text.contains(word)))
+    };
+    asks("[/mnt/a]");
+    cluster.wait("it says what is wrong", |c| says(c, "JSON array")).await;
+    asks(r#"[{"name":"ssd","path":"/mnt/a","allowScheduling":true,"tags":["ssd"]}]"#);
+    cluster.wait("it has its disk", |c| nodes_ready(c) == 1 && !says(c, "JSON array")).await;
+    let spec = node(&cluster)["spec"].clone();
+    assert_eq!((&spec["disks"]["ssd"]["path"], &spec["tags"]), (&json!("/mnt/a"), &json!(["fast"])));
+}
+
+#[tokio::test]
 async fn a_node_that_is_emptied_gives_its_replica_to_another() {
     let cluster = Cluster::new(&["n1", "n2", "n3", "n4"], 4).await;
     cluster.wait("four nodes", |c| nodes_ready(c) == 4).await;
@@ -118,6 +152,21 @@ async fn a_cordoned_node_may_be_drained_once_nothing_is_lost_with_it() {
     assert!(protected(&cluster, "n1"), "the volume is attached there");
     cluster.ticket(None);
     cluster.wait("n1 may go", |c| !protected(c, "n1")).await;
+}
+
+#[tokio::test]
+async fn a_volume_with_data_on_a_drained_node_can_be_deleted() {
+    let mut cluster = Cluster::new(&[], 20).await;
+    // With no template nobody makes pods, as on nodes that are cordoned.
+    cluster.run_by = RunBy::Pod;
+    ["n1", "n2", "n3"].into_iter().for_each(|node| cluster.add(node));
+    cluster.attached_volume().await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.machine().away.insert("n3".to_owned());
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty());
 }
 
 #[tokio::test]
@@ -283,6 +332,31 @@ async fn a_volume_that_rests_is_made_whole_again_and_whoever_wants_it_goes_first
     };
     cluster.wait("it is whole, and rests", rests).await;
     assert!(cluster.machine().replicas.is_empty());
+}
+
+#[tokio::test]
+async fn a_volume_that_rests_is_attached_for_its_snapshots_and_no_longer() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 18).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
+    cluster.machine().chains_are_told = true;
+    cluster.create_volume();
+    let rests = |c: &Cluster| {
+        let attachment = c.server.get("volumeattachments", "demo").unwrap_or_default();
+        let tickets = attachment["spec"]["attachmentTickets"].as_object().map_or(0, serde_json::Map::len);
+        c.volume("state") == "detached" && tickets == 0
+    };
+    cluster.wait("detached", rests).await;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let taken =
+        |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("taken", taken).await;
+    cluster.wait("detached again", rests).await;
+    // The last one goes: nothing of it is left that anybody could look at.
+    cluster.server.delete("snapshots", "s1");
+    cluster.wait("gone", |c| c.server.all("snapshots").is_empty()).await;
+    assert!(cluster.machine().snapshots.is_empty());
+    cluster.wait("detached in the end", rests).await;
 }
 
 /// Asks for the migratable volume on these nodes.

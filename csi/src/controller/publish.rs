@@ -3,7 +3,12 @@
 use std::collections::HashMap;
 
 use kube::ResourceExt;
-use lh_cluster::api::{AttachmentTicket, Node, TicketType, Volume, VolumeAttachment, VolumeState};
+use lh_cluster::api::{
+    AttachmentTicket, Condition, Conditions, DataLocality, Node, Replica, TicketType, Volume,
+    VolumeAttachment, VolumeState,
+};
+use lh_cluster::plan::VOLUME_LABEL;
+use lh_cluster::plan::volume::READY;
 
 use super::ControllerService;
 use super::growth::Growth;
@@ -39,6 +44,7 @@ impl ControllerService {
         if used.moves {
             must_migrate(&volume.spec)?;
         }
+        self.check_locality(&volume, node).await?;
         let read_only = request.readonly || used.read_only;
         let ticket = ticket_id(id, DRIVER, node);
         self.take_ticket(&volume, node, &ticket, (read_only, used.moves)).await?;
@@ -46,13 +52,53 @@ impl ControllerService {
             self.cluster.wait::<VolumeAttachment, ()>(id, "the volume is being attached", |attachment| {
                 is_attached(attachment, &ticket)
             });
-        waited.await?;
+        if let Err(e) = waited.await {
+            return Err(self.with_reason(e, id, &ticket).await);
+        }
         // What it has can be used: nobody is kept from it by bytes that it does not get.
         if let Growth::Failed(why) = self.wait_for_size(&volume, volume.spec.size.bytes()).await? {
             tracing::warn!(volume = id, node, error = %why, "published smaller than it should be");
         }
         let context: HashMap<String, String> = [(READ_ONLY.to_owned(), read_only.to_string())].into();
         Ok(ControllerPublishVolumeResponse { publish_context: context })
+    }
+
+    /// With what stands in the way of an attachment, as far as that can be read: whoever waits for a pod sees nothing else.
+    async fn with_reason(&self, refused: Refused, id: &str, ticket: &str) -> Refused {
+        let Refused::NotYet(mut text) = refused else { return refused };
+        let mut add = |condition: Option<&Condition>| {
+            if let Some(condition) = condition.filter(|c| !c.is_true() && !c.message.is_empty()) {
+                text.push_str(": ");
+                text.push_str(&condition.message);
+            }
+        };
+        if let Ok(Some(VolumeAttachment { status: Some(status), .. })) = self.cluster.attachment(id).await {
+            let of_ticket = status.attachment_ticket_statuses.get(ticket);
+            add(of_ticket.and_then(|t| t.conditions.first()));
+        }
+        if let Ok(Some(Volume { status: Some(status), .. })) = self.cluster.find::<Volume>(id).await {
+            add(status.conditions.get_condition(READY));
+        }
+        Refused::NotYet(text)
+    }
+
+    /// Refuses a node without the replica of a volume that is used where that is alone: it would never be attached there.
+    async fn check_locality(&self, volume: &Volume, node: &str) -> Result<(), Refused> {
+        if volume.spec.data_locality != DataLocality::StrictLocal {
+            return Ok(());
+        }
+        let id = volume.name_any();
+        let replicas = self.cluster.all::<Replica>(Some(&format!("{VOLUME_LABEL}={id}"))).await?;
+        let sound = replicas
+            .iter()
+            .filter(|r| r.metadata.deletion_timestamp.is_none() && r.spec.failed_at.is_empty());
+        let nodes: Vec<&str> = sound.map(|r| r.spec.node_id.as_str()).collect();
+        match nodes.first() {
+            Some(there) if !nodes.contains(&node) => Err(Refused::Precondition(format!(
+                "volume {id} is strict-local and its replica is on node {there}: have the pod run there, or change dataLocality while the volume is detached"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Asks for the volume on the node, unless that was done; on a second one only where it moves there.

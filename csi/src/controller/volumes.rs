@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use lh_cluster::api::{
     AccessMode, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
 };
-use lh_cluster::plan::volume::{SCHEDULED, unbuilt};
+use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_MISSING, unbuilt};
 use serde_json::json;
 
 use super::ControllerService;
@@ -35,13 +35,14 @@ impl ControllerService {
         let name = resource_name(given);
         let _held = self.guard.take(&name)?;
         let wish = wish(&request)?;
+        let source = request.volume_content_source.as_ref().and_then(|s| s.r#type.clone());
         let limit = request.capacity_range.map_or(0, |r| r.limit_bytes);
         if let Some(there) = self.cluster.find::<Volume>(&name).await? {
             // It was asked for before. What it is made of may be gone since.
             check_same(&there, given, &wish, limit)?;
         } else {
-            let source = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref());
-            let mut volume = Volume::new(&name, self.as_large_as(source, wish.clone(), limit).await?);
+            let spec = self.as_large_as(source.as_ref(), wish.clone(), limit).await?;
+            let mut volume = Volume::new(&name, spec);
             volume.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
             if source.is_some() {
                 volume.annotations_mut().insert(ASKED_SIZE.to_owned(), wish.size.to_string());
@@ -57,10 +58,28 @@ impl ControllerService {
                 self.cluster.delete::<Volume>(&name).await?;
                 return Err(e);
             }
+            Err(Refused::NotYet(why)) => return Err(self.unmade(&name, source.as_ref(), why).await?),
             other => other?,
         };
         let volume = self.grown(volume, &wish).await?;
         Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
+    }
+
+    /// Why a volume is not made yet. One whose source went before anything was copied never will be: it goes, too, and whoever asks
+    /// hears what is missing, or would ask for it for ever.
+    async fn unmade(&self, name: &str, source: Option<&Source>, why: String) -> Result<Refused, Refused> {
+        let volume = self.cluster.find::<Volume>(name).await?;
+        let conditions = volume.and_then(|v| v.status).unwrap_or_default().conditions;
+        let Some(waits) = conditions.get_condition(CLONING).filter(|c| !c.is_true()) else {
+            return Ok(Refused::NotYet(why));
+        };
+        if let Some(source) = source.filter(|_| waits.reason == SOURCE_MISSING)
+            && let Err(missing @ Refused::Missing(_)) = self.bytes_of(source).await
+        {
+            self.cluster.delete::<Volume>(name).await?;
+            return Ok(missing);
+        }
+        Ok(Refused::NotYet(format!("{why}: {}", waits.message)))
     }
 
     /// A volume that holds what it was made of, as large as it was asked for: it is grown when it is attached.

@@ -1,6 +1,7 @@
 //! Staging and publishing: what has to be mounted where, made so from whatever is there.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -175,17 +176,45 @@ pub(super) async fn publish_mount(
         stage(wish, staging).await?;
     }
     lost::clear(target, device).await?;
+    discard(&beside(target)).await?;
     if let Some(there) = mount_at(target)? {
         return same_or_refused(&there, device, target, read_only);
+    }
+    if wish.used.one_pod {
+        no_other_pod(device, staging)?;
     }
     make_directory(target)?;
     bind(staging, target, read_only).await
 }
 
+/// Refuses a second place where a pod would see what one pod alone may have (CSI, NodePublishVolume). Parts of the file system that
+/// the kubelet binds for the pod that has it are no such place, nor is the staged one, by whatever path it is seen.
+fn no_other_pod(device: &Path, staging: &Path) -> Result<(), Refused> {
+    let staged = fs::canonicalize(staging).map_err(|e| failed(staging, &e))?;
+    let tail = |path: &Path| -> Vec<OsString> {
+        path.components().rev().take(2).map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let is_pods = |m: &Mount| is_of(m, device) && m.root == Path::new("/") && tail(&m.point) != tail(&staged);
+    mounts()?.iter().find(|m| is_pods(m)).map_or(Ok(()), |there| Err(taken(there)))
+}
+
+fn taken(there: &Mount) -> Refused {
+    Refused::Precondition(format!(
+        "the volume is for one pod alone (ReadWriteOncePod), and is published at {} already",
+        there.point.display()
+    ))
+}
+
 /// Binds a device where a pod sees it, as a file. Only the device itself can refuse writes, everywhere on this node at
 /// once: so no two pods have it at a time of which one reads and the other one writes.
-pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool) -> Result<(), Refused> {
+pub(super) async fn publish_device(
+    device: &Path,
+    target: &Path,
+    read_only: bool,
+    one_pod: bool,
+) -> Result<(), Refused> {
     let ours = block_numbers(device);
+    discard(&beside(target)).await?;
     if mount_at(target)?.is_some() && block_numbers(target).is_some_and(is_gone) {
         unmount(target).await?;
     }
@@ -203,6 +232,7 @@ pub(super) async fn publish_device(device: &Path, target: &Path, read_only: bool
         return Ok(());
     }
     match bound(device)? {
+        Some(there) if one_pod => return Err(taken(&there)),
         Some(there) if filesystem::is_read_only(device).await? != read_only => {
             return Err(Refused::Precondition(format!(
                 "the device is published {} at {}: it cannot be had {} meanwhile",
@@ -255,18 +285,37 @@ fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool)
     )))
 }
 
+/// Binds something where a pod sees it. For reading only that takes two steps, of which the first alone would take writes: they
+/// are done in a place beside, and what is bound from there takes none from its first moment on, whenever whoever does this is
+/// ended.
 async fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), Refused> {
-    let (from, to) = (text(from)?, text(to)?);
-    must("mount", &["--bind", from, to]).await?;
-    if read_only {
-        let done = must("mount", &["-o", "remount,bind,ro", to]).await;
-        if let Err(e) = done {
-            // Nobody may find it there writable.
-            must("umount", &[to]).await?;
-            return Err(e);
-        }
+    if !read_only {
+        return must("mount", &["--bind", text(from)?, text(to)?]).await.map(drop);
     }
-    Ok(())
+    let beside = beside(to);
+    discard(&beside).await?;
+    let made = if from.is_dir() { fs::create_dir(&beside) } else { fs::write(&beside, "") };
+    made.map_err(|e| failed(&beside, &e))?;
+    let bound = bind_by(from, &beside, to).await;
+    let discarded = discard(&beside).await;
+    bound.and(discarded)
+}
+
+async fn bind_by(from: &Path, beside: &Path, to: &Path) -> Result<(), Refused> {
+    must("mount", &["--bind", text(from)?, text(beside)?]).await?;
+    must("mount", &["-o", "remount,bind,ro", text(beside)?]).await?;
+    must("mount", &["--bind", text(beside)?, text(to)?]).await.map(drop)
+}
+
+/// The place beside a pod's where it is made what it is to be.
+fn beside(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.readonly"))
+}
+
+/// Removes such a place, and what is mounted there.
+async fn discard(beside: &Path) -> Result<(), Refused> {
+    if fs::symlink_metadata(beside).is_ok() { remove(beside).await } else { Ok(()) }
 }
 
 /// Unmounts whatever is at a path, all of it.
@@ -279,6 +328,11 @@ pub(super) async fn unmount(path: &Path) -> Result<(), Refused> {
 
 /// Unmounts what a pod saw, and removes the place.
 pub(super) async fn unpublish(target: &Path) -> Result<(), Refused> {
+    discard(&beside(target)).await?;
+    remove(target).await
+}
+
+async fn remove(target: &Path) -> Result<(), Refused> {
     unmount(target).await?;
     let Ok(found) = fs::symlink_metadata(target) else { return Ok(()) };
     // Never with what is in it: a directory that holds something is somebody's.

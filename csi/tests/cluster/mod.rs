@@ -106,6 +106,18 @@ impl Cluster {
         self.server.apply("core/configmaps", "room", &map);
     }
 
+    /// From now on no volume is filled with what it is made of, and says why.
+    pub(crate) fn hold_clones(&self, reason: &str, message: &str) {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "reason": reason, "message": message } });
+        self.server.apply("core/configmaps", "clones", &map);
+    }
+
+    /// From now on no volume is attached.
+    pub(crate) fn hold_attachments(&self, why: &str) {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "why": why } });
+        self.server.apply("core/configmaps", "attachments", &map);
+    }
+
     pub(crate) async fn unpublish(&self, volume: &str, node: &str) {
         let (volume_id, node_id) = (volume.to_owned(), node.to_owned());
         let request = ControllerUnpublishVolumeRequest { volume_id, node_id, ..Default::default() };
@@ -181,12 +193,32 @@ async fn manage(server: ApiServer) {
             let node = there.or_else(|| nodes.first().copied()).unwrap_or_default();
             let second =
                 nodes.iter().find(|n| **n != node && spec["migratable"] == true).copied().unwrap_or_default();
-            let state = if node.is_empty() { "detached" } else { "attached" };
-            let clone = if spec["dataSource"].is_string() { "completed" } else { "" };
+            let held = server.get("core/configmaps", "clones").filter(|_| spec["dataSource"].is_string());
+            let state = match &held {
+                Some(_) => "creating",
+                None if node.is_empty() => "detached",
+                None => "attached",
+            };
+            let clone = if spec["dataSource"].is_string() && held.is_none() { "completed" } else { "" };
+            if let Some(why) = &held {
+                let (reason, message) = (&why["data"]["reason"], &why["data"]["message"]);
+                let condition =
+                    json!({ "type": "Cloned", "status": "False", "reason": reason, "message": message });
+                server.apply("volumes", &name, &json!({ "status": { "conditions": [condition] } }));
+            }
             server.apply("volumes", &name, &json!({ "spec": { "nodeID": node, "migrationNodeID": second }, "status": {
                 "state": state, "currentNodeID": node, "currentMigrationNodeID": second, "robustness": "healthy", "cloneStatus": { "state": clone } } }));
+            let held = server.get("core/configmaps", "attachments");
+            let fare = |id: &String| match &held {
+                None => json!({ "id": id, "satisfied": true }),
+                Some(why) => {
+                    let condition =
+                        json!({ "type": "Satisfied", "status": "False", "message": why["data"]["why"] });
+                    json!({ "id": id, "satisfied": false, "conditions": [condition] })
+                }
+            };
             let met: serde_json::Map<String, Value> =
-                tickets.keys().map(|id| (id.clone(), json!({ "id": id, "satisfied": true }))).collect();
+                tickets.keys().map(|id| (id.clone(), fare(id))).collect();
             server.apply(
                 "volumeattachments",
                 &name,

@@ -23,7 +23,7 @@ fn stays(old: &Replica, new: &Replica) -> Result<(), String> {
     ];
     match places.into_iter().find(|(_, before, after)| !before.is_empty() && before != after) {
         Some((field, ..)) => Err(format!(
-            "spec.{field} says where the replica's data lies and does not change: set evictionRequested to have it moved"
+            "spec.{field} says where the replica's data lies and does not change: set evictionRequested of its disk or node (nodes.longhorn.io) to have it moved"
         )),
         None => Ok(()),
     }

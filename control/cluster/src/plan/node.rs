@@ -17,6 +17,9 @@ pub const READY: &str = "Ready";
 /// The condition: the node, or the disk, takes new replicas.
 pub const SCHEDULABLE: &str = "Schedulable";
 
+/// The condition, where it does not hold: the node has the disks and tags that its node in Kubernetes asks for.
+const DEFAULTS: &str = "DefaultDisksAndTags";
+
 /// What Kubernetes says of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubernetesNode {
@@ -41,6 +44,8 @@ pub struct Observed<'a> {
     pub replicas: &'a [&'a Replica],
     /// Why the instance manager cannot be used; `None` if it can.
     pub trouble: Option<&'a str>,
+    /// Why it does not have the disks or tags that its node in Kubernetes asks for; `None`: it has them.
+    pub unmet: Option<&'a str>,
     /// This node's instance manager.
     pub instance_manager: &'a str,
     /// The settings in force.
@@ -71,6 +76,10 @@ pub fn plan(o: &Observed<'_>) -> NodeStatus {
         (true, false) => (true, "", String::new()),
     };
     status.conditions.set_condition(SCHEDULABLE, open, reason, &message, &now);
+    match o.unmet {
+        Some(why) => status.conditions.set_condition(DEFAULTS, false, "NotUsable", why, &now),
+        None => status.conditions.retain(|c| c.kind != DEFAULTS),
+    }
     status.auto_evicting = is_cordoned && is_emptied_by_itself(o);
     let twins = twins(o.disks);
     let old = std::mem::take(&mut status.disk_status);
@@ -232,6 +241,7 @@ pub fn picture<'a>(
                 (false, true) => settings.drain().empties(),
                 (false, false) => Emptying::No,
             },
+            cordoned: drain.cordoned,
             protected: drain.protected,
             gone: drain.gone && !nodes_up.contains(&name),
             silent_since: if nodes_up.contains(&name) { None } else { silent_since(status) },
@@ -288,6 +298,7 @@ mod tests {
             disks: &disks,
             replicas,
             trouble,
+            unmet: None,
             instance_manager: "im",
             settings: &Settings::default(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),

@@ -138,7 +138,8 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             // A replica came to know it, or it is gone: deleting the resource must not delete a replica's data.
             (None, true) if kept => actions.push(Action::Forget(name)),
             (None, false) => actions.push(Action::Forget(name)),
-            (Some(_), true) if kept => actions.push(removal(name, &identity, &orphan.spec)),
+            // Where it lies now, which is not where it was told of if the disk was moved: what lies there now is another disk's.
+            (Some(spec), true) if kept => actions.push(removal(name, &identity, spec)),
             (Some(_), false) if o.deletion.takes(orphan, identity.0, o.now) => {
                 actions.push(Action::Delete(name))
             }
@@ -277,6 +278,17 @@ mod tests {
         let removal =
             Action::RemoveData { orphan: name, disk_path: "/disk".into(), directory: "v-0a1b2c3d".into() };
         assert_eq!(actions, [removal]);
+    }
+
+    #[test]
+    fn what_goes_is_looked_for_where_its_disk_is_now() {
+        let mut orphan = going(made(&case()));
+        orphan.spec.parameters.insert(DISK_PATH.to_owned(), "/where/it/was".to_owned());
+        let actions = decide(&Case { orphans: vec![orphan], ..case() });
+        assert!(
+            matches!(&actions[..], [Action::RemoveData { disk_path, .. }] if disk_path == "/disk"),
+            "{actions:?}"
+        );
     }
 
     #[test]

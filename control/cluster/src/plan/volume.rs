@@ -34,7 +34,7 @@ use crate::api::{
 };
 use crate::schedule;
 use crate::settings::Settings;
-pub use clone::{CLONED, CloneSource, Source};
+pub use clone::{CLONED, CLONING, CloneSource, SOURCE_MISSING, Source};
 use draft::Draft;
 pub use image::exchanges;
 pub use migration::pair;

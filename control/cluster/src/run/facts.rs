@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
-use super::here::engines_of;
+use super::engines::engines_of;
 use crate::admission::{About, Facts};
 use crate::api::{Node, Replica, Volume};
 use crate::plan::node::picture;

@@ -14,7 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::Context;
 use super::cache::{Global, Key};
 use super::desk::{Done, Kind, ReconcileError, is_missing};
-use super::here::engines_of;
+use super::engines::engines_of;
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::{
@@ -87,7 +87,9 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
         tracing::debug!(volume = name, ?action, "volume");
         hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
-    Ok(hands.outcome)
+    let outcome = hands.outcome;
+    keep_attached_for_snapshots(context, lead, &volume).await?;
+    Ok(outcome)
 }
 
 /// Forgets what a volume that is gone has left on nodes that are gone, too: nobody else is left to finish it. What is on other
@@ -318,48 +320,46 @@ pub(super) async fn attachment(context: &Context, lead: &Lead, name: &str) -> Do
     Ok(Outcome::Done)
 }
 
-/// Looks at a snapshot that no engine runs for: its volume is attached for it, or it is let go with its volume.
-pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
-    let (cache, snapshots) = (&lead.cache, &context.cache.snapshots);
-    let Some(snapshot) = snapshots.get(name) else { return Ok(Outcome::Done) };
-    let volume_name = &snapshot.spec.volume;
-    let volume = cache.volumes.get(volume_name);
-    let engines = cache.engines.of(volume_name);
-    let engine = volume.as_ref().and_then(|v| volume::pair(v, engines.iter().map(Arc::as_ref)).0);
-    let observed = |snapshot| snapshot::Observed {
-        // Neither what is asked here depends on it.
-        in_use: false,
-        snapshot,
-        volume: volume.as_deref(),
-        engine,
-        now: Timestamp::now(),
-    };
-    let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());
-    if !volume_stays {
-        if snapshot::plan(&observed(&snapshot)).contains(&snapshot::Action::RemoveFinalizer) {
-            forget(context, snapshot.as_ref()).await?;
-        }
-        return Ok(Outcome::Done);
+/// A snapshot and its volume, where no engine runs for it.
+fn observed<'a>(snapshot: &'a Snapshot, volume: Option<&'a Volume>) -> snapshot::Observed<'a> {
+    snapshot::Observed { in_use: false, snapshot, volume, engine: None, now: Timestamp::now() }
+}
+
+/// Has a volume that rests attached for as long as a snapshot of it waits for an engine. Decided with the volume: the last one
+/// that it was attached for may be gone by now.
+async fn keep_attached_for_snapshots(context: &Context, lead: &Lead, volume: &Volume) -> Done {
+    if volume.metadata.deletion_timestamp.is_some() {
+        return Ok(());
     }
-    let others = snapshots.of(volume_name);
-    let needed = others.iter().any(|s| snapshot::needs_engine(&observed(s)));
-    let attachment = cache.attachments.get(volume_name);
+    let (cache, name) = (&lead.cache, volume.name_any());
+    let snapshots = context.cache.snapshots.of(&name);
+    let needed = snapshots.iter().any(|s| snapshot::needs_engine(&observed(s, Some(volume))));
+    let attachment = cache.attachments.get(&name);
     let id = ticket_id(TicketType::Snapshot);
     let asked = attachment.as_ref().is_some_and(|a| a.spec.attachment_tickets.contains_key(&id));
-    let runs_for = volume.as_ref().map(|v| v.spec.node_id.clone()).unwrap_or_default();
-    match (needed, asked) {
-        (true, false) if runs_for.is_empty() => {
+    let wish = match (needed, asked) {
+        (true, false) if volume.spec.node_id.is_empty() => {
             // Where its replicas are, so that nothing has to travel.
             let up = context.nodes_up();
-            let near = cache.replicas.of(volume_name);
+            let near = cache.replicas.of(&name);
             let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
-            if let Some(node) = node {
-                let wish = Wish { node, ..Wish::default() };
-                set_ticket(context, attachment.as_deref(), TicketType::Snapshot, Some(wish)).await?;
-            }
+            let Some(node) = node else { return Ok(()) };
+            Some(Wish { node, ..Wish::default() })
         }
-        (false, true) => set_ticket(context, attachment.as_deref(), TicketType::Snapshot, None).await?,
-        _ => {}
+        (false, true) => None,
+        _ => return Ok(()),
+    };
+    set_ticket(context, attachment.as_deref(), TicketType::Snapshot, wish).await
+}
+
+/// Looks at a snapshot whose volume goes, or is gone: it is let go with it.
+pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let Some(snapshot) = context.cache.snapshots.get(name) else { return Ok(Outcome::Done) };
+    let volume = lead.cache.volumes.get(&snapshot.spec.volume);
+    let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());
+    let observed = observed(&snapshot, volume.as_deref());
+    if !volume_stays && snapshot::plan(&observed).contains(&snapshot::Action::RemoveFinalizer) {
+        forget(context, snapshot.as_ref()).await?;
     }
     Ok(Outcome::Done)
 }

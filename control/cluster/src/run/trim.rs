@@ -9,9 +9,9 @@ use kube::ResourceExt;
 
 use super::Context;
 use super::desk::{Done, ReconcileError, is_missing};
-use super::here::being_copied;
 use super::lead::Lead;
 use super::queue::Outcome;
+use super::snapshots::being_copied;
 use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
 use crate::plan::snapshot::FOR_CLONE;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
@@ -34,6 +35,10 @@ pub(crate) struct Machine {
     pub(crate) unfilled: BTreeSet<String>,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
+    /// Nodes whose instance manager does not answer.
+    pub(crate) away: BTreeSet<String>,
+    /// Engines tell of the snapshots, and remove them.
+    pub(crate) chains_are_told: bool,
     /// What drivers say of trimming; `None`: there is no driver.
     pub(crate) trimming: Option<TrimView>,
     /// Nodes and requests, as often as their drivers were asked, by volume.
@@ -105,6 +110,9 @@ impl FakeAgent {
 impl Agent for FakeAgent {
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         let machine = self.machine();
+        if machine.away.contains(&self.node) {
+            return Err(AgentError::Away("there is no instance manager".to_owned()));
+        }
         let running = |relay_from: &str, authority: &str| {
             let (relay_from, authority) = (relay_from.to_owned(), authority.to_owned());
             ProcessView { state: InstanceState::Running, relay_from, authority, ..ProcessView::default() }
@@ -204,6 +212,7 @@ impl Agent for FakeAgent {
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
             relay_from: engine.relay_from.clone(),
+            chain: machine.chains_are_told.then(|| chain(&machine.snapshots)),
             ..EngineView::default()
         })
     }
@@ -256,8 +265,9 @@ impl Agent for FakeAgent {
         Ok(())
     }
 
-    async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
-        Err(AgentError::Unbuilt("not in this fake".to_owned()))
+    async fn remove_snapshot(&self, _: &str, name: &str) -> Result<(), AgentError> {
+        self.machine().snapshots.remove(name);
+        Ok(())
     }
 
     async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError> {
@@ -290,6 +300,17 @@ impl Agent for FakeAgent {
     }
 }
 
+/// The head, over whatever snapshots there are.
+fn chain(snapshots: &BTreeSet<String>) -> Vec<Layer> {
+    let layer = |name: &str| Layer {
+        name: name.to_owned(),
+        created: "2026-01-01T00:00:00Z".to_owned(),
+        user_created: true,
+        ..Layer::default()
+    };
+    [""].into_iter().chain(snapshots.iter().map(String::as_str)).map(layer).collect()
+}
+
 /// Managers that end with this.
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
@@ -297,6 +318,8 @@ pub(crate) struct Cluster {
     pub(crate) bells: BTreeMap<String, Arc<Notify>>,
     pub(crate) stops: BTreeMap<String, oneshot::Sender<()>>,
     pub(crate) scratch: tempfile::TempDir,
+    /// Who runs the instance managers of nodes that are begun from now on.
+    pub(crate) run_by: RunBy,
 }
 
 impl Cluster {
@@ -308,13 +331,17 @@ impl Cluster {
             bells: BTreeMap::new(),
             stops: BTreeMap::new(),
             scratch: tempfile::tempdir().unwrap(),
+            run_by: RunBy::Others,
         };
-        for node in nodes {
-            let labels = json!({ "topology.kubernetes.io/zone": format!("zone-{node}") });
-            cluster.server.apply("core/nodes", node, &json!({ "metadata": { "labels": labels } }));
-            cluster.start(node);
-        }
+        nodes.iter().for_each(|node| cluster.add(node));
         cluster
+    }
+
+    /// One more node, in a zone of its own.
+    pub(crate) fn add(&mut self, node: &str) {
+        let labels = json!({ "topology.kubernetes.io/zone": format!("zone-{node}") });
+        self.server.apply("core/nodes", node, &json!({ "metadata": { "labels": labels } }));
+        self.start(node);
     }
 
     pub(crate) fn start(&mut self, node: &str) {
@@ -327,7 +354,7 @@ impl Cluster {
             node: node.to_owned(),
             namespace: "longhorn-system".to_owned(),
             root: format!("/root-{node}").into(),
-            instance_manager: RunBy::Others,
+            instance_manager: self.run_by,
             image: "longhorn:test".to_owned(),
             authority,
             webhook: None,

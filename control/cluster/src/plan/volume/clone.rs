@@ -22,7 +22,10 @@ const INITIATED: &str = "initiated";
 pub const CLONED: &str = "completed";
 
 /// The condition that says what a clone waits for.
-const CONDITION: &str = "Cloned";
+pub const CLONING: &str = "Cloned";
+
+/// The condition's reason where what it is to be copied from is not there.
+pub const SOURCE_MISSING: &str = "SourceMissing";
 
 /// How often a clone is looked at: nobody tells of the source's replicas and snapshots.
 const LOOK: Duration = Duration::from_millis(500);
@@ -91,7 +94,7 @@ impl Draft<'_> {
         match waits {
             None => {
                 CLONED.clone_into(&mut self.status.clone_status.state);
-                self.status.conditions.retain(|c| c.kind != CONDITION);
+                self.status.conditions.retain(|c| c.kind != CLONING);
                 self.tell(false, "Cloned", format!("the volume holds what {data_source} held"));
                 if source.snapshot.is_none() {
                     self.actions.push(Action::DeleteSourceSnapshot(source.snapshot_name(&self.name)));
@@ -99,7 +102,7 @@ impl Draft<'_> {
                 false
             }
             Some((reason, message)) => {
-                self.status.conditions.set_condition(CONDITION, false, reason, &message, &now);
+                self.status.conditions.set_condition(CLONING, false, reason, &message, &now);
                 self.look_again(LOOK);
                 true
             }
@@ -129,11 +132,11 @@ impl Draft<'_> {
         }
         let found = self.o.source.as_ref();
         let Some(volume) = found.and_then(|s| s.volume) else {
-            return Some(("SourceMissing", format!("volume {} does not exist", source.volume)));
+            return Some((SOURCE_MISSING, format!("volume {} does not exist", source.volume)));
         };
         let Some(snapshot) = found.and_then(|s| s.snapshot) else {
             if source.snapshot.is_some() {
-                return Some(("SourceMissing", format!("snapshot {name} does not exist")));
+                return Some((SOURCE_MISSING, format!("snapshot {name} does not exist")));
             }
             let spec = SnapshotSpec {
                 volume: source.volume.to_owned(),
@@ -144,7 +147,7 @@ impl Draft<'_> {
             return Some(("Snapshot", "a snapshot of the source is taken".to_owned()));
         };
         if snapshot.spec.volume != source.volume {
-            return Some(("SourceMissing", format!("snapshot {name} is of volume {}", snapshot.spec.volume)));
+            return Some((SOURCE_MISSING, format!("snapshot {name} is of volume {}", snapshot.spec.volume)));
         }
         if !snapshot.status.as_ref().is_some_and(|s| s.ready_to_use) {
             return Some(("Snapshot", format!("snapshot {name} is not ready to use yet")));
@@ -337,7 +340,7 @@ mod tests {
         fn waits(&self) -> String {
             let status = self.clone.status.as_ref().unwrap();
             assert_eq!(status.state, VolumeState::Creating, "nobody may attach it yet");
-            status.conditions.get_condition(CONDITION).unwrap().reason.clone()
+            status.conditions.get_condition(CLONING).unwrap().reason.clone()
         }
 
         fn replica_is(&mut self, state: InstanceState) {

@@ -4,11 +4,17 @@ use std::time::Duration;
 
 use super::draft::Draft;
 use crate::api::{Conditions, InstanceState, Int64Text, ReplicaMode, Robustness, VolumeState};
-use crate::plan::age;
+use crate::plan::{age, written};
 
-/// Without epochs (quorum `unsafe`) those replicas are used again that failed so shortly before the last one, as
-/// Longhorn does: within that time an engine that lost its node loses all of them.
+/// Without epochs at the authority those replicas are used again that failed so shortly before the last one, as Longhorn does:
+/// within that time an engine that lost its node loses all of them. With the quorum `majority` the engine then judges by the
+/// epochs that a majority tells (`life`).
 const SALVAGE_WINDOW: Duration = Duration::from_secs(60);
+
+/// How long an engine may serve without a replica whose process does not come up, though its node answers, before that replica
+/// counts as failed: nothing else would ever have another one take its place. The instance manager of a drained node is away
+/// for as long as the node is cordoned.
+pub(super) const LEFT_OUT: Duration = Duration::from_secs(60);
 
 impl Draft<'_> {
     /// Notes which replicas came in sync and which failed.
@@ -22,6 +28,7 @@ impl Draft<'_> {
             // Of an engine whose node is silent nobody knows what it has.
             let is_needed = !self.o.volume.spec.node_id.is_empty() && engine != InstanceState::Unknown;
             let rests_as_member = engine == InstanceState::Stopped && self.is_recorded(&name);
+            let is_left_out = serves && mode.is_none() && self.is_left_out(&name, state);
             let now = self.now.clone();
             let Some(spec) = self.replicas.get_mut(&name) else { continue };
             match mode {
@@ -38,6 +45,7 @@ impl Draft<'_> {
                 Some(ReplicaMode::Error) => fail(spec, now),
                 None if state == InstanceState::Error => fail(spec, now),
                 None if state == InstanceState::Unknown && is_needed => fail(spec, now),
+                None if is_left_out => fail(spec, now),
                 // Its rebuild ended, and its engine, before anybody here saw it in sync.
                 None if rests_as_member && spec.failed_at.is_empty() && spec.healthy_at.is_empty() => {
                     spec.healthy_at.clone_from(&now);
@@ -46,6 +54,23 @@ impl Draft<'_> {
                 None => {}
             }
         }
+    }
+
+    /// True for a replica that the engine has served without for long, since its process does not come up.
+    fn is_left_out(&mut self, name: &str, state: InstanceState) -> bool {
+        // Of one that runs the engine itself says what it is, once it has taken it.
+        if state == InstanceState::Running {
+            return false;
+        }
+        let Some(served) = self.served_for() else { return false };
+        let made = self.replica(name).and_then(|r| r.metadata.creation_timestamp.as_ref());
+        let since = made.and_then(|made| age(&written(made.0), self.o.now));
+        let waited = served.min(since.unwrap_or(Duration::MAX));
+        let left = LEFT_OUT.checked_sub(waited).filter(|left| !left.is_zero());
+        if let Some(left) = left {
+            self.look_again(left);
+        }
+        left.is_none()
     }
 
     /// True for a member of the epoch that counts, where there is one.

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use super::draft::Draft;
+use super::health::LEFT_OUT;
 use super::{Action, ENDED, READY};
-use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Robustness, VolumeState};
+use crate::api::{
+    Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, Robustness, VolumeState,
+};
 use crate::plan::{FINALIZER, age};
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
@@ -44,7 +47,7 @@ impl Draft<'_> {
         if let Some(engine) = &mut self.engine {
             engine.desire_state = DesireState::Stopped;
         }
-        if engine_runs {
+        if engine_runs && self.waits_for_engine() {
             self.begin_to_detach();
             return;
         }
@@ -80,15 +83,36 @@ impl Draft<'_> {
         self.status.conditions.set_condition(ENDED, false, "Ending", "its processes end", &now);
     }
 
+    /// True while the engine's process may end soon.
+    fn waits_for_engine(&mut self) -> bool {
+        if let Some(rest) = self.end_patience() {
+            self.look_again(rest);
+            return true;
+        }
+        let node = self.o.engine.map(|e| e.spec.node_id.clone()).unwrap_or_default();
+        let message = format!(
+            "detached without the end of the engine's process on node {node}: the next engine shuts it out, and its device is taken away when the volume is there again or the node is restarted"
+        );
+        self.tell(true, "EngineNotEnded", message);
+        // The replicas' processes are told to end only now, and have a time of their own.
+        self.status.conditions.retain(|c| c.kind != ENDED);
+        false
+    }
+
+    /// What is left of the time in which processes may end; `None`: nothing.
+    fn end_patience(&self) -> Option<Duration> {
+        let begun = self.status.conditions.get_condition(ENDED);
+        let waited = begun.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
+        END_PATIENCE.checked_sub(waited).filter(|rest| *rest > Duration::ZERO)
+    }
+
     /// True while processes of replicas may end soon. Of one that failed nothing is waited for.
     fn waits_for_replicas(&mut self) -> bool {
         let left = self.unended();
         if left.is_empty() || self.status.state == VolumeState::Detached {
             return false;
         }
-        let begun = self.status.conditions.get_condition(ENDED);
-        let waited = begun.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
-        if let Some(rest) = END_PATIENCE.checked_sub(waited).filter(|rest| *rest > Duration::ZERO) {
+        if let Some(rest) = self.end_patience() {
             self.look_again(rest);
             return true;
         }
@@ -116,7 +140,7 @@ impl Draft<'_> {
         }
         self.status.state = VolumeState::Attaching;
         let is_wanted = self.engine.as_ref().is_some_and(|e| e.desire_state == DesireState::Running);
-        if !is_wanted && self.may_start() {
+        if !is_wanted && self.may_start(target) {
             self.start(target);
         }
     }
@@ -180,8 +204,9 @@ impl Draft<'_> {
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
     /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`). Each later one needs a member of the
-    /// epoch that counts: the others hold nothing to begin with, and the engine would wait for a member with them.
-    fn may_start(&mut self) -> bool {
+    /// epoch that counts: the others hold nothing to begin with, and the engine would wait for a member with them. Where a
+    /// majority decides what counts, it needs one: the engine knows of no replica but those that it is told of.
+    fn may_start(&mut self, target: &str) -> bool {
         let sound: Vec<&String> =
             self.replicas.iter().filter(|(_, r)| r.failed_at.is_empty()).map(|(name, _)| name).collect();
         let is_open =
@@ -192,34 +217,88 @@ impl Draft<'_> {
             .filter(|name| self.replica_state(name) != InstanceState::Running)
             .map(|name| (*name).clone())
             .collect();
-        if open > 0 && missing.is_empty() {
+        let obstacle = self.is_kept_from(target).or_else(|| self.lacks_majority());
+        if open > 0 && missing.is_empty() && obstacle.is_none() {
             return true;
         }
         let condition = self.status.conditions.get_condition(READY).filter(|c| !c.is_true());
         let waited = condition.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
-        let message = if sound.is_empty() {
-            "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
-        } else if missing.is_empty() {
-            "none of the replicas that run holds everything: look at the others' conditions and failedAt"
-                .to_owned()
-        } else if waited < USUAL_START {
-            "its replicas start, and then its engine".to_owned()
-        } else {
-            format!("these replicas do not run yet: {}", missing.join(", "))
+        let is_usual = waited < USUAL_START;
+        let message = match &obstacle {
+            _ if sound.is_empty() => {
+                "no replica can serve the volume: look at the replicas' conditions and failedAt".to_owned()
+            }
+            Some(obstacle) if missing.is_empty() || !is_usual => obstacle.clone(),
+            _ if missing.is_empty() => {
+                "none of the replicas that run holds everything: look at the others' conditions and failedAt"
+                    .to_owned()
+            }
+            _ if is_usual => "its replicas start, and then its engine".to_owned(),
+            _ => format!("these replicas do not run yet: {}", missing.join(", ")),
         };
         let now = self.now.clone();
         self.status.conditions.set_condition(READY, false, "ReplicasStarting", &message, &now);
-        if let Some(left) = USUAL_START.checked_sub(waited).filter(|left| *left > Duration::ZERO) {
+        let left = |patience: Duration| patience.checked_sub(waited).filter(|left| *left > Duration::ZERO);
+        if let Some(left) = left(USUAL_START) {
             self.look_again(left);
         }
-        let is_first = self.status.epoch.is_none();
-        match REPLICA_PATIENCE.checked_sub(waited) {
-            Some(left) if left > Duration::ZERO => {
-                self.look_again(left);
-                false
-            }
-            _ => open > 0 && !is_first,
+        let patience = if self.is_first_start() { LEFT_OUT } else { REPLICA_PATIENCE };
+        if let Some(left) = left(patience) {
+            self.look_again(left);
+            return false;
         }
+        if open == 0 || obstacle.is_some() {
+            return false;
+        }
+        if self.is_first_start() {
+            return self.begins_without(&missing);
+        }
+        true
+    }
+
+    /// True before the volume was ever served, for all that is known. With the quorum `any` the authority would have its epoch.
+    fn is_first_start(&self) -> bool {
+        match self.o.volume.spec.quorum {
+            Quorum::Any => self.status.epoch.is_none(),
+            Quorum::Majority | Quorum::Unsafe => self.is_new(),
+        }
+    }
+
+    /// True for a volume that was never used: what does not run holds nothing, and it would never be attached. One whose replicas
+    /// may hold something is waited for.
+    fn begins_without(&mut self, missing: &[String]) -> bool {
+        if self.is_new() {
+            let message = format!(
+                "the volume is begun without these replicas, which do not run: {}",
+                missing.join(", ")
+            );
+            self.tell(true, "ReplicasLeftOut", message);
+        }
+        self.is_new()
+    }
+
+    /// Why a volume that is used only where its replica is cannot be used there; `None`: it can.
+    fn is_kept_from(&self, target: &str) -> Option<String> {
+        let nodes: Vec<&str> =
+            self.replicas.values().filter(|r| r.failed_at.is_empty()).map(|r| r.node_id.as_str()).collect();
+        let is_strict = self.locality() == DataLocality::StrictLocal;
+        let node = nodes.first().filter(|_| is_strict && !nodes.contains(&target))?;
+        Some(format!(
+            "the volume is strict-local and its replica is on node {node}: it is attached there alone, or with another dataLocality"
+        ))
+    }
+
+    /// What a volume whose majority decides lacks of that; `None`: nothing. Of those that failed, too, each tells what it has
+    /// recorded.
+    fn lacks_majority(&self) -> Option<String> {
+        if self.o.volume.spec.quorum != Quorum::Majority {
+            return None;
+        }
+        let here =
+            self.replicas.keys().filter(|name| self.replica_state(name) == InstanceState::Running).count();
+        let (all, needed) = (self.replicas.len(), self.replicas.len() / 2 + 1);
+        (here < needed)
+            .then(|| format!("{here} of {all} replicas run, and the quorum majority needs {needed}"))
     }
 
     fn start(&mut self, target: &str) {

@@ -75,9 +75,13 @@ impl Draft<'_> {
         let spec = &self.o.volume.spec;
         let to = &spec.migration_node_id;
         let moves = spec.migratable && !spec.node_id.is_empty() && !to.is_empty() && *to != spec.node_id;
+        // One that was told to end does that first, wanted again or not: nobody would have it run any more.
+        let stays = |relay: &EngineSpec| {
+            relay.node_id == *to && relay.relays() && relay.desire_state == DesireState::Running
+        };
         match &self.second {
             None if moves => self.make_relay(to),
-            Some(relay) if moves && relay.node_id == *to && relay.relays() => self.keep_relay(to),
+            Some(relay) if moves && stays(relay) => self.keep_relay(to),
             _ => self.dismiss_second(),
         }
     }

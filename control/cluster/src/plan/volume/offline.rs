@@ -149,6 +149,11 @@ impl Draft<'_> {
 
     /// Under our ticket.
     fn rebuild_goes_on(&mut self) -> Step {
+        if let Some(node) = self.should_leave() {
+            return Step::Yield(format!(
+                "node {node} is cordoned: the rebuild goes on from another node, so that this one can be drained"
+            ));
+        }
         let condition = self.status.conditions.get_condition(OFFLINE_REBUILDING);
         let is_whole = self.is_attached() && self.in_sync() >= self.wanted();
         if is_whole && self.is_written() && self.replicas.len() <= self.wanted() {
@@ -183,6 +188,16 @@ impl Draft<'_> {
             None if is_whole => Step::Done,
             None => Step::GiveUp(self.stuck()),
         }
+    }
+
+    /// The node that the volume is attached to, if that is cordoned and it can be rebuilt from another one: an engine keeps its node
+    /// from being drained, and a rebuild may take hours.
+    fn should_leave(&self) -> Option<String> {
+        let is_cordoned = |node: &str| self.o.cluster.nodes.get(node).is_some_and(|n| n.cordoned);
+        let tickets = self.o.attachment.iter().flat_map(|a| a.spec.attachment_tickets.values());
+        let node = tickets.filter(|t| t.kind == TicketType::VolumeRebuilding).map(|t| &t.node_id).next()?;
+        let others = self.holding().iter().any(|r| !is_cordoned(&r.node_id));
+        (is_cordoned(node) && others).then(|| node.clone())
     }
 
     /// How many replicas hold everything, as the running engine says.
@@ -234,7 +249,10 @@ impl Draft<'_> {
         if holding.len() >= self.wanted() || self.status.robustness == Robustness::Faulted {
             return Step::Leave;
         }
-        let source = holding.iter().min_by_key(|r| (!self.is_open(&r.node_id), r.eviction_requested));
+        let is_cordoned = |node: &str| self.o.cluster.nodes.get(node).is_some_and(|n| n.cordoned);
+        let rank =
+            |r: &ReplicaSpec| (is_cordoned(&r.node_id), !self.is_open(&r.node_id), r.eviction_requested);
+        let source = holding.iter().min_by_key(|r| rank(r));
         let source = source.map(|r| r.node_id.clone());
         if let Some(step) = self.keeps_resting() {
             return step;

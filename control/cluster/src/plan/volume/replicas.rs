@@ -12,8 +12,8 @@ use crate::api::{
 use crate::plan::engine::SERVES;
 use crate::plan::{FINALIZER, age};
 use crate::schedule::{
-    Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, balance, choose_removal,
-    place, place_all, replenish,
+    Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
+    choose_removal, place, place_all, replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
@@ -53,7 +53,9 @@ impl Draft<'_> {
             return;
         }
         self.report_places(None);
-        self.spread();
+        if !self.draw_near() {
+            self.spread();
+        }
     }
 
     /// True before the volume was ever written to: every replica is as good as another, and all are needed.
@@ -160,8 +162,7 @@ impl Draft<'_> {
     /// True while the engine fills a replica that had failed, or may be about to take it back: a new one would be copied whole,
     /// and this one lacks little.
     fn comes_back(&mut self) -> bool {
-        let serves = self.o.engine.and_then(|e| e.status.as_ref()?.conditions.get_condition(SERVES));
-        let served = serves.filter(|c| c.is_true()).and_then(|c| age(&c.last_transition_time, self.o.now));
+        let served = self.served_for();
         let left = served.and_then(|served| RETURN.checked_sub(served)).filter(|left| !left.is_zero());
         let failed =
             self.replicas.iter().filter(|(_, spec)| !spec.failed_at.is_empty() && !spec.eviction_requested);
@@ -177,6 +178,12 @@ impl Draft<'_> {
         is_back
     }
 
+    /// For how long the engine serves; `None`: it does not, or nobody says so.
+    pub(super) fn served_for(&self) -> Option<Duration> {
+        let serves = self.o.engine.and_then(|e| e.status.as_ref()?.conditions.get_condition(SERVES));
+        serves.filter(|c| c.is_true()).and_then(|c| age(&c.last_transition_time, self.o.now))
+    }
+
     /// Where a replica may be filled now; `None`: where there is room enough is being filled.
     pub(super) fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
         let (want, residents) = (self.want(fill), self.residents());
@@ -184,7 +191,7 @@ impl Draft<'_> {
         if !self.is_crowded(&at.node) {
             return Ok(Some(at));
         }
-        // The node that the volume is used on is waited for: nothing would bring the replica there later.
+        // The node that the volume is used on is waited for: one that is filled elsewhere would be filled there once more.
         let is_preferred = match &want.locality {
             Locality::Prefer(node) | Locality::Only(node) => *node == at.node,
             Locality::Anywhere => false,
@@ -207,6 +214,51 @@ impl Draft<'_> {
         calm
     }
 
+    /// Has a replica made where the volume is used, if its locality asks for one there and there is none: another one goes once
+    /// it is filled. False: nothing is to be done about that.
+    fn draw_near(&mut self) -> bool {
+        let node = self.o.volume.spec.node_id.as_str();
+        let is_used_there = self.is_attached()
+            && !self.o.volume.spec.disable_frontend
+            && self.engine.as_ref().is_some_and(|e| e.node_id == node);
+        let asks = self.locality() == DataLocality::BestEffort && is_used_there && !self.migrates();
+        let residents = self.residents();
+        let is_calm = residents.iter().all(|r| r.healthy && !r.failed && !r.leaving);
+        let is_near = residents.iter().any(|r| r.node == node);
+        if !asks || is_near || !is_calm || residents.len() != self.wanted() {
+            return false;
+        }
+        let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
+        let want = Want { locality: Locality::Only(node.to_owned()), ..self.want(fill) };
+        // Without room there it stays where it is: as well as can be.
+        let Ok(at) = place(self.o.cluster, &want, &residents) else { return false };
+        let why = format!("a replica moves to node {node}, where the volume is used");
+        self.move_to(&at, why);
+        true
+    }
+
+    /// Has a replica made that takes the place of another one once it is filled.
+    fn move_to(&mut self, at: &Placement, why: String) {
+        if self.is_crowded(&at.node) {
+            return self.look_again(TURN);
+        }
+        let name = self.add_copy(at, CloneOrigin::default());
+        if let Some(spec) = self.replicas.get_mut(&name) {
+            spec.hard_node_affinity.clone_from(&at.node);
+        }
+        self.tell(false, "Balancing", why);
+    }
+
+    /// True for a replica that was made to take another one's place and is not filled yet: it is not one too many.
+    fn is_moving_in(&self, resident: &Resident) -> bool {
+        let is_made_for_it =
+            |spec: &ReplicaSpec| !spec.hard_node_affinity.is_empty() && spec.healthy_at.is_empty();
+        self.replicas.get(&resident.name).is_some_and(is_made_for_it)
+            && !resident.healthy
+            && !resident.failed
+            && !resident.leaving
+    }
+
     /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.
     fn spread(&mut self) {
         let how = match self.o.volume.spec.replica_auto_balance {
@@ -221,11 +273,8 @@ impl Draft<'_> {
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
         let want = self.want(fill);
         if let Some(at) = balance(self.o.cluster, &want, &self.residents(), even) {
-            if self.is_crowded(&at.node) {
-                return self.look_again(TURN);
-            }
-            self.add_replica(&at);
-            self.tell(false, "Balancing", format!("a replica moves to node {}", at.node));
+            let why = format!("a replica moves to node {}, which spreads them better", at.node);
+            self.move_to(&at, why);
         }
     }
 
@@ -233,8 +282,8 @@ impl Draft<'_> {
         self.add_copy(at, CloneOrigin::default());
     }
 
-    /// Makes a replica whose directory is copied from another one.
-    pub(super) fn add_copy(&mut self, at: &Placement, clone_from: CloneOrigin) {
+    /// Makes a replica whose directory is copied from another one. Gives back its name.
+    pub(super) fn add_copy(&mut self, at: &Placement, clone_from: CloneOrigin) -> String {
         let suffix = self.new_suffix();
         let spec = &self.o.volume.spec;
         let path = self.o.disk_paths.get(&(at.node.clone(), at.disk.clone())).cloned().unwrap_or_default();
@@ -256,7 +305,9 @@ impl Draft<'_> {
             image: self.image(),
             ..ReplicaSpec::default()
         };
-        self.replicas.insert(format!("{}-r-{suffix}", self.name), replica);
+        let name = format!("{}-r-{suffix}", self.name);
+        self.replicas.insert(name.clone(), replica);
+        name
     }
 
     /// Eight hex digits that follow from what is there: a decision that is made again before the first one is seen makes
@@ -313,9 +364,12 @@ impl Draft<'_> {
             return self.drop_unused_leaver(&residents);
         }
         let sound = residents.iter().filter(|r| r.healthy && !r.failed && !r.leaving).count();
-        let surplus = residents.len() > wanted && sound >= wanted;
-        let victim = if surplus {
-            choose_removal(self.o.cluster, &self.want(0), &residents).map(|r| r.name.clone())
+        let settled: Vec<Resident> = residents.iter().filter(|r| !self.is_moving_in(r)).cloned().collect();
+        let surplus = settled.len() > wanted && sound >= wanted;
+        let victim = if let Some(empty) = self.empty_leaver(&residents) {
+            Some(empty)
+        } else if surplus {
+            choose_removal(self.o.cluster, &self.want(0), &settled).map(|r| r.name.clone())
         } else {
             self.stale(&residents)
         };
@@ -342,6 +396,18 @@ impl Draft<'_> {
             self.replicas.remove(&leaver.name);
             self.actions.push(Action::DeleteReplica(leaver.name.clone()));
         }
+    }
+
+    /// A replica that leaves before it was ever filled: it hands over nothing, and to fill it would only hold up the one that
+    /// takes its place, and whoever empties the node.
+    fn empty_leaver(&self, residents: &[Resident]) -> Option<String> {
+        let is_empty = |r: &&Resident| {
+            r.leaving
+                && !r.healthy
+                && self.replicas.get(&r.name).is_some_and(|spec| spec.healthy_at.is_empty())
+        };
+        let others_hold = residents.iter().any(|r| r.healthy && !r.failed);
+        residents.iter().find(is_empty).filter(|_| others_hold).map(|r| r.name.clone())
     }
 
     /// A replica that failed long ago, while others hold the data.

@@ -11,8 +11,10 @@ use crate::schedule::Emptying;
 
 mod image;
 mod migration;
+mod moves;
 mod offline;
 mod rebuild;
+mod start;
 mod world;
 
 use world::World;
@@ -468,22 +470,6 @@ fn an_engine_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
     assert!(!first.contains(&Action::DeleteEngine("v-e-0".into())), "{first:?}");
     world.settle();
     assert!(world.volume.is_none() && world.engines.is_empty());
-}
-
-#[test]
-fn best_effort_locality_moves_a_replica_to_its_user_only_for_new_ones() {
-    let spec = VolumeSpec {
-        data_locality: DataLocality::BestEffort,
-        number_of_replicas: 2,
-        ..VolumeSpec::default()
-    };
-    let mut world = World::new(spec);
-    world.settle();
-    world.attach("n4");
-    assert_eq!(world.nodes(), ["n1", "n2"]);
-    world.volume_mut().spec.number_of_replicas = 3;
-    world.settle();
-    assert_eq!(world.nodes(), ["n1", "n2", "n4"]);
 }
 
 #[test]

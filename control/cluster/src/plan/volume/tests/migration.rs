@@ -247,6 +247,30 @@ fn a_relay_that_somebody_may_just_start_is_deleted_only_once_nobody_may() {
 }
 
 #[test]
+fn a_migration_that_is_given_up_and_wanted_again_at_once_begins_anew() {
+    for was_shown in [false, true] {
+        let mut moving = Moving::attached_to("n1");
+        if !was_shown {
+            moving.0.late.insert("n2".into());
+        }
+        moving.tickets(&["n1", "n2"]);
+        moving.settle();
+        assert_eq!(moving.met("n2"), was_shown);
+        // Its relay is told to end, and has not done so when it is wanted again.
+        moving.tickets(&["n1"]);
+        moving.follow_tickets();
+        moving.0.plan().into_iter().for_each(|action| moving.0.carry_out(action));
+        assert_eq!(moving.0.pair().1.map(|e| e.spec.desire_state), Some(DesireState::Stopped));
+        moving.tickets(&["n1", "n2"]);
+        moving.follow_tickets();
+        moving.0.late.clear();
+        moving.settle();
+        assert_eq!(moving.processes(), ["v-e-0@n1", "v-e-1~n2"], "{was_shown}");
+        assert!(moving.met("n1") && moving.met("n2"), "{was_shown}");
+    }
+}
+
+#[test]
 fn a_deleted_volume_takes_both_engines_with_it() {
     let mut moving = Moving::attached_to("n1");
     moving.tickets(&["n1", "n2"]);

@@ -32,7 +32,9 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     /// Replicas whose process fails.
     pub(super) broken: BTreeSet<String>,
-    /// Replicas whose process does not end.
+    /// Replicas whose process does not come up: their node has no instance manager.
+    pub(super) absent: BTreeSet<String>,
+    /// Engines and replicas whose process does not end.
     pub(super) stuck: BTreeSet<String>,
     /// Replicas that the engine calls ERR though their process runs.
     pub(super) cut_off: BTreeSet<String>,
@@ -73,6 +75,7 @@ impl World {
             settings: Settings::default(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             broken: BTreeSet::new(),
+            absent: BTreeSet::new(),
             stuck: BTreeSet::new(),
             cut_off: BTreeSet::new(),
             unfit: BTreeSet::new(),
@@ -198,6 +201,7 @@ impl World {
             }
             let state = match replica.spec.desire_state {
                 DesireState::Running if self.broken.contains(name) => InstanceState::Error,
+                DesireState::Running if self.absent.contains(name) => InstanceState::Stopped,
                 DesireState::Running => InstanceState::Running,
                 DesireState::Stopped if self.stuck.contains(name) => InstanceState::Stopping,
                 DesireState::Stopped => InstanceState::Stopped,
@@ -207,7 +211,9 @@ impl World {
                 if state == InstanceState::Running { format!("unix:/{name}") } else { String::new() };
         }
         for name in self.engines.keys().cloned().collect::<Vec<_>>() {
-            self.engine_acts(&name);
+            if !self.hangs(&name) {
+                self.engine_acts(&name);
+            }
         }
         // What no resource, or one of another node, names.
         let names = |name: &String, node: &String| {
@@ -217,6 +223,18 @@ impl World {
         let left = self.processes.clone();
         self.processes =
             left.into_iter().filter(|((name, node), _)| names(name, node) || silent(node)).collect();
+    }
+
+    /// True for an engine that was told to end and does not.
+    fn hangs(&mut self, name: &str) -> bool {
+        let Some(engine) = self.engines.get_mut(name).filter(|_| self.stuck.contains(name)) else {
+            return false;
+        };
+        let hangs = engine.spec.desire_state == DesireState::Stopped;
+        if let Some(status) = engine.status.as_mut().filter(|_| hangs) {
+            status.current_state = InstanceState::Stopping;
+        }
+        hangs
     }
 
     fn engine_acts(&mut self, name: &str) {

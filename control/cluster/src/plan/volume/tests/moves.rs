@@ -1,0 +1,167 @@
+//! Replicas that move though nothing is wrong with them: to spread them better, and to be where the volume is used.
+
+use super::*;
+use crate::plan::rebuild::FILLS_ON;
+
+/// With two replicas in one zone while another one has none, since that had no room before.
+fn crowded(balance: &str) -> World {
+    let mut world = World::new(VolumeSpec { number_of_replicas: 2, ..VolumeSpec::default() });
+    for node in ["n1", "n2", "n3"] {
+        world.cluster.nodes.get_mut(node).unwrap().zone = "a".into();
+    }
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
+    world.settings = Settings::of([("replica-auto-balance", balance)]);
+    world.settle();
+    world.attach("n1");
+    assert_eq!(world.nodes(), ["n1", "n2"]);
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = true;
+    world
+}
+
+#[test]
+fn replicas_are_spread_and_the_old_one_goes_once_the_new_one_is_filled() {
+    for balance in ["least-effort", "best-effort"] {
+        let mut world = crowded(balance);
+        world.rebuilds_end = false;
+        world.settle();
+        assert_eq!(world.nodes(), ["n1", "n2", "n4"], "{balance}: it is being filled");
+        assert_eq!(world.status().robustness, Robustness::Healthy, "{balance}");
+        assert_eq!(
+            world.told.iter().filter(|t| **t == "Balancing").count(),
+            1,
+            "{balance}: {:?}",
+            world.told
+        );
+        world.rebuilds_end = true;
+        world.settle();
+        assert!(world.nodes().contains(&"n4") && world.replicas.len() == 2, "{balance}: {:?}", world.nodes());
+        let told = world.told.len();
+        world.pass(3600);
+        assert_eq!((world.told.len(), world.plan()), (told, vec![]), "{balance}: at rest nothing is done");
+    }
+    let mut alone = crowded("disabled");
+    alone.settle();
+    assert_eq!(alone.nodes(), ["n1", "n2"]);
+}
+
+#[test]
+fn one_that_moves_in_and_fails_goes_and_one_that_is_not_needed_any_more_too() {
+    let mut world = crowded("least-effort");
+    world.rebuilds_end = false;
+    world.settle();
+    let coming = world.replica_on("n4");
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
+    world.broken.insert(coming);
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2"]);
+
+    let mut fewer = crowded("least-effort");
+    fewer.rebuilds_end = false;
+    fewer.settle();
+    fewer.volume_mut().spec.number_of_replicas = 1;
+    fewer.settle();
+    assert_eq!(fewer.replicas.len(), 2, "one that holds everything, and the one that is being filled");
+    fewer.rebuilds_end = true;
+    fewer.settle();
+    assert_eq!(fewer.replicas.len(), 1);
+}
+
+fn near(replicas: i64) -> World {
+    let locality = DataLocality::BestEffort;
+    let mut world = World::new(VolumeSpec {
+        data_locality: locality,
+        number_of_replicas: replicas,
+        ..VolumeSpec::default()
+    });
+    world.settle();
+    world
+}
+
+#[test]
+fn best_effort_locality_brings_a_replica_to_where_the_volume_is_used() {
+    let mut world = near(2);
+    world.rebuilds_end = false;
+    world.attach("n1");
+    assert_eq!(world.nodes(), ["n1", "n2"], "one is there");
+    world.attach("");
+    world.attach("n4");
+    assert_eq!(world.nodes(), ["n1", "n2", "n4"], "it is being filled");
+    world.rebuilds_end = true;
+    world.settle();
+    assert!(world.nodes().contains(&"n4") && world.replicas.len() == 2, "{:?}", world.nodes());
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+}
+
+#[test]
+fn what_keeps_a_replica_from_where_the_volume_is_used() {
+    type Case = (&'static str, fn(&mut World));
+    let cases: &[Case] = &[
+        ("no room there", |w| w.cluster.nodes.get_mut("n4").unwrap().schedulable = false),
+        ("another locality", |w| w.volume_mut().spec.data_locality = DataLocality::Disabled),
+        ("nobody uses it: it is attached without a device", |w| w.volume_mut().spec.disable_frontend = true),
+        ("as many are filled there as may be", |w| w.filling = [("n4".into(), 5)].into()),
+        ("one of the others does not hold everything", |w| {
+            let one = w.replica_on("n1");
+            w.cut_off.insert(one);
+        }),
+    ];
+    for (what, change) in cases {
+        let mut world = near(2);
+        change(&mut world);
+        world.attach("n4");
+        assert_eq!(world.nodes(), ["n1", "n2"], "{what}");
+        assert_eq!(world.status().state, VolumeState::Attached, "{what}");
+    }
+}
+
+#[test]
+fn a_replica_that_leaves_before_it_was_filled_is_not_filled_first() {
+    let mut world = World::attached_to("n1");
+    let lost = world.replica_on("n2");
+    world.replicas.remove(&lost);
+    world.rebuilds_end = false;
+    world.cluster.nodes.get_mut("n2").unwrap().schedulable = false;
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n3", "n4"], "it is being filled on n4");
+    world.cluster.nodes.get_mut("n2").unwrap().schedulable = true;
+    world.cluster.nodes.get_mut("n4").unwrap().emptying = Emptying::All;
+    world.settle();
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"], "nothing is there to wait for");
+}
+
+/// A volume that is being rebuilt at rest, attached to the first of two nodes with a replica that counts.
+fn rebuilt_at_rest() -> (World, &'static str, &'static str) {
+    let mut world = World::attached_to("n1");
+    world.attach("");
+    let lost = world.replica_on("n3");
+    world.replicas.remove(&lost);
+    world.rebuilds_end = false;
+    world.settings = Settings::of([("offline-replica-rebuilding", "true")]);
+    world.settle();
+    world.pass(15);
+    let (_, wish) = world.wishes.last().unwrap();
+    let wish = wish.clone().expect("a ticket");
+    assert!(wish.parameters.contains_key(FILLS_ON), "{wish:?}");
+    let (there, other) = if wish.node == "n1" { ("n1", "n2") } else { ("n2", "n1") };
+    world.attach(there);
+    (world, there, other)
+}
+
+#[test]
+fn a_rebuild_at_rest_leaves_a_node_that_is_cordoned_if_it_can_go_on_elsewhere() {
+    let (mut world, there, other) = rebuilt_at_rest();
+    world.cluster.nodes.get_mut(there).unwrap().cordoned = true;
+    let leaves = Action::Ticket(TicketType::VolumeRebuilding, None);
+    assert!(world.plan().contains(&leaves), "{:?}", world.plan());
+    world.settle();
+    assert!(world.told.contains(&"OfflineRebuildingInterrupted"), "{:?}", world.told);
+    world.attach("");
+    world.pass(15);
+    let (_, wish) = world.wishes.last().unwrap();
+    assert_eq!(wish.as_ref().map(|w| w.node.as_str()), Some(other));
+
+    let (mut only, ..) = rebuilt_at_rest();
+    only.cluster.nodes.values_mut().for_each(|n| n.cordoned = true);
+    assert!(!only.plan().contains(&leaves), "there is no other node to go on from");
+}

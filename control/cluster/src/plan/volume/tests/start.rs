@@ -1,0 +1,160 @@
+//! Volumes that begin and end while something of them does not come up, or does not end.
+
+use super::*;
+use crate::api::Quorum;
+use crate::plan::engine::SERVES;
+use crate::plan::written;
+
+/// The engine says that it serves, since now.
+fn serves(world: &mut World) {
+    let now = written(world.now);
+    let engine = world.engines.values_mut().next().expect("an engine");
+    engine.status.as_mut().expect("a status").conditions.set_condition(SERVES, true, "", "", &now);
+}
+
+fn waits_for(world: &World) -> String {
+    let status = world.status();
+    status.conditions.get_condition(READY).map(|c| c.message.clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_replica_whose_process_does_not_come_up_is_replaced_in_the_end() {
+    let mut world = World::attached_to("n1");
+    world.attach("");
+    // Its node takes nothing new.
+    world.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    let absent = world.replica_on("n3");
+    world.absent.insert(absent.clone());
+    world.attach("n1");
+    assert_eq!(world.status().state, VolumeState::Attaching);
+    world.pass(21);
+    assert_eq!(
+        (world.status().state, world.status().robustness),
+        (VolumeState::Attached, Robustness::Degraded)
+    );
+    serves(&mut world);
+    world.pass(59);
+    assert!(world.replicas[&absent].spec.failed_at.is_empty(), "it may come up yet");
+    assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    world.pass(1);
+    assert!(!world.replicas[&absent].spec.failed_at.is_empty());
+    world.pass(601);
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n4"], Robustness::Healthy));
+
+    let mut late = World::attached_to("n1");
+    late.attach("");
+    let absent = late.replica_on("n3");
+    late.absent.insert(absent.clone());
+    late.attach("n1");
+    late.pass(21);
+    serves(&mut late);
+    late.pass(60);
+    late.absent.clear();
+    late.settle();
+    assert!(late.replicas[&absent].spec.failed_at.is_empty(), "it is taken back");
+    assert_eq!((late.nodes(), late.status().robustness), (vec!["n1", "n2", "n3"], Robustness::Healthy));
+}
+
+#[test]
+fn a_volume_that_was_never_used_begins_without_what_does_not_come_up() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    let absent = world.replica_on("n3");
+    world.absent.insert(absent.clone());
+    world.attach("n1");
+    world.pass(59);
+    assert_eq!(world.status().state, VolumeState::Attaching);
+    assert!(waits_for(&world).contains(&absent), "{}", waits_for(&world));
+    world.pass(1);
+    assert_eq!(
+        (world.status().state, world.status().robustness),
+        (VolumeState::Attached, Robustness::Degraded)
+    );
+    assert!(world.told.contains(&"ReplicasLeftOut"));
+
+    // One that may hold something is waited for.
+    let mut used = World::attached_to("n1");
+    used.attach("");
+    used.volume_mut().status.as_mut().unwrap().epoch = None;
+    used.absent.insert(used.replica_on("n3"));
+    used.attach("n1");
+    used.pass(3600);
+    assert_eq!(used.status().state, VolumeState::Attaching);
+    assert!(!used.told.contains(&"ReplicasLeftOut"));
+}
+
+#[test]
+fn what_a_majority_decides_starts_with_a_majority_of_all_replicas_alone() {
+    let rests = || {
+        let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+        world.settle();
+        world.attach("n1");
+        world.attach("");
+        // The authority keeps no epochs of such a volume.
+        world.volume_mut().status.as_mut().unwrap().epoch = None;
+        world
+    };
+    let mut world = rests();
+    world.up = ["n1".to_owned()].into();
+    world.attach("n1");
+    world.pass(3600);
+    assert_eq!(
+        (world.status().state, world.engine().spec.desire_state),
+        (VolumeState::Attaching, DesireState::Stopped)
+    );
+    assert!(waits_for(&world).contains("1 of 3 replicas run"), "{}", waits_for(&world));
+    // One that failed tells what it has recorded, too.
+    world.up.insert("n2".into());
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Attached);
+
+    // A later start waits for none beyond that for ever.
+    let mut slow = rests();
+    slow.absent.insert(slow.replica_on("n3"));
+    slow.attach("n1");
+    assert_eq!(slow.status().state, VolumeState::Attaching);
+    slow.pass(21);
+    assert_eq!(slow.status().state, VolumeState::Attached);
+}
+
+#[test]
+fn a_strictly_local_volume_is_used_where_its_replica_is_alone() {
+    let strict = VolumeSpec {
+        data_locality: DataLocality::StrictLocal,
+        number_of_replicas: 1,
+        ..VolumeSpec::default()
+    };
+    let mut world = World::new(strict);
+    world.settle();
+    world.attach("n3");
+    world.attach("");
+    world.attach("n2");
+    world.pass(3600);
+    assert_eq!((world.status().state, world.nodes()), (VolumeState::Attaching, vec!["n3"]));
+    assert!(waits_for(&world).contains("its replica is on node n3"), "{}", waits_for(&world));
+    world.attach("n3");
+    assert_eq!(world.status().state, VolumeState::Attached);
+
+    // One that became strict with replicas elsewhere, too, keeps the one that is there.
+    let mut narrowed = World::attached_to("n1");
+    narrowed.attach("");
+    let spec = &mut narrowed.volume_mut().spec;
+    (spec.data_locality, spec.number_of_replicas) = (DataLocality::StrictLocal, 1);
+    narrowed.attach("n2");
+    assert_eq!((narrowed.nodes(), narrowed.status().state), (vec!["n2"], VolumeState::Attached));
+}
+
+#[test]
+fn an_engine_that_does_not_end_keeps_its_volume_for_a_minute() {
+    let mut world = World::attached_to("n1");
+    world.stuck.insert("v-e-0".into());
+    world.attach("");
+    world.pass(59);
+    assert_eq!((world.status().state, world.engine().spec.node_id.as_str()), (VolumeState::Detaching, "n1"));
+    assert!(world.replicas.values().all(|r| r.spec.desire_state == DesireState::Running), "it may use them");
+    world.pass(1);
+    assert_eq!(world.status().state, VolumeState::Detached);
+    assert_eq!(world.told.iter().filter(|t| **t == "EngineNotEnded").count(), 1);
+    world.attach("n2");
+    assert_eq!((world.status().state, world.engine().spec.node_id.as_str()), (VolumeState::Attached, "n2"));
+}

@@ -1,0 +1,183 @@
+//! The engines of this node: their processes, and what is said of them (`crate::plan::engine`).
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use lh_block::Generation;
+
+use super::cache::instance_manager;
+use super::desk::{Desk, Done};
+use super::processes::{SOON, lay_key, resource_of, tell_failure};
+use super::queue::Outcome;
+use super::{Context, authority, programs};
+use crate::agent::{AgentError, EngineStart, Part};
+use crate::api::{Engine, EngineSpec, Replica, Volume};
+use crate::plan::upgrade::{Images, target};
+use crate::plan::volume::volume_of_engine;
+use crate::plan::{VOLUME_LABEL, engine, written};
+
+/// How often something that others have to finish first is looked at.
+const LATER: Duration = Duration::from_secs(10);
+
+/// Looks at an engine.
+pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
+    match look_at_engine(context, name).await {
+        // This node was cut off while its engine was replaced, and has not heard of that yet.
+        Err(e) if e.is_of_nothing() && context.desk.api::<Engine>().get_opt(name).await?.is_none() => {
+            end_what_was_left(context, name).await
+        }
+        looked => looked,
+    }
+}
+
+async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
+    let (cache, here) = (&context.cache, context.options.node.as_str());
+    let Some(resource) = resource_of(context, &cache.engines, name).await? else {
+        return end_what_was_left(context, name).await;
+    };
+    let processes = context.agent.processes().await?;
+    let process = processes.get(name);
+    let view = match process {
+        Some(_) => context.agent.engine(name).await,
+        None => None,
+    };
+    let known = resource.status.clone().unwrap_or_default();
+    let images =
+        Images { wanted: &resource.spec.image, current: &known.current_image, failed: &known.failed_image };
+    let spec = EngineSpec { image: target(images).to_owned(), ..resource.spec.clone() };
+    let actions = engine::plan(&engine::Observed {
+        engine: &resource,
+        node: here,
+        instance_manager: &instance_manager(here),
+        process,
+        programs: programs::of_process(context, images, process).await,
+        view: view.as_ref(),
+        relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
+        now: Timestamp::now(),
+    });
+    let mut outcome = Outcome::Done;
+    let mut version = resource.resource_version();
+    let (mut refusal, mut failure) = (None, None);
+    let mut stay = known.stay;
+    for action in actions {
+        tracing::debug!(engine = name, ?action, "engine");
+        match action {
+            engine::Action::Start => failure = start_engine(context, name, &spec, &stay).await.err(),
+            engine::Action::TakeOver => failure = take_over(context, name, &spec, &stay).await.err(),
+            engine::Action::Exchange(image) => {
+                tracing::info!(engine = name, image, "the engine's program is exchanged");
+                let spec = EngineSpec { image, ..spec.clone() };
+                let generation = Generation::default();
+                let start = EngineStart { name, spec: &spec, generation, stay: &stay };
+                context.agent.exchange(name, Part::Engine(start)).await?;
+            }
+            engine::Action::Stop => context.agent.stop(name).await?,
+            engine::Action::AddReplica { name: replica, address } => {
+                refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
+            }
+            engine::Action::RemoveReplica { name: replica, .. } => {
+                refusal = context.agent.remove_replica(name, &replica).await.err().or(refusal);
+            }
+            engine::Action::Expand(size) => {
+                if let Err(e) = context.agent.expand(name, size).await {
+                    version = say_not_expanded(context, &resource, version, &e).await?;
+                }
+            }
+            engine::Action::SetStatus(status) => {
+                let old = resource.status.clone().unwrap_or_default();
+                let done =
+                    context.desk.set_status::<Engine, _>(name, version.as_deref(), &old, &*status).await;
+                done?;
+                // What follows is written on top of it, or not at all.
+                version = None;
+                stay = status.stay;
+            }
+            engine::Action::Tell(event) => context.desk.tell(resource.as_ref(), &event).await,
+            engine::Action::LookAgain(after) => outcome = Outcome::Again(after),
+        }
+    }
+    if let Some(e) = failure {
+        tell_failure(context, resource.as_ref(), &e).await;
+        return Err(e);
+    }
+    if let Some(e) = refusal {
+        tracing::warn!(engine = name, error = %e, "the engine's replicas are not yet what they should be");
+    }
+    let on_its_way = resource.spec.node_id == here
+        && (process.is_some() && view.as_ref().is_none_or(|v| !v.up)
+            || process.is_none() && outcome == Outcome::Done);
+    let wants = resource.spec.desire_state == crate::api::DesireState::Running || process.is_some();
+    Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration
+/// ended, or when the volume was deleted. One that is none of this manager's is left alone.
+async fn end_what_was_left(context: &Context, name: &str) -> Done<Outcome> {
+    let Some(volume) = volume_of_engine(name).filter(|_| context.is_own_engine(name)) else {
+        return Ok(Outcome::Done);
+    };
+    let has_other = !engines_of(&context.desk, volume).await?.is_empty();
+    let found = context.desk.api::<Volume>().get_opt(volume).await?;
+    if !has_other && found.is_some_and(|volume| volume.metadata.deletion_timestamp.is_none()) {
+        // It is about to be deleted, or to have another engine.
+        return Ok(Outcome::Again(LATER));
+    }
+    tracing::info!(engine = name, has_other, "what was left of the volume here is ended");
+    context.agent.stop(name).await?;
+    Ok(Outcome::Again(SOON))
+}
+
+/// The engines of a volume, wherever they are.
+pub(super) async fn engines_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Engine>> {
+    let those = ListParams::default().labels(&format!("{VOLUME_LABEL}={volume}"));
+    desk.api::<Engine>().list(&those).await.map(|found| found.items)
+}
+
+/// Notes why an expansion did not begin. Gives back the version to go on from.
+async fn say_not_expanded(
+    context: &Context,
+    resource: &Engine,
+    version: Option<String>,
+    why: &AgentError,
+) -> Done<Option<String>> {
+    let old = resource.status.clone().unwrap_or_default();
+    if old.last_expansion_error == why.to_string() {
+        return Ok(version);
+    }
+    let mut new = old.clone();
+    new.last_expansion_error = why.to_string();
+    new.last_expansion_failed_at = written(Timestamp::now());
+    context.desk.set_status::<Engine, _>(&resource.name_any(), None, &old, &new).await?;
+    Ok(None)
+}
+
+/// Starts an engine, or a relay.
+async fn start_engine(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
+    lay_key(context, &spec.volume_name).await?;
+    let generation = number(context, spec).await?;
+    tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
+    Ok(context.agent.start_engine(EngineStart { name, spec, generation, stay }).await?)
+}
+
+/// Has an engine take a relay's place.
+async fn take_over(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
+    let generation = number(context, spec).await?;
+    tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine takes a relay's place");
+    Ok(context.agent.take_over(EngineStart { name, spec, generation, stay }).await?)
+}
+
+/// A new generation for an engine: above everything that the volume issued and its replicas have seen. A relay needs none.
+async fn number(context: &Context, spec: &EngineSpec) -> Done<Generation> {
+    if spec.relays() {
+        return Ok(Generation::default());
+    }
+    let volume = &spec.volume_name;
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
+    let replicas = context.desk.api::<Replica>().list(&of_volume).await?;
+    let told = replicas.items.iter().filter_map(|r| r.status.as_ref()?.generation).map(|g| g.0);
+    let seen = told.max().unwrap_or(Generation::default());
+    let here = &context.options.node;
+    authority::issue_generation(&context.desk, volume, here, seen).await
+}

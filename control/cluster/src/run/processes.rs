@@ -1,0 +1,77 @@
+//! What engines and replicas of this node have in common: a process, a resource that names it, the key of their volume.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+
+use super::Context;
+use super::cache::Key;
+use super::desk::{Done, Kind, ReconcileError};
+use super::leader::key_secret;
+use super::shelf::{Item, Shelf};
+use crate::plan;
+use crate::plan::volume::volume_of_engine;
+
+/// How often something that is on its way is looked at.
+pub(super) const SOON: Duration = Duration::from_millis(500);
+
+/// Processes of this node may have changed: those that did are looked at.
+pub(super) async fn tell_processes(context: &Context) {
+    let Ok(processes) = context.agent.processes().await else { return };
+    let mut known = context.processes.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::mem::replace(&mut *known, processes);
+    let differ = |name: &&String| before.get(*name) != known.get(*name);
+    let names: BTreeSet<&String> = before.keys().chain(known.keys()).filter(differ).collect();
+    context.news.tell(names.into_iter().filter_map(|name| {
+        if volume_of_engine(name).is_some() {
+            Some(Key::Engine(name.clone()))
+        } else if name.contains("-r-") {
+            Some(Key::Replica(name.clone()))
+        } else {
+            None
+        }
+    }));
+}
+
+/// Everything of this node.
+pub(super) fn everything(context: &Context) -> Vec<Key> {
+    let cache = &context.cache;
+    let engines = cache.engines.all().into_iter().map(|e| Key::Engine(e.name_any()));
+    let replicas = cache.replicas.all().into_iter().map(|r| Key::Replica(r.name_any()));
+    let snapshots = cache.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
+    engines.chain(replicas).chain(snapshots).chain([Key::Here]).collect()
+}
+
+/// The resource of a process. One that went to another node is on no shelf here: whose process is left behind is asked of
+/// the API server.
+pub(super) async fn resource_of<K: Kind + Item>(
+    context: &Context,
+    shelf: &Shelf<K>,
+    name: &str,
+) -> Done<Option<Arc<K>>> {
+    match shelf.get(name) {
+        Some(resource) => Ok(Some(resource)),
+        None if context.runs(name) => Ok(context.desk.api::<K>().get_opt(name).await?.map(Arc::new)),
+        None => Ok(None),
+    }
+}
+
+/// Tells people that a process could not be started.
+pub(super) async fn tell_failure<K: Kind>(context: &Context, about: &K, why: &ReconcileError) {
+    if !matches!(why, ReconcileError::Stale) {
+        let event = plan::Event { warning: true, reason: "StartFailed", message: why.to_string() };
+        context.desk.tell(about, &event).await;
+    }
+}
+
+/// Lays the volume's key on this node.
+pub(super) async fn lay_key(context: &Context, volume: &str) -> Done {
+    let secret = context.desk.api::<Secret>().get(&key_secret(volume)).await?;
+    let key = secret.data.as_ref().and_then(|data| data.get("key"));
+    let key =
+        key.ok_or_else(|| ReconcileError::NotYet(format!("secret {} has no key", key_secret(volume))))?;
+    Ok(context.agent.store_key(volume, &key.0).await?)
+}

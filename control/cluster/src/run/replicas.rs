@@ -1,0 +1,155 @@
+//! The replicas of this node: their processes, their data, and what is said of them (`crate::plan::replica`).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use super::cache::{OwnPod, instance_manager};
+use super::desk::Done;
+use super::processes::{SOON, lay_key, resource_of, tell_failure};
+use super::queue::Outcome;
+use super::{Context, programs};
+use crate::agent::{AgentError, Part, ProcessView};
+use crate::api::{Conditions, Replica, ReplicaSpec};
+use crate::plan::upgrade::{Images, target};
+use crate::plan::{self, node, replica};
+
+/// The processes of this node. Where there is no pod of its instance manager, all of them ended with it: the data of a replica that
+/// is deleted would stay for as long as a drained node is cordoned.
+async fn processes(
+    context: &Context,
+    resource: &Replica,
+) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+    let goes = resource.metadata.deletion_timestamp.is_some();
+    let no_pod = |own: &OwnPod| own.pods.get(&instance_manager(&context.options.node)).is_none();
+    match context.agent.processes().await {
+        Err(AgentError::Away(_)) if goes && context.cache.pod.as_ref().is_some_and(no_pod) => {
+            Ok(BTreeMap::new())
+        }
+        known => known,
+    }
+}
+
+/// What a replica is asked for maps with, from the key that was laid here before it was started.
+fn map_key(context: &Context, resource: &Replica) -> String {
+    let known = resource.status.as_ref().map(|s| s.map_key.clone()).unwrap_or_default();
+    if !known.is_empty() {
+        return known;
+    }
+    // Without it nobody is told where snapshots hold data, and all else goes on.
+    let Ok(root) = control::host::Root::at(&context.options.root) else { return String::new() };
+    let Ok(key) = control::host::read_key(&root.key(&resource.spec.volume_name)) else {
+        return String::new();
+    };
+    control::host::MapKey::of(&key).to_string()
+}
+
+/// Looks at a replica.
+pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
+    let (cache, here) = (&context.cache, context.options.node.as_str());
+    let Some(resource) = resource_of(context, &cache.replicas, name).await? else { return Ok(Outcome::Done) };
+    let processes = processes(context, &resource).await?;
+    let process = processes.get(name);
+    let view = match process {
+        Some(_) => context.agent.replica(name).await,
+        None => None,
+    };
+    let trouble = disk_trouble(context, &resource);
+    let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
+    let map_key = map_key(context, &resource);
+    let known = resource.status.clone().unwrap_or_default();
+    let images =
+        Images { wanted: &resource.spec.image, current: &known.current_image, failed: &known.failed_image };
+    let spec = ReplicaSpec { image: target(images).to_owned(), ..resource.spec.clone() };
+    let actions = replica::plan(&replica::Observed {
+        replica: &resource,
+        node: here,
+        instance_manager: &instance_manager(here),
+        disk_trouble: trouble.as_deref(),
+        address: &address,
+        map_key: &map_key,
+        process,
+        programs: programs::of_process(context, images, process).await,
+        view: view.as_ref(),
+        now: Timestamp::now(),
+    });
+    let mut outcome = Outcome::Done;
+    let mut version = resource.resource_version();
+    let mut failure = None;
+    for action in actions {
+        tracing::debug!(replica = name, ?action, "replica");
+        match action {
+            replica::Action::AddFinalizer => {
+                version = context.desk.set_finalizer(resource.as_ref(), true).await?
+            }
+            replica::Action::Start => {
+                failure = start_replica(context, name, &spec).await.err();
+                outcome = Outcome::Again(SOON);
+            }
+            replica::Action::Exchange(image) => {
+                tracing::info!(replica = name, image, "the replica's program is exchanged");
+                let spec = ReplicaSpec { image, ..spec.clone() };
+                context.agent.exchange(name, Part::Replica(&spec)).await?;
+                outcome = Outcome::Again(SOON);
+            }
+            replica::Action::Stop => {
+                context.agent.stop(name).await?;
+                outcome = Outcome::Again(SOON);
+            }
+            replica::Action::RemoveData => {
+                let spec = &resource.spec;
+                let (disk, directory) = (PathBuf::from(&spec.disk_path), spec.data_directory_name.clone());
+                if let Err(e) = context.agent.remove_directory(disk, directory).await {
+                    // Much data takes its time.
+                    if !matches!(e, AgentError::Late(..)) {
+                        tell_not_removed(context, &resource, &e).await;
+                    }
+                    return Err(e.into());
+                }
+                context.desk.set_finalizer(resource.as_ref(), false).await?;
+            }
+            replica::Action::SetStatus(status) => {
+                let old = resource.status.clone().unwrap_or_default();
+                context.desk.set_status::<Replica, _>(name, version.as_deref(), &old, &*status).await?;
+            }
+            replica::Action::LookAgain(after) => outcome = Outcome::Again(after),
+        }
+    }
+    if let Some(e) = failure {
+        tell_failure(context, resource.as_ref(), &e).await;
+        return Err(e);
+    }
+    let on_its_way = process.is_some() && view.is_none();
+    Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Tells people what keeps a deleted replica.
+async fn tell_not_removed(context: &Context, replica: &Replica, why: &AgentError) {
+    let place = format!("{}/replicas/{}", replica.spec.disk_path, replica.spec.data_directory_name);
+    let message = format!(
+        "its data, {place} on node {}, cannot be removed: {why}. If that disk is lost for good, unmount it and make an empty directory {}/replicas",
+        replica.spec.node_id, replica.spec.disk_path
+    );
+    context.desk.tell(replica, &plan::Event { warning: true, reason: "DataNotRemoved", message }).await;
+}
+
+async fn start_replica(context: &Context, name: &str, spec: &ReplicaSpec) -> Done {
+    lay_key(context, &spec.volume_name).await?;
+    Ok(context.agent.start_replica(name, spec).await?)
+}
+
+/// Why the disk of a replica cannot be used; `None` if it can.
+fn disk_trouble(context: &Context, replica: &Replica) -> Option<String> {
+    let node = context.cache.nodes.get(&context.options.node)?;
+    let status = node.status.as_ref()?;
+    let disk = status.disk_status.values().find(|d| d.disk_uuid == replica.spec.disk_id);
+    match disk {
+        None => Some(format!("disk {} is not on this node any more", replica.spec.disk_id)),
+        Some(disk) => {
+            let ready = disk.conditions.get_condition(node::READY)?;
+            (!ready.is_true()).then(|| ready.message.clone())
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Snapshots of the volumes whose engines run on this node (`crate::plan::snapshot`).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::ListParams;
+
+use super::Context;
+use super::cache::Key;
+use super::desk::Done;
+use super::processes::SOON;
+use super::queue::Outcome;
+use crate::api::{Snapshot, Volume};
+use crate::plan::snapshot;
+use crate::plan::volume::{CLONED, pair};
+
+/// Looks at a snapshot of a volume whose engine runs here.
+pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let Some(resource) = cache.snapshots.get(name) else { return Ok(Outcome::Done) };
+    let engines = cache.engines.of(&resource.spec.volume);
+    // A volume that is on its way elsewhere is the leader's affair.
+    let Some(volume) = cache.volumes.get(&resource.spec.volume) else { return Ok(Outcome::Done) };
+    let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0 else { return Ok(Outcome::Done) };
+    let engine_name = engine.name_any();
+    let goes = resource.metadata.deletion_timestamp.is_some();
+    let in_use = goes && being_copied(context, &resource.spec.volume).await?.contains(name);
+    let actions = snapshot::plan(&snapshot::Observed {
+        snapshot: &resource,
+        volume: Some(&volume),
+        engine: Some(engine),
+        in_use,
+        now: Timestamp::now(),
+    });
+    let mut version = resource.resource_version();
+    // Nothing of the snapshot itself changes when the copy ends.
+    let mut outcome = if in_use { Outcome::Again(SOON) } else { Outcome::Done };
+    for action in actions {
+        tracing::debug!(snapshot = name, ?action, "snapshot");
+        match action {
+            snapshot::Action::AddFinalizer => {
+                version = context.desk.set_finalizer(resource.as_ref(), true).await?
+            }
+            snapshot::Action::RemoveFinalizer => {
+                version = context.desk.set_finalizer(resource.as_ref(), false).await?;
+            }
+            snapshot::Action::Take => {
+                context.agent.take_snapshot(&engine_name, name, &resource.spec.labels).await?;
+                context.news.tell([Key::Engine(engine_name.clone())]);
+                outcome = Outcome::Again(SOON);
+            }
+            snapshot::Action::Remove => {
+                context.agent.remove_snapshot(&engine_name, name).await?;
+                context.news.tell([Key::Engine(engine_name.clone())]);
+                outcome = Outcome::Again(SOON);
+            }
+            snapshot::Action::SetStatus(status) => {
+                let old = resource.status.clone().unwrap_or_default();
+                context.desk.set_status::<Snapshot, _>(name, version.as_deref(), &old, &*status).await?;
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.
+pub(super) async fn being_copied(context: &Context, volume: &str) -> Done<BTreeSet<String>> {
+    let fields = format!("status.cloneStatus.sourceVolume={volume}");
+    let clones = context.desk.api::<Volume>().list(&ListParams::default().fields(&fields)).await?;
+    let copied = |v: Volume| {
+        let stays = v.metadata.deletion_timestamp.is_none();
+        let clone = v.status.map(|s| s.clone_status).filter(|c| stays && c.state != CLONED)?;
+        Some(clone.snapshot)
+    };
+    Ok(clones.items.into_iter().filter_map(copied).collect())
+}
