@@ -36,6 +36,7 @@ pub(crate) use replica::layer;
 
 use crate::arguments::DEFAULT_ROOT;
 use crate::sentence::sentence;
+use crate::tell::tell;
 
 /// A failure that another start would meet again. Its text is the sentence for people.
 #[derive(Debug)]
@@ -128,7 +129,7 @@ pub fn main() -> ExitCode {
     let mut args = std::env::args_os();
     if args.next().is_some_and(|name| name == LAUNCH_NAME) {
         let e = run_launched(args);
-        eprintln!("error: the program cannot be started: {e}");
+        tell!("error: the program cannot be started: {e}");
         return ExitCode::FAILURE;
     }
     let program = Program::parse();
@@ -149,7 +150,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {}", sentence(&e));
+            tell!("error: {}", sentence(&e));
             let gives_up = e.downcast_ref::<GivesUp>().is_some();
             ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
         }

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use crate::tell::tell;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Tells what is being done until it is dropped.
@@ -41,7 +42,7 @@ impl Progress {
         what.clone_into(&mut self.last);
         match &self.bar {
             Some(bar) => bar.set_message(what.to_owned()),
-            None => eprintln!("{what}"),
+            None => tell!("{what}"),
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::Serialize;
 
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, block_size, image_name, label, listen_address,
@@ -277,7 +278,8 @@ pub(super) struct DownArgs {
 }
 
 /// What an export makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum ImageFormat {
     /// The bytes as they are, holes as holes
     Raw,

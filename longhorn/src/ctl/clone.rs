@@ -17,6 +17,7 @@ use super::output::print_json;
 use super::snapshot::directory_in_sync;
 use super::{Context, lock, remove};
 use crate::progress::Progress;
+use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
     let root = &context.root;
@@ -55,7 +56,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?);
     }
-    eprintln!(
+    tell!(
         "{new} has the bytes of {}, {}: {} shared, {} copied; longhornctl up {new} starts it",
         source.volume,
         format_size(record.size),
@@ -120,6 +121,6 @@ fn make_parent(directory: &Path) -> Result<()> {
 /// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.
 fn take_back(root: &Root, record: &VolumeRecord) {
     if let Err(left) = remove::everything(root, record) {
-        eprintln!("{left:#}");
+        tell!("{left:#}");
     }
 }

@@ -19,6 +19,7 @@ use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
 use super::{Context, lock, up};
 use crate::daemon::rfc3339;
+use crate::tell::tell;
 
 /// How long the locks of processes that are just ending are waited for.
 const PASSING: Duration = Duration::from_secs(60);
@@ -139,7 +140,7 @@ impl Found {
         let authority = match record.authority(&context.root).epoch() {
             Ok(epoch) => Authority::Says(epoch),
             Err(AuthorityError::Damaged { path, reason }) => {
-                eprintln!("{} is damaged ({reason}): the replicas alone are asked", path.display());
+                tell!("{} is damaged ({reason}): the replicas alone are asked", path.display());
                 Authority::Silent
             }
             Err(e) => return Err(e.into()),
@@ -280,7 +281,7 @@ impl SalvageView {
         if !self.chosen.is_empty() {
             let how =
                 if self.sure { "holds every acknowledged write" } else { "is the guess that you asked for" };
-            eprintln!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
+            tell!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
@@ -31,6 +32,9 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
+
+/// What an engine waits for is told once it has taken this long: each start waits for its replicas for a moment.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// How often is asked meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
@@ -137,11 +141,16 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
 fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
     let volume = &args.volume;
     record.check_ready()?;
-    if let Some(size) = args.size.filter(|size| *size != record.size) {
-        bail!(
+    match args.size {
+        Some(size) if size > record.size => bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
             format_size(record.size)
-        );
+        ),
+        Some(size) if size < record.size => bail!(
+            "volume {volume} has {} and never shrinks: leave --size out to start it, or make another volume",
+            format_size(record.size)
+        ),
+        _ => {}
     }
     let replicas = record.replicas.len();
     if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
@@ -386,7 +395,8 @@ pub(super) async fn wait_until_usable(
     progress: &mut Progress,
 ) -> Result<VolumeView> {
     let engine = engine_name(&record.name);
-    let deadline = Instant::now() + ENGINE_PATIENCE;
+    let begun = Instant::now();
+    let deadline = begun + ENGINE_PATIENCE;
     let mut remark = String::new();
     loop {
         if let Some(answer) = ask_engine(root, &record.name).await {
@@ -394,7 +404,7 @@ pub(super) async fn wait_until_usable(
                 return observe(root, record).await;
             }
             remark = answer.volume.waiting_for;
-            if !remark.is_empty() {
+            if !remark.is_empty() && begun.elapsed() > SILENCE {
                 progress.say(&format!("waiting: {remark}"));
             }
         }
@@ -437,20 +447,21 @@ pub(super) fn announce(context: &Context, view: &VolumeView) -> Result<()> {
     }
     let size = format_size(view.size);
     let replicas = view.replicas.len();
-    eprintln!("{} is up: {size}, {replicas} replicas, {}", view.name, view.robustness);
+    let s = if replicas == 1 { "" } else { "s" };
+    tell!("{} is up: {size}, {replicas} replica{s}, {}", view.name, view.robustness);
     if !view.endpoint.is_empty() {
         print(&format!("{}\n", view.endpoint))?;
     }
     let volume = &view.name;
     if let Some(device) = &view.device {
-        eprintln!(
+        tell!(
             "\nTo use it:   mkfs.ext4 {device} && mkdir -p /mnt/{volume} && mount {device} /mnt/{volume}\nTo stop it:  umount /mnt/{volume} && longhornctl down {volume}"
         );
     } else if let Some(uri) = &view.uri {
         let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
-        eprintln!("\nTo use it:   {with} '{uri}'\nTo stop it:  longhornctl down {volume}");
+        tell!("\nTo use it:   {with} '{uri}'\nTo stop it:  longhornctl down {volume}");
     } else {
-        eprintln!("\nTo stop it:  longhornctl down {volume}");
+        tell!("\nTo stop it:  longhornctl down {volume}");
     }
     Ok(())
 }

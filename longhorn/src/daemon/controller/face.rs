@@ -1,5 +1,6 @@
 //! The engine as its gRPC server sees it.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -90,6 +91,7 @@ impl EngineControl for Face {
             uri,
             generation: self.generation,
             waiting_for,
+            lacks_space: self.engine.stats().iter().any(|queue| queue.starved.load(Ordering::Relaxed)),
             repaired_blocks: status.counters.repaired_blocks,
             replicas: status.replicas.into_iter().map(|r| self.replica(r)).collect(),
             limits: limits(&status.limits),

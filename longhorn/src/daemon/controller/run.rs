@@ -28,6 +28,7 @@ use crate::arguments::Checksum;
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, freeze, memory};
 use crate::generation;
+use crate::tell::tell;
 
 /// How long the engine before this one may take to end after it was killed.
 const PREDECESSOR: Duration = Duration::from_secs(10);
@@ -443,7 +444,7 @@ impl Life {
 fn ended_by_itself(why: &Why) -> anyhow::Error {
     if why.is_fenced() {
         // Not one answer more: neither to clients, nor by taking the device away from them.
-        eprintln!("error: {why}");
+        tell!("error: {why}");
         std::process::exit(control::manager::EXIT_GIVES_UP);
     }
     anyhow!("the engine ended: {why}")
