@@ -32,7 +32,7 @@ pub use controller::ControllerArgs;
 pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
-pub(crate) use replica::layer;
+pub(crate) use replica::{keep_from_others, layer};
 
 use crate::arguments::DEFAULT_ROOT;
 use crate::sentence::sentence;
@@ -64,13 +64,14 @@ pub struct Program {
 }
 
 const AFTER_HELP: &str = "\
-These are the processes behind a volume, and Longhorn's command line of an engine. To work with
-volumes, use longhornctl:
+These are the processes behind a volume, and Longhorn's command line of an
+engine. To work with volumes, use longhornctl:
 
   longhornctl up demo --size 1GiB
 
-LONGHORN_LOG says what is logged: a level (error, warn, info, debug, trace), or levels of
-parts, as in warn,replica=trace. Without it: info, and with --debug: debug.";
+LONGHORN_LOG says what is logged: a level (error, warn, info, debug, trace), or
+levels of parts, as in warn,replica=trace. Without it: info, and with --debug:
+debug.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -120,9 +121,9 @@ pub struct ManagerArgs {
 }
 
 const MANAGER_HELP: &str = "\
-There is one instance manager per root; `longhornctl up` starts it where there is none. It
-listens on DIR/run/instance-manager.sock. Its end changes nothing for running volumes: the next
-one takes them over.";
+There is one instance manager per root; `longhornctl up` starts it where there
+is none. It listens on DIR/run/instance-manager.sock. Its end changes nothing
+for running volumes: the next one takes them over.";
 
 /// Runs the program that the command line asks for.
 pub fn main() -> ExitCode {

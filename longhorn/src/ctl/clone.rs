@@ -16,6 +16,7 @@ use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::snapshot::directory_in_sync;
 use super::{Context, lock, remove};
+use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -34,6 +35,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
         Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
+    keep_from_others();
     let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());
     (record.block_size, record.quorum) = (original.block_size, original.quorum);

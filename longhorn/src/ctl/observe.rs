@@ -123,6 +123,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
     });
     let replicas: Vec<ReplicaView> = replicas.collect();
+    let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
@@ -146,6 +147,11 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
                 format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)
             }
             Err(e) => e.to_string(),
+            Ok(()) if process.is_none() && replicas_run => format!(
+                "its replicas run without an engine, as while it is started or stopped: `longhornctl up {0}` or `down {0}` \
+                 ends that",
+                record.name
+            ),
             Ok(()) => match remark(process.as_ref(), said) {
                 nothing if nothing.is_empty() && unwatched => format!(
                     "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
@@ -203,6 +209,7 @@ fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'s
     match (process.map(|p| p.state), engine) {
         (None | Some(State::Stopped | State::Error), _) => "detached",
         (Some(State::Stopping), _) => "detaching",
+        (Some(State::Starting | State::Running), Some(engine)) if engine.volume.ending => "detaching",
         (Some(State::Starting | State::Running), Some(engine)) if engine.volume.frontend_state == "up" => {
             "attached"
         }

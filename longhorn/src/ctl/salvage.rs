@@ -85,7 +85,7 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
         view.status = status;
         print_json(&view)?;
     } else if let Some(status) = status {
-        up::announce(context, &status)?;
+        up::announce(context, &status, false)?;
     }
     started.map(drop)
 }

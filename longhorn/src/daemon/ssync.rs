@@ -27,11 +27,11 @@ Examples:
   longhorn ssync send volume-snap-monday.img --to unix:/run/copy.sock
 
   other$ longhorn ssync receive monday.img --listen 10.0.0.2:9999 --insecure
-  here$  longhorn ssync send volume-snap-monday.img --to 10.0.0.2:9999 --insecure
+  here$  longhorn ssync send volume-snap-mon.img --to 10.0.0.2:9999 --insecure
 
-For files that no process uses, whose length is a multiple of 4096. Where the receiver has the
-file already, checksums are compared first and only what differs is sent: begun again, it goes
-on. One copy is received, then it ends.";
+For files that no process uses, whose length is a multiple of 4096. Where the
+receiver has the file already, checksums are compared first and only what
+differs is sent: begun again, it goes on. One copy is received, then it ends.";
 
 #[derive(Debug, clap::Subcommand)]
 enum Side {

@@ -61,7 +61,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let listens = args.relay_listen.is_some();
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
     let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), listens)?;
-    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
+    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
     let key = host::read_key(&args.key_file)?;
@@ -396,6 +396,7 @@ impl Life {
 
     /// Flushes, closes the replicas, ends the queues.
     fn shut_down(self, answer: Reply) -> Result<()> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = true;
         let done = self.close_replicas();
         self.queues.end();
         let _ = answer.send(done.clone());
