@@ -261,6 +261,17 @@ fn a_stopped_volume_is_down_already_and_can_be_deleted() {
 }
 
 #[test]
+fn nobody_is_told_to_delete_what_is_to_be_imported() {
+    let (_dir, root) = root_with_a_volume();
+    let directory = root.replica("demo", "0a1b2c3d");
+    fs::create_dir_all(&directory).unwrap();
+    let refused = ctl(&root, &["import", "other", directory.to_str().unwrap()]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("`longhornctl release demo`") && !said.contains("longhornctl rm"), "{said}");
+}
+
+#[test]
 fn what_was_done_is_one_document_of_json() {
     let (_dir, root) = root_with_a_volume();
     for (args, key, value) in

@@ -181,6 +181,31 @@ def beside_tls(host):
     shown("beside TLS on TCP the same commands work on the host")
 
 
+def seen_enough(host):
+    """A reader that goes away, as `head -1` does, is no error, and is not waited for by what has nothing to write."""
+    volume = host.name("seen")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    info = [os.path.join(BIN, "longhorn"), "--url", f"unix:{host.root}/run/{volume}-e-0.grpc.sock", "info"]
+    watch = [os.path.join(BIN, "longhornctl"), "--root", host.root, "status", volume, "--watch"]
+    for words in (info, watch):
+        reader, writer = os.pipe()
+        command = subprocess.Popen(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        if words is watch:
+            expect(os.read(reader, 4096), "nothing to read")
+        os.close(reader)
+        try:
+            said = command.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            command.kill()
+            command.wait()
+            expect(False, f"{words} goes on though nobody reads")
+        expect(command.returncode == 0 and said == "", f"{words}: {command.returncode} {said}")
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("a reader that has seen enough ends a command without an error")
+
+
 def unwatched(host):
     volume = host.name("alone")
     host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
@@ -300,6 +325,13 @@ def broken_off(host):
         expect(killed(lambda: glob.glob(os.path.join(host.root, began)), "resize", volume, f"{size + 2}MiB"), "a quick one")
         expect(host.up(volume)["device"], "up without a device, after an operation on the stopped volume was broken off")
         host.ctl("down", volume)
+    processes = os.path.join(host.root, "run/processes", volume)
+    expect(killed(lambda: glob.glob(f"{processes}-r-*"), "up", volume), "a quick one")
+    if not glob.glob(f"{processes}-e-0*"):
+        said = host.status(volume)
+        expect(said["state"] == "detached" and "without an engine" in said["remark"], f"half an up is told as {said}")
+    host.ctl("down", volume)
+    expect(host.status(volume)["remark"] == "", host.status(volume)["remark"])
     host.ctl("rm", volume, "--yes")
     shown("clone, export and down that were killed are given again, and nothing is left of them")
 
@@ -378,6 +410,7 @@ def main():
     trusts_the_network(host)
     open_to_the_network(host)
     beside_tls(host)
+    seen_enough(host)
     unwatched(host)
     full_disk(host)
 

@@ -62,7 +62,8 @@ fn check_unowned(root: &Root, directory: &Path) -> Result<()> {
         let owns = |r: &ReplicaRecord| r.directory.canonicalize().is_ok_and(|own| own == directory);
         if record.replicas.iter().any(owns) {
             bail!(
-                "{} belongs to volume {name}: import it after `longhornctl rm`, or copy it",
+                "{} belongs to volume {name}: `longhornctl release {name}` forgets the volume and keeps its directories \
+                 (`rm` deletes them), or import a copy",
                 directory.display()
             );
         }

@@ -4,12 +4,14 @@
 //! second in which something was asked; with `-o json` the same moments give an object each.
 
 use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table};
 use control::host::VolumeRecord;
 use lh_block::format_size;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::Context;
@@ -63,7 +65,17 @@ pub(super) async fn watch(context: &Context, volume: &str) -> Result<()> {
         last = Some(moment);
         // Slept in full: an engine that is asked sooner tells of two periods.
         tokio::time::sleep(PERIOD).await;
+        if nobody_reads(std::io::stdout().as_fd()) {
+            return Ok(());
+        }
     }
+}
+
+/// True if what is written goes to a pipe whose reader is gone: of an idle volume nothing may be written for hours.
+fn nobody_reads(output: BorrowedFd<'_>) -> bool {
+    let mut asked = [PollFd::new(output, PollFlags::empty())];
+    let answered = poll(&mut asked, PollTimeout::ZERO).is_ok_and(|n| n > 0);
+    answered && asked[0].revents().is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
 async fn look(context: &Context, volume: &str, rebuilds: &mut Rebuilds) -> Result<Moment> {
@@ -317,6 +329,15 @@ mod tests {
         let page = page(&busy);
         assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
         assert!(page.lines().any(|line| line.starts_with("  40 % of 1000 MiB in sync")), "{page}");
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_noticed() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!nobody_reads(writer.as_fd()));
+        drop(reader);
+        assert!(nobody_reads(writer.as_fd()));
+        assert!(!nobody_reads(tempfile::tempfile().unwrap().as_fd()));
     }
 
     #[test]
