@@ -328,8 +328,8 @@ def broken_off(host):
     processes = os.path.join(host.root, "run/processes", volume)
     expect(killed(lambda: glob.glob(f"{processes}-r-*"), "up", volume), "a quick one")
     if not glob.glob(f"{processes}-e-0*"):
-        said = host.status(volume)
-        expect(said["state"] == "detached" and "without an engine" in said["remark"], f"half an up is told as {said}")
+        wait_for("a word of half an up", lambda: "without an engine" in host.status(volume)["remark"], 20)
+        expect(host.status(volume)["state"] == "detached", host.status(volume)["state"])
     host.ctl("down", volume)
     expect(host.status(volume)["remark"] == "", host.status(volume)["remark"])
     host.ctl("rm", volume, "--yes")
