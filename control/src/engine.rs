@@ -269,6 +269,10 @@ pub struct EngineStatus {
     pub generation: Generation,
     /// One sentence that says what requests wait for; empty while they are answered.
     pub waiting_for: String,
+    /// It was told to end: it hides the volume, flushes and closes its replicas.
+    pub ending: bool,
+    /// Writes wait for space: every replica that takes them has said that its disk is full.
+    pub lacks_space: bool,
     /// Blocks that differed between members when this engine started, and were made equal.
     pub repaired_blocks: u64,
     /// Every configured replica.

@@ -154,6 +154,21 @@ impl Interceptor for Identity {
     }
 }
 
+/// Why nothing listens at a TCP address, with what to do about it.
+pub fn not_listening(e: io::Error) -> io::Error {
+    let next = match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            "somebody else listens there: choose another port, or stop who has it (`ss -tlnp`)"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this host has no such address: `ip address` lists those that it has"
+        }
+        io::ErrorKind::PermissionDenied => "only root listens on ports below 1024: choose another one",
+        _ => return e,
+    };
+    io::Error::new(e.kind(), format!("{e}: {next}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,6 +197,16 @@ mod tests {
         identity.call(call("volume-name", "")).unwrap();
         identity.call(Request::new(())).unwrap();
         Identity::default().call(call("volume-name", "demo")).unwrap();
+    }
+
+    #[test]
+    fn who_cannot_listen_is_told_what_to_do() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let refused = not_listening(std::net::TcpListener::bind(taken.local_addr().unwrap()).unwrap_err());
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        assert!(refused.to_string().contains("another port"), "{refused}");
+        let elsewhere = not_listening(std::net::TcpListener::bind("192.0.2.1:7").unwrap_err());
+        assert!(elsewhere.to_string().contains("ip address"), "{elsewhere}");
     }
 
     #[tokio::test]

@@ -456,6 +456,10 @@ impl Queue {
         if s < self.config.depth {
             self.stats.gone();
         }
+        if self.used.is_empty() {
+            // Nothing ticks for a queue without requests.
+            self.stats.starved(false);
+        }
         out.push(Output::Free { slot: s });
     }
 }

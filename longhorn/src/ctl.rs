@@ -34,6 +34,7 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use control::host::Root;
 
@@ -42,6 +43,7 @@ pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
 use crate::sentence::sentence;
+use crate::tell::tell;
 use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
     TrimCommand,
@@ -64,13 +66,19 @@ pub fn main() -> ExitCode {
         // Whoever read the output has seen enough.
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {}", sentence(&e));
+            tell!("error: {}", sentence(&e));
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(program: Program) -> Result<()> {
+    if program.output == Output::Json
+        && let Some(what) = without_json(&program.command)
+    {
+        let text = format!("{what}, whatever reads it: there is no JSON of it");
+        Program::command().error(ErrorKind::ArgumentConflict, text).exit();
+    }
     if let Command::Completion { shell } = program.command {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
@@ -129,9 +137,9 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
             ReplicaCommand::Add { volume, dir } => members::add(context, &volume, dir).await,
             ReplicaCommand::Rm { volume, replica } => members::remove(context, &volume, &replica).await,
             ReplicaCommand::Rebuild { volume, replica } => members::rebuild(context, &volume, &replica).await,
-            ReplicaCommand::Export(args) => replica::export(&args),
+            ReplicaCommand::Export(args) => replica::export(context, &args),
         },
-        Command::Export { command: ExportCommand::Replica(args) } => replica::export(&args),
+        Command::Export { command: ExportCommand::Replica(args) } => replica::export(context, &args),
         Command::Trim { command: TrimCommand::Volume { volume, name } } => {
             trim::run(context, &volume.or(name).unwrap_or_default()).await
         }
@@ -139,6 +147,15 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
         Command::Completion { .. } => Ok(()),
+    }
+}
+
+/// What a command prints that has one form only.
+const fn without_json(command: &Command) -> Option<&'static str> {
+    match command {
+        Command::Install { .. } => Some("`install manifests` prints YAML"),
+        Command::Completion { .. } => Some("`completion` prints a shell's script"),
+        _ => None,
     }
 }
 

@@ -31,10 +31,11 @@ pub use controller::ControllerArgs;
 pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
-pub(crate) use replica::layer;
+pub(crate) use replica::{keep_from_others, layer};
 
 use crate::arguments::DEFAULT_ROOT;
 use crate::sentence::sentence;
+use crate::tell::tell;
 
 /// A failure that another start would meet again. Its text is the sentence for people.
 #[derive(Debug)]
@@ -62,13 +63,14 @@ pub struct Program {
 }
 
 const AFTER_HELP: &str = "\
-These are the processes behind a volume, and Longhorn's command line of an engine. To work with
-volumes, use longhornctl:
+These are the processes behind a volume, and Longhorn's command line of an
+engine. To work with volumes, use longhornctl:
 
   longhornctl up demo --size 1GiB
 
-LONGHORN_LOG says what is logged: a level (error, warn, info, debug, trace), or levels of
-parts, as in warn,replica=trace. Without it: info, and with --debug: debug.";
+LONGHORN_LOG says what is logged: a level (error, warn, info, debug, trace), or
+levels of parts, as in warn,replica=trace. Without it: info, and with --debug:
+debug.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -118,16 +120,16 @@ pub struct ManagerArgs {
 }
 
 const MANAGER_HELP: &str = "\
-There is one instance manager per root; `longhornctl up` starts it where there is none. It
-listens on DIR/run/instance-manager.sock. Its end changes nothing for running volumes: the next
-one takes them over.";
+There is one instance manager per root; `longhornctl up` starts it where there
+is none. It listens on DIR/run/instance-manager.sock. Its end changes nothing
+for running volumes: the next one takes them over.";
 
 /// Runs the program that the command line asks for.
 pub fn main() -> ExitCode {
     let mut args = std::env::args_os();
     if args.next().is_some_and(|name| name == LAUNCH_NAME) {
         let e = run_launched(args);
-        eprintln!("error: the program cannot be started: {e}");
+        tell!("error: the program cannot be started: {e}");
         return ExitCode::FAILURE;
     }
     let program = Program::parse();
@@ -148,7 +150,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {}", sentence(&e));
+            tell!("error: {}", sentence(&e));
             let gives_up = e.downcast_ref::<GivesUp>().is_some();
             ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
         }

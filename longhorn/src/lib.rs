@@ -1,5 +1,8 @@
 //! The two programs: command line and composition. `longhornctl` is for people; `longhorn` is the processes.
 
+// It panics where nobody reads: `tell!` is for words to people.
+#![deny(clippy::print_stderr)]
+
 pub mod arguments;
 pub mod ctl;
 pub mod daemon;
@@ -9,3 +12,4 @@ mod mounts;
 mod progress;
 mod reader;
 mod sentence;
+mod tell;

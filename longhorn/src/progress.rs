@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use crate::tell::tell;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Tells what is being done until it is dropped.
@@ -26,7 +27,7 @@ impl Progress {
     pub(crate) fn of_bytes(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}");
-            ProgressBar::new(0)
+            ProgressBar::no_length()
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
                 .with_message(what.to_owned())
         });
@@ -41,13 +42,14 @@ impl Progress {
         what.clone_into(&mut self.last);
         match &self.bar {
             Some(bar) => bar.set_message(what.to_owned()),
-            None => eprintln!("{what}"),
+            None => tell!("{what}"),
         }
     }
 
     /// Says how far it is.
     pub(crate) fn at(&self, done: u64, of: u64) {
-        if let Some(bar) = &self.bar {
+        // Nothing of nothing would be drawn as a full bar.
+        if let Some(bar) = self.bar.as_ref().filter(|_| of > 0) {
             bar.set_length(of);
             bar.set_position(done);
         }

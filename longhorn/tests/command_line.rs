@@ -122,8 +122,9 @@ fn help_is_as_promised() {
     }
 }
 
-/// Columns of a line behind a command's options: clap would break a longer one, and leave the rest of it on a line of its own.
-const HELP_COLUMNS: usize = 95;
+/// Columns of a line behind a command's options, as of an ordinary terminal: clap would break a longer one, and leave the rest of
+/// it on a line of its own.
+const HELP_COLUMNS: usize = 80;
 
 fn too_long(command: &clap::Command, found: &mut Vec<String>) {
     let help = [command.get_after_help(), command.get_after_long_help()].into_iter().flatten();
@@ -224,6 +225,7 @@ fn what_cannot_be_done_ends_with_1_and_one_sentence() {
         (&["rm", "demo"], "--yes"),
         (&["up", "nosize"], "--size"),
         (&["up", "demo", "--size", "2GiB"], "resize"),
+        (&["up", "demo", "--size", "512MiB"], "never shrinks"),
         (&["up", "demo", "--replicas", "3"], "replica"),
         (&["up", "demo", "--block-size", "4096"], "512"),
         (&["up", "demo", "--quorum", "majority"], "quorum"),
@@ -256,6 +258,56 @@ fn a_stopped_volume_is_down_already_and_can_be_deleted() {
     assert_eq!(ctl(&root, &["status", "demo"]).status.code(), Some(1));
     let left: Vec<_> = fs::read_dir(root.processes()).unwrap().collect();
     assert!(left.is_empty(), "no instance manager was needed");
+}
+
+#[test]
+fn nobody_is_told_to_delete_what_is_to_be_imported() {
+    let (_dir, root) = root_with_a_volume();
+    let directory = root.replica("demo", "0a1b2c3d");
+    fs::create_dir_all(&directory).unwrap();
+    let refused = ctl(&root, &["import", "other", directory.to_str().unwrap()]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("`longhornctl release demo`") && !said.contains("longhornctl rm"), "{said}");
+}
+
+#[test]
+fn what_was_done_is_one_document_of_json() {
+    let (_dir, root) = root_with_a_volume();
+    for (args, key, value) in
+        [(&["down", "demo"][..], "name", "demo"), (&["rm", "demo", "--yes"], "volume", "demo")]
+    {
+        let done = ctl(&root, &[&["-o", "json"], args].concat());
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+        let told: serde_json::Value = serde_json::from_slice(&done.stdout).expect("one document");
+        assert_eq!(told[key], value, "{args:?}: {told}");
+    }
+}
+
+#[test]
+fn what_has_no_json_says_so() {
+    for args in [&["install", "manifests"][..], &["completion", "bash"]] {
+        let refused = run(CTL, &[&["-o", "json"], args].concat());
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{args:?}");
+        assert!(text(&refused.stderr).contains("no JSON"), "{args:?}");
+    }
+}
+
+/// `2>&1 | head -1`, and the same with nobody who reads at all.
+#[test]
+fn nobody_has_to_read_what_is_said() {
+    let (_dir, root) = root_with_a_volume();
+    for (args, status) in
+        [(&["down", "demo"][..], 0), (&["status", "nosuch"], 1), (&["rm", "demo", "--yes"], 0)]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(CTL);
+        command.arg("--root").arg(root.path()).args(args).stdin(Stdio::null());
+        command.stdout(writer.try_clone().unwrap()).stderr(writer);
+        assert_eq!(command.status().unwrap().code(), Some(status), "{args:?}");
+    }
+    assert!(VolumeRecord::list(&root).unwrap().is_empty(), "its removal went on to its end");
 }
 
 #[test]

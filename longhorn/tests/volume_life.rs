@@ -118,6 +118,45 @@ fn is_healthy(status: &Value) -> bool {
     status["state"] == "attached" && status["robustness"] == "healthy"
 }
 
+/// Everything at and below a place that others than its owner may do anything with.
+fn open_to_others(place: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
+    use std::os::unix::fs::PermissionsExt;
+    let meta = std::fs::symlink_metadata(place).unwrap();
+    if meta.permissions().mode() & 0o077 != 0 {
+        found.push((place.to_owned(), meta.permissions().mode() & 0o777));
+    }
+    if meta.is_dir() {
+        std::fs::read_dir(place).unwrap().for_each(|entry| open_to_others(&entry.unwrap().path(), found));
+    }
+}
+
+/// A replica may lie on a disk of its own, where no root keeps others out.
+#[test]
+fn what_a_replica_holds_is_for_its_owner_alone() {
+    let Some(host) = Host::new("mine") else { return };
+    let copy = format!("{}-copy", host.volume);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let directory = elsewhere.path().join("demo");
+    host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["replica", "add", &host.volume, "--dir", directory.to_str().unwrap()]);
+    host.ok(&["snapshot", "create", &host.volume, "s1"]);
+    host.ok(&["clone", &format!("{}@s1", host.volume), &copy]);
+    host.ok(&["scrub", &host.volume, "--wait"]);
+    let mut found = Vec::new();
+    open_to_others(&directory, &mut found);
+    open_to_others(&host.dir.path().join("replicas"), &mut found);
+    assert!(found.is_empty(), "{found:?}");
+    let image = elsewhere.path().join("out.img");
+    let (directory, image) = (directory.to_str().unwrap(), image.to_str().unwrap());
+    let exported = |args: &[&str]| {
+        let told: Value = serde_json::from_str(&host.ok(args)).expect("one document of JSON");
+        assert_eq!((&told["file"], &told["size"]), (&Value::from(image), &Value::from(16 << 20)), "{told}");
+    };
+    exported(&["-o", "json", "snapshot", "export", &host.volume, "s1", image]);
+    host.ok(&["down", &host.volume]);
+    exported(&["-o", "json", "replica", "export", directory, image]);
+}
+
 #[test]
 fn up_snapshot_down_rm() {
     let Some(host) = Host::new("life") else { return };

@@ -1,7 +1,7 @@
 """Command lines at their edges: what is said again changes nothing, what other tools say is understood, and nothing is waited
 for without an end."""
-import glob, json, os, signal, socket, subprocess, time
-from harness import BIN, Host, expect, shown, skip, wait_for
+import glob, json, os, signal, socket, ssl, subprocess, time
+from harness import BIN, Host, expect, have, shown, skip, wait_for
 
 
 def refused(host, *args):
@@ -111,6 +111,152 @@ def trusts_the_network(host):
     shown("status names what obeys whoever reaches it")
 
 
+def open_to_the_network(host):
+    volume = host.name("open")
+    port = free_port()
+    for frontend, what in (("nbd-server", "NBD server"), ("iscsi-target", "iSCSI target")):
+        size = ["--size", "16MiB", "--replicas", "1"] if frontend == "nbd-server" else []
+        host.up(volume, *size, "--frontend", frontend, "--listen", f"127.0.0.1:{port}")
+        expect(host.status(volume)["insecure"] == [f"{what} on 127.0.0.1:{port}"], f"{host.status(volume)['insecure']}")
+        said = refused(host, "up", host.name("late"), "--size", "16MiB", "--frontend", "nbd-server", "--listen", f"127.0.0.1:{port}")
+        expect("another port" in said, said)
+        host.ctl("down", volume)
+    host.up(volume, "--frontend", "nbd-server")
+    expect(host.status(volume)["insecure"] == [], "a unix socket is open to nobody")
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("status names the NBD servers and iSCSI targets that serve whoever reaches them")
+
+
+def answers(port, files, with_certificate):
+    """True if whoever speaks HTTP/2 over TLS at this port is answered."""
+    context = ssl.create_default_context(cafile=os.path.join(files, "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    if with_certificate:
+        context.load_cert_chain(os.path.join(files, "tls.crt"), os.path.join(files, "tls.key"))
+    try:
+        with socket.create_connection(("127.0.0.1", port), 10) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost") as stream:
+                # The client's preface and empty settings (RFC 9113, 3.4).
+                stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                return len(stream.recv(9)) > 0
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def beside_tls(host):
+    """Who turns on TLS on TCP goes on with the same commands: on the host they go over the unix socket."""
+    if not have("openssl"):
+        return skip("beside_tls", "no openssl")
+    volume, other = host.name("tls"), os.path.join(host.root, "tls")
+    files = os.path.join(host.root, "tls-files")
+    os.mkdir(files)
+    made = [["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=authority",
+             "-keyout", "ca.key", "-out", "ca.crt"],
+            ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=longhorn-backend.longhorn-system",
+             "-addext", "subjectAltName=DNS:longhorn-backend.longhorn-system,DNS:localhost", "-keyout", "tls.key", "-out", "tls.csr"],
+            ["x509", "-req", "-in", "tls.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+             "-copy_extensions", "copyall", "-out", "tls.crt"]]
+    for words in made:
+        subprocess.run(["openssl", *words], cwd=files, check=True, capture_output=True)
+    port = free_port()
+    manager = subprocess.Popen([os.path.join(BIN, "longhorn"), "instance-manager", "--root", other, "--listen",
+                                f"127.0.0.1:{port}", "--tls-dir", files], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ctl = [os.path.join(BIN, "longhornctl"), "--root", other, "-o", "json"]
+    try:
+        wait_for("a manager", lambda: os.path.exists(os.path.join(other, "run", "instance-manager.sock")), 20)
+        for words in (["up", volume, "--size", "16MiB", "--replicas", "1"], ["snapshot", "create", volume, "s1"], ["status", volume]):
+            done = subprocess.run([*ctl, *words], check=True, capture_output=True)
+        status = json.loads(done.stdout)
+        expect(status["insecure"] == [] and status["robustness"] == "healthy", f"{status}")
+        info = subprocess.run([os.path.join(BIN, "longhorn"), "--url", f"unix:{other}/run/{volume}-e-0.grpc.sock", "info"],
+                              check=True, capture_output=True)
+        expect(json.loads(info.stdout)["name"] == volume, f"{info.stdout}")
+        expect(answers(port, files, True), "who has a certificate is not let in")
+        expect(not answers(port, files, False), "who has none is let in over TCP")
+    finally:
+        subprocess.run([*ctl, "down", volume], capture_output=True)
+        manager.terminate()
+        manager.wait()
+    shown("beside TLS on TCP the same commands work on the host")
+
+
+def seen_enough(host):
+    """A reader that goes away, as `head -1` does, is no error, and is not waited for by what has nothing to write."""
+    volume = host.name("seen")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    info = [os.path.join(BIN, "longhorn"), "--url", f"unix:{host.root}/run/{volume}-e-0.grpc.sock", "info"]
+    watch = [os.path.join(BIN, "longhornctl"), "--root", host.root, "status", volume, "--watch"]
+    for words in (info, watch):
+        reader, writer = os.pipe()
+        command = subprocess.Popen(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        if words is watch:
+            expect(os.read(reader, 4096), "nothing to read")
+        os.close(reader)
+        try:
+            said = command.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            command.kill()
+            command.wait()
+            expect(False, f"{words} goes on though nobody reads")
+        expect(command.returncode == 0 and said == "", f"{words}: {command.returncode} {said}")
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("a reader that has seen enough ends a command without an error")
+
+
+def unwatched(host):
+    volume = host.name("alone")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    expect(host.status(volume)["remark"] == "", host.status(volume)["remark"])
+    manager = int(open(os.path.join(host.root, "run", "instance-manager.lock")).readline())
+    os.kill(manager, signal.SIGKILL)
+    wait_for("its end", lambda: not os.path.exists(f"/proc/{manager}"), 10)
+    expect("instance manager" in host.status(volume)["remark"], "nobody is told that nothing is started again")
+    host.up(volume)
+    expect(host.status(volume)["remark"] == "", host.status(volume)["remark"])
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("a volume whose manager was killed says so")
+
+
+def full_disk(host):
+    """Replicas on a disk that is full: writes wait, and status says for what."""
+    disk, place, volume = os.path.join(host.root, "disk.img"), os.path.join(host.root, "disk"), host.name("full")
+    os.mkdir(place)
+    with open(disk, "wb") as file:
+        file.truncate(48 << 20)
+    subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+    if subprocess.run(["mount", "-o", "loop", disk, place], capture_output=True).returncode != 0:
+        return skip("full_disk", "no loop device can be mounted here")
+    ctl = [os.path.join(BIN, "longhornctl"), "--root", place]
+    ballast = os.path.join(place, "ballast")
+    try:
+        subprocess.run([*ctl, "up", volume, "--size", "64MiB", "--replicas", "2", "--frontend", "nbd-server"], check=True,
+                       capture_output=True)
+        status = lambda: json.loads(subprocess.run([*ctl, "-o", "json", "status", volume], check=True, capture_output=True).stdout)
+        expect(status()["remark"] == "", status()["remark"])
+        free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+        subprocess.run(["fallocate", "-l", str(free - (4 << 20)), ballast], check=True)
+        writer = subprocess.Popen(["qemu-io", "-f", "raw", "-c", "write -P 7 0 16M", status()["uri"]], stdout=subprocess.DEVNULL)
+        wait_for("a word of the full disk", lambda: "full" in status()["remark"], 30)
+        expect(writer.poll() is None, "a write on a full disk was answered")
+        os.unlink(ballast)
+        expect(writer.wait(60) == 0, "it fails though there is space again")
+        wait_for("no more of it", lambda: status()["remark"] == "", 30)
+        subprocess.run([*ctl, "down", volume], check=True, capture_output=True)
+    finally:
+        if os.path.exists(ballast):
+            os.unlink(ballast)
+        subprocess.run([*ctl, "down", volume], capture_output=True)
+        manager = int(open(os.path.join(place, "run", "instance-manager.lock")).readline())
+        os.kill(manager, signal.SIGTERM)
+        wait_for("the manager's end", lambda: not os.path.exists(f"/proc/{manager}"), 20)
+        subprocess.run(["umount", "-l", place], check=True)
+    shown("status says that writes wait for space, and no more once there is some")
+
+
 def broken_off(host):
     """Commands that are killed half way are given again, or taken back by the one that they name."""
     volume, copy = host.name("broken"), host.name("copy")
@@ -153,13 +299,19 @@ def broken_off(host):
         expect(left == [], f"left of an export that was broken off: {left}")
 
     # Whoever asks for the end once more, while it is being carried out, hears how that went.
-    for _ in range(8):
+    for turn in range(8):
         engine = host.status(volume)["engine_pid"]
         device = host.status(volume)["device"]
         with open(device, "r+b", buffering=0) as file:
             for _ in range(16):
                 file.write(os.urandom(1 << 20))
         killed(lambda: not os.path.exists(device), "down", volume)
+        state = host.status(volume)["state"]
+        expect(state in ("detaching", "detached"), f"told to stop, and said to be {state}")
+        if turn % 2:
+            # Who has thought better of it.
+            host.up(volume)
+            expect(os.path.exists(device) and host.status(volume)["engine_pid"] != engine, "no device")
         done = host.ctl("down", volume, check=False)
         expect(done.returncode == 0, f"down, once more: {done.stderr}")
         expect(not os.path.exists(f"/proc/{engine}"), "its engine runs")
@@ -173,6 +325,13 @@ def broken_off(host):
         expect(killed(lambda: glob.glob(os.path.join(host.root, began)), "resize", volume, f"{size + 2}MiB"), "a quick one")
         expect(host.up(volume)["device"], "up without a device, after an operation on the stopped volume was broken off")
         host.ctl("down", volume)
+    processes = os.path.join(host.root, "run/processes", volume)
+    expect(killed(lambda: glob.glob(f"{processes}-r-*"), "up", volume), "a quick one")
+    if not glob.glob(f"{processes}-e-0*"):
+        wait_for("a word of half an up", lambda: "without an engine" in host.status(volume)["remark"], 20)
+        expect(host.status(volume)["state"] == "detached", host.status(volume)["state"])
+    host.ctl("down", volume)
+    expect(host.status(volume)["remark"] == "", host.status(volume)["remark"])
     host.ctl("rm", volume, "--yes")
     shown("clone, export and down that were killed are given again, and nothing is left of them")
 
@@ -249,6 +408,11 @@ def main():
     deaf_engine(host)
     other_words(host)
     trusts_the_network(host)
+    open_to_the_network(host)
+    beside_tls(host)
+    seen_enough(host)
+    unwatched(host)
+    full_disk(host)
 
 
 main()

@@ -36,6 +36,8 @@ impl Service {
             uri,
             generation: status.generation.into(),
             waiting_for: status.waiting_for,
+            lacks_space: status.lacks_space,
+            ending: status.ending,
             repaired_blocks: status.repaired_blocks,
             relay_from: status.relay_from.map(|address| address.to_string()).unwrap_or_default(),
             ..Default::default()

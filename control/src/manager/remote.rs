@@ -11,6 +11,7 @@ use tonic::transport::Server;
 
 use super::{ManagerError, Trust, io_error};
 use crate::tls::Door;
+use crate::transport::not_listening;
 
 /// How many ports.
 const PORTS: u16 = 5;
@@ -43,7 +44,8 @@ impl Remote {
             // A port that the system chooses has no neighbours.
             let port = if first.port() == 0 { 0 } else { first.port().saturating_add(offset) };
             let address = SocketAddr::new(first.ip(), port);
-            listeners.push(TcpListener::bind(address).await.map_err(|e| io_error(address, e))?);
+            listeners
+                .push(TcpListener::bind(address).await.map_err(|e| io_error(address, not_listening(e)))?);
         }
         Ok(Self { listeners, door })
     }

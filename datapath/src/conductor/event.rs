@@ -290,7 +290,7 @@ pub enum CommandError {
     RequestsWait,
     /// One at a time.
     #[error(
-        "a scrub of this volume runs already: wait for it, or cancel it with `longhornctl scrub --cancel`"
+        "a scrub of this volume runs already: wait for it, or cancel it with `longhornctl scrub VOLUME --cancel`"
     )]
     Scrubbing,
     /// The engine is ending.

@@ -355,7 +355,7 @@ impl Conductor {
                 let what = if passed.is_empty() { "the head" } else { passed };
                 scrub.status.note(format!(
                     "{what} was not compared: a removed snapshot may be folded on one replica and not on another; \
-                     `longhornctl snapshot purge` folds it everywhere"
+                     `longhornctl snapshot purge VOLUME` folds it everywhere"
                 ));
             }
         }

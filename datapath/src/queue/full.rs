@@ -49,6 +49,7 @@ impl Queue {
 
     /// Tries again what was refused for want of space, and reports who is full while others are not.
     pub(super) fn retry_full(&mut self, now: u64, out: &mut Vec<Output>) {
+        self.stats.starved(self.is_starved(now));
         let due = |s: &u16| matches!(self.slot(*s).stage(), Stage::Parked(Why::Full(t)) if *t <= now);
         if self.parked.iter().any(due) {
             self.retry_parked(now, out);
@@ -133,13 +134,24 @@ impl Queue {
         }
     }
 
-    /// Reports the members that are full, unless all are: then the volume waits for space.
-    fn judge_full(&mut self, now: u64, fan: &Fan, out: &mut Vec<Output>) {
+    /// True if a write is under way, or waits outside, while no member has space. It stays so for a moment when they have.
+    fn is_starved(&self, now: u64) -> bool {
+        let waits = |s| matches!(self.slot(s).stage(), Stage::Parked(Why::Full(_)) | Stage::Writing(_));
+        self.all_full(now) && self.used.iter().any(waits)
+    }
+
+    /// True if every member that is read from was full lately.
+    fn all_full(&self, now: u64) -> bool {
         let lately = |m: MemberId| {
             self.members[m].space.full_at.is_some_and(|t| now.saturating_sub(t) < GRACE + RETRY)
         };
-        let all = self.members.readable().iter().all(lately);
-        if all && self.window.can_repeat() {
+        let readable = self.members.readable();
+        !readable.is_empty() && readable.iter().all(lately)
+    }
+
+    /// Reports the members that are full, unless all are: then the volume waits for space.
+    fn judge_full(&mut self, now: u64, fan: &Fan, out: &mut Vec<Output>) {
+        if self.all_full(now) && self.window.can_repeat() {
             return;
         }
         for m in fan.full.iter() {

@@ -1,6 +1,6 @@
 //! What a queue counts, for `status` and metrics: written by the queue's thread, read by any.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lh_block::Op;
 
@@ -87,6 +87,8 @@ pub struct Stats {
     pub in_queue: AtomicU64,
     /// Of those, requests that wait outside: paused, in doubt, without a member or without space.
     pub parked: AtomicU64,
+    /// Some of them wait for space: the disks of all members are full.
+    pub starved: AtomicBool,
 }
 
 impl Stats {
@@ -122,5 +124,9 @@ impl Stats {
 
     pub(super) fn parked(&self, now: usize) {
         self.parked.store(now as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn starved(&self, now: bool) {
+        self.starved.store(now, Ordering::Relaxed);
     }
 }

@@ -16,7 +16,9 @@ use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::snapshot::directory_in_sync;
 use super::{Context, lock, remove};
+use crate::daemon::keep_from_others;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> Result<()> {
     let root = &context.root;
@@ -33,6 +35,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
         Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
+    keep_from_others();
     let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());
     (record.block_size, record.quorum) = (original.block_size, original.quorum);
@@ -55,7 +58,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?);
     }
-    eprintln!(
+    tell!(
         "{new} has the bytes of {}, {}: {} shared, {} copied; longhornctl up {new} starts it",
         source.volume,
         format_size(record.size),
@@ -120,6 +123,6 @@ fn make_parent(directory: &Path) -> Result<()> {
 /// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.
 fn take_back(root: &Root, record: &VolumeRecord) {
     if let Err(left) = remove::everything(root, record) {
-        eprintln!("{left:#}");
+        tell!("{left:#}");
     }
 }

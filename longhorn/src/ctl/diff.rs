@@ -11,6 +11,7 @@ use super::args::Output;
 use super::observe::{has_processes, observe};
 use super::output::{print_json, print_table, table};
 use super::snapshot::directory_in_sync;
+use crate::tell::tell;
 
 /// A range, as `snapshot diff -o json` prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +58,6 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
     }
     print_table(&rows)?;
     let sum = changes.iter().map(|c| c.length).sum();
-    eprintln!("{} in {} ranges", format_size(sum), changes.len());
+    tell!("{} in {} ranges", format_size(sum), changes.len());
     Ok(())
 }

@@ -15,6 +15,7 @@ use super::output::print_json;
 use super::{Context, device, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
@@ -29,7 +30,7 @@ pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     match context.output {
         Output::Json => print_json(&observe(root, &record).await?),
         Output::Table => {
-            eprintln!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
+            tell!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
             Ok(())
         }
     }

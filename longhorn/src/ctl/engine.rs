@@ -5,6 +5,7 @@ use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 
 use super::manager::Manager;
+use super::observe::ask_engine;
 use super::{Context, down, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
@@ -19,6 +20,12 @@ pub(super) fn is_left_over(root: &Root, record: &VolumeRecord) -> Result<bool> {
     let engine = ProcessRecord::load(root, &engine_name(&record.name))?;
     let is_quiet = engine.is_some_and(|e| e.args.windows(2).any(|words| words == quiet));
     Ok(is_quiet && record.frontend != QUIET.as_str())
+}
+
+/// True if the volume's engine was told to end. Asked with the volume's lock held, it tells that the `down` that told it so was
+/// broken off.
+pub(super) async fn is_ending(root: &Root, record: &VolumeRecord) -> bool {
+    ask_engine(root, &record.name).await.is_some_and(|engine| engine.volume.ending)
 }
 
 /// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile.

@@ -11,6 +11,7 @@ use super::args::Output;
 use super::observe::observe;
 use super::output::print_json;
 use super::{Context, lock};
+use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
     let root = &context.root;
@@ -44,7 +45,7 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
         Output::Json => print_json(&observe(root, &record).await?),
         Output::Table => {
             let count = record.replicas.len();
-            eprintln!(
+            tell!(
                 "{volume} is made of {count} replicas of {}: longhornctl up {volume} starts it",
                 format_size(record.size)
             );
@@ -61,7 +62,8 @@ fn check_unowned(root: &Root, directory: &Path) -> Result<()> {
         let owns = |r: &ReplicaRecord| r.directory.canonicalize().is_ok_and(|own| own == directory);
         if record.replicas.iter().any(owns) {
             bail!(
-                "{} belongs to volume {name}: import it after `longhornctl rm`, or copy it",
+                "{} belongs to volume {name}: `longhornctl release {name}` forgets the volume and keeps its directories \
+                 (`rm` deletes them), or import a copy",
                 directory.display()
             );
         }

@@ -157,5 +157,11 @@ fn start(root: &Root) -> Result<std::process::Child> {
         .stdout(out.try_clone()?)
         .stderr(out)
         .spawn()
-        .with_context(|| format!("{} cannot be started", program.display()))
+        .with_context(|| match program.exists() {
+            true => format!("{} cannot be started", program.display()),
+            false => format!(
+                "there is no {}: longhorn has to lie beside longhornctl, install both",
+                program.display()
+            ),
+        })
 }

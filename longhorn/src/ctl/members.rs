@@ -20,6 +20,7 @@ use super::observe::{ReplicaView, observe};
 use super::output::{print, print_json};
 use super::{lock, remove, up};
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How often a rebuild is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -164,7 +165,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?.replicas);
     }
-    eprintln!("{volume} has {} replicas; the data of {name} is deleted", record.replicas.len());
+    tell!("{volume} has {} replicas; the data of {name} is deleted", record.replicas.len());
     Ok(())
 }
 
@@ -184,7 +185,7 @@ async fn told(context: &Context, record: &VolumeRecord, name: &str, sentence: &s
         let replica: Option<ReplicaView> = view.replicas.into_iter().find(|r| r.name == name);
         return print_json(&replica);
     }
-    eprintln!("{sentence}");
+    tell!("{sentence}");
     print(&format!("{name}\n"))
 }
 

@@ -16,6 +16,13 @@ use tonic::transport::Channel;
 /// How long an engine may take to say how it fares. It answers from memory.
 pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 
+/// What is said of a volume whose processes nobody watches.
+const NO_MANAGER: &str = "no instance manager runs";
+
+/// What is said of a volume whose replicas' disks are all full.
+const NO_SPACE: &str = "the disks of its replicas are full, and writes wait until there is space again: free some, for example \
+    with `longhornctl snapshot rm` and `purge`";
+
 /// A volume, as `status -o json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeView {
@@ -43,10 +50,9 @@ pub struct VolumeView {
     pub engine_pid: Option<u32>,
     /// Blocks that differed between members when the engine started, and were made equal.
     pub repaired_blocks: u64,
-    /// What obeys, or sends data to, whoever reaches it on the network (`--insecure`); each with what it is.
+    /// What obeys, sends data to, or serves the volume to whoever reaches it on the network; each with what it is.
     pub insecure: Vec<String>,
     /// What is wrong or being waited for, one sentence; empty if nothing.
-    #[serde(skip)]
     pub remark: String,
 }
 
@@ -100,14 +106,16 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let process = ProcessRecord::load(root, &engine_name(&record.name))?;
     let running = process.as_ref().is_some_and(|p| p.pid().is_some());
     let engine = if running { ask_engine(root, &record.name).await } else { None };
-    let abandoned = process.is_some() && !running && !has_manager(root);
+    let unwatched = process.is_some() && !has_manager(root);
+    let abandoned = unwatched && !running;
     let mut processes = HashMap::new();
     for replica in &record.replicas {
         if let Some(process) = ProcessRecord::load(root, &replica.name)? {
             processes.insert(replica.name.as_str(), process);
         }
     }
-    let insecure = insecure(root, process.iter().chain(processes.values()));
+    let shown_at = engine.as_ref().and_then(|e| open_address(&e.volume.uri));
+    let insecure = insecure(root, process.iter().chain(processes.values()), shown_at);
     let last_modes = LastModes::of(root, record)?;
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
@@ -115,6 +123,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
     });
     let replicas: Vec<ReplicaView> = replicas.collect();
+    let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
@@ -133,13 +142,23 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         engine_pid: process.as_ref().and_then(ProcessRecord::pid),
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
         insecure,
-        remark: if abandoned {
-            format!(
-                "its engine died and no instance manager runs: `longhornctl up {}` starts both",
+        remark: match record.check_ready() {
+            _ if abandoned => {
+                format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)
+            }
+            Err(e) => e.to_string(),
+            Ok(()) if process.is_none() && replicas_run => format!(
+                "its replicas run without an engine, as while it is started or stopped: `longhornctl up {0}` or `down {0}` \
+                 ends that",
                 record.name
-            )
-        } else {
-            record.check_ready().map_or_else(|e| e.to_string(), |()| remark(process.as_ref(), said))
+            ),
+            Ok(()) => match remark(process.as_ref(), said) {
+                nothing if nothing.is_empty() && unwatched => format!(
+                    "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
+                    record.name
+                ),
+                remark => remark,
+            },
         },
     })
 }
@@ -155,11 +174,28 @@ pub(super) fn has_processes(root: &Root, record: &VolumeRecord) -> Result<bool> 
     Ok(false)
 }
 
-/// What was told to trust the network, by what its command line and its instance manager say.
-fn insecure<'a>(root: &Root, processes: impl Iterator<Item = &'a ProcessRecord>) -> Vec<String> {
+/// Where a URI's server listens on TCP: neither NBD nor iSCSI asks there who comes.
+fn open_address(uri: &str) -> Option<String> {
+    let (protocol, rest) = uri.split_once("://")?;
+    let (address, _) = rest.split_once('/')?;
+    match protocol {
+        "nbd" => Some(format!("NBD server on {address}")),
+        "iscsi" => Some(format!("iSCSI target on {address}")),
+        _ => None,
+    }
+}
+
+/// What was told to trust the network, by what its command line and its instance manager say, and where the volume is
+/// open to the network.
+fn insecure<'a>(
+    root: &Root,
+    processes: impl Iterator<Item = &'a ProcessRecord>,
+    shown_at: Option<String>,
+) -> Vec<String> {
     let told = processes.filter(|p| p.pid().is_some() && p.args.iter().any(|word| word == "--insecure"));
     let mut named: Vec<String> = told.map(|p| p.name.clone()).collect();
     named.sort();
+    named.extend(shown_at);
     named.extend(control::manager::obeys_at(root).map(|address| format!("instance manager on {address}")));
     named
 }
@@ -173,6 +209,7 @@ fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'s
     match (process.map(|p| p.state), engine) {
         (None | Some(State::Stopped | State::Error), _) => "detached",
         (Some(State::Stopping), _) => "detaching",
+        (Some(State::Starting | State::Running), Some(engine)) if engine.volume.ending => "detaching",
         (Some(State::Starting | State::Running), Some(engine)) if engine.volume.frontend_state == "up" => {
             "attached"
         }
@@ -196,7 +233,9 @@ fn remark(process: Option<&ProcessRecord>, engine: Option<&ptypes::Volume>) -> S
         (Some(process), _) if process.state == State::Error => {
             format!("the engine gave up: {}", process.error)
         }
-        (_, Some(engine)) => engine.waiting_for.clone(),
+        (_, Some(engine)) if !engine.waiting_for.is_empty() => engine.waiting_for.clone(),
+        (_, Some(engine)) if engine.lacks_space => NO_SPACE.to_owned(),
+        (_, Some(_)) => String::new(),
         (Some(process), None) if process.state == State::Starting && !process.error.is_empty() => {
             format!("the engine is started again: {}", process.error)
         }
@@ -282,6 +321,24 @@ mod tests {
         assert_eq!(of(&["ERR", "WO"]), "faulted");
         assert_eq!(robustness("detached", false, &[replica("RW")]), "unknown");
         assert_eq!(robustness("attaching", true, &[replica("ERR")]), "unknown");
+    }
+
+    #[test]
+    fn what_listens_on_tcp_is_open_and_a_unix_socket_is_not() {
+        let of = |uri: &str| open_address(uri).unwrap_or_default();
+        assert_eq!(of("nbd://127.0.0.1:10809/demo"), "NBD server on 127.0.0.1:10809");
+        assert_eq!(of("iscsi://[::1]:3260/iqn.2019-10.io.longhorn:demo/1"), "iSCSI target on [::1]:3260");
+        assert_eq!(of("nbd+unix:///demo?socket=/run/longhorn/demo.nbd.sock"), "");
+        assert_eq!(of(""), "");
+    }
+
+    #[test]
+    fn a_volume_that_waits_for_space_says_so() {
+        let full = ptypes::Volume { lacks_space: true, ..Default::default() };
+        assert!(remark(None, Some(&full)).contains("full"));
+        let starting = ptypes::Volume { waiting_for: "its replicas".into(), ..full };
+        assert_eq!(remark(None, Some(&starting)), "its replicas");
+        assert_eq!(remark(None, Some(&ptypes::Volume::default())), "");
     }
 
     #[tokio::test]

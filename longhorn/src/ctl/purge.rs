@@ -12,6 +12,7 @@ use super::engine::with_engine;
 use super::output::print_json;
 use super::{Context, members};
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -81,9 +82,9 @@ fn show(volume: &str, views: &[PurgeView]) {
     let kept: BTreeMap<&str, &str> =
         views.iter().flat_map(|v| &v.kept).map(|k| (k.name.as_str(), k.reason.as_str())).collect();
     if kept.is_empty() {
-        eprintln!("{volume} holds no removed snapshot any more");
+        tell!("{volume} holds no removed snapshot any more");
     }
     for (name, reason) in kept {
-        eprintln!("{name} is removed and kept: {reason}");
+        tell!("{name} is removed and kept: {reason}");
     }
 }

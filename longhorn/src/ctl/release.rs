@@ -17,6 +17,7 @@ use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
 use super::{Context, lock};
+use crate::tell::tell;
 
 /// What became of the directories, as `release -o json` prints it.
 #[derive(Debug, Default, Serialize)]
@@ -154,10 +155,10 @@ fn show(context: &Context, view: &ReleaseView) -> Result<()> {
     for path in &view.released {
         print(&format!("{}\n", path.display()))?;
     }
-    eprintln!("{volume} is released: what is named above is Longhorn's");
+    tell!("{volume} is released: what is named above is Longhorn's");
     for left in &view.left {
-        eprintln!("left as it is: {} ({})", left.path.display(), left.reason);
+        tell!("left as it is: {} ({})", left.path.display(), left.reason);
     }
-    eprintln!("`longhornctl import {volume} DIR...` would take it back");
+    tell!("`longhornctl import {volume} DIR...` would take it back");
     Ok(())
 }

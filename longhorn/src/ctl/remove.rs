@@ -1,14 +1,27 @@
 //! `rm`: a volume and all its data.
 
 use std::fs;
-use std::io::{self, BufRead, IsTerminal};
-use std::path::Path;
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name, sync_dir};
 
+use serde::Serialize;
+
+use super::args::Output;
 use super::observe::has_processes;
+use super::output::print_json;
 use super::{Context, lock};
+use crate::tell::tell;
+
+/// What is gone, as `rm -o json` prints it.
+#[derive(Debug, Serialize)]
+struct RemovedView<'a> {
+    volume: &'a str,
+    /// The replicas' directories; of an imported one that held other files too, those stay.
+    removed: Vec<&'a PathBuf>,
+}
 
 pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     let root = &context.root;
@@ -22,7 +35,11 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     record.state = VolumeState::Removing;
     record.store(root)?;
     everything(root, &record)?;
-    eprintln!("{volume} and its data are deleted");
+    if context.output == Output::Json {
+        let removed = record.replicas.iter().map(|r| &r.directory).collect();
+        return print_json(&RemovedView { volume, removed });
+    }
+    tell!("{volume} and its data are deleted");
     Ok(())
 }
 
@@ -31,11 +48,11 @@ fn confirmed(record: &VolumeRecord) -> Result<bool> {
     if !io::stdin().is_terminal() {
         bail!("deleting volume {} and all its data needs --yes where nobody can be asked", record.name);
     }
-    eprintln!("Volume {} and all its data will be deleted:", record.name);
+    tell!("Volume {} and all its data will be deleted:", record.name);
     for replica in &record.replicas {
-        eprintln!("  {}", replica.directory.display());
+        tell!("  {}", replica.directory.display());
     }
-    eprint!("Type the volume's name to go on: ");
+    let _ = io::stderr().write_all(b"Type the volume's name to go on: ");
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     Ok(answer.trim() == record.name)

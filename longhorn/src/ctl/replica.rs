@@ -11,6 +11,7 @@ use control::host::VolumeRecord;
 use lh_block::format_size;
 use replica::store::SnapshotView;
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use serde::Serialize;
 
 use super::Context;
 use super::args::{ImageFormat, Output, ReplicaExportArgs};
@@ -18,6 +19,7 @@ use super::observe::observe;
 use super::output::print_json;
 use super::show::print_replicas;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
@@ -28,13 +30,28 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     }
 }
 
-pub(super) fn export(args: &ReplicaExportArgs) -> Result<()> {
+/// A file that was written, as `replica export` and `snapshot export` print it with `-o json`.
+#[derive(Debug, Serialize)]
+struct ExportView<'a> {
+    file: &'a Path,
+    /// "raw" or "qcow2".
+    format: ImageFormat,
+    /// Bytes of the volume in it.
+    size: u64,
+}
+
+pub(super) fn export(context: &Context, args: &ReplicaExportArgs) -> Result<()> {
     let view = SnapshotView::open(&args.directory, args.snapshot.as_deref())?;
-    write_out(&view, args.format, &args.file)
+    write_out(context, &view, args.format, &args.file)
 }
 
 /// Writes the view's bytes to a file, which is replaced only when everything is in it.
-pub(super) fn write_out(view: &SnapshotView, format: ImageFormat, file: &Path) -> Result<()> {
+pub(super) fn write_out(
+    context: &Context,
+    view: &SnapshotView,
+    format: ImageFormat,
+    file: &Path,
+) -> Result<()> {
     let cannot = || format!("{} cannot be written", file.display());
     let new = NewFile::beside(file)?;
     let progress = Progress::of_bytes("writing");
@@ -45,7 +62,10 @@ pub(super) fn write_out(view: &SnapshotView, format: ImageFormat, file: &Path) -
     };
     drop(progress);
     written.and_then(|()| new.take_place()).with_context(cannot)?;
-    eprintln!("{} holds {}", file.display(), format_size(view.size()));
+    if context.output == Output::Json {
+        return print_json(&ExportView { file, format, size: view.size() });
+    }
+    tell!("{} holds {}", file.display(), format_size(view.size()));
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use super::args::Output;
 use super::engine::with_engine;
 use super::observe::{connect_engine, observe};
 use super::output::print_json;
+use crate::tell::tell;
 
 /// How long the device may take to become as large as its volume: the engine tells the kernel when it has answered.
 const DEVICE_GROWTH: Duration = Duration::from_secs(10);
@@ -50,9 +51,9 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
     if context.output == Output::Json {
         return print_json(&view);
     }
-    eprintln!("{volume} has {}", format_size(size));
+    tell!("{volume} has {}", format_size(size));
     if let Some(device) = &view.device {
-        eprintln!(
+        tell!(
             "\nA file system on it grows with:   resize2fs {device}   (ext4), or xfs_growfs MOUNTPOINT (XFS)"
         );
     }

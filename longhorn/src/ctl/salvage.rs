@@ -18,6 +18,7 @@ use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
 use super::{Context, lock, up};
+use crate::tell::tell;
 
 /// How long the locks of processes that are just ending are waited for.
 const PASSING: Duration = Duration::from_secs(60);
@@ -83,7 +84,7 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
         view.status = status;
         print_json(&view)?;
     } else if let Some(status) = status {
-        up::announce(context, &status)?;
+        up::announce(context, &status, false)?;
     }
     started.map(drop)
 }
@@ -138,7 +139,7 @@ impl Found {
         let authority = match record.authority(&context.root).epoch() {
             Ok(epoch) => Authority::Says(epoch),
             Err(AuthorityError::Damaged { path, reason }) => {
-                eprintln!("{} is damaged ({reason}): the replicas alone are asked", path.display());
+                tell!("{} is damaged ({reason}): the replicas alone are asked", path.display());
                 Authority::Silent
             }
             Err(e) => return Err(e.into()),
@@ -279,7 +280,7 @@ impl SalvageView {
         if !self.chosen.is_empty() {
             let how =
                 if self.sure { "holds every acknowledged write" } else { "is the guess that you asked for" };
-            eprintln!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
+            tell!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::args::{Output, ScrubArgs};
 use super::output::{print_json, print_table, table};
 use super::{Context, members};
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -80,8 +81,19 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     VolumeRecord::load(&context.root, volume)?;
     let mut engine = members::connect(&context.root, volume).await?;
     if args.cancel {
+        let before = engine.scrub_status(()).await?.into_inner();
         engine.scrub_cancel(()).await.with_context(|| format!("the scrub of {volume} goes on"))?;
-        return Ok(());
+        return match context.output {
+            Output::Json => print_json(&ScrubView::from(engine.scrub_status(()).await?.into_inner())),
+            Output::Table if before.running => {
+                tell!("the scrub of {volume} is cancelled");
+                Ok(())
+            }
+            Output::Table => {
+                tell!("no scrub of {volume} runs");
+                Ok(())
+            }
+        };
     }
     if !args.status {
         let request = ScrubRequest { repair: args.repair, bytes_per_second: args.limit.unwrap_or(0) };
@@ -124,10 +136,10 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
         print_table(&rows)?;
     }
     for note in &view.notes {
-        eprintln!("{note}");
+        tell!("{note}");
     }
     if view.running {
-        eprintln!(
+        tell!(
             "{} of {} looked at; `longhornctl scrub {volume} --status` tells more",
             format_size(view.done),
             format_size(view.total)
@@ -148,7 +160,7 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
         bail!("{left} blocks of volume {volume} are wrong: {next}");
     }
     if context.output == Output::Table {
-        eprintln!("{volume}: {} looked at, {} blocks repaired", format_size(view.done), view.repaired_blocks);
+        tell!("{volume}: {} looked at, {} blocks repaired", format_size(view.done), view.repaired_blocks);
     }
     Ok(())
 }

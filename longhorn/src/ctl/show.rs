@@ -8,6 +8,7 @@ use super::Context;
 use super::args::Output;
 use super::observe::{VolumeView, observe};
 use super::output::{print, print_json, print_table, table, table_with_prose};
+use crate::tell::tell;
 
 pub(super) async fn list(context: &Context) -> Result<()> {
     let (mut views, mut broken) = (Vec::new(), 0);
@@ -15,7 +16,7 @@ pub(super) async fn list(context: &Context) -> Result<()> {
         match VolumeRecord::load(&context.root, &name) {
             Ok(record) => views.push(observe(&context.root, &record).await?),
             Err(e) => {
-                eprintln!("error: {e}");
+                tell!("error: {e}");
                 broken += 1;
             }
         }
@@ -23,7 +24,7 @@ pub(super) async fn list(context: &Context) -> Result<()> {
     match context.output {
         Output::Json => print_json(&views)?,
         Output::Table if views.is_empty() && broken == 0 => {
-            eprintln!(
+            tell!(
                 "no volumes under {}: longhornctl up NAME --size SIZE makes one",
                 context.root.path().display()
             );

@@ -16,9 +16,10 @@ use serde::Serialize;
 use super::args::{ImageFormat, Output};
 use super::engine::with_engine;
 use super::observe::{VolumeView, connect_engine, observe};
-use super::output::{print, print_json, print_table, table};
+use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::{Context, device, members, snapshot_tree};
+use crate::tell::tell;
 
 /// How long a replica may take to tell its chain.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
@@ -77,22 +78,30 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     let snapshots = snapshots(context, &record).await?;
     match context.output {
         Output::Json => print_json(&snapshots),
-        Output::Table => {
-            let mut rows = table(&["NAME", "PARENT", "CREATED", "SIZE", "USER", "LABELS"]);
-            for s in snapshots {
-                let labels: Vec<String> = s.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
-                rows.add_row([
-                    if s.removed { format!("{} (removed)", s.name) } else { s.name },
-                    s.parent,
-                    s.created,
-                    format_size(s.size),
-                    if s.user_created { "yes" } else { "no" }.to_owned(),
-                    labels.join(" "),
-                ]);
-            }
-            print_table(&rows)
-        }
+        Output::Table => print(&listed(&snapshots)),
     }
+}
+
+/// The snapshots as a table that fits 80 columns with the names that are made up: what stands on what is drawn by `tree`,
+/// and labels have lines of their own.
+fn listed(snapshots: &[SnapshotView]) -> String {
+    let mut rows = table(&["NAME", "CREATED", "SIZE", "KIND"]);
+    for s in snapshots {
+        let kind = match s {
+            _ if s.removed => "removed",
+            _ if s.user_created => "user",
+            _ => "system",
+        };
+        rows.add_row([&s.name, &s.created, &format_size(s.size), kind]);
+    }
+    let text = table_text(&rows);
+    let mut lines = text.lines();
+    let mut listed = lines.next().map(|head| format!("{head}\n")).unwrap_or_default();
+    for (line, s) in lines.zip(snapshots) {
+        let labels: String = s.labels.iter().map(|(key, value)| format!("  {key}={value}\n")).collect();
+        listed += &format!("{line}\n{labels}");
+    }
+    listed
 }
 
 pub(super) async fn tree(context: &Context, volume: &str) -> Result<()> {
@@ -116,7 +125,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     if context.output == Output::Json {
         return print_json(&removed);
     }
-    eprintln!("{name} is marked as removed: `longhornctl snapshot purge {volume}` gives its space back");
+    tell!("{name} is marked as removed: `longhornctl snapshot purge {volume}` gives its space back");
     Ok(())
 }
 
@@ -139,7 +148,7 @@ pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Resul
     match context.output {
         Output::Json => print_json(&snapshots),
         Output::Table => {
-            eprintln!("{volume} has the bytes of {name}; what it had since is gone");
+            tell!("{volume} has the bytes of {name}; what it had since is gone");
             Ok(())
         }
     }
@@ -158,7 +167,7 @@ pub(super) async fn export(
     }
     let view = observe(&context.root, &record).await?;
     let directory = directory_in_sync(&view)?;
-    write_out(&replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
+    write_out(context, &replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
 }
 
 /// The volume's snapshots, oldest first, from a replica in sync: by its process if it runs, else from its directory.
@@ -220,6 +229,29 @@ fn views(chain: &[Layer]) -> Vec<SnapshotView> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_snapshots_fits_80_columns_with_names_that_were_made_up() {
+        let snapshot = |number: u32, removed| SnapshotView {
+            name: format!("ac7238fa-124d-4afa-819a-{number:012}"),
+            parent: format!("ac7238fa-124d-4afa-819a-{:012}", number - 1),
+            children: Vec::new(),
+            created: "2026-11-23T10:50:28Z".into(),
+            size: (1 << 30) - (1 << 20),
+            removed,
+            user_created: true,
+            labels: BTreeMap::from([
+                ("why".into(), "the weekly upgrade".into()),
+                ("who".into(), "me".into()),
+            ]),
+        };
+        let text = listed(&[snapshot(1, false), snapshot(2, true)]);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for word in ["ac7238fa-124d-4afa-819a-000000000002 ", "10:50:28Z", "1023 MiB", "removed"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert!(text.lines().any(|line| line == "  why=the weekly upgrade"), "{text}");
+    }
 
     #[test]
     fn the_head_is_no_snapshot_and_children_are_named() {

@@ -24,6 +24,7 @@ use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
@@ -32,6 +33,9 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
 
+/// What an engine waits for is told once it has taken this long: each start waits for its replicas for a moment.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// How often is asked meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -39,22 +43,24 @@ const LOOK: Duration = Duration::from_millis(20);
 const STARTS_MAX: u32 = 2;
 
 pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
-    announce(context, &bring_up(context, args).await?)
+    let (view, is_new) = bring_up(context, args).await?;
+    announce(context, &view, is_new)
 }
 
 /// Starts a volume that exists, as it is.
 pub(super) async fn again(context: &Context, volume: &str) -> Result<VolumeView> {
-    bring_up(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await
+    Ok(bring_up(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await?.0)
 }
 
-async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
+/// The volume once it is up, and whether it was made now.
+async fn bring_up(context: &Context, args: UpArgs) -> Result<(VolumeView, bool)> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
     let mut progress = Progress::new();
     let lock = lock::name(root, &args.volume)?;
     LiveDirs::default().check_free(&args.volume, root)?;
     if let Some(record) = lock::found(root, &args.volume)?
-        && engine::is_left_over(root, &record)?
+        && (engine::is_left_over(root, &record)? || engine::is_ending(root, &record).await)
     {
         down::stop(context, &record, &mut progress).await?;
     }
@@ -80,7 +86,7 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<VolumeView> {
         Err(e) => Err(e),
     };
     match ready {
-        Ok(view) => Ok(view),
+        Ok(view) => Ok((view, is_new)),
         Err(e) if is_new => {
             progress.say("taking back what was begun");
             Err(match take_back(root, &record, &mut manager).await {
@@ -137,11 +143,16 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
 fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
     let volume = &args.volume;
     record.check_ready()?;
-    if let Some(size) = args.size.filter(|size| *size != record.size) {
-        bail!(
+    match args.size {
+        Some(size) if size > record.size => bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
             format_size(record.size)
-        );
+        ),
+        Some(size) if size < record.size => bail!(
+            "volume {volume} has {} and never shrinks: leave --size out to start it, or make another volume",
+            format_size(record.size)
+        ),
+        _ => {}
     }
     let replicas = record.replicas.len();
     if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
@@ -386,7 +397,8 @@ pub(super) async fn wait_until_usable(
     progress: &mut Progress,
 ) -> Result<VolumeView> {
     let engine = engine_name(&record.name);
-    let deadline = Instant::now() + ENGINE_PATIENCE;
+    let begun = Instant::now();
+    let deadline = begun + ENGINE_PATIENCE;
     let mut remark = String::new();
     loop {
         if let Some(answer) = ask_engine(root, &record.name).await {
@@ -394,7 +406,7 @@ pub(super) async fn wait_until_usable(
                 return observe(root, record).await;
             }
             remark = answer.volume.waiting_for;
-            if !remark.is_empty() {
+            if !remark.is_empty() && begun.elapsed() > SILENCE {
                 progress.say(&format!("waiting: {remark}"));
             }
         }
@@ -431,26 +443,66 @@ async fn take_back(root: &Root, record: &VolumeRecord, manager: &mut Manager) ->
     remove::everything(root, record)
 }
 
-pub(super) fn announce(context: &Context, view: &VolumeView) -> Result<()> {
+/// Says where the volume is. Only of a new one it is said how to put a file system on it: another one may have one.
+pub(super) fn announce(context: &Context, view: &VolumeView, is_new: bool) -> Result<()> {
     if context.output == Output::Json {
         return print_json(view);
     }
     let size = format_size(view.size);
     let replicas = view.replicas.len();
-    eprintln!("{} is up: {size}, {replicas} replicas, {}", view.name, view.robustness);
+    let s = if replicas == 1 { "" } else { "s" };
+    tell!("{} is up: {size}, {replicas} replica{s}, {}", view.name, view.robustness);
     if !view.endpoint.is_empty() {
         print(&format!("{}\n", view.endpoint))?;
     }
+    tell!("\n{}", what_next(view, is_new));
+    Ok(())
+}
+
+/// How the volume is used and stopped.
+fn what_next(view: &VolumeView, is_new: bool) -> String {
     let volume = &view.name;
     if let Some(device) = &view.device {
-        eprintln!(
-            "\nTo use it:   mkfs.ext4 {device} && mkdir -p /mnt/{volume} && mount {device} /mnt/{volume}\nTo stop it:  umount /mnt/{volume} && longhornctl down {volume}"
+        let make = if is_new { format!("mkfs.ext4 {device} && ") } else { String::new() };
+        return format!(
+            "To use it:   {make}mkdir -p /mnt/{volume} && mount {device} /mnt/{volume}\nTo stop it:  umount /mnt/{volume} && longhornctl down {volume}"
         );
-    } else if let Some(uri) = &view.uri {
-        let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
-        eprintln!("\nTo use it:   {with} '{uri}'\nTo stop it:  longhornctl down {volume}");
-    } else {
-        eprintln!("\nTo stop it:  longhornctl down {volume}");
     }
-    Ok(())
+    let stop = format!("To stop it:  longhornctl down {volume}");
+    match &view.uri {
+        Some(uri) => {
+            let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
+            format!("To use it:   {with} '{uri}'\n{stop}")
+        }
+        None => stop,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_make_a_file_system_on_what_may_have_one() {
+        let mut view = VolumeView {
+            name: "demo".into(),
+            size: 1 << 30,
+            state: "attached",
+            robustness: "healthy",
+            frontend: "ublk".into(),
+            endpoint: "/dev/longhorn/demo".into(),
+            device: Some("/dev/longhorn/demo".into()),
+            uri: None,
+            generation: 1 << 32,
+            replicas: Vec::new(),
+            engine_pid: None,
+            repaired_blocks: 0,
+            insecure: Vec::new(),
+            remark: String::new(),
+        };
+        assert!(what_next(&view, true).starts_with("To use it:   mkfs.ext4 /dev/longhorn/demo && mkdir"));
+        assert!(what_next(&view, false).starts_with("To use it:   mkdir -p /mnt/demo && mount"));
+        (view.device, view.uri) = (None, Some("iscsi://127.0.0.1:3260/iqn:demo/1".into()));
+        assert!(what_next(&view, true).contains("iscsi-inq"));
+    }
 }

@@ -20,6 +20,7 @@ use super::output::print_json;
 use super::up::failure_since;
 use super::{Context, lock, members};
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How long the next engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -59,7 +60,7 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
         return print_json(&view);
     }
     let pid = view.engine_pid.map_or_else(String::new, |pid| format!(" as process {pid}"));
-    eprintln!("{volume} has a new engine{pid}, generation {}", view.generation);
+    tell!("{volume} has a new engine{pid}, generation {}", view.generation);
     Ok(())
 }
 

@@ -4,12 +4,14 @@
 //! second in which something was asked; with `-o json` the same moments give an object each.
 
 use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table};
 use control::host::VolumeRecord;
 use lh_block::format_size;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::Context;
@@ -63,7 +65,17 @@ pub(super) async fn watch(context: &Context, volume: &str) -> Result<()> {
         last = Some(moment);
         // Slept in full: an engine that is asked sooner tells of two periods.
         tokio::time::sleep(PERIOD).await;
+        if nobody_reads(std::io::stdout().as_fd()) {
+            return Ok(());
+        }
     }
+}
+
+/// True if what is written goes to a pipe whose reader is gone: of an idle volume nothing may be written for hours.
+fn nobody_reads(output: BorrowedFd<'_>) -> bool {
+    let mut asked = [PollFd::new(output, PollFlags::empty())];
+    let answered = poll(&mut asked, PollTimeout::ZERO).is_ok_and(|n| n > 0);
+    answered && asked[0].revents().is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
 async fn look(context: &Context, volume: &str, rebuilds: &mut Rebuilds) -> Result<Moment> {
@@ -101,11 +113,11 @@ fn page(moment: &Moment) -> String {
 
 fn requests_table(activity: &ActivityView) -> String {
     let head = format!("LAST {:.1} s", activity.seconds);
-    let mut rows = page_table(&[&head, "IOPS", "PER SECOND", "MEAN", "P50", "P90", "P99", "P99.9", "ERRORS"]);
+    let mut rows = page_table(&[&head, "IOPS", "MiB/s", "P50", "P90", "P99", "P99.9", "ERRORS"]);
     let mut row = |name: &str, r: &RequestsView| {
-        let [mean, p50, p90, p99, p999] = [r.mean, r.p50, r.p90, r.p99, r.p999].map(time_text);
-        let (name, rate) = (name.to_owned(), rate_text(r.bytes_per_second));
-        rows.add_row([name, r.iops.to_string(), rate, mean, p50, p90, p99, p999, r.errors.to_string()]);
+        let [p50, p90, p99, p999] = [r.p50, r.p90, r.p99, r.p999].map(time_text);
+        let (name, rate) = (name.to_owned(), mib_text(r.bytes_per_second));
+        rows.add_row([name, r.iops.to_string(), rate, p50, p90, p99, p999, r.errors.to_string()]);
     };
     row("reads", &activity.reads);
     row("writes", &activity.writes);
@@ -114,40 +126,32 @@ fn requests_table(activity: &ActivityView) -> String {
     table_text(&rows)
 }
 
-/// Of each replica its mode, what it was asked, and how long it took.
+/// Of each replica its mode, what it was asked, and how long it took; below it how its rebuild fares, or what is wrong.
 fn replicas_table(moment: &Moment) -> String {
-    let mut rows = page_table(&[
-        "REPLICA",
-        "MODE",
-        "READS",
-        "PER SECOND",
-        "P50",
-        "P99",
-        "WRITES",
-        "PER SECOND",
-        "P50",
-        "P99",
-        "",
-    ]);
+    let mut rows = page_table(&["REPLICA", "MODE", "READS", "MiB/s", "P99", "WRITES", "MiB/s", "P99"]);
+    let activity = |name: &str| moment.activity.iter().flat_map(|a| &a.replicas).find(|a| a.name == name);
     for replica in &moment.volume.replicas {
-        let activity = moment.activity.iter().flat_map(|a| &a.replicas).find(|a| a.name == replica.name);
         let mut row = vec![replica.name.clone(), replica.mode.to_owned()];
-        let (reads, writes) = activity.map(|a| (a.reads, a.writes)).unwrap_or_default();
+        let (reads, writes) = activity(&replica.name).map(|a| (a.reads, a.writes)).unwrap_or_default();
         for r in [reads, writes] {
-            row.extend([
-                r.iops.to_string(),
-                rate_text(r.bytes_per_second),
-                time_text(r.p50),
-                time_text(r.p99),
-            ]);
+            row.extend([r.iops.to_string(), mib_text(r.bytes_per_second), time_text(r.p99)]);
         }
-        row.push(match activity.and_then(|a| a.rebuild) {
-            Some(rebuild) => rebuild_text(&rebuild),
-            None => replica.remark.clone(),
-        });
         rows.add_row(row);
     }
-    table_text(&rows)
+    let table = table_text(&rows);
+    let mut lines = table.lines();
+    let mut text = lines.next().map(|head| format!("{head}\n")).unwrap_or_default();
+    for (line, replica) in lines.zip(&moment.volume.replicas) {
+        let remark = match activity(&replica.name).and_then(|a| a.rebuild) {
+            Some(rebuild) => rebuild_text(&rebuild),
+            None => replica.remark.clone(),
+        };
+        text += &format!("{line}\n");
+        if !remark.is_empty() {
+            text += &format!("  {remark}\n");
+        }
+    }
+    text
 }
 
 /// A table that is never folded: a line that is too long for the terminal is better than a page that jumps.
@@ -206,8 +210,13 @@ fn left_text(seconds: u64) -> String {
 
 /// Bytes per second in MiB/s, which is what disks are compared in.
 fn rate_text(bytes: u64) -> String {
+    mib_text(bytes) + " MiB/s"
+}
+
+/// Bytes in MiB.
+fn mib_text(bytes: u64) -> String {
     let tenths = bytes.saturating_mul(10) >> 20;
-    format!("{}.{} MiB/s", tenths / 10, tenths % 10)
+    format!("{}.{}", tenths / 10, tenths % 10)
 }
 
 /// Nanoseconds with three digits or so.
@@ -294,6 +303,41 @@ mod tests {
         let (first, second) = (drawn(&page, true), drawn(&page, false));
         assert!(first.starts_with("\x1b[2J\x1b[H") && second.starts_with("\x1b[Hdemo"));
         assert!(second.lines().all(|l| l.ends_with("\x1b[K") || l == "\x1b[J"), "{second:?}");
+    }
+
+    #[test]
+    fn a_busy_page_fits_80_columns() {
+        let mut busy = moment(123_456);
+        let replica = &mut busy.volume.replicas[0];
+        replica.name = "demo-r-0a1b2c3d".into();
+        let slow = RequestsView {
+            iops: 123_456,
+            bytes_per_second: 1234 << 20,
+            p50: 12_300_000,
+            p90: 123_400_000,
+            p99: 123_400_000,
+            p999: 999_900_000,
+            ..Default::default()
+        };
+        if let Some(activity) = &mut busy.activity {
+            activity.seconds = 32.5;
+            (activity.reads, activity.writes) = (slow, slow);
+            let replica = &mut activity.replicas[0];
+            replica.name = "demo-r-0a1b2c3d".into();
+            (replica.reads, replica.writes) = (slow, slow);
+        }
+        let page = page(&busy);
+        assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+        assert!(page.lines().any(|line| line.starts_with("  40 % of 1000 MiB in sync")), "{page}");
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_noticed() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!nobody_reads(writer.as_fd()));
+        drop(reader);
+        assert!(nobody_reads(writer.as_fd()));
+        assert!(!nobody_reads(tempfile::tempfile().unwrap().as_fd()));
     }
 
     #[test]

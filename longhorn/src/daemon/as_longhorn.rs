@@ -60,8 +60,8 @@ pub struct ReplicaFlags {
 
 /// What the help of both commands says at its end.
 pub(super) const HELP: &str = "\
-Longhorn's other flags are accepted where they have nothing to change here, and named in the
-log; those that would make it do something else are refused.";
+Longhorn's other flags are accepted where they have nothing to change here, and
+named in the log; those that would make it do something else are refused.";
 
 /// Why trims that mark snapshots are refused.
 const NO_MARKS: &str =

@@ -55,8 +55,9 @@ enum InstanceManagerBy {
 }
 
 const HELP: &str = "\
-It finds the API server by KUBECONFIG, or by its pod's service account, and needs the instance
-manager of the same root. Its end changes nothing for running volumes.";
+It finds the API server by KUBECONFIG, or by its pod's service account, and
+needs the instance manager of the same root. Its end changes nothing for
+running volumes.";
 
 pub(super) fn run(args: ClusterArgs) -> Result<()> {
     let authority = authority_socket(&args.root).with_context(|| args.root.display().to_string())?;

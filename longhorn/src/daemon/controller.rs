@@ -187,7 +187,15 @@ const UNENCRYPTED: &str = "replicas over TCP are reached without encryption: who
 
 /// `NAME=unix:PATH` or `NAME=tcp:ADDRESS:PORT`.
 fn replica_address(text: &str) -> Result<(String, Address), String> {
-    let (name, address) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ADDRESS"))?;
+    let Some((name, address)) = text.split_once('=') else {
+        return Err(format!(
+            "{text:?} is not NAME=ADDRESS: epochs name their members, and an address may be another replica's by now; \
+             the name is what the replica has as --replica-instance-name"
+        ));
+    };
+    // Longhorn's spelling.
+    let address =
+        address.strip_prefix("tcp://").map_or_else(|| address.to_owned(), |rest| format!("tcp:{rest}"));
     let name = process_name(name).map_err(|e| e.to_string())?;
     Ok((name, address.parse()?))
 }
@@ -198,6 +206,15 @@ mod tests {
 
     use super::*;
     use crate::daemon::{Command, Program};
+
+    #[test]
+    fn a_replica_is_named_and_its_address_may_be_spelt_as_longhorn_does() {
+        let told = Ok(("r1".to_owned(), Address::Tcp("10.0.0.1:10000".parse().unwrap())));
+        assert_eq!(replica_address("r1=tcp://10.0.0.1:10000"), told);
+        assert_eq!(replica_address("r1=tcp:10.0.0.1:10000"), told);
+        let refused = replica_address("tcp://10.0.0.1:10000").unwrap_err();
+        assert!(refused.contains("NAME=") && refused.contains("--replica-instance-name"), "{refused}");
+    }
 
     #[test]
     fn a_composed_command_line_means_what_it_was_made_from() {

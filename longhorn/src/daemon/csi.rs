@@ -42,8 +42,9 @@ pub(super) struct CsiArgs {
 }
 
 const HELP: &str = "\
-It finds the API server by KUBECONFIG, or by its pod's service account, and acts through
-Longhorn's resources there: a manager has to run. Its end changes nothing for mounted volumes.";
+It finds the API server by KUBECONFIG, or by its pod's service account, and
+acts through Longhorn's resources there: a manager has to run. Its end changes
+nothing for mounted volumes.";
 
 /// `unix:PATH`, or `unix://PATH` as orchestrators write it.
 pub(super) fn endpoint(text: &str) -> Result<PathBuf, String> {

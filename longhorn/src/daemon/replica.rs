@@ -134,12 +134,19 @@ impl ReplicaArgs {
     }
 }
 
+/// Whatever this process makes from now on is its user's alone: a replica's directory may lie on a disk of its own, below
+/// nothing that keeps others out.
+pub(crate) fn keep_from_others() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
 pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     if matches!(args.data_listen, Address::Tcp(_)) && !args.insecure {
         let text = "a replica on TCP is not encrypted: whoever is on the network between sees and may change the volume's \
             bytes; give --insecure if that network is your own";
         return Err(GivesUp(text.to_owned()).into());
     }
+    keep_from_others();
     raise_files();
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
     if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {

@@ -21,9 +21,9 @@ const HELP: &str = "\
 Example:
   longhorn sfold volume-snap-monday.img volume-snap-sunday.img
 
-For files that no process uses. Holes stay holes; where the file system shares extents, nothing
-is copied. Interrupted, it is begun again. To fold a volume's removed snapshots use
-`longhornctl snapshot purge`.";
+For files that no process uses. Holes stay holes; where the file system shares
+extents, nothing is copied. Interrupted, it is begun again. To fold a volume's
+removed snapshots use `longhornctl snapshot purge`.";
 
 pub(super) fn run(args: &SfoldArgs) -> Result<()> {
     let progress = Progress::of_bytes("folding");

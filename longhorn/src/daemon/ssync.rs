@@ -11,6 +11,7 @@ use replica::store::{receive_file, send_file};
 
 use crate::arguments::unix_address;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// Arguments of `ssync`.
 #[derive(Debug, clap::Args)]
@@ -26,11 +27,11 @@ Examples:
   longhorn ssync send volume-snap-monday.img --to unix:/run/copy.sock
 
   other$ longhorn ssync receive monday.img --listen 10.0.0.2:9999 --insecure
-  here$  longhorn ssync send volume-snap-monday.img --to 10.0.0.2:9999 --insecure
+  here$  longhorn ssync send volume-snap-mon.img --to 10.0.0.2:9999 --insecure
 
-For files that no process uses, whose length is a multiple of 4096. Where the receiver has the
-file already, checksums are compared first and only what differs is sent: begun again, it goes
-on. One copy is received, then it ends.";
+For files that no process uses, whose length is a multiple of 4096. Where the
+receiver has the file already, checksums are compared first and only what
+differs is sent: begun again, it goes on. One copy is received, then it ends.";
 
 #[derive(Debug, clap::Subcommand)]
 enum Side {
@@ -119,7 +120,7 @@ pub(super) fn run(args: &SsyncArgs) -> Result<()> {
         }
         (Side::Receive { file, .. }, Place::Tcp(address)) => {
             let listener = TcpListener::bind(address).with_context(|| address.to_string())?;
-            eprintln!("listening on {}", listener.local_addr()?);
+            tell!("listening on {}", listener.local_addr()?);
             let (stream, _) = listener.accept()?;
             receive(file, Buffered::new(stream.try_clone()?, stream))
         }
@@ -147,7 +148,7 @@ fn receive(file: &std::path::Path, mut stream: impl Read + Write) -> Result<()> 
     let progress = Progress::of_bytes("receiving");
     let done = receive_file(file, &mut stream, &mut |done, total| progress.at(done, total))?;
     drop(progress);
-    eprintln!("{}: {} received", file.display(), format_size(done.sent));
+    tell!("{}: {} received", file.display(), format_size(done.sent));
     Ok(())
 }
 
@@ -155,6 +156,6 @@ fn send(file: &std::path::Path, mut stream: impl Read + Write) -> Result<()> {
     let progress = Progress::of_bytes("sending");
     let done = send_file(file, &mut stream, &mut |done, total| progress.at(done, total))?;
     drop(progress);
-    eprintln!("{}: {} of {} sent", file.display(), format_size(done.sent), format_size(done.held));
+    tell!("{}: {} of {} sent", file.display(), format_size(done.sent), format_size(done.held));
     Ok(())
 }

@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use lh_wire::IN_PART;
 
 use super::*;
@@ -19,12 +21,14 @@ fn while_all_are_full_a_write_waits_outside_and_is_tried_every_second() {
     }
     assert!((28..=31).contains(&tries), "{tries}");
     assert!(b.reports().is_empty() && b.answers().is_empty());
+    assert!(b.queue.stats().starved.load(Relaxed), "somebody has to be told why nothing is answered");
     b.pass(1000, ALL);
     b.answer(A, Status::Ok);
     b.answer(B, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
     b.answered(slot);
     b.assert_idle();
+    assert!(!b.queue.stats().starved.load(Relaxed));
 }
 
 #[test]
@@ -56,6 +60,7 @@ fn one_full_member_is_reported_after_two_seconds() {
     }
     assert!(b.reports().is_empty() && b.answers().is_empty());
     b.pass(300, ALL);
+    assert!(!b.queue.stats().starved.load(Relaxed), "the others have space");
     assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::NoSpace)]);
     b.switch(Switch::Forget { member: A });
     assert_eq!(b.answers(), [(slot, Ok(()))]);

@@ -1,5 +1,6 @@
 //! The engine as its gRPC server sees it.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -48,6 +49,8 @@ pub(super) struct Shown {
     pub(super) frontend: &'static str,
     /// Once the endpoint is usable.
     pub(super) endpoint: Option<Endpoint>,
+    /// It was hidden for good, and the engine ends.
+    pub(super) ending: bool,
 }
 
 /// The handle behind the gRPC server.
@@ -75,6 +78,7 @@ impl EngineControl for Face {
         let up = shown.endpoint.is_some() && !is_unfinished(&status.chain);
         let waiting_for = match status.waiting_for {
             Some(reason) => reason,
+            None if shown.ending => "what was written is being flushed".to_owned(),
             None if !status.open => "the replicas are being asked for what they hold".to_owned(),
             None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),
             None if !up => format!("the frontend {} is being made", shown.frontend),
@@ -90,6 +94,8 @@ impl EngineControl for Face {
             uri,
             generation: self.generation,
             waiting_for,
+            ending: shown.ending,
+            lacks_space: self.engine.stats().iter().any(|queue| queue.starved.load(Ordering::Relaxed)),
             repaired_blocks: status.counters.repaired_blocks,
             replicas: status.replicas.into_iter().map(|r| self.replica(r)).collect(),
             limits: limits(&status.limits),

@@ -90,7 +90,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     let mailboxes = Arc::new(Mailboxes(mailboxes));
     let devices: Arc<dyn Devices> = mailboxes.clone();
     let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), false)?;
-    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
+    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (ends_sender, ends) = unbounded();
     let face = Face {
         volume: args.volume.clone(),

@@ -28,6 +28,7 @@ use crate::arguments::Checksum;
 use crate::arguments::Quorum;
 use crate::daemon::{GivesUp, freeze, memory};
 use crate::generation;
+use crate::tell::tell;
 
 /// How long the engine before this one may take to end after it was killed.
 const PREDECESSOR: Duration = Duration::from_secs(10);
@@ -60,7 +61,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let listens = args.relay_listen.is_some();
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
     let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), listens)?;
-    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), endpoint: None }));
+    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
     let key = host::read_key(&args.key_file)?;
@@ -395,6 +396,7 @@ impl Life {
 
     /// Flushes, closes the replicas, ends the queues.
     fn shut_down(self, answer: Reply) -> Result<()> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = true;
         let done = self.close_replicas();
         self.queues.end();
         let _ = answer.send(done.clone());
@@ -443,7 +445,7 @@ impl Life {
 fn ended_by_itself(why: &Why) -> anyhow::Error {
     if why.is_fenced() {
         // Not one answer more: neither to clients, nor by taking the device away from them.
-        eprintln!("error: {why}");
+        tell!("error: {why}");
         std::process::exit(control::manager::EXIT_GIVES_UP);
     }
     anyhow!("the engine ended: {why}")

@@ -229,7 +229,15 @@ pub(super) fn go_list(items: &[String]) -> String {
 }
 
 pub(super) fn print_line(text: &str) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{text}")?)
+    written(writeln!(std::io::stdout(), "{text}"))
+}
+
+/// Whoever read the output has seen enough.
+fn written(printed: std::io::Result<()>) -> Result<()> {
+    match printed {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
 }
 
 pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
@@ -237,11 +245,11 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
     let indented = serde_json::ser::PrettyFormatter::with_indent(b"\t");
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, indented))?;
     bytes.push(b'\n');
-    Ok(std::io::stdout().write_all(&bytes)?)
+    written(std::io::stdout().write_all(&bytes))
 }
 
 pub(super) fn print_columns<const N: usize>(names: &[&str; N], rows: &[[String; N]]) -> Result<()> {
-    Ok(std::io::stdout().write_all(columns(names, rows).as_bytes())?)
+    written(std::io::stdout().write_all(columns(names, rows).as_bytes()))
 }
 
 /// Columns as wide as their widest cell and a space, the last as it is.
@@ -263,6 +271,13 @@ fn columns<const N: usize>(names: &[&str; N], rows: &[[String; N]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is_one() {
+        let failed = |kind: std::io::ErrorKind| written(Err(kind.into()));
+        assert!(failed(std::io::ErrorKind::BrokenPipe).is_ok());
+        assert!(failed(std::io::ErrorKind::StorageFull).is_err());
+    }
 
     #[test]
     fn columns_are_aligned_as_longhorn_prints_them() {

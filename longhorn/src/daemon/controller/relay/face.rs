@@ -32,7 +32,8 @@ fn not_here<T: Send + 'static>() -> Answer<T> {
 
 impl EngineControl for Face {
     fn status(&self) -> EngineStatus {
-        let Shown { frontend, endpoint } = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Shown { frontend, endpoint, .. } =
+            self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let up = endpoint.is_some();
         let waiting_for = match self.obstacles.first() {
             Some(obstacle) => obstacle,

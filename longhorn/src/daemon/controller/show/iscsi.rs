@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use control::transport::not_listening;
 use iscsi_frontend::{Listener, Target};
 
 use super::super::queues::{Order, Queues};
@@ -83,5 +84,6 @@ impl Iscsi {
 
 fn listen(door: &mut Door, address: SocketAddr) -> Result<Listener> {
     door.open(tcp_at(address), || Listener::tcp(address))
+        .map_err(not_listening)
         .with_context(|| format!("cannot listen on {address}"))
 }

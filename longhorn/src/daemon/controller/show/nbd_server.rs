@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use control::transport::not_listening;
 use nbd_frontend::{Export, Listener};
 
 use super::super::queues::{Order, Queues};
@@ -65,6 +66,7 @@ fn listen(volume: &str, wanted: Option<SocketAddr>, door: &mut Door) -> Result<(
         Some(address) => {
             let listener = door
                 .open(tcp_at(address), || Listener::tcp(address))
+                .map_err(not_listening)
                 .with_context(|| format!("cannot listen on {address}"))?;
             let port = listener.tcp_address().context("the port that was chosen")?.port();
             tracing::warn!(%address, "insecure: whoever reaches this address may read and write the volume");
