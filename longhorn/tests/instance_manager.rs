@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use control::deposit::Deposit;
 use control::host::Root;
-use control::manager::{LAUNCH_NAME, ProcessRecord};
+use control::manager::{LAUNCH_NAME, ProcessRecord, State};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     LogRequest, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest,
