@@ -12,6 +12,8 @@ mod lock;
 mod record;
 mod root;
 
+pub use lh_block::REPLICAS_MAX;
+
 pub use authority::{Authority, AuthorityError};
 pub use durable::{create_dir_durably, replace_file, store_program, sync_dir};
 pub use live::{LiveDirs, LiveError, LiveLock};
