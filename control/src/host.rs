@@ -22,4 +22,4 @@ pub use record::{
     MapKey, Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
     new_replica_suffix, read_key, replica_name,
 };
-pub use root::Root;
+pub use root::{Root, unfinished_copy};
