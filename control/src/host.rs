@@ -12,6 +12,8 @@ mod lock;
 mod record;
 mod root;
 
+pub use lh_block::REPLICAS_MAX;
+
 pub use authority::{Authority, AuthorityError};
 pub use durable::{create_dir_durably, replace_file, store_program, sync_dir};
 pub use live::{LiveDirs, LiveError, LiveLock};
@@ -20,4 +22,4 @@ pub use record::{
     MapKey, Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
     new_replica_suffix, read_key, replica_name,
 };
-pub use root::Root;
+pub use root::{Root, unfinished_copy};

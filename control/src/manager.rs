@@ -40,6 +40,7 @@ pub use launch::{LAUNCH_NAME, run_launched};
 pub use policy::EXIT_GIVES_UP;
 pub use ports::PortRange;
 pub use state::{ProcessRecord, State};
+pub use supervisor::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 
 use crate::host::Root;
 use crate::proto::imrpc::disk_service_server::DiskServiceServer;

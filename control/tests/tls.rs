@@ -6,6 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
 use control::host::Root;
@@ -83,9 +84,8 @@ enum Client<'a> {
     SpeaksPlainly,
 }
 
-/// The version that the server at the port tells.
-async fn ask(port: u16, authority: &Authority, client: Client<'_>) -> Result<String, String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+/// The version that the server at the address tells.
+async fn ask(address: SocketAddr, authority: &Authority, client: Client<'_>) -> Result<String, String> {
     let channel = match client {
         Client::SpeaksPlainly => Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await,
         Client::Shows(_) | Client::ShowsNothing => {
@@ -124,29 +124,27 @@ fn client_config(authority: &Authority, client: Client<'_>) -> ClientConfig {
     config
 }
 
-/// The first of five ports in a row that nobody has.
-fn free_ports() -> u16 {
-    loop {
-        let first = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let taken = |offset| match first.checked_add(offset) {
-            Some(port) => TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err(),
-            None => true,
-        };
-        if !(0..5).any(taken) {
-            return first;
-        }
-    }
+/// The first of five ports in a row, on an address of this machine that no other test has: what is free there stays free.
+fn free_ports() -> SocketAddr {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, high, low, COUNT.fetch_add(1, Ordering::Relaxed));
+    let is_free = |port| TcpListener::bind((own, port)).is_ok();
+    let first = || TcpListener::bind((own, 0)).unwrap().local_addr().unwrap().port();
+    let mut all = std::iter::repeat_with(first);
+    let port = all.find(|first| (0..5).all(|offset| first.checked_add(offset).is_some_and(is_free)));
+    SocketAddr::from((own, port.unwrap()))
 }
 
 /// An instance manager with certificates, on ports from this one on.
 struct Manager {
     dir: tempfile::TempDir,
-    port: u16,
+    first: SocketAddr,
 }
 
 impl Manager {
     async fn start(authority: &Authority) -> Self {
-        let manager = Self { dir: tempfile::tempdir().unwrap(), port: free_ports() };
+        let manager = Self { dir: tempfile::tempdir().unwrap(), first: free_ports() };
         fs::create_dir(manager.files()).unwrap();
         write(&manager.files(), &authority.pem, &authority.pair());
         let options = manager.options();
@@ -165,8 +163,7 @@ impl Manager {
     fn options(&self) -> Options {
         let root = Root::at(&self.dir.path().join("root")).unwrap();
         let trust = Trust::Certificates(TlsFiles::below(&self.files()));
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        Options { root, program: "/bin/true".into(), listen: Some((address, trust)) }
+        Options { root, program: "/bin/true".into(), listen: Some((self.first, trust)) }
     }
 }
 
@@ -176,14 +173,14 @@ async fn a_certificate_of_the_authority_is_let_in_and_nothing_else() {
     let manager = Manager::start(&authority).await;
     let (own, foreign, old) = (authority.pair(), other.pair(), authority.expired());
     for offset in 0..5 {
-        let port = manager.port + offset;
-        assert_eq!(ask(port, &authority, Client::Shows(&own)).await.unwrap(), env!("CARGO_PKG_VERSION"));
-        assert!(ask(port, &authority, Client::ShowsNothing).await.is_err());
-        assert!(ask(port, &authority, Client::Shows(&foreign)).await.is_err());
-        assert!(ask(port, &authority, Client::Shows(&old)).await.is_err());
-        assert!(ask(port, &authority, Client::SpeaksPlainly).await.is_err());
+        let one = SocketAddr::new(manager.first.ip(), manager.first.port() + offset);
+        assert_eq!(ask(one, &authority, Client::Shows(&own)).await.unwrap(), env!("CARGO_PKG_VERSION"));
+        assert!(ask(one, &authority, Client::ShowsNothing).await.is_err());
+        assert!(ask(one, &authority, Client::Shows(&foreign)).await.is_err());
+        assert!(ask(one, &authority, Client::Shows(&old)).await.is_err());
+        assert!(ask(one, &authority, Client::SpeaksPlainly).await.is_err());
     }
-    assert!(ask(manager.port, &other, Client::Shows(&own)).await.is_err(), "a client believes any server");
+    assert!(ask(manager.first, &other, Client::Shows(&own)).await.is_err(), "a client believes any server");
     // Not among what obeys everybody.
     let root = manager.options().root;
     assert_eq!(control::manager::obeys_at(&root), None);
@@ -195,9 +192,9 @@ async fn who_says_nothing_keeps_nobody_else_out() {
     let manager = Manager::start(&authority).await;
     let mut mute = Vec::new();
     for _ in 0..20 {
-        mute.push(TcpStream::connect((Ipv4Addr::LOCALHOST, manager.port)).await.unwrap());
+        mute.push(TcpStream::connect(manager.first).await.unwrap());
     }
-    ask(manager.port, &authority, Client::Shows(&authority.pair())).await.unwrap();
+    ask(manager.first, &authority, Client::Shows(&authority.pair())).await.unwrap();
 }
 
 #[tokio::test]
@@ -205,18 +202,18 @@ async fn new_files_are_taken_up_and_unfit_ones_are_not() {
     let (before, after) = (Authority::new("ours"), Authority::new("the next one"));
     let manager = Manager::start(&before).await;
     let (old, new) = (before.pair(), after.pair());
-    ask(manager.port, &before, Client::Shows(&old)).await.unwrap();
+    ask(manager.first, &before, Client::Shows(&old)).await.unwrap();
     fs::write(manager.files().join("tls.key"), "nothing").unwrap();
-    ask(manager.port, &before, Client::Shows(&old)).await.unwrap();
+    ask(manager.first, &before, Client::Shows(&old)).await.unwrap();
     write(&manager.files(), &after.pem, &after.pair());
-    ask(manager.port, &after, Client::Shows(&new)).await.unwrap();
-    assert!(ask(manager.port, &after, Client::Shows(&old)).await.is_err());
+    ask(manager.first, &after, Client::Shows(&new)).await.unwrap();
+    assert!(ask(manager.first, &after, Client::Shows(&old)).await.is_err());
 }
 
 #[tokio::test]
 async fn what_is_wrong_with_files_is_said() {
     let (authority, other) = (Authority::new("ours"), Authority::new("another"));
-    let manager = Manager { dir: tempfile::tempdir().unwrap(), port: free_ports() };
+    let manager = Manager { dir: tempfile::tempdir().unwrap(), first: free_ports() };
     fs::create_dir(manager.files()).unwrap();
     let refusal = async |spoil: &dyn Fn(&Path)| {
         write(&manager.files(), &authority.pem, &authority.pair());

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use control::host::SNAPSHOT_COUNT;
+use control::host::{REPLICAS_MAX, SNAPSHOT_COUNT};
 use lh_cluster::api::{
     AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Int64Text, Quorum, Toggle, VolumeSpec,
 };
@@ -71,7 +71,7 @@ pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refuse
 /// How many replicas, and where. False: the key is not one of these.
 fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
     match key {
-        "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, 20)?,
+        "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, REPLICAS_MAX.into())?,
         "dataLocality" => spec.data_locality = locality(key, value)?,
         "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
         "diskSelector" => spec.disk_selector = tags(value),
@@ -152,7 +152,7 @@ fn source(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
 pub fn change(spec: &mut VolumeSpec, parameters: &HashMap<String, String>) -> Result<(), Refused> {
     for (key, value) in sorted(parameters) {
         match key {
-            "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, 20)?,
+            "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, REPLICAS_MAX.into())?,
             "dataLocality" => spec.data_locality = locality(key, value)?,
             "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
             "snapshotMaxCount" => spec.snapshot_max_count = number(key, value, 0, SNAPSHOT_COUNT.into())?,

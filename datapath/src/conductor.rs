@@ -64,7 +64,7 @@ use repair::{Doubt, InDoubt};
 use sabotage::sabotaged;
 use scrub::Scrubs;
 
-use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QueueId, SwitchId};
+use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId};
 
 /// Where the engine is between its first connection and its end.
 #[derive(Debug)]
@@ -223,9 +223,9 @@ impl Conductor {
     /// A conductor that has not begun: the first input, for example [`Input::Tick`], makes it connect.
     ///
     /// # Panics
-    /// Without queues, or with more than 64 queues or [`crate::message::MEMBERS_MAX`] replicas.
+    /// Without queues, or with more than [`QUEUES_MAX`] queues or [`crate::message::MEMBERS_MAX`] replicas.
     pub fn new(config: Config) -> Self {
-        assert!((1..=64).contains(&config.queues), "1 to 64 queues");
+        assert!((1..=QUEUES_MAX).contains(&config.queues), "1 to {QUEUES_MAX} queues");
         assert!(config.replicas.len() <= crate::message::MEMBERS_MAX, "too many replicas");
         Self {
             now: 0,

@@ -25,7 +25,7 @@ use crate::conductor::{
     ReplicaConfig, Status, Why,
 };
 use crate::link::{Mail, News, Offer, Parts};
-use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
+use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
 
@@ -160,7 +160,7 @@ impl EngineHandle {
 /// No thread or descriptor to be had.
 ///
 /// # Panics
-/// With no queue or more than 64, or more than [`MEMBERS_MAX`] replicas.
+/// With no queue or more than [`QUEUES_MAX`], or more than [`MEMBERS_MAX`] replicas.
 pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver<Event>)> {
     let mut random = [0; 16];
     lh_ring::sys::random(&mut random)?;
@@ -225,7 +225,7 @@ fn make_queues(
     shared: &Arc<Shared>,
     news: &Sender<News>,
 ) -> io::Result<(Vec<Mailbox<Mail>>, Vec<Parts>)> {
-    assert!((1..=64).contains(&options.queues), "1 to 64 queues");
+    assert!((1..=QUEUES_MAX).contains(&options.queues), "1 to {QUEUES_MAX} queues");
     let table = Arc::new(Table::new());
     let boxes: Vec<_> = (0..options.queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
     let (peers, inboxes): (Vec<_>, Vec<_>) = boxes.into_iter().unzip();

@@ -15,8 +15,11 @@ use crate::order::Kind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub u8);
 
-/// Most replicas of a volume (Longhorn's limit).
-pub const MEMBERS_MAX: usize = 20;
+/// Places in the engine's table.
+pub const MEMBERS_MAX: usize = lh_block::REPLICAS_MAX as usize;
+
+/// Most queues of an engine, the one that serves relays included: a bit for each in the conductor's masks.
+pub const QUEUES_MAX: u8 = 64;
 
 /// A device queue's number, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

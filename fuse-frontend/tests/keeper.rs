@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fuse_frontend::keeper::{Keeper, KeeperError};
-use fuse_frontend::{NodeError, node};
+use fuse_frontend::{NodeError, node, users_of};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -227,6 +227,14 @@ fn take_requests(fuse: &OwnedFd) {
     }
 }
 
+/// Waits until a program has the device open, and a moment longer, in which it asks for what it is to ask for. One that comes
+/// to a device that has gone makes a file in its place.
+fn uses(rig: &Rig, program: &Child) {
+    let pid = i32::try_from(program.id()).ok();
+    wait_until("it has the device open", || users_of(&rig.node).iter().any(|user| user.pid == pid));
+    std::thread::sleep(Duration::from_millis(200));
+}
+
 /// Somebody reads from the device, the engine answers nothing, and the keeper is killed while it waits for that.
 fn killed_while_it_waits(test: &str, ask: fn(&mut Keeper) -> Result<(), KeeperError>) {
     if skip(test, &["dd"]) {
@@ -286,7 +294,7 @@ fn without_an_engine_only_force_ends_the_device() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    uses(&rig, &dd);
     let mut keeper = Keeper::connect(&rig.socket).unwrap();
     assert!(matches!(keeper.stop(), Err(KeeperError::Failed(text)) if text.contains("force")));
     assert!(dd.try_wait().unwrap().is_none());
@@ -314,7 +322,7 @@ fn an_abandoned_device_fails_for_who_has_it_open_and_makes_room_for_another() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    uses(&rig, &dd);
     assert!(dd.try_wait().unwrap().is_none(), "it waits for an engine");
     Keeper::connect(&rig.socket).unwrap().abandon().unwrap();
     assert!(!dd.wait().unwrap().success());

@@ -256,7 +256,7 @@ fn a_login_that_waits_is_not_let_in_by_a_server_that_stops() {
 #[test]
 fn data_that_is_asked_for_late_may_come_late() {
     let limits = |limits: &mut Limits| {
-        (limits.patience_s, limits.ping_s, limits.payload_bytes) = (2, 1000, 65536);
+        (limits.patience_s, limits.ping_s, limits.payload_bytes) = (4, 1000, 65536);
     };
     let server = Setup { limits, ..Setup::default() }.start();
     let mut client = Client::login(&server, 1, PLAIN);
@@ -268,7 +268,7 @@ fn data_that_is_asked_for_late_may_come_late() {
     let second = client.start(&rw10(0x2a, 256, 128), FINAL | flag::WRITE, 65536);
     client.data_out(first, r2t.u32_at(20), 0, &[1; 65536], 65536);
     server.until("the first is with the device", |load| load.commands == 2);
-    std::thread::sleep(Duration::from_millis(3500));
+    std::thread::sleep(Duration::from_millis(5500));
     hold(&server, Answers::AtOnce);
     assert_eq!(client.answer(b"").itt, first);
     let r2t = client.recv().unwrap();
@@ -282,11 +282,11 @@ fn data_that_is_asked_for_late_may_come_late() {
 #[test]
 fn who_is_not_listened_to_is_not_closed_for_its_silence() {
     let limits = |limits: &mut Limits| {
-        (limits.patience_s, limits.ping_s, limits.spare_chunks) = (1, 0, usize::MAX);
+        (limits.patience_s, limits.ping_s, limits.spare_chunks) = (2, 0, usize::MAX);
     };
     let server = Setup { limits, ..Setup::default() }.start();
     let _client = Client::login(&server, 1, PLAIN);
-    std::thread::sleep(Duration::from_secs(4));
+    std::thread::sleep(Duration::from_secs(5));
     assert_eq!(server.load().sessions, 1);
 }
 
@@ -544,7 +544,7 @@ fn who_takes_its_answers_slowly_is_not_closed() {
 
 #[test]
 fn who_says_nothing_is_pinged_and_then_closed() {
-    let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 1), ..Setup::default() };
+    let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 3), ..Setup::default() };
     let server = setup.start();
     let mut client = Client::login(&server, 1, PLAIN);
     let ping = client.recv().unwrap();

@@ -213,7 +213,7 @@ mod tests {
         let peers = std::thread::spawn(move || (tcp.accept().unwrap(), unix.accept().unwrap()));
         for address in [Address::Tcp(tcp_address), Address::Unix(path)] {
             let took = given_up_after(address, Duration::from_millis(200));
-            assert!((200..2000).contains(&took.as_millis()), "{took:?}");
+            assert!(took.as_millis() >= 200, "{took:?}");
         }
         peers.join().unwrap();
     }
@@ -227,10 +227,11 @@ mod tests {
         std::thread::spawn(move || {
             let (mut peer, _) = listener.accept().unwrap();
             while peer.write_all(&[1]).is_ok() {
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(500));
             }
         });
-        let took = given_up_after(Address::Unix(path), Duration::from_millis(300));
-        assert!((300..2000).contains(&took.as_millis()), "{took:?}");
+        // Longer than a byte takes, far less than all of them.
+        let took = given_up_after(Address::Unix(path), Duration::from_millis(700));
+        assert!((700..10_000).contains(&took.as_millis()), "{took:?}");
     }
 }

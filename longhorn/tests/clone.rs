@@ -198,15 +198,15 @@ impl Proxy {
         answer.into_inner().status.into_values().collect()
     }
 
-    /// Waits until something was copied, but not all of it.
-    async fn halfway(&self, volume: &str) -> i32 {
+    /// Waits until something was copied, but not all of it: how far it is, and the address of the replica that is read.
+    async fn halfway(&self, volume: &str) -> (i32, String) {
         let until = Instant::now() + PATIENCE;
         loop {
             let status = self.status(volume).await;
-            let progress = status.iter().map(|s| s.progress).max().unwrap_or_default();
-            if progress > 5 {
-                assert!(progress < 70, "the clone was faster than the test: at {progress} %");
-                return progress;
+            let ahead = status.iter().max_by_key(|s| s.progress);
+            if let Some(ahead) = ahead.filter(|ahead| ahead.progress > 5) {
+                assert!(ahead.progress < 70, "the clone was faster than the test: {status:?}");
+                return (ahead.progress, ahead.from_replica_address.clone());
             }
             assert!(Instant::now() < until, "the clone does not begin: {status:?}");
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -226,11 +226,9 @@ async fn every_replica_holds_the_snapshots_bytes_also_if_one_of_the_source_dies(
     assert_eq!(missing.code(), Code::Internal, "{missing}");
     assert!(missing.message().contains("none"), "{missing}");
 
+    let replicas = host.status(&old)["replicas"].as_array().unwrap().clone();
     let (cloned, reached) = tokio::join!(proxy.clone(&new, &old, "one"), async {
-        let reached = proxy.halfway(&new).await;
-        // The one that is read: the first in sync.
-        let from = proxy.status(&new).await[0].from_replica_address.clone();
-        let replicas = host.status(&old)["replicas"].as_array().unwrap().clone();
+        let (reached, from) = proxy.halfway(&new).await;
         let read = replicas.iter().find(|r| from.contains(r["name"].as_str().unwrap())).unwrap();
         kill_9(&read["pid"]);
         reached
@@ -280,9 +278,10 @@ async fn what_is_not_whole_is_shown_to_nobody() {
     assert_eq!(shown.code(), Code::FailedPrecondition, "somebody could read meanwhile: {shown}");
     assert!(host.engine(&new, &["frontend", "shutdown"]).status.success());
 
-    let (cloned, ()) = tokio::join!(proxy.clone(&new, &old, "one"), async {
+    let only = host.status(&old)["replicas"][0]["pid"].clone();
+    let (cloned, _) = tokio::join!(proxy.clone(&new, &old, "one"), async {
         proxy.halfway(&new).await;
-        kill_9(&host.status(&old)["replicas"][0]["pid"]);
+        kill_9(&only);
     });
     let failed = cloned.unwrap_err();
     assert_eq!(failed.code(), Code::Internal, "{failed}");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use control::deposit::Deposit;
 use control::host::Root;
-use control::manager::{LAUNCH_NAME, ProcessRecord};
+use control::manager::{LAUNCH_NAME, ProcessRecord, State};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     LogRequest, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest,
@@ -161,6 +161,20 @@ async fn wait(client: &mut Client, name: &str, wanted: impl Fn(&ProcessStatus) -
     }
 }
 
+/// Waits for a line in the log of a process.
+async fn says(client: &mut Client, name: &str, line: &str) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let lines = client.process_log(LogRequest { name: name.into() }).await.unwrap().into_inner();
+        let lines: Vec<String> = lines.map(|l| l.unwrap().line).collect().await;
+        if lines.iter().any(|l| l == line) {
+            return;
+        }
+        assert!(Instant::now() < until, "{lines:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 async fn delete(client: &mut Client, name: &str) {
     client.process_delete(ProcessDeleteRequest { name: name.into(), uuid: String::new() }).await.unwrap();
     let until = Instant::now() + PATIENCE;
@@ -253,15 +267,20 @@ async fn everything_comes_back_after_everything_was_killed() {
 async fn a_wish_to_stop_outlives_the_manager() {
     let mut host = Host::new();
     let mut client = host.client().await;
-    let stubborn = host.script("stubborn", "trap '' TERM\nwhile :; do sleep 0.05; done");
+    let stubborn = host.script("stubborn", "trap '' TERM\necho deaf\nwhile :; do sleep 0.05; done");
     create(&mut client, "demo-r-1", &stubborn, &[]).await.unwrap();
     let status = wait(&mut client, "demo-r-1", running).await;
-    // Only a shell that runs its first line ignores the signal.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Only a shell that has run its first line ignores the signal.
+    says(&mut client, "demo-r-1", "deaf").await;
     let request = ProcessDeleteRequest { name: "demo-r-1".into(), uuid: String::new() };
     client.process_delete(request).await.unwrap();
     wait(&mut client, "demo-r-1", |s| s.state == "stopping").await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // It is told first, and then written down.
+    let until = Instant::now() + PATIENCE;
+    while host.record("demo-r-1").state != State::Stopping {
+        assert!(Instant::now() < until, "the wish is not written down");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     host.kill_manager();
     kill_9(status.pid);
     host.start();
@@ -430,17 +449,7 @@ async fn changes_are_told_and_logs_are_kept() {
         seen.push(change.status.unwrap().state);
     }
     assert_eq!(seen, ["starting", "running"]);
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let request = LogRequest { name: "demo-r-1".into() };
-        let lines = client.process_log(request).await.unwrap().into_inner();
-        let lines: Vec<String> = lines.map(|l| l.unwrap().line).collect().await;
-        if lines.iter().any(|l| l == "started with the arguments") {
-            break;
-        }
-        assert!(Instant::now() < until, "{lines:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    says(&mut client, "demo-r-1", "started with the arguments").await;
     delete(&mut client, "demo-r-1").await;
     let last = loop {
         let change = tokio::time::timeout(PATIENCE, changes.next()).await.unwrap().unwrap().unwrap();

@@ -2,7 +2,7 @@
 //! io_uring. Real devices are the end-to-end scenarios' affair.
 
 use std::io::{self, ErrorKind, Read};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -287,7 +287,10 @@ fn is_not_missed(word: &str, frontend: &str, listen: Option<&str>) {
 
 #[test]
 fn whoever_connects_while_no_engine_runs_waits_for_the_next_one() {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    // On an address of this machine that no other test has: what is free there stays free.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, high, low, 1);
+    let free = || TcpListener::bind((own, 0)).unwrap().local_addr().unwrap().to_string();
     is_not_missed("unix", "nbd-server", None);
     is_not_missed("tcp", "nbd-server", Some(&free()));
     is_not_missed("target", "iscsi-target", Some(&free()));

@@ -3,87 +3,43 @@
 mod support;
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use lh_block::Extent;
-use lh_ring::{Answers, CHUNK};
-use nbd_frontend::proto::{command, error, reply};
+use lh_ring::Answers;
+use nbd_frontend::proto::{command, error};
 use nbd_frontend::{Framing, Limits};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use support::client::{Client, greeted};
 use support::{Running, Setup};
-
-/// Bytes of this process in memory.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
-}
 
 fn pool_bytes(server: &Running) -> usize {
     server.inside(|inside| inside.pool.used_bytes())
 }
 
-#[test]
-fn a_thousand_connections() {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, hard.min(8192), hard).unwrap();
-    let server = Running::start();
-    let before = resident();
-    // Handshakes that go no further hold no memory of the pool.
-    let shaking: Vec<UnixStream> = (0..900).map(|_| greeted(&server)).collect();
-    server.until("greeted", |load| load.connections == 900);
-    assert_eq!(pool_bytes(&server), 0);
-    // Transmission for as many as there may be, words for the rest.
-    let mut clients: Vec<Client> = Vec::new();
-    let mut refused = 0;
-    for _ in 0..100 {
-        match Client::try_connect(&server, Framing::Structured) {
-            Ok(client) => clients.push(client),
-            Err(kind) => {
-                assert_eq!(kind, reply::ERR_POLICY);
-                refused += 1;
-            }
-        }
-    }
-    assert_eq!((clients.len(), refused), (64, 36));
-    // Beyond the limit connections are closed at once.
-    server.until("refused ones gone", |load| load.connections == 964);
-    let more: Vec<UnixStream> = (0..60).map(|_| greeted(&server)).collect();
-    let mut beyond = server.connect();
-    assert_eq!(beyond.read(&mut [0]).unwrap_or(0), 0);
-    assert_eq!(server.load().connections, 1024);
-    // Who is in is served.
-    for client in &mut clients {
-        assert_eq!(client.write(0, &[1; 4096]).error, 0);
-        assert_eq!(client.read(0, 4096).data, [1; 4096]);
-    }
-    let used = pool_bytes(&server);
-    assert!(used <= 64 * 2 * CHUNK + CHUNK, "{used} bytes of the pool");
-    let grown = resident().saturating_sub(before);
-    assert!(grown < 48 << 20, "{grown} bytes more in memory");
-    drop((shaking, more, clients));
-    server.until("all gone", |load| load.connections == 0);
-    assert_eq!(Client::connect(&server, Framing::Simple).read(0, 512).error, 0);
-}
+/// So often the server turns before it is believed that it takes nothing more.
+const IN_VAIN: u32 = 60;
 
 /// Sends without waiting until nothing more is taken; bytes sent.
-fn flood(client: &mut Client, kind: u16, length: u64, limit: usize) -> usize {
+fn flood(server: &Running, client: &mut Client, kind: u16, length: u64, limit: usize) -> usize {
     client.stream.set_nonblocking(true).unwrap();
-    let (mut sent, mut quiet_since) = (0, Instant::now());
-    while sent < limit && quiet_since.elapsed() < Duration::from_millis(300) {
+    let (mut sent, mut in_vain) = (0, 0);
+    while sent < limit && in_vain < IN_VAIN {
         let (request, _) = client.encode(kind, 0, 0, length);
         let mut rest = &request[..];
-        while !rest.is_empty() && quiet_since.elapsed() < Duration::from_millis(300) {
+        while !rest.is_empty() && in_vain < IN_VAIN {
             match client.stream.write(rest) {
                 Ok(n) => {
                     rest = &rest[n..];
                     sent += n;
-                    quiet_since = Instant::now();
+                    in_vain = 0;
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(5));
+                    // Each look from outside is a turn of the server's.
+                    server.load();
+                    in_vain += 1;
+                }
                 Err(e) => panic!("{e}"),
             }
         }
@@ -97,14 +53,14 @@ fn a_client_that_never_reads_costs_little_and_keeps_nobody_waiting() {
     let server = Running::start();
     // Reads: their data waits, counted.
     let mut greedy = Client::connect(&server, Framing::Structured);
-    let sent = flood(&mut greedy, command::READ, 1 << 20, 64 << 20);
+    let sent = flood(&server, &mut greedy, command::READ, 1 << 20, 64 << 20);
     assert!(sent < 8 << 20, "{sent} bytes of requests were taken");
     let load = server.load();
     let limits = server.inside(|inside| Limits::of_pool(inside.pool));
     assert!(load.payload_bytes > 0 && load.payload_bytes <= limits.connection_bytes, "{load:?}");
     // Requests that are refused: their answers wait, and then nothing more is read.
     let mut wrong = Client::connect(&server, Framing::Structured);
-    let sent = flood(&mut wrong, 77, 512, 64 << 20);
+    let sent = flood(&server, &mut wrong, 77, 512, 64 << 20);
     assert!(sent < 8 << 20, "{sent} bytes of wrong requests were taken");
     let used = pool_bytes(&server);
     assert!(used < 16 << 20, "{used} bytes of the pool");
@@ -125,21 +81,24 @@ fn a_client_that_never_reads_costs_little_and_keeps_nobody_waiting() {
 
 #[test]
 fn who_takes_no_answer_or_never_finishes_is_closed() {
-    let impatient = Setup { limits: |limits| limits.patience_s = 2, ..Setup::default() };
+    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
     let server = impatient.start();
     let mut deaf = Client::connect(&server, Framing::Simple);
-    flood(&mut deaf, command::READ, 1 << 20, 1 << 20);
+    for _ in 0..16 {
+        deaf.header(command::READ, 0, 0, 1 << 20);
+    }
     let mut half = Client::connect(&server, Framing::Simple);
     half.header(command::WRITE, 0, 0, 1 << 20);
     half.stream.write_all(&[1; 1000]).unwrap();
     let mut part = Client::connect(&server, Framing::Simple);
     part.stream.write_all(&[0x25]).unwrap();
+    let begun = Instant::now();
     let shaking = greeted(&server);
     // Idle is no fault.
     let mut idle = Client::connect(&server, Framing::Simple);
-    let begun = Instant::now();
     server.until("closed", |load| load.connections == 1 && load.payload_bytes == 0);
-    assert!(begun.elapsed() > Duration::from_millis(900), "too early");
+    // The one that came last has had its time, but for the second that the server's clock counts by.
+    assert!(begun.elapsed() > Duration::from_millis(1900), "too early");
     assert!(half.is_closed() && part.is_closed());
     assert_eq!(idle.read(0, 512).error, 0);
     drop((deaf, shaking));
@@ -221,17 +180,15 @@ fn a_flood_on_one_connection_leaves_the_others_their_turn() {
         }
         count
     });
+    // Each of these would wait for 20 s, and then fail.
     let mut other = Client::connect(&server, Framing::Simple);
-    let begun = Instant::now();
     for _ in 0..200 {
         assert_eq!(other.read(0, 512).error, 0);
     }
-    let took = begun.elapsed();
     stop.send(()).unwrap();
     sender.join().unwrap();
     drop(server);
     assert!(reader.join().unwrap() > 1000, "the flood was none");
-    assert!(took < Duration::from_secs(10), "{took:?}");
 }
 
 #[test]
@@ -315,7 +272,7 @@ fn nothing_is_read_while_the_device_is_full() {
     let server = Setup { geometry, ..Setup::default() }.start();
     server.inside(|inside| inside.disk.set_answers(Answers::Held));
     let mut client = Client::connect(&server, Framing::Simple);
-    let sent = flood(&mut client, command::READ, 4096, 16 << 20);
+    let sent = flood(&server, &mut client, command::READ, 4096, 16 << 20);
     assert!(sent < 2 << 20, "{sent} bytes were taken");
     let load = server.load();
     assert_eq!((load.requests, load.payload_bytes), (2, 8192));

@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -109,25 +110,27 @@ fn a_client_that_comes_again_waits_for_what_it_has_left_behind() {
 #[test]
 fn a_lane_takes_the_place_of_itself_and_a_client_that_of_another() {
     let server = Running::start();
-    let closed = |stream: &mut UnixStream| {
-        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let closed_within = |stream: &mut UnixStream, within| {
+        stream.set_read_timeout(Some(within)).unwrap();
         matches!(stream.read(&mut [0]), Ok(0))
     };
+    let closed = |stream: &mut UnixStream| closed_within(stream, PATIENCE);
+    let open = |stream: &mut UnixStream| !closed_within(stream, Duration::from_millis(200));
     let mut first = greeted(&server, LANE);
     let mut second = greeted(&server, Lane { number: 1, ..LANE });
-    assert!(!closed(&mut first) && !closed(&mut second));
+    assert!(open(&mut first) && open(&mut second));
     let mut third = greeted(&server, LANE);
-    assert!(closed(&mut first) && !closed(&mut second));
+    assert!(closed(&mut first) && open(&mut second));
     let mut fourth = greeted(&server, Lane { client: 2, number: 5 });
-    assert!(closed(&mut second) && closed(&mut third) && !closed(&mut fourth));
+    assert!(closed(&mut second) && closed(&mut third) && open(&mut fourth));
     server.inside(|inside| inside.server.close_lanes());
     assert!(closed(&mut fourth));
     server.until("all gone", |load| load.connections == 0);
 }
 
-/// A peer that reads whole requests and answers as it is told: `None` ends the connection.
+/// A peer that reads whole requests and answers as it is told; with a `Break` it ends the connection behind these bytes.
 fn peer(
-    mut answer: impl FnMut(usize, &proto::Request) -> Option<Vec<u8>> + Send + 'static,
+    mut answer: impl FnMut(usize, &proto::Request) -> ControlFlow<Vec<u8>, Vec<u8>> + Send + 'static,
 ) -> (UnixStream, JoinHandle<Vec<(u16, u64)>>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
@@ -140,8 +143,11 @@ fn peer(
             }
             seen.push((request.kind.get(), request.offset.get()));
             match answer(seen.len(), &request) {
-                Some(bytes) => theirs.write_all(&bytes).unwrap(),
-                None => break,
+                Continue(bytes) => theirs.write_all(&bytes).unwrap(),
+                Break(bytes) => {
+                    theirs.write_all(&bytes).unwrap();
+                    break;
+                }
             }
         }
         seen
@@ -159,9 +165,9 @@ fn a_lost_connection_costs_nothing_but_time() {
     let mut queue = Queue::new(GEOMETRY);
     // It answers the second of four and is gone with the fourth.
     let (socket, first) = peer(|count, request| match count {
-        2 => Some(reply(request, 0)),
-        4 => None,
-        _ => Some(Vec::new()),
+        2 => Continue(reply(request, 0)),
+        4 => Break(Vec::new()),
+        _ => Continue(Vec::new()),
     });
     queue.link(socket);
     for tag in 1..=4 {
@@ -172,7 +178,7 @@ fn a_lost_connection_costs_nothing_but_time() {
     queue.submit(5, Op::Flush, Extent::default(), 0);
     queue.turn_for(Duration::from_millis(50));
     assert!(queue.answers.is_empty());
-    let (socket, second) = peer(|_, request| Some(reply(request, 0)));
+    let (socket, second) = peer(|_, request| Continue(reply(request, 0)));
     queue.link(socket);
     for tag in [1, 3, 4, 5] {
         assert_eq!(queue.answer(tag).result, Ok(()));
@@ -199,15 +205,13 @@ fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() 
         |request| [reply(request, 0), vec![1; 100]].concat(),
     ];
     for (number, lie) in lies.into_iter().enumerate() {
-        let (socket, thread) = peer(move |count, request| (count == 1).then(|| lie(request)));
-        let shut = socket.try_clone().unwrap();
+        let (socket, thread) = peer(move |count, request| match (count, number) {
+            (1, 5) => Break(lie(request)),
+            (1, _) => Continue(lie(request)),
+            _ => Break(Vec::new()),
+        });
         queue.link(socket);
-        if number == 5 {
-            queue.turn_for(Duration::from_millis(30));
-            shut.shutdown(std::net::Shutdown::Both).unwrap();
-        }
         queue.wish();
-        drop(shut);
         assert_eq!(thread.join().unwrap(), [(command::READ, 0)]);
         if number == 3 {
             // An error is an answer, whatever comes behind it.
@@ -216,7 +220,7 @@ fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() 
         }
         assert!(queue.answers.is_empty());
     }
-    let (socket, _thread) = peer(|_, request| Some([reply(request, 0), vec![3; 4096]].concat()));
+    let (socket, _thread) = peer(|_, request| Continue([reply(request, 0), vec![3; 4096]].concat()));
     queue.link(socket);
     assert_eq!(queue.answer(1).data.unwrap().to_vec(), vec![3; 4096]);
 }

@@ -73,8 +73,8 @@ fn silence_and_noise_are_turned_away() {
     let mut challenge = [0; CHALLENGE_LEN];
     first.read_exact(&mut challenge).unwrap();
     assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "closed");
-    let took = began.elapsed();
-    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(9), "{took:?}");
+    // Reading gives up after 20 s.
+    assert!(began.elapsed() > Duration::from_secs(4), "{:?}", began.elapsed());
     session(&server.socket, 1, 1);
 }
 

@@ -1,6 +1,6 @@
 """Command lines at their edges: what is said again changes nothing, what other tools say is understood, and nothing is waited
 for without an end."""
-import glob, json, os, signal, socket, ssl, subprocess, time
+import contextlib, glob, json, os, signal, socket, ssl, subprocess, time
 from harness import BIN, Host, expect, have, shown, skip, wait_for
 
 
@@ -10,10 +10,21 @@ def refused(host, *args):
     return done.stderr
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+# An address of this machine that no other process of these tests has: what is free there stays free.
+OWN = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.1"
+
+
+def free_address():
+    """The first of five ports in a row."""
+    while True:
+        with contextlib.ExitStack() as open_sockets:
+            first = open_sockets.enter_context(socket.create_server((OWN, 0))).getsockname()[1]
+            try:
+                for port in range(first + 1, first + 5):
+                    open_sockets.enter_context(socket.create_server((OWN, port)))
+            except (OSError, OverflowError):
+                continue
+            return f"{OWN}:{first}"
 
 
 def said_again(host):
@@ -26,12 +37,12 @@ def said_again(host):
     expect("--frontend auto" in refused(host, "up", volume, "--frontend", "none"), "another frontend on a running volume")
     host.ctl("down", volume)
     # Where a server listens belongs to the frontend that was told so.
-    port = free_port()
-    host.up(volume, "--frontend", "nbd-server", "--listen", f"127.0.0.1:{port}")
-    expect(host.status(volume)["uri"].startswith(f"nbd://127.0.0.1:{port}/"), host.status(volume)["uri"])
+    address = free_address()
+    host.up(volume, "--frontend", "nbd-server", "--listen", address)
+    expect(host.status(volume)["uri"].startswith(f"nbd://{address}/"), host.status(volume)["uri"])
     host.ctl("down", volume)
     host.up(volume)
-    expect(host.status(volume)["uri"].startswith(f"nbd://127.0.0.1:{port}/"), "it listens elsewhere when it is started again")
+    expect(host.status(volume)["uri"].startswith(f"nbd://{address}/"), "it listens elsewhere when it is started again")
     host.ctl("down", volume)
     host.up(volume, "--frontend", "nbd-server")
     expect(host.status(volume)["uri"].startswith("nbd+unix:"), host.status(volume)["uri"])
@@ -92,18 +103,18 @@ def other_words(host):
 def trusts_the_network(host):
     volume = host.name("trusts")
     other = os.path.join(host.root, "other")
-    port = free_port()
+    address = free_address()
     manager = subprocess.Popen([os.path.join(BIN, "longhorn"), "instance-manager", "--root", other, "--listen",
-                                f"127.0.0.1:{port}", "--insecure"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                address, "--insecure"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ctl = [os.path.join(BIN, "longhornctl"), "--root", other]
     try:
         wait_for("a manager", lambda: os.path.exists(os.path.join(other, "run", "instance-manager.sock")), 20)
         subprocess.run([*ctl, "up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"], check=True,
                        capture_output=True)
         said = json.loads(subprocess.run([*ctl, "-o", "json", "status", volume], check=True, capture_output=True).stdout)
-        expect(said["insecure"] == [f"instance manager on 127.0.0.1:{port}"], f"{said['insecure']}")
+        expect(said["insecure"] == [f"instance manager on {address}"], f"{said['insecure']}")
         for offset in range(5):
-            socket.create_connection(("127.0.0.1", port + offset), 5).close()
+            socket.create_connection((OWN, int(address.rpartition(":")[2]) + offset), 20).close()
         subprocess.run([*ctl, "down", volume], check=True, capture_output=True)
     finally:
         manager.terminate()
@@ -372,7 +383,7 @@ def not_root(host):
 def as_longhorn_says_it(host):
     """Longhorn's command lines of processes: what has no effect is accepted and named, what would have another is refused."""
     import by_hand
-    volume = by_hand.ByHand(host, "flags", 16 << 20, [f"127.0.0.1:{free_port()}"])
+    volume = by_hand.ByHand(host, "flags", 16 << 20, [free_address()])
     replica = volume.replica(1, "--insecure", "--disableRevCounter", "--sync-agent-port-count", "7", "--data-server-protocol",
                              "tcp", "--snapshot-max-count", "2", "--snapshot-max-size", "0")
     # The name of the volume comes before the command.

@@ -87,7 +87,7 @@ def frozen(host):
             expect(child.stdout.readline() == "frozen\n", "the freezer does not freeze")
             return child
         # The time limit, with nobody who asks for the thaw.
-        child = freezer(1500)
+        child = freezer(4000)
         expect(not writes_in_time(place, 0.5), "writes go on although it is frozen")
         expect(child.wait(20) == 3, "the freezer does not say that it was late")
         expect(writes_in_time(place, 20), "the time limit does not thaw")

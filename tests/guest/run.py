@@ -38,8 +38,8 @@ for _frontend in ("ublk", "nbd", "iscsi", "fuse"):
     if _frontend in ("nbd", "fuse"):
         SCENARIOS[f"{_frontend}-volume-careless"] = ("pressure.py", ["careless", f"{_frontend}-volume"], 420, 480)
 
-# Where a guest that has not ended when its time is up is what is looked for: nobody has memory there, who looks neither.
-# What these say comes when they have ended.
+# A guest that has not ended when its time is up is what these look for: nobody there has any memory left, and whoever would
+# judge has none either. What they say is read when their time is up.
 MAY_HANG = [name for name in SCENARIOS if name.endswith("-careless")]
 
 # What the usual run of all tests has time for: whole volumes on every frontend, 2 minutes.

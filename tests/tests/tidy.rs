@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("iscsi-frontend", &["lh-block", "lh-ring", "lh-rig"]),
     ("fuse-frontend", &["lh-block", "lh-ring", "lh-rig"]),
     ("datapath", &["lh-block", "lh-wire", "lh-ring", "lh-rig"]),
-    ("replica", &["lh-block", "lh-wire", "lh-ring"]),
+    ("replica", &["lh-block", "lh-wire", "lh-ring", "lh-rig"]),
     ("backupstore", &["lh-block"]),
     ("control", &["lh-block"]),
     ("lh-cluster", &["control", "lh-block"]),

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lh_block::REPLICAS_MAX;
+
 use crate::api::{AutoBalance, DataLocality};
 use crate::plan::drain::DrainPolicy;
 use crate::plan::orphan::AutoDeletion;
@@ -89,7 +91,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("default-backup-block-size", "2", Form::Number(2, 16)),
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
-    acts("default-replica-count", "3", Form::Number(1, 20)),
+    acts("default-replica-count", "3", Form::Number(1, REPLICAS_MAX as u64)),
     stored("deleting-confirmation-flag", "false", Form::Bool),
     acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
     stored("engine-replica-timeout", "8", Form::Number(8, 30)),

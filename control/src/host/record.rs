@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lh_block::{BLOCK, NameError, check_name};
+use lh_block::{BLOCK, NameError, REPLICAS_MAX, check_name};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -18,9 +18,6 @@ use crate::random;
 
 /// The version of the file that this program writes; it reads no other.
 const FORMAT: u32 = 1;
-
-/// Most replicas of a volume.
-const REPLICAS_MAX: usize = 20;
 
 /// Bytes of a volume's key.
 const KEY_LEN: usize = 32;
@@ -394,7 +391,7 @@ impl VolumeRecord {
                 self.snapshot_max_count
             ));
         }
-        if self.replicas.is_empty() || self.replicas.len() > REPLICAS_MAX {
+        if self.replicas.is_empty() || self.replicas.len() > usize::from(REPLICAS_MAX) {
             return invalid(format!(
                 "a volume has 1 to {REPLICAS_MAX} replicas, not {}",
                 self.replicas.len()

@@ -185,6 +185,12 @@ impl Root {
     }
 }
 
+/// The name under which a replica's directory is made while it is copied from another one: what is left of a copy that was
+/// broken off looks like no replica.
+pub fn unfinished_copy(directory: &str) -> String {
+    format!(".{directory}.copy")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,6 +12,7 @@ use super::log;
 use super::ports::PortError;
 use super::program::ProgramError;
 use super::registry::{Registry, RegistryError};
+use super::supervisor::REPLACE_SIGNAL_NAME;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerService;
 use crate::proto::imrpc::{
     LogRequest, LogResponse, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest,
@@ -76,11 +77,11 @@ pub(super) fn version() -> VersionResponse {
 
 /// A process is replaced by the one signal that Longhorn knows for it.
 pub(super) fn check_signal(signal: &str) -> Result<(), Status> {
-    if signal == "SIGHUP" {
+    if signal == REPLACE_SIGNAL_NAME {
         return Ok(());
     }
     Err(Status::invalid_argument(format!(
-        "doesn't support terminate signal {signal}: a process is replaced by SIGHUP"
+        "doesn't support terminate signal {signal}: a process is replaced by {REPLACE_SIGNAL_NAME}"
     )))
 }
 

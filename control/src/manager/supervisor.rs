@@ -26,11 +26,15 @@ use super::wish::{Replacement, Wish, Wishes};
 use crate::host::Root;
 use crate::proto::imrpc::ProcessResponse;
 
-/// How long a process that was asked to end may take: an engine flushes everything and closes its replicas.
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a process that was asked to end may take before it is killed: an engine flushes everything and closes its
+/// replicas.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What ends a process that is replaced: Longhorn's signal for an engine that must not take its device away.
 const REPLACE_SIGNAL: Signal = Signal::HUP;
+
+/// The same as clients have to name it in `ProcessReplace`.
+pub const REPLACE_SIGNAL_NAME: &str = "SIGHUP";
 
 /// What all supervisors of a manager share.
 #[derive(Debug)]

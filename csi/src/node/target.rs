@@ -76,7 +76,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
             return Err(Refused::Precondition(format!(
                 "{} holds no file system, and none is made {}",
                 device.display(),
-                if wish.read_only { "for reading only" } else { "where there was one" }
+                not_made(wish.read_only)
             )));
         }
         Content::Nothing => {
@@ -92,13 +92,16 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         }
         Content::Other(what) => {
             return Err(Refused::Precondition(format!(
-                "{} holds {what} and no file system: it is not formatted over",
+                "{} holds {what} and no file system: it is not formatted over; if nobody needs that, wipefs -a removes it",
                 device.display()
             )));
         }
     };
     if !fs_type.is_empty() && *fs_type != kind {
-        return Err(Refused::Precondition(format!("{} holds {kind}, not {fs_type}", device.display())));
+        return Err(Refused::Precondition(format!(
+            "{} holds {kind}, not {fs_type}: ask for fsType {kind}",
+            device.display()
+        )));
     }
     if !wish.read_only {
         filesystem::check(device, &kind).await?;
@@ -115,6 +118,15 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         filesystem::mount(device, staging, &kind, flags, false).await?;
     }
     Ok(())
+}
+
+/// Why no file system is made, and what to do.
+fn not_made(read_only: bool) -> &'static str {
+    if read_only {
+        "for reading only: let a pod write to the volume first"
+    } else {
+        "where there was one: restore a snapshot, or make one yourself with mkfs"
+    }
 }
 
 /// Refuses to take what is staged for what it is not: a pod that writes would find a file system that takes nothing.
@@ -220,11 +232,14 @@ pub(super) async fn publish_device(
     }
     if mount_at(target)?.is_some() {
         if block_numbers(target) != ours {
-            return Err(Refused::Different(format!("{} holds something else", target.display())));
+            return Err(Refused::Different(format!(
+                "{} holds another device than the volume's: unpublish it first",
+                target.display()
+            )));
         }
         if filesystem::is_read_only(device).await? != read_only {
             return Err(Refused::Different(format!(
-                "{} is published already, and not {}",
+                "{} is published already, and not {}: unpublish it first",
                 target.display(),
                 words(read_only)
             )));
@@ -279,7 +294,7 @@ fn same_or_refused(there: &Mount, device: &Path, target: &Path, read_only: bool)
         return Ok(());
     }
     Err(Refused::Different(format!(
-        "{} is mounted already, from another volume or {}",
+        "{} is mounted already, from another volume or {}: unpublish it first",
         target.display(),
         words(there.read_only)
     )))

@@ -25,6 +25,9 @@ use tonic::transport::Channel;
 
 pub(crate) const MIB: i64 = 1 << 20;
 
+/// How long a test waits for what must come, and the driver for what it has asked of the cluster.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A driver and what it talks with.
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
@@ -147,7 +150,7 @@ fn options(scratch: &Path, most_volumes: i64) -> Options {
         registry: None,
         kubelet_endpoint: None,
         health: None,
-        patience: Some(Duration::from_secs(5)),
+        patience: Some(PATIENCE),
     }
 }
 

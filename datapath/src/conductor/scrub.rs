@@ -25,7 +25,7 @@ mod layer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lh_block::Extent;
-use lh_wire::{Control, MapPage, ReplicaState};
+use lh_wire::{Control, MapPage, ReplicaState, UNASKED_HASH_RATE};
 
 use super::rebuild::pace::{BUSY_PIECE, Pace, REST_MAX};
 use super::{Command, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, Role};
@@ -38,9 +38,6 @@ use layer::{Layer, closely};
 
 /// Between two looks at checksums that replicas take, ns.
 const LOOK_EVERY: u64 = 500_000_000;
-
-/// Bytes in a second at which a replica takes checksums of what a rebuild has brought: nobody waits for them.
-const UNASKED_RATE: u64 = 64 << 20;
 
 /// Nobody's attempt: checksums that no scrub asked for.
 const UNASKED: u64 = 0;
@@ -232,7 +229,7 @@ impl Conductor {
             let snapshots: Vec<String> =
                 self.volume.chain.iter().map(|l| l.name.clone()).filter(|name| !name.is_empty()).collect();
             if !snapshots.is_empty() {
-                let hash = Control::Hash { snapshots, bytes_per_second: Some(UNASKED_RATE) };
+                let hash = Control::Hash { snapshots, bytes_per_second: Some(UNASKED_HASH_RATE) };
                 self.ask(member, ControlFor::Hash(UNASKED), hash);
             }
         }

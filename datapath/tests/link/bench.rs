@@ -18,7 +18,11 @@ use lh_ring::{Mailbox, Payload, Pool, QueueDevice};
 use crate::replica::Replica;
 
 pub(crate) const SIZE: usize = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a test waits for what must come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest turn while something is waited for that happens in another thread, and wakes nobody here.
+const STEP: Duration = Duration::from_millis(5);
 
 type Answer = Result<Vec<u8>, IoError>;
 
@@ -157,15 +161,27 @@ impl Bench {
         }
     }
 
-    /// Turns for a while.
+    /// Turns for a while, and once at least.
     pub(crate) fn spin(&mut self, time: Duration, collect: bool) {
         let end = Instant::now() + time;
-        while let Some(left) = end.checked_duration_since(Instant::now()) {
-            self.turn(collect, left);
+        loop {
+            self.turn(collect, end.saturating_duration_since(Instant::now()));
+            if Instant::now() >= end {
+                return;
+            }
         }
     }
 
-    /// Turns until the queue says something that satisfies `wanted`.
+    /// Turns until it is as wanted.
+    pub(crate) fn turn_until(&mut self, what: &str, collect: bool, wanted: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !wanted(self) {
+            assert!(Instant::now() < end, "{what}: {:?}", self.replicas);
+            self.turn(collect, STEP);
+        }
+    }
+
+    /// Turns until the queue says something that satisfies `wanted`. Nothing wakes it but what it waits for by itself.
     pub(crate) fn until(&mut self, mut wanted: impl FnMut(&News) -> bool) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -175,7 +191,7 @@ impl Bench {
                 }
             }
             assert!(Instant::now() < end, "nothing of the kind is said");
-            self.turn(true, Duration::from_millis(50));
+            self.turn(true, PATIENCE);
         }
     }
 

@@ -7,6 +7,7 @@ use datapath::message::{MemberId, Switch};
 use lh_block::Extent;
 use lh_ring::CHUNK;
 
+use super::bench::PATIENCE;
 use super::{Behaviour, Bench, WRITE, pattern};
 
 const A: MemberId = MemberId(0);
@@ -15,11 +16,7 @@ const LEN: usize = 64 << 10;
 
 /// Turns until the replica has done so many writes.
 fn until_done(b: &mut Bench, replica: usize, writes: u64) {
-    let began = Instant::now();
-    while b.replicas[replica].writes() < writes {
-        assert!(began.elapsed() < Duration::from_secs(10), "{} writes", b.replicas[replica].writes());
-        b.spin(Duration::from_millis(5), true);
-    }
+    b.turn_until("writes", true, |b| b.replicas[replica].writes() >= writes);
 }
 
 /// So many writes that all memory of the pool was used again if it could be.
@@ -84,7 +81,7 @@ fn what_was_lent_outlives_the_queue() {
     replicas.iter().for_each(|r| r.behave(Behaviour::Well));
     let began = Instant::now();
     while replicas[1].writes() < 2 || replicas[0].writes() < 4 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{replicas:?}");
+        assert!(began.elapsed() < PATIENCE, "{replicas:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(replicas[1].blocks()[..LEN] == pattern(0, LEN));
@@ -106,8 +103,7 @@ fn what_is_kept_goes_with_the_next_session() {
     assert_eq!(b.pool().used_bytes(), kept);
     b.replicas[1].behave(Behaviour::Well);
     b.link_again(B);
-    b.spin(Duration::from_millis(50), true);
-    assert!(b.pool().used_bytes() < kept / 2, "{} bytes", b.pool().used_bytes());
+    b.turn_until("what was kept is given back", true, |b| b.pool().used_bytes() < kept / 2);
     // And the session goes on as any.
     b.switch(Switch::Attach { member: B });
     b.switch(Switch::Promote { member: B });
@@ -123,6 +119,5 @@ fn what_is_kept_goes_with_the_replica() {
     b.spin(Duration::from_millis(10), true);
     assert_eq!(b.pool().used_bytes(), kept, "another's");
     b.mail(Mail::Vacated(B));
-    b.spin(Duration::from_millis(10), true);
-    assert!(b.pool().used_bytes() < kept / 2, "{} bytes", b.pool().used_bytes());
+    b.turn_until("what was kept is given back", true, |b| b.pool().used_bytes() < kept / 2);
 }

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Most replicas of a volume: Longhorn's limit.
+pub const REPLICAS_MAX: u8 = 20;
+
 /// A random number that tells one start of one process from every other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -15,7 +15,7 @@ mod time;
 pub use address::Address;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
 pub use device::{Allocation, Device, Done, Geometry, Op, Request};
-pub use epoch::{Epoch, Generation, Instance};
+pub use epoch::{Epoch, Generation, Instance, REPLICAS_MAX};
 pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};
 pub use hash::fnv1a;

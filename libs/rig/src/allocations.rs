@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static COUNTED: Cell<bool> = const { Cell::new(false) };
+    static OWN: Cell<u64> = const { Cell::new(0) };
 }
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -26,6 +27,7 @@ unsafe impl GlobalAlloc for Counting {
         // A thread that is ending has no mark any more.
         if COUNTED.try_with(Cell::get).unwrap_or(false) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+            OWN.set(OWN.get() + 1);
         }
         // SAFETY: the caller's promise is the system allocator's.
         unsafe { System.alloc(layout) }
@@ -45,4 +47,13 @@ pub fn count_this_thread(counted: bool) {
 /// Allocations of all counted threads so far.
 pub fn so_far() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
+}
+
+/// Does something, and gives how often the calling thread has allocated for it, and its result. Other threads, counted or not,
+/// make no difference: tests that run beside each other do not meet.
+pub fn during<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let (counted, before) = (COUNTED.replace(true), OWN.get());
+    let done = work();
+    COUNTED.set(counted);
+    (OWN.get() - before, done)
 }

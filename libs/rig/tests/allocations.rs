@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use lh_rig::allocations::{Counting, count_this_thread, so_far};
+use lh_rig::allocations::{Counting, count_this_thread, during, so_far};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -17,4 +17,17 @@ fn only_counted_threads_count() {
     count_this_thread(false);
     drop(black_box(vec![1; 10]));
     assert_eq!(so_far(), 2);
+    let (own, ()) = during(|| {
+        drop(black_box(vec![1; 10]));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                count_this_thread(true);
+                (0..1000).for_each(|_| drop(black_box(vec![1; 10])));
+            });
+        });
+    });
+    assert!(so_far() > 1000 && (1..100).contains(&own), "{own}: the other thread's are not among them");
+    let before = so_far();
+    drop(black_box(vec![1; 10]));
+    assert_eq!(so_far(), before, "it does not count any more");
 }

@@ -6,6 +6,10 @@ use std::collections::BTreeMap;
 use lh_block::{Epoch, Extent, Generation, Instance};
 use serde::{Deserialize, Serialize};
 
+/// Bytes in a second at which a replica takes checksums that nobody waits for: of what a rebuild has brought, for which the
+/// engine asks, and of what a fold has written, which the replica does by itself (`docs/integrity.md`).
+pub const UNASKED_HASH_RATE: u64 = 64 << 20;
+
 /// One layer of a replica's chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerInfo {

@@ -16,7 +16,7 @@ mod reader;
 
 pub use control::{
     ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState,
-    expansion_snapshot,
+    UNASKED_HASH_RATE, expansion_snapshot,
 };
 pub use digest::{
     BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, block_hash, differing, part_bit, part_len,
@@ -36,9 +36,15 @@ pub const WRITE_WINDOW: usize = 256;
 /// Bytes of writes that an engine may run beyond its oldest incomplete one: what a new engine has to make equal.
 pub const WRITE_WINDOW_BYTES: u64 = 16 << 20;
 
-/// Bytes in a chunk of the intent bitmap of a volume of `size` bytes: a power of two, at least 4 MiB (below it, marks
-/// cost more syncs than they save comparisons), and such that the bitmap stays within 64 KiB.
+/// Smallest chunk of the intent bitmap, in bytes: below it, marks cost more syncs than they save comparisons.
+pub const INTENT_CHUNK_MIN: u64 = 4 << 20;
+
+/// Most chunks of a new volume's intent bitmap, which stays within 64 KiB: it is kept in memory, and read whole by a starting
+/// engine.
+pub const INTENT_CHUNKS_MAX: u64 = (64 << 10) * 8;
+
+/// Bytes in a chunk of the intent bitmap of a volume of `size` bytes: a power of two.
 pub const fn intent_chunk(size: u64) -> u64 {
-    let chunk = size.div_ceil((64 << 10) * 8).next_power_of_two();
-    if chunk < 4 << 20 { 4 << 20 } else { chunk }
+    let chunk = size.div_ceil(INTENT_CHUNKS_MAX).next_power_of_two();
+    if chunk < INTENT_CHUNK_MIN { INTENT_CHUNK_MIN } else { chunk }
 }

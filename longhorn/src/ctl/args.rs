@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use lh_block::REPLICAS_MAX;
 use serde::Serialize;
 
 use crate::arguments::{
@@ -200,7 +201,7 @@ pub(super) struct UpArgs {
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
     /// How many copies a new volume has, 1 to 20 [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=20))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICAS_MAX)))]
     pub replicas: Option<u8>,
     /// Who must agree before a replica is left out [default: any]
     #[arg(long, value_enum)]

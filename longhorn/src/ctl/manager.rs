@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
+use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
@@ -27,8 +28,8 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is asked meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long processes may take to end: their own 30 s, and what a disk keeps a killed one for.
-const END_PATIENCE: Duration = Duration::from_secs(90);
+/// How long processes may take to end: their own time, and what a disk keeps a killed one for.
+const END_PATIENCE: Duration = STOP_PATIENCE.saturating_add(Duration::from_secs(60));
 
 /// A connection to the root's instance manager.
 #[derive(Debug)]
@@ -106,7 +107,8 @@ impl Manager {
     /// Ends a process and starts another program, or the same one, in its place.
     pub(super) async fn replace(&mut self, spec: ProcessSpec) -> Result<()> {
         let name = spec.name.clone();
-        let request = ProcessReplaceRequest { spec: Some(spec), terminate_signal: "SIGHUP".to_owned() };
+        let request =
+            ProcessReplaceRequest { spec: Some(spec), terminate_signal: REPLACE_SIGNAL_NAME.to_owned() };
         let replaced = self.client.process_replace(request).await;
         replaced.map(drop).with_context(|| format!("process {name} cannot be replaced"))
     }

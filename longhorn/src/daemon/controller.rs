@@ -15,6 +15,7 @@ mod stay;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
 pub(super) use run::run;
@@ -94,7 +95,7 @@ pub struct ControllerArgs {
     pub listen: PathBuf,
     /// Device queues, each a thread; 0: by the number of processors
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
-        value_parser = clap::value_parser!(u8).range(..=64))]
+        value_parser = clap::value_parser!(u8).range(..=i64::from(QUEUES_MAX)))]
     pub queues: u8,
     /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
@@ -216,9 +217,8 @@ mod tests {
         assert!(refused.contains("NAME=") && refused.contains("--replica-instance-name"), "{refused}");
     }
 
-    #[test]
-    fn a_composed_command_line_means_what_it_was_made_from() {
-        let args = ControllerArgs {
+    fn composed() -> ControllerArgs {
+        ControllerArgs {
             volume: "demo".into(),
             engine_instance_name: Some("demo-e-0".into()),
             replicas: vec![
@@ -247,11 +247,27 @@ mod tests {
             realtime: Some(Realtime::Always),
             root: "/r".into(),
             as_longhorn: ControllerFlags::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_composed_command_line_means_what_it_was_made_from() {
+        let args = composed();
         let line = args.command_line();
         assert_eq!(line.first().map(String::as_str), Some("controller"));
         assert_eq!(line.last().map(String::as_str), Some("demo"));
         let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
         assert!(matches!(parsed.command, Command::Controller(parsed) if parsed == args));
+    }
+
+    /// An engine that panics is started again for ever.
+    #[test]
+    fn an_engine_has_no_more_replicas_and_queues_than_it_has_room_for() {
+        let all = ControllerArgs { queues: QUEUES_MAX, ..composed() };
+        assert_eq!(run::queue_count(&all), QUEUES_MAX - 1, "one is for relays");
+        assert_eq!(run::queue_count(&ControllerArgs { relay_listen: None, ..all }), QUEUES_MAX);
+        assert!(run::check_count(20).is_ok());
+        assert!(run::check_count(21).unwrap_err().to_string().contains("at most 20"));
+        assert!(run::check_count(0).unwrap_err().to_string().contains("--replica"));
     }
 }

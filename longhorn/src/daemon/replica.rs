@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::host::{MapKey, SNAPSHOT_COUNT};
+use control::host::{MapKey, SNAPSHOT_COUNT, unfinished_copy};
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
@@ -198,7 +198,7 @@ fn copy(source: &Path, snapshot: &str, target: &Path) -> Result<()> {
     let name = target.file_name().and_then(|n| n.to_str()).context("the directory has no name")?;
     let parent = target.parent().context("the directory has no parent")?;
     std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
-    let unfinished = parent.join(format!(".{name}.copy"));
+    let unfinished = parent.join(unfinished_copy(name));
     match std::fs::remove_dir_all(&unfinished) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(e).with_context(|| unfinished.display().to_string());

@@ -5,12 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use lh_wire::HashState;
+use lh_wire::{HashState, UNASKED_HASH_RATE};
 
 use crate::store::{FoldedChecksums, Pace, ScrubError, SnapshotLayer};
-
-/// Bytes per second at which checksums are taken that nobody asked for: of what a fold has written.
-const UNASKED_RATE: u64 = 64 << 20;
 
 /// Snapshots whose outcome is kept: as many as a volume has.
 const KEPT_MAX: usize = 256;
@@ -87,7 +84,7 @@ impl Hasher {
     pub(super) fn add_folded(&self, name: String, before: Box<FoldedChecksums>) {
         let mut state = self.lock();
         state.outcomes.insert(name.clone(), HashOutcome::Running);
-        state.queue.push_back(Task { name, again: false, rate: UNASKED_RATE, folded: Some(before) });
+        state.queue.push_back(Task { name, again: false, rate: UNASKED_HASH_RATE, folded: Some(before) });
         self.begin(state);
     }
 

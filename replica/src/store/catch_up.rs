@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use lh_wire::{Keep, Kept, LayerInfo};
 
@@ -16,11 +15,10 @@ use super::disk;
 use super::error::ChainError;
 use super::load::Parts;
 use super::meta::{VOLUME_META, VolumeMeta, heads_after, meta_name, snapshot_file};
-use super::open::{Files, Gather, Locked};
+use super::open::Locked;
 use super::rebuild::{check, meta_of, none};
 use super::record::{ChainRecord, ENGINE, FoldRecord, Id, LAYER_ATTRIBUTE, Rebuild};
 use super::switch;
-use super::tree;
 use super::zero;
 
 /// A layer of the new chain.
@@ -183,18 +181,6 @@ impl Directory {
             };
             locked.insert(file.metadata()?.ino(), file);
         }
-        let tree = tree::load(&self.path).map_err(io::Error::other)?;
-        let files = Files { tree: &tree, locked: &locked };
-        let gather = Gather {
-            path: &self.path,
-            fs: &self.fs,
-            deadline: Instant::now(),
-            id: self.identity.volume,
-            clean: true,
-        };
-        let (layers, parts) = gather.all(&files, intent, true).map_err(io::Error::other)?;
-        self.layers = layers;
-        self.volume = tree.volume;
-        Ok(parts)
+        self.gather_anew(&locked, intent, true)
     }
 }

@@ -10,7 +10,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use lh_block::{BLOCK, Instance, SNAPSHOTS_MAX, check_name};
 use lh_wire::ChainOp;
@@ -20,13 +19,12 @@ use super::disk;
 use super::error::ChainError;
 use super::load::Parts;
 use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
-use super::open::{Files, Gather, Locked};
+use super::open::Locked;
 use super::record::{ChainRecord, Id, LAYER_ATTRIBUTE, Prepared, Switch};
 use super::room::{self, is_full};
 use super::switch::{
     NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,
 };
-use super::tree;
 use super::zero::ZeroMap;
 
 /// Label of the snapshot that an expansion takes (longhorn-engine `pkg/replica`): the new size in bytes.
@@ -299,19 +297,7 @@ impl Directory {
             locked.insert(file.metadata()?.ino(), Arc::clone(file));
         }
         let intent = self.resize_intent(turn.size)?;
-        let gather = Gather {
-            path: &self.path,
-            fs: &self.fs,
-            deadline: Instant::now(),
-            id: self.identity.volume,
-            clean: true,
-        };
-        let tree = tree::load(&self.path).map_err(io::Error::other)?;
-        let files = Files { tree: &tree, locked: &locked };
-        let (layers, parts) = gather.all(&files, intent, self.rebuild.is_some()).map_err(io::Error::other)?;
-        self.layers = layers;
-        self.volume = tree.volume;
-        Ok(parts)
+        self.gather_anew(&locked, intent, self.rebuild.is_some())
     }
 
     /// The meta of a snapshot that is to be marked.

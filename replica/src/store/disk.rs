@@ -192,6 +192,20 @@ pub(super) fn is_qcow2(file: &File) -> io::Result<bool> {
     }
 }
 
+/// Reads as much of the buffer as the file has from there on: how many bytes.
+pub(super) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    Ok(done)
+}
+
 /// Makes sure that the range has its space; what is new there reads as zero.
 pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     sys::fallocate(file, Falloc::Allocate, offset, len)

@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use lh_block::Extent;
+use lh_wire::{INTENT_CHUNK_MIN, INTENT_CHUNKS_MAX};
 
 use super::record::Id;
 
@@ -24,16 +25,6 @@ const PAGE: usize = 512;
 const BITS: usize = PAGE - 4;
 const PAGE_CHUNKS: u64 = BITS as u64 * 8;
 const MAGIC: &[u8; 8] = b"LHintnt1";
-
-/// Smallest chunk: below it, marks cost more syncs than they save comparisons.
-const CHUNK_MIN: u64 = 4 << 20;
-/// The bitmap stays within 64 KiB: it is kept in memory, and read whole by a starting engine.
-const CHUNKS_MAX: u64 = (64 << 10) * 8;
-
-/// Bytes in a chunk for a volume of `size` bytes: a power of two.
-pub(super) fn chunk_for(size: u64) -> u64 {
-    size.div_ceil(CHUNKS_MAX).next_power_of_two().max(CHUNK_MIN)
-}
 
 /// Bytes in a chunk, as the file's header says. Expansion does not change it.
 pub(super) fn chunk_of(file: &File) -> io::Result<u64> {
@@ -101,7 +92,7 @@ impl Intent {
         let chunk = u64::from_le_bytes([
             page[24], page[25], page[26], page[27], page[28], page[29], page[30], page[31],
         ]);
-        if !whole || chunk < CHUNK_MIN || !chunk.is_power_of_two() {
+        if !whole || chunk < INTENT_CHUNK_MIN || !chunk.is_power_of_two() {
             return Ok(None);
         }
         let mut intent = Self::new(id, file, size, chunk, true);
@@ -131,7 +122,7 @@ impl Intent {
             page[32], page[33], page[34], page[35], page[36], page[37], page[38], page[39],
         ]);
         let size = self.size;
-        let theirs = chunks.checked_mul(self.chunk).filter(|_| chunks <= CHUNKS_MAX.saturating_mul(2));
+        let theirs = chunks.checked_mul(self.chunk).filter(|_| chunks <= INTENT_CHUNKS_MAX.saturating_mul(2));
         self = match theirs {
             Some(theirs) => Self::new(self.id, self.file, theirs, self.chunk, true),
             None => return Ok(None),
@@ -271,6 +262,8 @@ pub(super) fn write(file: &File, pages: &[(u64, Vec<u8>)]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use lh_wire::intent_chunk;
+
     use super::*;
 
     fn fixture(size: u64) -> (tempfile::TempDir, Intent) {
@@ -278,7 +271,7 @@ mod tests {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).open(dir.path().join("f"));
         let id = Id::parse(&[b'1'; 32]).unwrap();
-        let intent = Intent::new(id, Arc::new(file.unwrap()), size, chunk_for(size), false);
+        let intent = Intent::new(id, Arc::new(file.unwrap()), size, intent_chunk(size), false);
         intent.file.write_all_at(&intent.image(), 0).unwrap();
         (dir, intent)
     }
@@ -289,10 +282,10 @@ mod tests {
 
     #[test]
     fn chunks_keep_the_bitmap_small() {
-        assert_eq!(chunk_for(4096), 4 << 20);
-        assert_eq!(chunk_for(2 << 40), 4 << 20);
-        assert_eq!(chunk_for((2 << 40) + 4096), 8 << 20);
-        assert_eq!(chunk_for(64 << 40), 128 << 20);
+        assert_eq!(intent_chunk(4096), 4 << 20);
+        assert_eq!(intent_chunk(2 << 40), 4 << 20);
+        assert_eq!(intent_chunk((2 << 40) + 4096), 8 << 20);
+        assert_eq!(intent_chunk(64 << 40), 128 << 20);
     }
 
     #[test]

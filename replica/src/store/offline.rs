@@ -216,15 +216,7 @@ fn read_layer(layer: &LayerParts, offset: u64, buffer: &mut [u8]) -> io::Result<
     if let Some(image) = &layer.image {
         return image.read_at(offset, buffer);
     }
-    let (file, mut done) = (&layer.file, 0);
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
+    let done = disk::read_up_to(&layer.file, offset, buffer)?;
     buffer[done..].fill(0);
     Ok(())
 }

@@ -277,8 +277,35 @@ impl Opening {
     }
 }
 
+impl Directory {
+    /// Both halves anew, from what the directory holds now. The descriptors are those that have the layers' locks, and go on.
+    ///
+    /// # Errors
+    /// The disk's, or what is damaged: nothing has changed here then.
+    pub(super) fn gather_anew(
+        &mut self,
+        locked: &Locked,
+        intent: Intent,
+        rebuilding: bool,
+    ) -> io::Result<Parts> {
+        let gather = Gather {
+            path: &self.path,
+            fs: &self.fs,
+            deadline: Instant::now(),
+            id: self.identity.volume,
+            clean: true,
+        };
+        let tree = tree::load(&self.path).map_err(io::Error::other)?;
+        let files = Files { tree: &tree, locked };
+        let (layers, parts) = gather.all(&files, intent, rebuilding).map_err(io::Error::other)?;
+        self.layers = layers;
+        self.volume = tree.volume;
+        Ok(parts)
+    }
+}
+
 /// Both halves' view of the layers, from the files.
-pub(super) struct Gather<'a> {
+struct Gather<'a> {
     pub(super) path: &'a Path,
     pub(super) fs: &'a Fs,
     pub(super) deadline: Instant,
@@ -419,7 +446,7 @@ pub(super) fn load_zero_map(
 /// Makes the file of an intent bitmap.
 pub(super) fn new_intent(fs: &Fs, directory: &Path, id: Id, size: u64, marked: bool) -> io::Result<Intent> {
     let path = directory.join(ENGINE).join(intent::FILE);
-    let image = |file| Intent::new(id, Arc::new(file), size, intent::chunk_for(size), marked);
+    let image = |file| Intent::new(id, Arc::new(file), size, lh_wire::intent_chunk(size), marked);
     // The image needs no file; the file needs the image.
     let bytes = image(File::open("/dev/null")?).image();
     fs.write(&path, &bytes, None)?;

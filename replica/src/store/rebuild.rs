@@ -22,13 +22,12 @@ use super::meta::{
     LayerMeta, META_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now, snapshot_file,
     snapshot_name,
 };
-use super::open::{Files, Gather, Locked, Opening, damaged, failed, lock_layers};
+use super::open::{Locked, Opening, damaged, failed, lock_layers};
 use super::record::{
     ChainRecord, ENGINE, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Records, VOLUME_ATTRIBUTE,
 };
 use super::room::is_full;
 use super::switch;
-use super::tree;
 use super::zero;
 
 impl Directory {
@@ -74,20 +73,8 @@ impl Directory {
         self.zero_marked = false;
         self.clean = false;
         let intent = self.resize_intent(size)?;
-        let gather = Gather {
-            path: &self.path,
-            fs: &self.fs,
-            deadline: Instant::now(),
-            id: self.identity.volume,
-            clean: true,
-        };
         let locked = lock_layers(&self.path, true, Instant::now()).map_err(io::Error::other)?;
-        let tree = tree::load(&self.path).map_err(io::Error::other)?;
-        let files = Files { tree: &tree, locked: &locked };
-        let (layers, parts) = gather.all(&files, intent, true).map_err(io::Error::other)?;
-        self.layers = layers;
-        self.volume = tree.volume;
-        Ok(parts)
+        self.gather_anew(&locked, intent, true)
     }
 
     /// The intent bitmap keeps its marks and chunks.
@@ -95,7 +82,7 @@ impl Directory {
         let id = self.identity.volume;
         let file = || Arc::clone(&self.intent);
         let mut intent = Intent::load(id, file(), self.size())?
-            .unwrap_or_else(|| Intent::new(id, file(), size, super::intent::chunk_for(size), true));
+            .unwrap_or_else(|| Intent::new(id, file(), size, lh_wire::intent_chunk(size), true));
         intent.resize(size);
         self.intent.write_all_at(&intent.image(), 0)?;
         self.intent.sync_data()?;

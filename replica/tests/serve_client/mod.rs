@@ -22,7 +22,8 @@ pub(crate) const REPLICA: &str = "demo-r-0a1b2c3d";
 pub(crate) const SIZE: u64 = 64 << 20;
 pub(crate) const MIB: u32 = 1 << 20;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test waits for what must come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The file systems that layers lie on in these tests: with O_DIRECT, and (tmpfs) perhaps without.
 pub(crate) fn places() -> Vec<tempfile::TempDir> {

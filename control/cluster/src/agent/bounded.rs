@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tonic::async_trait;
 
+use super::local;
 use super::{Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, ReplicaView, TrimView};
 use crate::api::ReplicaSpec;
 
@@ -19,8 +20,8 @@ use crate::api::ReplicaSpec;
 /// replicas does nothing of it before they are back, and that may be hours.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The same for a relay's end: the instance manager kills it after 30 s, and the agent itself waits for 40 s.
-const TAKE_OVER_PATIENCE: Duration = Duration::from_secs(60);
+/// The same for a relay's end, which the agent itself waits for.
+const TAKE_OVER_PATIENCE: Duration = local::TAKE_OVER_PATIENCE.saturating_add(PATIENCE);
 
 /// The same node, with an end to each of its calls.
 pub(crate) struct Bounded<A: ?Sized> {

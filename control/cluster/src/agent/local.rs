@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::host::{Root, create_dir_durably, replace_file, store_program};
+use control::host::{Root, create_dir_durably, replace_file, store_program, unfinished_copy};
+use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
@@ -35,11 +36,8 @@ use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
 /// How long a process may take to say how it is. One that is busy with a slow disk answers later, and is asked again.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The one signal by which the instance manager replaces a process; Longhorn's.
-const REPLACE_SIGNAL: &str = "SIGHUP";
-
-/// How long a process may take to end for another one: the instance manager kills it after 30 s.
-const TAKE_OVER_PATIENCE: Duration = Duration::from_secs(40);
+/// How long a process may take to end for another one: the instance manager kills it before.
+pub(super) const TAKE_OVER_PATIENCE: Duration = STOP_PATIENCE.saturating_add(Duration::from_secs(10));
 
 /// Between two looks at that.
 const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
@@ -118,7 +116,8 @@ impl LocalAgent {
     }
 
     async fn replace(&self, spec: ProcessSpec) -> Result<(), AgentError> {
-        let request = ProcessReplaceRequest { spec: Some(spec), terminate_signal: REPLACE_SIGNAL.to_owned() };
+        let request =
+            ProcessReplaceRequest { spec: Some(spec), terminate_signal: REPLACE_SIGNAL_NAME.to_owned() };
         self.manager().await?.process_replace(request).await.map(drop).map_err(|e| refusal(&e))
     }
 
@@ -153,8 +152,6 @@ fn refusal(status: &Status) -> AgentError {
     match status.code() {
         Code::Unavailable => AgentError::Away(text),
         Code::Unimplemented => AgentError::Unbuilt(text),
-        // An operation that an engine knows by name and does not have yet is refused so.
-        Code::FailedPrecondition if text.contains("not built yet") => AgentError::Unbuilt(text),
         _ => AgentError::Failed(text),
     }
 }
@@ -437,11 +434,6 @@ fn remove_replica_directory(disk: &Path, directory: &str) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The name under which a replica's process makes its directory while it copies another one.
-fn unfinished_copy(directory: &str) -> String {
-    format!(".{directory}.copy")
 }
 
 /// Copies a program, unless it is there already. It is never in memory as a whole: that is as much as all else a manager has.

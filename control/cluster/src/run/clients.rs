@@ -92,7 +92,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         tokio::spawn(mute_after_the_first(listener));
         let config = Config::new(format!("http://{address}").parse().unwrap());
-        let patience = Duration::from_millis(300);
+        let patience = Duration::from_millis(1500);
         let clients = Clients::patient(&config, patience, patience).unwrap();
         for client in [clients.requests, clients.watches] {
             client.apiserver_version().await.unwrap();

@@ -173,6 +173,11 @@ impl ApiServer {
         self.state().writes
     }
 
+    /// Those among them of anything but this kind.
+    pub(crate) fn writes_beside(&self, resource: &str) -> usize {
+        self.state().log.iter().filter(|change| change.resource != resource).count()
+    }
+
     pub(crate) fn client(&self) -> kube::Client {
         kube::Client::new(Service(self.clone()), "longhorn-system")
     }

@@ -176,15 +176,16 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let began = Instant::now();
         let mut stream = Stream::of_unix(ours, began + Duration::from_millis(100));
+        // All of it would take half a minute.
         let drip = std::thread::spawn(move || {
             let mut theirs = theirs;
             while theirs.write_all(&[1]).is_ok() {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(30));
             }
         });
         assert_eq!(stream.read_exact(&mut [0; 1000]).unwrap_err().kind(), io::ErrorKind::TimedOut);
         let took = began.elapsed();
-        assert!((100..1000).contains(&took.as_millis()), "{took:?}");
+        assert!((100..15_000).contains(&took.as_millis()), "{took:?}");
         drop(stream);
         drip.join().unwrap();
     }
@@ -201,16 +202,16 @@ mod tests {
             let mut waiting = Vec::new();
             let (error, took) = loop {
                 let began = Instant::now();
-                match Stream::connect(&address, began + Duration::from_millis(100)) {
+                match Stream::connect(&address, began + Duration::from_millis(500)) {
                     Ok(stream) => waiting.push(stream),
                     Err(e) => break (e, began.elapsed()),
                 }
             };
             said.send((waiting.len(), error.kind(), took)).unwrap();
         });
-        let (waiting, error, took) = heard.recv_timeout(Duration::from_secs(10)).expect("it waits for ever");
+        let (waiting, error, took) = heard.recv_timeout(Duration::from_secs(20)).expect("it waits for ever");
         assert_eq!((waiting, error), (1, io::ErrorKind::TimedOut));
-        assert!((100..1000).contains(&took.as_millis()), "{took:?}");
+        assert!(took.as_millis() >= 500, "{took:?}");
     }
 
     #[test]

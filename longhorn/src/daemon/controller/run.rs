@@ -11,7 +11,8 @@ use crossbeam_channel::{Receiver, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
-use lh_block::{Address, Generation};
+use datapath::message::QUEUES_MAX;
+use lh_block::{Address, Generation, REPLICAS_MAX};
 use lh_ring::Pool;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -149,9 +150,7 @@ fn options(
     let Some(size) = args.size else {
         return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
     };
-    if replicas.is_empty() {
-        return Err(GivesUp("an engine needs at least one --replica NAME=unix:PATH".to_owned()).into());
-    }
+    check_count(replicas.len())?;
     let local = replicas.iter().all(|(_, address)| address.is_local());
     if !local && !args.insecure {
         return Err(GivesUp(UNENCRYPTED.to_owned()).into());
@@ -186,11 +185,23 @@ fn options(
     })
 }
 
+/// What no engine starts with, however often it is tried.
+pub(super) fn check_count(replicas: usize) -> Result<(), GivesUp> {
+    match replicas {
+        0 => Err(GivesUp("an engine needs at least one --replica NAME=unix:PATH".to_owned())),
+        n if n > REPLICAS_MAX.into() => {
+            Err(GivesUp(format!("{n} times --replica: a volume has at most {REPLICAS_MAX} replicas")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Queues of the frontend. Engine, replicas and whoever uses the volume share the processors: a second queue pays where there
 /// are four.
 pub(super) fn queue_count(args: &ControllerArgs) -> u8 {
     if args.queues != 0 {
-        return args.queues;
+        // Relays have one of their own.
+        return args.queues.min(QUEUES_MAX - u8::from(args.relay_listen.is_some()));
     }
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)

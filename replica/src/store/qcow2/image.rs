@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flate2::{Decompress, FlushDecompress};
 use lh_block::{BLOCK, Extent};
 
+use super::super::disk::read_up_to;
 use super::super::index::Index;
 use super::format::{Cluster, HEADER_MAX, Header, Qcow2Fault};
 
@@ -311,20 +312,6 @@ fn place_in(offset: u64) -> usize {
 
 fn entries(table: &[u8]) -> impl Iterator<Item = u64> + '_ {
     table.chunks_exact(8).map(|bytes| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
-}
-
-/// Reads as much as there is.
-fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-    Ok(done)
 }
 
 /// What is kept of the file.
