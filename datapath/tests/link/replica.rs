@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lh_ring::Lent;
@@ -51,6 +52,8 @@ struct Shared {
     blocks: Mutex<Vec<u8>>,
     writes: AtomicU64,
     behaviour: AtomicU8,
+    /// The thread of the last connection.
+    last: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The test's end of a replica.
@@ -64,17 +67,26 @@ impl Replica {
             blocks: Mutex::new(vec![0; size]),
             writes: AtomicU64::new(0),
             behaviour: AtomicU8::new(Behaviour::Well as u8),
+            last: Mutex::new(None),
         });
         let new = Self(shared);
         let near = new.listen(checksums, memory);
         (new, near)
     }
 
-    /// One more connection to it: the engine's end. What comes from those before is taken, too, as long as there is something.
+    /// Another connection to it: the engine's end. What came from those before is done first, as replicas do it, so the engine has
+    /// closed them.
     pub(crate) fn listen(&self, checksums: bool, memory: Option<OwnedFd>) -> OwnedFd {
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
         let its = self.0.clone();
-        std::thread::spawn(move || serve(far, &its, checksums, memory));
+        let mut last = self.0.last.lock().expect("no panic");
+        let before = last.take();
+        *last = Some(std::thread::spawn(move || {
+            // One that was told to behave badly may have ended so.
+            let _ = before.map(JoinHandle::join);
+            serve(far, &its, checksums, memory);
+        }));
+        drop(last);
         near.into()
     }
 

@@ -49,7 +49,7 @@ pub(super) struct Shown {
     pub(super) frontend: &'static str,
     /// Once the endpoint is usable.
     pub(super) endpoint: Option<Endpoint>,
-    /// It was hidden for good, and the engine ends.
+    /// It is being hidden for good, or was, and the engine ends.
     pub(super) ending: bool,
 }
 
@@ -78,6 +78,7 @@ impl EngineControl for Face {
         let up = shown.endpoint.is_some() && !is_unfinished(&status.chain);
         let waiting_for = match status.waiting_for {
             Some(reason) => reason,
+            None if shown.ending && up => "the device is being taken away".to_owned(),
             None if shown.ending => "what was written is being flushed".to_owned(),
             None if !status.open => "the replicas are being asked for what they hold".to_owned(),
             None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),

@@ -298,7 +298,7 @@ impl Life {
                 }
                 recv(self.errands) -> errand => {
                     match errand.context("the control socket's thread has ended")? {
-                        Errand::End(reply) => match self.hide() {
+                        Errand::End(reply) => match self.hide_for_good() {
                             Ok(()) => {
                                 if let Some(cloning) = self.cloning.take() {
                                     cloning.end();
@@ -405,9 +405,16 @@ impl Life {
         Ok(())
     }
 
+    /// The same before the engine ends: whoever looks from now on hears that it does.
+    fn hide_for_good(&mut self) -> Result<(), EngineError> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = true;
+        let hidden = self.hide();
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = hidden.is_ok();
+        hidden
+    }
+
     /// Flushes, closes the replicas, ends the queues.
     fn shut_down(self, answer: Reply) -> Result<()> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = true;
         let done = self.close_replicas();
         self.queues.end();
         let _ = answer.send(done.clone());
