@@ -108,11 +108,8 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     if let Some(e) = refusal {
         tracing::warn!(engine = name, error = %e, "the engine has not yet the replicas or the limits that it should have");
     }
-    let on_its_way = resource.spec.node_id == here
-        && match process {
-            Some(_) => view.as_ref().is_none_or(|v| !v.up),
-            None => resource.spec.desire_state == DesireState::Running,
-        };
+    let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
+    let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
