@@ -42,7 +42,8 @@ const SIDECARS: &str = "csi.storage.k8s.io/";
 /// What a volume shall be by its StorageClass. The size is not set.
 ///
 /// # Errors
-/// [`Refused::Argument`] for a key that is not known, or a value that cannot be; it names the key.
+/// [`Refused::Argument`] for a key that is not known, or a value that cannot be, [`Refused::Precondition`] for one that asks for
+/// what is not built; each names the key.
 pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refused> {
     let mut spec = VolumeSpec { access_mode: AccessMode::ReadWriteOnce, ..VolumeSpec::default() };
     for (key, value) in sorted(parameters) {
@@ -51,7 +52,7 @@ pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refuse
         }
         if UNBUILT.contains(&key) {
             if !matches!(value, "" | "false" | "[]" | "{}") {
-                return Err(wrong(key, value, "nothing, since that is not built yet"));
+                return Err(not_built(key, value, "nothing"));
             }
             continue;
         }
@@ -102,7 +103,7 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         "freezeFilesystemForSnapshot" => {
             spec.freeze_filesystem_for_snapshot = toggle(key, value)?;
             if spec.freeze_filesystem_for_snapshot == Toggle::Enabled {
-                return Err(wrong(key, value, "ignored or disabled, since that is not built yet"));
+                return Err(not_built(key, value, "ignored or disabled"));
             }
         }
         "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
@@ -134,8 +135,10 @@ fn source(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         }
         "dataSource" => value.clone_into(&mut spec.data_source),
         "cloneMode" => {
-            if !matches!(value, "" | "full-copy") {
-                return Err(wrong(key, value, "full-copy"));
+            match value {
+                "" | "full-copy" => {}
+                "linked-clone" => return Err(not_built(key, value, "full-copy")),
+                _ => return Err(wrong(key, value, "full-copy")),
             }
             value.clone_into(&mut spec.clone_mode);
         }
@@ -206,6 +209,11 @@ pub fn snapshot(parameters: &HashMap<String, String>) -> Result<(), Refused> {
 /// In the order of the keys, so that of several mistakes the same one is told each time.
 fn sorted(parameters: &HashMap<String, String>) -> BTreeMap<&str, &str> {
     parameters.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+}
+
+/// The value is one of Longhorn's, and may be had of a later version.
+fn not_built(key: &str, value: &str, expected: &str) -> Refused {
+    Refused::Precondition(format!("{key} is {value:?}, and may be {expected}: that is not built yet"))
 }
 
 fn wrong(key: &str, value: &str, expected: &str) -> Refused {
@@ -293,10 +301,8 @@ mod tests {
             ("quorum", "all"),
             ("ioTimeout", "-1"),
             ("migratable", "yes"),
-            ("share", "true"),
-            ("recurringJobSelector", "[{\"name\":\"x\"}]"),
-            ("freezeFilesystemForSnapshot", "enabled"),
-            ("cloneMode", "linked-clone"),
+            ("freezeFilesystemForSnapshot", "yes"),
+            ("cloneMode", "half-copy"),
             ("backupBlockSize", "3Mi"),
             ("dataEngine", "v3"),
         ] {
@@ -305,6 +311,25 @@ mod tests {
                 matches!(&refused, Refused::Argument(text) if text.contains(key)),
                 "{key}={value}: {refused:?}"
             );
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_as_something_that_may_be_had_later() {
+        for (key, value) in [
+            ("share", "true"),
+            ("recurringJobSelector", "[{\"name\":\"x\"}]"),
+            ("freezeFilesystemForSnapshot", "enabled"),
+            ("cloneMode", "linked-clone"),
+        ] {
+            let refused = volume(&of(&[(key, value)])).unwrap_err();
+            assert!(
+                matches!(&refused, Refused::Precondition(text) if text.contains(key)),
+                "{key}={value}: {refused:?}"
+            );
+        }
+        for nothing in [("share", "false"), ("recurringJobSelector", "[]"), ("cloneMode", "")] {
+            volume(&of(&[nothing])).unwrap();
         }
     }
 

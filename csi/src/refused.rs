@@ -1,5 +1,6 @@
 //! Why a request is not carried out, as an orchestrator tells reasons apart.
 
+use lh_cluster::admission::TOO_MANY_SNAPSHOTS;
 use thiserror::Error;
 use tonic::Status;
 
@@ -55,6 +56,9 @@ impl From<Refused> for Status {
 impl From<kube::Error> for Refused {
     fn from(e: kube::Error) -> Self {
         match &e {
+            kube::Error::Api(status) if status.reason == TOO_MANY_SNAPSHOTS => {
+                Self::Exhausted(status.message.clone())
+            }
             // The definitions' own rules: the text of the API server says which.
             kube::Error::Api(status) if status.code == 422 || status.code == 400 => {
                 Self::Argument(status.message.clone())

@@ -347,6 +347,19 @@ async fn a_volume_that_is_larger_than_what_it_is_made_of_grows_once_it_holds_tha
 }
 
 #[tokio::test]
+async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let why = "admission webhook \"validator.longhorn.io\" denied the request: volume v has 1 snapshots";
+    cluster.server.refuse("snapshots", 422, "TooManySnapshots", why);
+    assert_eq!(cluster.snapshot("v", "t").await, Err(Code::ResourceExhausted));
+    assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s", "asked for again");
+    cluster.server.refuse("snapshots", 422, "Invalid", "a rule");
+    assert_eq!(cluster.snapshot("v", "t").await, Err(Code::InvalidArgument));
+}
+
+#[tokio::test]
 async fn what_goes_is_no_source_and_an_odd_time_hides_no_other_snapshot() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();

@@ -13,7 +13,7 @@ use lh_block::Generation;
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
 };
-use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec};
+use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, run};
 use serde::{Deserialize, Serialize};
@@ -191,6 +191,10 @@ impl Agent for PretendedNode {
                 engine.size = size;
             }
         })
+    }
+
+    async fn limit_snapshots(&self, _: &str, _: SnapshotLimits) -> Result<(), AgentError> {
+        Ok(())
     }
 
     async fn take_snapshot(&self, _: &str, _: &str, _: &BTreeMap<String, String>) -> Result<(), AgentError> {

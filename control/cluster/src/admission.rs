@@ -22,6 +22,25 @@ use crate::settings::Settings;
 /// What becomes of a wish: `Ok`, with what its author should know, or `Err`, why not, in one sentence.
 pub type Verdict = Result<Vec<String>, String>;
 
+/// The reason that goes with the refusal of a snapshot that the volume's limits leave no room for.
+pub const TOO_MANY_SNAPSHOTS: &str = "TooManySnapshots";
+
+/// Why a wish is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal {
+    /// One word for programs, which tells apart what else has to be done.
+    reason: &'static str,
+    /// One sentence for people.
+    text: String,
+}
+
+impl From<String> for Refusal {
+    /// It breaks a rule, and does so whenever it is asked again.
+    fn from(text: String) -> Self {
+        Self { reason: "Invalid", text }
+    }
+}
+
 /// What has to be known of other objects to judge a wish.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {

@@ -20,7 +20,7 @@ use lh_block::Generation;
 use thiserror::Error;
 use tonic::async_trait;
 
-use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec};
+use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
 pub(crate) use bounded::Bounded;
 pub(crate) use command::authority_at;
@@ -103,6 +103,8 @@ pub struct EngineView {
     pub waiting_for: String,
     /// An expansion goes on.
     pub expanding: bool,
+    /// Beyond them it takes no snapshot.
+    pub snapshot_limits: SnapshotLimits,
     /// Its replicas.
     pub replicas: Vec<EngineReplica>,
     /// The layers, base first, the head last; `None`: no replica on this node could be asked.
@@ -247,6 +249,9 @@ pub trait Agent: Send + Sync + 'static {
 
     /// Grows a volume.
     async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError>;
+
+    /// Limits the snapshots that a running engine takes from now on.
+    async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError>;
 
     /// Takes a snapshot.
     async fn take_snapshot(

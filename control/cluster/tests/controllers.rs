@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use control::authority::{RemoteAuthority, Reply};
 use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
+use lh_cluster::api::SnapshotLimits;
 use lh_cluster::plan::instance_manager::RunBy;
 use serde_json::{Value, json};
 
@@ -44,12 +45,26 @@ async fn a_volume_from_its_creation_to_its_end() {
         })
         .await;
 
+    let limits = |count, bytes| SnapshotLimits { count, bytes };
+    assert_eq!(cluster.machine().engines["demo-e-0"][0].limits, limits(250, 0), "what the settings say");
+    let limited = json!({ "spec": { "snapshotMaxCount": 7, "snapshotMaxSize": "4294967296" } });
+    cluster.server.apply("volumes", "demo", &limited);
+    cluster
+        .wait("limited while it is up", |c| {
+            let status = c.server.get("engines", "demo-e-0").map(|e| e["status"].clone()).unwrap_or_default();
+            let told = (&status["snapshotMaxCount"], &status["snapshotMaxSize"]);
+            c.machine().engines["demo-e-0"][0].limits == limits(7, 1 << 32)
+                && told == (&json!(7), &json!("4294967296"))
+        })
+        .await;
+
     cluster.ticket(Some("n2"));
     cluster
         .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
         .await;
     assert!(cluster.machine().engines["demo-e-0"].iter().all(|e| e.node == "n2"), "one engine, on n2");
     assert_eq!(cluster.volume("generation"), (2_u64 << 32).to_string());
+    assert_eq!(cluster.machine().engines["demo-e-0"][0].limits, limits(7, 1 << 32), "from its start");
 
     cluster.ticket(None);
     cluster.wait("detached", |c| c.volume("state") == "detached").await;

@@ -165,11 +165,21 @@ async fn a_volume_resource_becomes_an_engine_with_replicas() {
         .await;
     assert_eq!(machine.field("snapshots", "first", "/status/labels/why"), "test");
 
+    // The engine itself says which limits it has, and keeps them over its end.
+    let limited = json!({ "spec": { "snapshotMaxCount": 7, "snapshotMaxSize": "4294967296" } });
+    machine.server.apply("volumes", "demo", &limited);
+    let is_limited = |m: &Machine| {
+        let told = |field| m.field("engines", "demo-e-0", &format!("/status/{field}"));
+        told("snapshotMaxCount") == 7 && told("snapshotMaxSize") == "4294967296"
+    };
+    machine.wait("limited while it is up", is_limited).await;
+
     machine.ticket(None);
     machine.wait("detached again", |m| m.field("volumes", "demo", "/status/state") == "detached").await;
     assert!(machine.agent.processes().await.unwrap().is_empty());
     machine.ticket(Some("n1"));
     machine.wait("attached again", |m| m.field("volumes", "demo", "/status/state") == "attached").await;
+    assert!(is_limited(&machine), "from its start");
     assert_eq!(number(&machine.field("volumes", "demo", "/status/generation")) >> 32, 2);
 
     machine.ticket(None);

@@ -52,10 +52,16 @@ impl ControllerService {
         if let Some(group) = group {
             snapshot.labels_mut().insert(GROUP_LABEL.to_owned(), group.to_owned());
         }
-        if !self.cluster.create(&snapshot).await?
-            && let Some(there) = self.cluster.snapshot(name).await?
-        {
-            check_same(&there, given, volume)?;
+        let made = match self.cluster.create(&snapshot).await {
+            // One that is there already may be what left no room: the managers are asked before it is looked for.
+            Err(full @ Refused::Exhausted(_)) => Err(full),
+            made => Ok(made?),
+        };
+        if made != Ok(true) {
+            match self.cluster.snapshot(name).await? {
+                Some(there) => check_same(&there, given, volume)?,
+                None => drop(made?),
+            }
         }
         self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await
     }

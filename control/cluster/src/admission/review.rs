@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{Change, Facts, Verdict, node, replica, setting, snapshot, volume};
+use super::{Change, Facts, Refusal, node, replica, setting, snapshot, volume};
 use crate::api::{Node, Replica, Setting, Snapshot, Volume};
 
 /// What the API server wants to know.
@@ -144,7 +144,8 @@ impl Review {
                 Err(refusal) => {
                     response["allowed"] = json!(false);
                     // As the API server itself says it of a broken rule, and not 403, which is about rights.
-                    response["status"] = json!({ "code": 422, "reason": "Invalid", "message": refusal });
+                    let Refusal { reason, text } = refusal;
+                    response["status"] = json!({ "code": 422, "reason": reason, "message": text });
                 }
             },
         }
@@ -167,16 +168,16 @@ fn complete(request: &Request, facts: &Facts) -> Vec<Add> {
     }
 }
 
-fn judge(request: &Request, facts: &Facts) -> Verdict {
+fn judge(request: &Request, facts: &Facts) -> Result<Vec<String>, Refusal> {
     if !request.is_about_the_object() {
         return Ok(Vec::new());
     }
     match request.resource.resource.as_str() {
-        "volumes" => request.judged::<Volume>(|change| volume::judge(change, facts)),
-        "nodes" => request.judged::<Node>(|change| node::judge(change, facts)),
-        "settings" => request.judged::<Setting>(setting::judge),
-        "snapshots" => request.judged::<Snapshot>(|change| snapshot::judge(change, facts)),
-        "replicas" => request.judged::<Replica>(|change| replica::judge(change, facts)),
+        "volumes" => request.judged::<Volume, _>(|change| volume::judge(change, facts)),
+        "nodes" => request.judged::<Node, _>(|change| node::judge(change, facts)),
+        "settings" => request.judged::<Setting, _>(setting::judge),
+        "snapshots" => request.judged::<Snapshot, _>(|change| snapshot::judge(change, facts)),
+        "replicas" => request.judged::<Replica, _>(|change| replica::judge(change, facts)),
         _ => Ok(Vec::new()),
     }
 }
@@ -198,7 +199,10 @@ impl Request {
         additions(&before, &after)
     }
 
-    fn judged<K: DeserializeOwned>(&self, judge: impl FnOnce(Change<'_, K>) -> Verdict) -> Verdict {
+    fn judged<K: DeserializeOwned, E: Into<Refusal>>(
+        &self,
+        judge: impl FnOnce(Change<'_, K>) -> Result<Vec<String>, E>,
+    ) -> Result<Vec<String>, Refusal> {
         let read = |value: &Value| serde_json::from_value::<K>(value.clone()).ok();
         let verdict = match self.operation {
             Operation::Create => read(&self.object).map(|new| judge(Change::Create(&new))),
@@ -208,7 +212,7 @@ impl Request {
             Operation::Delete => read(&self.old_object).map(|old| judge(Change::Delete(&old))),
             Operation::Connect => None,
         };
-        verdict.unwrap_or(Ok(Vec::new()))
+        verdict.unwrap_or(Ok(Vec::new())).map_err(Into::into)
     }
 }
 
@@ -280,6 +284,22 @@ mod tests {
             self::patch(&response)[0],
             json!({ "op": "add", "path": "/metadata/labels", "value": { "longhornvolume": "demo" } })
         );
+    }
+
+    #[test]
+    fn a_snapshot_without_room_is_told_from_one_that_is_wrong() {
+        let mut facts = Facts { snapshots: 2, ..Facts::default() };
+        facts.volume = serde_json::from_value(object("Volume", json!({ "snapshotMaxCount": 2 }))).ok();
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": { "uid": "u-1", "operation": "CREATE", "oldObject": null,
+                "object": object("Snapshot", json!({ "volume": "demo", "createSnapshot": true })),
+                "resource": { "group": "longhorn.io", "version": "v1beta2", "resource": "snapshots" } },
+        });
+        let review = Review::read(&serde_json::to_vec(&review).unwrap()).unwrap();
+        let answer = review.answer(Call::Validate, &facts).unwrap();
+        let status = &answer["response"]["status"];
+        assert_eq!((&status["code"], &status["reason"]), (&json!(422), &json!("TooManySnapshots")));
     }
 
     #[test]

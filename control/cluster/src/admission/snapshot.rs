@@ -2,7 +2,7 @@
 
 use kube::ResourceExt;
 
-use super::{Change, Facts, Verdict};
+use super::{Change, Facts, Refusal, TOO_MANY_SNAPSHOTS};
 use crate::api::Snapshot;
 use crate::plan::VOLUME_LABEL;
 use crate::plan::snapshot::is_own_name;
@@ -13,19 +13,20 @@ pub(super) fn complete(snapshot: &mut Snapshot) {
     snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), volume);
 }
 
-pub(super) fn judge(change: Change<'_, Snapshot>, facts: &Facts) -> Verdict {
+pub(super) fn judge(change: Change<'_, Snapshot>, facts: &Facts) -> Result<Vec<String>, Refusal> {
     match change {
         Change::Create(new) => {
             lh_block::check_name("snapshot", &new.name_any()).map_err(|e| e.to_string())?;
             if is_own_name(&new.name_any()) {
-                return Err(format!("{} is a name of the managers' own: choose another one", new.name_any()));
+                let text = format!("{} is a name of the managers' own: choose another one", new.name_any());
+                return Err(text.into());
             }
             may_be_taken(new, facts)?;
         }
         Change::Update { old, new } => {
             let was_taken = old.status.as_ref().is_some_and(|s| !s.creation_time.is_empty());
             if was_taken && new.metadata.deletion_timestamp.is_none() && new.spec != old.spec {
-                return Err("the snapshot was taken and does not change: take another one".to_owned());
+                return Err("the snapshot was taken and does not change: take another one".to_owned().into());
             }
         }
         Change::Delete(_) => {}
@@ -33,18 +34,30 @@ pub(super) fn judge(change: Change<'_, Snapshot>, facts: &Facts) -> Verdict {
     Ok(Vec::new())
 }
 
-fn may_be_taken(new: &Snapshot, facts: &Facts) -> Result<(), String> {
+fn may_be_taken(new: &Snapshot, facts: &Facts) -> Result<(), Refusal> {
     let name = &new.spec.volume;
     let Some(volume) = facts.volume.as_ref().filter(|v| v.metadata.deletion_timestamp.is_none()) else {
-        return Err(format!("volume {name} does not exist, or is being deleted"));
+        return Err(format!("volume {name} does not exist, or is being deleted").into());
     };
     let own = u64::try_from(volume.spec.snapshot_max_count).unwrap_or_default();
     let most = if own > 0 { own } else { facts.settings.snapshot_max_count() };
     let there = u64::try_from(facts.snapshots).unwrap_or(u64::MAX);
     if new.spec.create_snapshot && there >= most {
-        return Err(format!(
+        let text = format!(
             "volume {name} has {there} snapshots, and {most} are allowed: delete some, or raise snapshotMaxCount"
-        ));
+        );
+        return Err(Refusal { reason: TOO_MANY_SNAPSHOTS, text });
+    }
+    // As the engine counts, which has the last word.
+    let chain = facts.engine.as_ref().and_then(|e| e.status.as_ref()).map(|s| s.snapshots.values());
+    let live = chain.into_iter().flatten().filter(|layer| !layer.removed);
+    let bytes: u64 = live.filter_map(|layer| layer.size.parse::<u64>().ok()).sum();
+    let limit = volume.spec.snapshot_max_size.bytes();
+    if new.spec.create_snapshot && limit > 0 && bytes > limit {
+        let text = format!(
+            "volume {name} and its snapshots hold {bytes} bytes, and {limit} are allowed: delete some, or raise snapshotMaxSize"
+        );
+        return Err(Refusal { reason: TOO_MANY_SNAPSHOTS, text });
     }
     Ok(())
 }
@@ -71,12 +84,33 @@ mod tests {
         judge(Change::Create(&snapshot("demo")), &facts(2, 1)).unwrap();
         let refused =
             |volume: &str, facts: &Facts| judge(Change::Create(&snapshot(volume)), facts).unwrap_err();
-        assert!(refused("demo", &facts(2, 2)).contains("2 are allowed"));
-        assert!(refused("demo", &facts(0, 250)).contains("250 are allowed"), "the setting counts");
-        assert!(refused("other", &Facts::default()).contains("does not exist"));
+        let full = refused("demo", &facts(2, 2));
+        assert!(full.text.contains("2 are allowed") && full.reason == TOO_MANY_SNAPSHOTS, "{full:?}");
+        assert!(refused("demo", &facts(0, 250)).text.contains("250 are allowed"), "the setting counts");
+        let missing = refused("other", &Facts::default());
+        assert!(missing.text.contains("does not exist") && missing.reason == "Invalid", "{missing:?}");
         let mut told = snapshot("demo");
         told.spec.create_snapshot = false;
         judge(Change::Create(&told), &facts(2, 2)).unwrap();
+    }
+
+    #[test]
+    fn what_head_and_snapshots_hold_counts_without_what_is_removed() {
+        use crate::api::{Engine, EngineStatus, Int64Text, SnapshotInfo};
+        let layer = |name: &str, size: u64, removed| {
+            (name.to_owned(), SnapshotInfo { size: size.to_string(), removed, ..SnapshotInfo::default() })
+        };
+        let mut facts = facts(10, 2);
+        let mut engine = Engine::default();
+        let chain = [layer("a", 60, false), layer("b", 50, true), layer("volume-head", 40, false)];
+        engine.status = Some(EngineStatus { snapshots: chain.into(), ..EngineStatus::default() });
+        facts.engine = Some(engine);
+        for (limit, may) in [(0, true), (100, true), (99, false)] {
+            facts.volume.as_mut().unwrap().spec.snapshot_max_size = Int64Text(limit);
+            let answer = judge(Change::Create(&snapshot("demo")), &facts);
+            let refused = answer.err().map(|refused| refused.reason);
+            assert_eq!(refused, (!may).then_some(TOO_MANY_SNAPSHOTS), "{limit}");
+        }
     }
 
     #[test]

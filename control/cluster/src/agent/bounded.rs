@@ -14,7 +14,7 @@ use tonic::async_trait;
 
 use super::local;
 use super::{Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, ReplicaView, TrimView};
-use crate::api::ReplicaSpec;
+use crate::api::{ReplicaSpec, SnapshotLimits};
 
 /// How long a call may take. What a healthy engine is asked to change takes it less than a second; one that waits for its
 /// replicas does nothing of it before they are back, and that may be hours.
@@ -128,6 +128,10 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
 
     async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError> {
         self.ends("to grow the volume", self.node.expand(engine, size)).await
+    }
+
+    async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError> {
+        self.ends("to limit snapshots", self.node.limit_snapshots(engine, limits)).await
     }
 
     async fn take_snapshot(

@@ -38,6 +38,9 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("frontend", frontend_option(frontend).to_owned());
     option("quorum", spec.quorum.to_string());
     option("io-timeout", spec.io_timeout.unwrap_or(300).to_string());
+    let limits = spec.snapshot_limits();
+    option("snapshot-max-count", limits.count.to_string());
+    option("snapshot-max-size", limits.bytes.to_string());
     option("generation", u64::from(start.generation).to_string());
     option("authority", authority_at(authority));
     option("key-file", root.key(&spec.volume_name).display().to_string());
@@ -100,8 +103,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path()).unwrap();
         let path = root.path().display();
-        let mut spec =
-            EngineSpec { volume_name: "demo".into(), volume_size: Int64Text(4096), ..EngineSpec::default() };
+        let mut spec = EngineSpec {
+            volume_name: "demo".into(),
+            volume_size: Int64Text(4096),
+            snapshot_max_count: 7,
+            snapshot_max_size: Int64Text(8192),
+            ..EngineSpec::default()
+        };
         spec.replica_address_map.insert("demo-r-1".into(), "unix:/r/1.sock".into());
         let start = EngineStart {
             name: "demo-e-0",
@@ -113,7 +121,7 @@ mod tests {
         let line = engine_command(&root, Path::new("/run/a.sock"), here, &start).join(" ");
         let expected = format!(
             "controller --engine-instance-name demo-e-0 --size 4096 --frontend auto --quorum any --io-timeout 300 \
-             --generation 8589934592 --authority unix:/run/a.sock --key-file {path}/volumes/demo/key \
+             --snapshot-max-count 7 --snapshot-max-size 8192 --generation 8589934592 --authority unix:/run/a.sock --key-file {path}/volumes/demo/key \
              --listen unix:{path}/run/demo-e-0.grpc.sock --root {path} --stay 7 --replica demo-r-1=unix:/r/1.sock demo"
         );
         assert_eq!(line, expected);

@@ -18,7 +18,10 @@ use control::proto::node::TrimRequest;
 use control::proto::node::file_systems_client::FileSystemsClient;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
-use control::proto::ptypes::{self, VolumeExpandRequest, VolumeSnapshotRequest};
+use control::proto::ptypes::{
+    self, VolumeExpandRequest, VolumeSnapshotMaxCountSetRequest, VolumeSnapshotMaxSizeSetRequest,
+    VolumeSnapshotRequest,
+};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
 use tokio::sync::Notify;
@@ -31,7 +34,7 @@ use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
     ReplicaView, TrimView, engine_command, inspect, replica_command,
 };
-use crate::api::{InstanceState, ReplicaMode, ReplicaSpec};
+use crate::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
 /// How long a process may take to say how it is. One that is busy with a slow disk answers later, and is asked again.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -206,6 +209,10 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
         generation: volume.generation.into(),
         waiting_for: volume.waiting_for,
         expanding: volume.is_expanding,
+        snapshot_limits: SnapshotLimits {
+            count: u32::try_from(volume.snapshot_max_count).unwrap_or_default(),
+            bytes: u64::try_from(volume.snapshot_max_size).unwrap_or_default(),
+        },
         replicas: replicas.into_iter().map(replica).collect(),
         device: None,
         chain: None,
@@ -347,6 +354,16 @@ impl Agent for LocalAgent {
             i64::try_from(size).map_err(|_| AgentError::Failed(format!("{size} bytes are too many")))?;
         let mut client = ControllerServiceClient::new(self.channel(engine).await?);
         client.volume_expand(VolumeExpandRequest { size }).await.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError> {
+        let mut client = ControllerServiceClient::new(self.channel(engine).await?);
+        let count = i32::try_from(limits.count).unwrap_or(i32::MAX);
+        let count = client.volume_snapshot_max_count_set(VolumeSnapshotMaxCountSetRequest { count }).await;
+        count.map_err(|e| refusal(&e))?;
+        let size = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
+        let size = client.volume_snapshot_max_size_set(VolumeSnapshotMaxSizeSetRequest { size }).await;
+        size.map(drop).map_err(|e| refusal(&e))
     }
 
     async fn take_snapshot(

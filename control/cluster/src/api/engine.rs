@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use control::host::SNAPSHOT_COUNT;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -124,9 +125,30 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
+    /// How much the volume may be snapshotted. What was never said, by a manager of before, is as an engine has it by itself.
+    pub fn snapshot_limits(&self) -> SnapshotLimits {
+        let own = u32::try_from(self.snapshot_max_count).ok().filter(|n| (1..=SNAPSHOT_COUNT).contains(n));
+        SnapshotLimits { count: own.unwrap_or(SNAPSHOT_COUNT), bytes: self.snapshot_max_size.bytes() }
+    }
+
     /// True for what shows the volume and has another node's engine answer.
     pub fn relays(&self) -> bool {
         !self.relay_from.is_empty()
+    }
+}
+
+/// How much a volume may be snapshotted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotLimits {
+    /// Most snapshots, removed ones not counted.
+    pub count: u32,
+    /// Most bytes of head and snapshots together; 0: any.
+    pub bytes: u64,
+}
+
+impl Default for SnapshotLimits {
+    fn default() -> Self {
+        Self { count: SNAPSHOT_COUNT, bytes: 0 }
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Event, age, written};
 use crate::agent::{DeviceId, EngineReplica, EngineView, ProcessView};
 use crate::api::{
     Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
-    ReplicaMode, SnapshotInfo,
+    ReplicaMode, SnapshotInfo, SnapshotLimits,
 };
 
 /// The condition that says why an engine does not serve.
@@ -75,6 +75,8 @@ pub enum Action {
     },
     /// Grow the volume to so many bytes.
     Expand(u64),
+    /// Let the engine take so many snapshots from now on.
+    LimitSnapshots(SnapshotLimits),
     /// Write the engine's status.
     SetStatus(Box<EngineStatus>),
     /// Tell people.
@@ -237,6 +239,8 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     if status.relaying {
         return;
     }
+    status.snapshot_max_count = view.snapshot_limits.count.into();
+    status.snapshot_max_size = Int64Text::of_bytes(view.snapshot_limits.bytes);
     // Before it is up, too: the one that it waits for may be among them.
     let has = |name: &String| view.replicas.iter().any(|r| r.name == *name);
     for (name, address) in spec.replica_address_map.iter().filter(|(name, _)| !has(name)) {
@@ -261,6 +265,9 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     for replica in view.replicas.iter().filter(|r| !stays(r)) {
         let (name, address) = (replica.name.clone(), replica.address.clone());
         actions.push(Action::RemoveReplica { name, address });
+    }
+    if view.snapshot_limits != spec.snapshot_limits() {
+        actions.push(Action::LimitSnapshots(spec.snapshot_limits()));
     }
     status.is_expanding = view.expanding;
     let wanted = spec.volume_size.bytes();

@@ -161,6 +161,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         if !draft.migrates() {
             draft.follow_image();
         }
+        draft.limit_snapshots();
         draft.judge();
         draft.rebuild_at_rest();
     }

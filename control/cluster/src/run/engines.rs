@@ -13,7 +13,7 @@ use super::processes::{SOON, lay_key, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, authority, programs};
 use crate::agent::{AgentError, EngineStart, Part};
-use crate::api::{Engine, EngineSpec, Replica, Volume};
+use crate::api::{DesireState, Engine, EngineSpec, Replica, Volume};
 use crate::plan::upgrade::{Images, target};
 use crate::plan::volume::volume_of_engine;
 use crate::plan::{VOLUME_LABEL, engine, written};
@@ -85,6 +85,9 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
                     version = say_not_expanded(context, &resource, version, &e).await?;
                 }
             }
+            engine::Action::LimitSnapshots(limits) => {
+                refusal = context.agent.limit_snapshots(name, limits).await.err().or(refusal);
+            }
             engine::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
                 let done =
@@ -103,13 +106,11 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         return Err(e);
     }
     if let Some(e) = refusal {
-        tracing::warn!(engine = name, error = %e, "the engine's replicas are not yet what they should be");
+        tracing::warn!(engine = name, error = %e, "the engine has not yet the replicas or the limits that it should have");
     }
-    let on_its_way = resource.spec.node_id == here
-        && (process.is_some() && view.as_ref().is_none_or(|v| !v.up)
-            || process.is_none() && outcome == Outcome::Done);
-    let wants = resource.spec.desire_state == crate::api::DesireState::Running || process.is_some();
-    Ok(if on_its_way && wants && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+    let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
+    let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
+    Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
 /// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration

@@ -29,6 +29,8 @@ pub(super) async fn gather(context: &Context, about: About) -> kube::Result<Fact
         About::ItselfAlone => {}
         About::Volume(name) => {
             facts.volume = desk.api::<Volume>().get_opt(&name).await?;
+            let engines = engines_of(desk, &name).await?;
+            facts.engine = facts.volume.as_ref().and_then(|v| pair(v, &engines).0).cloned();
             facts.snapshots = context.cache.snapshots.of(&name).len();
         }
         About::ReplicasOf(name) => {

@@ -33,6 +33,8 @@ struct State {
     dice: u64,
     /// Writes that were carried out.
     writes: u64,
+    /// New objects of this kind are refused, with this code, reason and message.
+    refused: Option<(&'static str, u16, &'static str, &'static str)>,
     /// Requests for this kind are never answered, nor carried out.
     swallowed: Option<&'static str>,
     /// Watches of this kind tell nothing for now.
@@ -155,6 +157,11 @@ impl ApiServer {
         self.state().faults = percent;
     }
 
+    /// From now on new objects of this kind are refused, as webhooks do it.
+    pub(crate) fn refuse(&self, resource: &'static str, code: u16, reason: &'static str, why: &'static str) {
+        self.state().refused = Some((resource, code, reason, why));
+    }
+
     /// From now on requests for this kind get no answer, as over a connection at whose other end nobody is any more; those
     /// that were made meanwhile never get one.
     pub(crate) fn swallow(&self, resource: Option<&'static str>) {
@@ -250,6 +257,9 @@ impl ApiServer {
             None => format!("generated-{}", state.version),
         };
         let key = (target.resource.clone(), name.clone());
+        if let Some((_, code, reason, why)) = state.refused.filter(|(kind, ..)| *kind == target.resource) {
+            return Err(Failure(code, reason, why.to_owned()));
+        }
         if state.objects.contains_key(&key) {
             return Err(Failure(409, "AlreadyExists", name));
         }

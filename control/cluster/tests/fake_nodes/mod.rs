@@ -11,7 +11,7 @@ use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
     TrimView,
 };
-use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec};
+use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, run};
 use serde_json::{Value, json};
@@ -49,6 +49,7 @@ pub(crate) struct FakeEngine {
     pub(crate) node: String,
     pub(crate) generation: Generation,
     pub(crate) size: u64,
+    pub(crate) limits: SnapshotLimits,
     pub(crate) replicas: BTreeMap<String, String>,
     pub(crate) relay_from: String,
 }
@@ -83,6 +84,7 @@ impl FakeAgent {
             node: self.node.clone(),
             generation: start.generation,
             size: start.spec.volume_size.bytes(),
+            limits: start.spec.snapshot_limits(),
             replicas: start.spec.replica_address_map.clone(),
             relay_from: start.spec.relay_from.clone(),
         };
@@ -208,6 +210,7 @@ impl Agent for FakeAgent {
         Some(EngineView {
             up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
             size: engine.size,
+            snapshot_limits: engine.limits,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
@@ -248,6 +251,13 @@ impl Agent for FakeAgent {
     async fn expand(&self, engine: &str, size: u64) -> Result<(), AgentError> {
         for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
             engine.size = size;
+        }
+        Ok(())
+    }
+
+    async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.limits = limits;
         }
         Ok(())
     }

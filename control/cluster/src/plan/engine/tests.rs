@@ -109,6 +109,40 @@ fn its_replicas_become_what_the_map_says_and_its_size_what_the_volume_should_hav
 }
 
 #[test]
+fn a_running_engine_is_told_of_new_limits_and_its_status_has_those_in_force() {
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let running = process(InstanceState::Running);
+    let limits = |actions: &[Action]| {
+        let of = |a: &Action| if let Action::LimitSnapshots(limits) = a { Some(*limits) } else { None };
+        actions.iter().find_map(of)
+    };
+    let mut serves = view(true, &[("a", ReplicaMode::ReadWrite)]);
+    assert_eq!(limits(&decide(&engine, Some(&running), Some(&serves))), None, "nobody has said anything yet");
+    (engine.spec.snapshot_max_count, engine.spec.snapshot_max_size) = (7, Int64Text(300));
+    let wanted = SnapshotLimits { count: 7, bytes: 300 };
+    let actions = decide(&engine, Some(&running), Some(&serves));
+    assert_eq!(limits(&actions), Some(wanted));
+    let status = status_in(&actions);
+    assert_eq!((status.snapshot_max_count, status.snapshot_max_size), (250, Int64Text(0)), "not yet");
+    serves.snapshot_limits = SnapshotLimits { bytes: 0, ..wanted };
+    assert_eq!(
+        limits(&decide(&engine, Some(&running), Some(&serves))),
+        Some(wanted),
+        "told of the half only"
+    );
+    serves.snapshot_limits = wanted;
+    let actions = decide(&engine, Some(&running), Some(&serves));
+    assert_eq!(limits(&actions), None);
+    let status = status_in(&actions);
+    assert_eq!((status.snapshot_max_count, status.snapshot_max_size), (7, Int64Text(300)));
+    // A relay takes no snapshots, and an engine that is not up yet may answer nobody.
+    let relay = EngineView { relay_from: "unix:/x".into(), ..view(true, &[]) };
+    engine.spec.relay_from = "unix:/x".into();
+    let shows = ProcessView { relay_from: "unix:/x".into(), ..process(InstanceState::Running) };
+    assert_eq!(limits(&decide(&engine, Some(&shows), Some(&relay))), None);
+}
+
+#[test]
 fn a_replica_that_came_back_elsewhere_is_let_go_and_taken_anew() {
     let mut engine = engine("n1", DesireState::Running, &["a", "b"]);
     engine.spec.replica_address_map.insert("b".into(), "tcp:10.0.0.2:10007".into());

@@ -79,6 +79,16 @@ impl<'a> Draft<'a> {
         usize::try_from(wanted).unwrap_or(1)
     }
 
+    /// Tells the engine, one that runs too, how much the volume may be snapshotted.
+    pub(super) fn limit_snapshots(&mut self) {
+        let spec = &self.o.volume.spec;
+        let setting = || i64::try_from(self.o.settings.snapshot_max_count()).unwrap_or_default();
+        let count = if spec.snapshot_max_count > 0 { spec.snapshot_max_count } else { setting() };
+        for engine in [&mut self.engine, &mut self.second].into_iter().flatten() {
+            (engine.snapshot_max_count, engine.snapshot_max_size) = (count, spec.snapshot_max_size);
+        }
+    }
+
     pub(super) fn locality(&self) -> DataLocality {
         match self.o.volume.spec.data_locality {
             DataLocality::Setting => self.o.settings.data_locality(),

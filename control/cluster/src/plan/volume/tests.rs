@@ -114,6 +114,25 @@ fn attach_write_detach_and_elsewhere() {
 }
 
 #[test]
+fn an_engine_has_its_volumes_limits_for_snapshots_from_the_first_and_follows_them() {
+    let limited = VolumeSpec { snapshot_max_size: Int64Text(300), ..VolumeSpec::default() };
+    let mut world = World::new(limited);
+    world.settings = Settings::of([("snapshot-max-count", "100")]);
+    world.settle();
+    let limits = |world: &World| {
+        let spec = &world.engine().spec;
+        (spec.snapshot_max_count, spec.snapshot_max_size)
+    };
+    assert_eq!(limits(&world), (100, Int64Text(300)), "the setting, where the volume says nothing");
+    world.attach("n1");
+    world.volume_mut().spec.snapshot_max_count = 7;
+    world.volume_mut().spec.snapshot_max_size = Int64Text(0);
+    world.settle();
+    assert_eq!(limits(&world), (7, Int64Text(0)), "while it is up");
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+}
+
+#[test]
 fn an_engine_is_ended_before_its_replicas_and_before_the_next_one_starts() {
     let mut world = World::attached_to("n1");
     world.volume_mut().spec.node_id = "n2".into();
