@@ -35,7 +35,11 @@ def expect(condition, text):
 
 def run(*command, check=True, timeout=600, **options):
     """Runs a command; with `check` its failure ends the scenario."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
+    try:
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
+    except subprocess.TimeoutExpired as late:
+        said = b"".join(filter(None, (late.stdout, late.stderr))).decode(errors="replace")
+        fail(f"{' '.join(map(str, command))}: not done after {timeout} s\n{said[-3000:]}")
     if check and done.returncode != 0:
         fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done
