@@ -124,12 +124,12 @@ def trusts_the_network(host):
 
 def open_to_the_network(host):
     volume = host.name("open")
-    port = free_port()
+    address = free_address()
     for frontend, what in (("nbd-server", "NBD server"), ("iscsi-target", "iSCSI target")):
         size = ["--size", "16MiB", "--replicas", "1"] if frontend == "nbd-server" else []
-        host.up(volume, *size, "--frontend", frontend, "--listen", f"127.0.0.1:{port}")
-        expect(host.status(volume)["insecure"] == [f"{what} on 127.0.0.1:{port}"], f"{host.status(volume)['insecure']}")
-        said = refused(host, "up", host.name("late"), "--size", "16MiB", "--frontend", "nbd-server", "--listen", f"127.0.0.1:{port}")
+        host.up(volume, *size, "--frontend", frontend, "--listen", address)
+        expect(host.status(volume)["insecure"] == [f"{what} on {address}"], f"{host.status(volume)['insecure']}")
+        said = refused(host, "up", host.name("late"), "--size", "16MiB", "--frontend", "nbd-server", "--listen", address)
         expect("another port" in said, said)
         host.ctl("down", volume)
     host.up(volume, "--frontend", "nbd-server")
@@ -139,14 +139,14 @@ def open_to_the_network(host):
     shown("status names the NBD servers and iSCSI targets that serve whoever reaches them")
 
 
-def answers(port, files, with_certificate):
-    """True if whoever speaks HTTP/2 over TLS at this port is answered."""
+def answers(address, files, with_certificate):
+    """True if whoever speaks HTTP/2 over TLS at this address is answered."""
     context = ssl.create_default_context(cafile=os.path.join(files, "ca.crt"))
     context.set_alpn_protocols(["h2"])
     if with_certificate:
         context.load_cert_chain(os.path.join(files, "tls.crt"), os.path.join(files, "tls.key"))
     try:
-        with socket.create_connection(("127.0.0.1", port), 10) as plain:
+        with socket.create_connection((OWN, int(address.rpartition(":")[2])), 10) as plain:
             with context.wrap_socket(plain, server_hostname="localhost") as stream:
                 # The client's preface and empty settings (RFC 9113, 3.4).
                 stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
@@ -170,9 +170,9 @@ def beside_tls(host):
              "-copy_extensions", "copyall", "-out", "tls.crt"]]
     for words in made:
         subprocess.run(["openssl", *words], cwd=files, check=True, capture_output=True)
-    port = free_port()
+    address = free_address()
     manager = subprocess.Popen([os.path.join(BIN, "longhorn"), "instance-manager", "--root", other, "--listen",
-                                f"127.0.0.1:{port}", "--tls-dir", files], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                address, "--tls-dir", files], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ctl = [os.path.join(BIN, "longhornctl"), "--root", other, "-o", "json"]
     try:
         wait_for("a manager", lambda: os.path.exists(os.path.join(other, "run", "instance-manager.sock")), 20)
@@ -183,8 +183,8 @@ def beside_tls(host):
         info = subprocess.run([os.path.join(BIN, "longhorn"), "--url", f"unix:{other}/run/{volume}-e-0.grpc.sock", "info"],
                               check=True, capture_output=True)
         expect(json.loads(info.stdout)["name"] == volume, f"{info.stdout}")
-        expect(answers(port, files, True), "who has a certificate is not let in")
-        expect(not answers(port, files, False), "who has none is let in over TCP")
+        expect(answers(address, files, True), "who has a certificate is not let in")
+        expect(not answers(address, files, False), "who has none is let in over TCP")
     finally:
         subprocess.run([*ctl, "down", volume], capture_output=True)
         manager.terminate()

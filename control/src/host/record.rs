@@ -243,13 +243,20 @@ impl VolumeRecord {
         }
     }
 
-    /// Makes the volume exist: its key and its record, durable. The caller holds the volume's lock.
+    /// Makes the volume exist: its key and its record, durable. The caller holds the volume's lock, and there is none of that name.
+    ///
+    /// What a removal that was broken off has left goes first: by the epoch of the volume before, whose members are of its
+    /// name, no replica of this one would be a member, and it would never start.
     ///
     /// # Errors
     /// The record says what no volume can be, or cannot be written; the volume then does not exist.
     pub fn create(&self, root: &Root) -> Result<(), RecordError> {
         self.check()?;
         let dir = root.volume(&self.name);
+        match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(dir)(e)),
+            _ => {}
+        }
         create_dir_durably(&dir).map_err(io_at(dir))?;
         self.make_key(root)?;
         self.store(root)
@@ -494,6 +501,20 @@ mod tests {
         for wrong in ["", &text[1..], &text[2..], &format!("{text}00"), &text.replace(&text[..1], "g")] {
             assert_eq!(MapKey::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_volume_begins_without_what_a_removal_left_that_was_broken_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, record) = volume(&dir);
+        record.create(&root).unwrap();
+        let key = fs::read(root.key("demo")).unwrap();
+        let left = root.volume("demo").join("authority.json");
+        fs::write(&left, "the epoch of before").unwrap();
+        // The record goes first.
+        fs::remove_file(record_path(&root, "demo")).unwrap();
+        record.create(&root).unwrap();
+        assert!(!left.exists() && fs::read(root.key("demo")).unwrap() != key);
     }
 
     #[test]
