@@ -18,7 +18,7 @@ pub const ISCSI_PORT: u16 = 3260;
 /// How a volume is shown. Only what this build has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
-    /// The first of ublk, nbd, iscsi and fuse that this host has
+    /// The best of ublk, nbd, iscsi and fuse that this host has
     // Longhorn's name for a block device.
     #[value(alias = "tgt-blockdev")]
     Auto,

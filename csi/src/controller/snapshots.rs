@@ -52,16 +52,14 @@ impl ControllerService {
         if let Some(group) = group {
             snapshot.labels_mut().insert(GROUP_LABEL.to_owned(), group.to_owned());
         }
-        let made = match self.cluster.create(&snapshot).await {
+        match self.cluster.create(&snapshot).await {
+            Ok(true) => {}
             // One that is there already may be what left no room: the managers are asked before it is looked for.
-            Err(full @ Refused::Exhausted(_)) => Err(full),
-            made => Ok(made?),
-        };
-        if made != Ok(true) {
-            match self.cluster.snapshot(name).await? {
+            made @ (Ok(false) | Err(Refused::Exhausted(_))) => match self.cluster.snapshot(name).await? {
                 Some(there) => check_same(&there, given, volume)?,
                 None => drop(made?),
-            }
+            },
+            Err(refused) => return Err(refused),
         }
         self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await
     }
