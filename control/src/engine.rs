@@ -16,6 +16,7 @@ use tonic::transport::Server;
 use crate::cloning::{CloneProgress, CloneSource};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerServiceServer;
+use crate::replica::Layer;
 use crate::transport::{Identity, TrustedPeers, bind_private};
 pub(crate) use limits::{refuse_unmap_mark, snapshot_count, snapshot_size};
 use service::Service;
@@ -38,6 +39,10 @@ pub trait EngineControl: Send + Sync + 'static {
 
     /// Carries out an operation of the volume. Answers when it is durable, or has begun, as each says.
     fn operate(&self, operation: Operation) -> Answer<()>;
+
+    /// All layers as a member has them now, also those of other branches: parents before children, the head last. Empty: no
+    /// replica has told them yet.
+    fn chain(&self) -> Answer<Vec<Layer>>;
 
     /// How far folding is, for each replica that folds or failed to.
     fn purges(&self) -> Vec<PurgeProgress>;

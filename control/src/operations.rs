@@ -10,6 +10,7 @@ use crate::cloning::CloneSource;
 use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
+use crate::replica::Layer;
 use crate::transport::Identity;
 
 /// The service over an engine.
@@ -56,6 +57,20 @@ fn scrub(scrub: ScrubProgress) -> volume::ScrubState {
     }
 }
 
+impl From<Layer> for volume::Layer {
+    fn from(of: Layer) -> Self {
+        let Layer { name, parent, removed, user_created, created, labels, allocated } = of;
+        Self { name, parent, removed, user_created, created, labels: labels.into_iter().collect(), allocated }
+    }
+}
+
+impl From<volume::Layer> for Layer {
+    fn from(of: volume::Layer) -> Self {
+        let volume::Layer { name, parent, removed, user_created, created, labels, allocated } = of;
+        Self { name, parent, removed, user_created, created, labels: labels.into_iter().collect(), allocated }
+    }
+}
+
 fn progress(purge: PurgeProgress) -> volume::ReplicaPurge {
     let PurgeProgress { replica, running, snapshot, done, total, error, kept } = purge;
     let kept = kept.into_iter().map(|(snapshot, reason)| volume::KeptSnapshot { snapshot, reason }).collect();
@@ -64,6 +79,15 @@ fn progress(purge: PurgeProgress) -> volume::ReplicaPurge {
 
 #[tonic::async_trait]
 impl VolumeOperations for Service {
+    async fn snapshot_list(&self, _: Request<()>) -> Result<Response<volume::Chain>, Status> {
+        let chain = self.engine.chain().await?;
+        if chain.is_empty() {
+            let text = "no replica has told the snapshots yet: try again later";
+            return Err(Status::unavailable(text));
+        }
+        Ok(Response::new(volume::Chain { layers: chain.into_iter().map(volume::Layer::from).collect() }))
+    }
+
     async fn snapshot_remove(&self, request: Request<volume::SnapshotName>) -> Result<Response<()>, Status> {
         self.operate(Operation::RemoveSnapshot { name: request.into_inner().name }).await
     }

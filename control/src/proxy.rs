@@ -144,12 +144,8 @@ impl ProxyEngineService for Proxy {
         request: Request<imrpc::ProxyEngineRequest>,
     ) -> Answer<imrpc::EngineSnapshotListProxyResponse> {
         let engine = self.engine(Some(request.into_inner()))?;
-        let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await }).await?;
-        let member = status::a_member(list).ok_or_else(|| {
-            Status::unavailable("no replica is in sync, so nobody tells the snapshots: try again later")
-        })?;
-        let replica = self.engines.replica(&engine, &member).await?;
-        Ok(Response::new(imrpc::EngineSnapshotListProxyResponse { disks: status::snapshots(&replica) }))
+        let chain = engine.operate((), |mut c, r| async move { c.snapshot_list(r).await }).await?;
+        Ok(Response::new(imrpc::EngineSnapshotListProxyResponse { disks: status::snapshots(&chain.layers) }))
     }
 
     async fn snapshot_revert(&self, request: Request<imrpc::EngineSnapshotRevertRequest>) -> Answer<()> {

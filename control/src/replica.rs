@@ -143,7 +143,7 @@ fn file_name(layer: &str) -> String {
 }
 
 /// The snapshot's name in one of Longhorn's file names; `None` for a head.
-pub(crate) fn snapshot_name(file: &str) -> Option<&str> {
+fn snapshot_name(file: &str) -> Option<&str> {
     file.strip_prefix("volume-snap-")?.strip_suffix(".img")
 }
 

@@ -1,6 +1,7 @@
 //! Every method that is declared, called over a real socket: it is served, or it answers `UNIMPLEMENTED` with a sentence,
 //! as [`UNSERVED`] and `docs/grpc.md` say, and nothing in between.
 
+mod reach;
 mod stand_in;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +23,8 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use stand_in::{Replica, reach};
+use reach::reach;
+use stand_in::Replica;
 
 /// What answers `UNIMPLEMENTED`, by service. All else is served.
 const UNSERVED: &[(&str, &[&str])] = &[
@@ -144,6 +146,10 @@ impl EngineControl for Willing {
 
     fn operate(&self, _: Operation) -> Answer<()> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn chain(&self) -> Answer<Vec<Layer>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     fn purges(&self) -> Vec<PurgeProgress> {

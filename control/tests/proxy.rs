@@ -1,7 +1,7 @@
-//! The instance manager's services over real sockets: the proxy in front of a stand-in for an engine and its replica,
-//! and instances that are processes.
+//! The instance manager's services over real sockets: the proxy in front of a stand-in for an engine, and
+//! instances that are processes.
 
-mod stand_in;
+mod reach;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
 use control::proto::{imrpc, ptypes};
-use control::replica::{Layer, ReplicaStatus};
+use control::replica::Layer;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use stand_in::{Replica, reach};
+use reach::reach;
 
 /// Remembers what it was asked.
 #[derive(Default)]
@@ -66,6 +66,10 @@ impl EngineControl for Engine {
         }))
     }
 
+    fn chain(&self) -> Answer<Vec<Layer>> {
+        Box::pin(std::future::ready(Ok(one_snapshot())))
+    }
+
     fn purges(&self) -> Vec<PurgeProgress> {
         let snapshot = if self.purging { "s1".into() } else { String::new() };
         vec![PurgeProgress {
@@ -102,14 +106,14 @@ impl EngineControl for Engine {
 }
 
 /// A snapshot below the head.
-fn one_snapshot() -> ReplicaStatus {
+fn one_snapshot() -> Vec<Layer> {
     let layer = |name: &str, parent: &str| Layer {
         name: name.into(),
         parent: parent.into(),
         allocated: 4096,
         ..Default::default()
     };
-    ReplicaStatus { chain: vec![layer("one", ""), layer("", "one")], ..Default::default() }
+    vec![layer("one", ""), layer("", "one")]
 }
 
 /// An instance manager over an empty root.
@@ -142,15 +146,6 @@ impl Manager {
         reach(&socket).await;
         engine
     }
-
-    async fn replica(&self) {
-        let socket = self.root.control_socket("demo-r-1");
-        let path = socket.clone();
-        tokio::spawn(async move {
-            control::replica::serve(&path, "demo", "demo-r-1", Arc::new(Replica(Some(one_snapshot())))).await
-        });
-        reach(&socket).await;
-    }
 }
 
 fn demo() -> imrpc::ProxyEngineRequest {
@@ -165,7 +160,6 @@ fn demo() -> imrpc::ProxyEngineRequest {
 async fn an_engine_is_asked_through_the_proxy() {
     let manager = Manager::start().await;
     manager.engine(Engine::default()).await;
-    manager.replica().await;
     let mut proxy = manager.proxy();
     let volume = proxy.volume_get(demo()).await.unwrap().into_inner().volume.unwrap();
     assert_eq!((volume.name.as_str(), volume.size), ("demo", 1 << 30));

@@ -26,6 +26,7 @@ mod event;
 mod fold;
 mod intent;
 mod links;
+mod look;
 mod membership;
 mod outage;
 mod rebuild;
@@ -57,6 +58,7 @@ use close::Closing;
 use fold::Folds;
 use intent::Clearing;
 use links::Link;
+use look::Looks;
 use membership::{Change, Store};
 use outage::Outage;
 use rebuild::{Pace, Rebuild};
@@ -207,6 +209,7 @@ pub struct Conductor {
     tasks: u64,
     /// The last chain operation that this engine decided to carry out.
     decided: Option<Instance>,
+    looks: Looks,
     clearing: Clearing,
     pace: Pace,
     folds: Folds,
@@ -254,6 +257,7 @@ impl Conductor {
             backlog: VecDeque::new(),
             tasks: 0,
             decided: None,
+            looks: Looks::default(),
             clearing: Clearing::default(),
             pace: Pace::default(),
             folds: Folds::default(),
@@ -371,6 +375,7 @@ impl Conductor {
             Ok(Body::State(state)) => match purpose {
                 ControlFor::Hash(attempt) => self.on_hashing(member, attempt, Some(&state)),
                 ControlFor::Doubt(look) => self.on_doubt_state(member, look, state),
+                ControlFor::Look => self.on_looked(member, *state),
                 _ => self.on_state(member, state),
             },
             Ok(Body::Map(page)) => self.on_page(member, purpose, *page),
@@ -382,7 +387,7 @@ impl Conductor {
 
     fn on_yes(&mut self, member: MemberId, purpose: ControlFor) {
         match purpose {
-            ControlFor::State => {}
+            ControlFor::State | ControlFor::Look => {}
             ControlFor::Epoch(change) => self.on_epoch_recorded(member, change),
             ControlFor::Chain(task) => self.on_chain_yes(member, task),
             ControlFor::Finish => self.ask_state(member),
@@ -409,6 +414,7 @@ impl Conductor {
             ControlFor::Scrub(attempt, number) => self.on_no_scrub_map(attempt, number, text),
             ControlFor::Hash(attempt) => self.on_no_hash(member, attempt, text),
             ControlFor::State
+            | ControlFor::Look
             | ControlFor::Epoch(_)
             | ControlFor::Finish
             | ControlFor::Doubt(_)
@@ -438,6 +444,7 @@ impl Conductor {
             || self.advance_opening()
             || self.advance_doubt()
             || self.advance_chain()
+            || self.advance_looks()
             || self.advance_rebuilds()
             || self.advance_folds()
             || self.advance_scrub()

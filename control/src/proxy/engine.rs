@@ -15,7 +15,6 @@ use crate::host::Root;
 use crate::proto::imrpc::{BackendStoreDriver, DataEngine, ProxyEngineRequest};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_client::ControllerServiceClient;
-use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use crate::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use crate::proto::volume::volume_operations_client::VolumeOperationsClient;
 use crate::transport::connect_lazily;
@@ -63,20 +62,6 @@ impl Engines {
             socket,
             limit: USUAL,
         })
-    }
-
-    /// A replica of this node as it is now.
-    pub(super) async fn replica(
-        &self,
-        engine: &Engine,
-        replica: &ptypes::ReplicaAddress,
-    ) -> Result<ptypes::Replica, Status> {
-        let name = &replica.instance_name;
-        let socket = self.by_name("replica", name)?;
-        let request = request((), &engine.volume, name, USUAL)?;
-        let answer = ReplicaServiceClient::new(self.channel(&socket)).replica_get(request).await;
-        let answer = answer.map_err(|e| reached(e, "replica", &socket))?.into_inner();
-        answer.replica.ok_or_else(|| Status::internal(format!("replica {name} told nothing of itself")))
     }
 
     /// A call of the service for the files of a replica of this node.

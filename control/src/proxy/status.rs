@@ -4,12 +4,7 @@ use std::collections::HashMap;
 
 use crate::progress::{COMPLETE, ERROR, IN_PROGRESS, percent};
 use crate::proto::{imrpc, ptypes, volume};
-use crate::replica::{HEAD, snapshot_name};
-
-/// A replica that has every snapshot.
-pub(super) fn a_member(list: ptypes::ReplicaListReply) -> Option<ptypes::ReplicaAddress> {
-    members(list).next()
-}
+use crate::replica::HEAD;
 
 /// The replicas that are in sync.
 pub(super) fn members(list: ptypes::ReplicaListReply) -> impl Iterator<Item = ptypes::ReplicaAddress> {
@@ -17,23 +12,23 @@ pub(super) fn members(list: ptypes::ReplicaListReply) -> impl Iterator<Item = pt
     members.filter_map(|replica| replica.address)
 }
 
-/// A replica's layers by the names of their snapshots; the head is one of them.
-pub(super) fn snapshots(replica: &ptypes::Replica) -> HashMap<String, imrpc::EngineSnapshotDiskInfo> {
-    let name = |file: &str| snapshot_name(file).unwrap_or(HEAD).to_owned();
-    let layers = replica.disks.values().map(|disk| {
-        let info = imrpc::EngineSnapshotDiskInfo {
-            name: name(&disk.name),
-            parent: if disk.parent.is_empty() { String::new() } else { name(&disk.parent) },
-            children: disk.children.iter().map(|(file, there)| (name(file), *there)).collect(),
-            removed: disk.removed,
-            user_created: disk.user_created,
-            created: disk.created.clone(),
-            size: disk.size.clone(),
-            labels: disk.labels.clone(),
-        };
-        (info.name.clone(), info)
-    });
-    layers.collect()
+/// Layers by the names of their snapshots; the head is one of them.
+pub(super) fn snapshots(layers: &[volume::Layer]) -> HashMap<String, imrpc::EngineSnapshotDiskInfo> {
+    let shown = |name: &str| if name.is_empty() { HEAD.to_owned() } else { name.to_owned() };
+    let disk = |layer: &volume::Layer| {
+        let children = layers.iter().filter(|c| !layer.name.is_empty() && c.parent == layer.name);
+        imrpc::EngineSnapshotDiskInfo {
+            name: shown(&layer.name),
+            parent: layer.parent.clone(),
+            children: children.map(|child| (shown(&child.name), true)).collect(),
+            removed: layer.removed,
+            user_created: layer.user_created,
+            created: layer.created.clone(),
+            size: layer.allocated.to_string(),
+            labels: layer.labels.clone(),
+        }
+    };
+    layers.iter().map(disk).map(|disk| (disk.name.clone(), disk)).collect()
 }
 
 /// How far folding is, by the addresses of the replicas.
@@ -109,21 +104,16 @@ mod tests {
 
     #[test]
     fn snapshots_have_their_names_and_the_head_longhorns() {
-        let disk = |name: &str, parent: &str, child: &str| ptypes::DiskInfo {
+        let layer = |name: &str, parent: &str, allocated| volume::Layer {
             name: name.into(),
             parent: parent.into(),
-            children: HashMap::from([(child.to_owned(), true)]),
+            allocated,
             ..Default::default()
         };
-        let files = [
-            disk("volume-snap-one.img", "", "volume-head-002.img"),
-            disk("volume-head-002.img", "volume-snap-one.img", ""),
-        ];
-        let disks = files.map(|disk| (disk.name.clone(), disk)).into();
-        let all = snapshots(&ptypes::Replica { disks, ..Default::default() });
+        let all = snapshots(&[layer("one", "", 4096), layer("", "one", 0)]);
         assert_eq!((all["one"].parent.as_str(), all["volume-head"].parent.as_str()), ("", "one"));
+        assert_eq!((all["one"].size.as_str(), all["volume-head"].children.len()), ("4096", 0));
         assert!(all["one"].children["volume-head"]);
-        assert_eq!(a_member(list()).unwrap().instance_name, "c");
     }
 
     #[test]

@@ -1,12 +1,8 @@
-//! A replica that is only told of, and the way to a server that was just started.
+//! A replica that is only told of.
 
-use std::path::Path;
 use std::pin::Pin;
-use std::time::Duration;
 
 use control::replica::{HashStatus, ReplicaControl, ReplicaStatus};
-use control::transport::connect;
-use tonic::transport::Channel;
 
 /// Always the same; the snapshot `one` has been hashed.
 pub(crate) struct Replica(pub(crate) Option<ReplicaStatus>);
@@ -34,15 +30,4 @@ impl ReplicaControl for Replica {
     fn is_hashing(&self) -> bool {
         false
     }
-}
-
-/// Waits for a server that was just started.
-pub(crate) async fn reach(socket: &Path) -> Channel {
-    for _ in 0..2000 {
-        if let Ok(channel) = connect(socket).await {
-            return channel;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("nobody listens on {}", socket.display())
 }

@@ -58,6 +58,8 @@ pub(super) enum ControlFor {
     Finish,
     /// A member's chain, for the repair of chunks in doubt; by the number of the look.
     Doubt(u64),
+    /// Somebody outside looks at the chain.
+    Look,
     /// Nothing is in doubt any more.
     Resolved,
     /// The rebuild of this replica, attempt by number.

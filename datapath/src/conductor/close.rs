@@ -42,6 +42,7 @@ impl Conductor {
         for (waiting, _) in std::mem::take(&mut self.backlog) {
             self.emit(Output::CommandDone(waiting, Err(CommandError::ShuttingDown)));
         }
+        self.end_all_looks();
         match self.closing.as_mut() {
             Some(closing) => closing.commands.push(command),
             None => {

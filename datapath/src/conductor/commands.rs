@@ -29,6 +29,10 @@ impl Conductor {
                 self.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
+            Command::LookAtChain => {
+                self.look_at_chain(id);
+                Ok(())
+            }
             Command::Scrub { .. } | Command::ScrubStop => self.scrub_command(id, &command),
             Command::AddReplica(replica) => self.add_replica(id, &replica),
             Command::RemoveReplica { name } => self.remove_replica(id, &name),

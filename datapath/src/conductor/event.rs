@@ -164,6 +164,9 @@ pub enum Command {
         /// RFC 3339.
         created: String,
     },
+    /// Brings the chain in the status up to date: what replicas have folded, what each layer takes. Done at once, with the
+    /// status as it was, while there is no replica that could be asked.
+    LookAtChain,
     /// Folds away every snapshot that is marked as removed, on each replica. Done as soon as that is begun: the status
     /// tells how far it is.
     Purge,

@@ -186,6 +186,7 @@ impl Conductor {
         self.forget_fold(member);
         self.forget_scrub(member);
         self.doubt.lost(member);
+        self.looks.lost(member);
         if let Some(task) = self.task.as_mut() {
             task.ballot.lost(member);
         }

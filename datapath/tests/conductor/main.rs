@@ -13,6 +13,7 @@ macro_rules! trace {
 
 mod doubt;
 mod engine;
+mod look;
 mod members;
 mod oracle;
 mod random;

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{Root, VolumeRecord};
+use control::host::{Root, VolumeRecord, engine_name};
 use control::proto::ptypes;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
+use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::replica::{Layer, layers_of};
 use lh_block::format_size;
 use serde::Serialize;
@@ -21,7 +22,7 @@ use super::replica::write_out;
 use super::{Context, device, members, snapshot_tree};
 use crate::tell::tell;
 
-/// How long a replica may take to tell its chain.
+/// How long an engine or a replica may take to tell its chain.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A snapshot, as `snapshot ls -o json` prints it.
@@ -170,8 +171,12 @@ pub(super) async fn export(
     write_out(context, &replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
 }
 
-/// The volume's snapshots, oldest first, from a replica in sync: by its process if it runs, else from its directory.
+/// The volume's snapshots, oldest first: from its engine if it runs, else from a replica in sync, by its process if that runs,
+/// or from its directory.
 async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
+    if let Some(chain) = ask_engine(&context.root, &record.name).await {
+        return Ok(views(&chain));
+    }
     let view = observe(&context.root, record).await?;
     for replica in view.replicas.iter().filter(|r| r.mode == "RW" && r.pid.is_some()) {
         if let Some(chain) = ask_replica(&context.root, &replica.name).await {
@@ -196,6 +201,15 @@ pub(super) fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
             bail!("no replica of volume {} is in sync: see `longhornctl status {}`", view.name, view.name)
         }
     }
+}
+
+async fn ask_engine(root: &Root, volume: &str) -> Option<Vec<Layer>> {
+    let ask = async {
+        let channel = control::transport::connect(&root.control_socket(&engine_name(volume))).await.ok()?;
+        let chain = VolumeOperationsClient::new(channel).snapshot_list(()).await.ok()?.into_inner();
+        Some(chain.layers.into_iter().map(Layer::from).collect())
+    };
+    tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }
 
 async fn ask_replica(root: &Root, name: &str) -> Option<Vec<Layer>> {

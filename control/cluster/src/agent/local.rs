@@ -24,6 +24,7 @@ use control::proto::ptypes::{
 };
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
+use control::replica::Layer;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
@@ -220,6 +221,12 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
     })
 }
 
+/// The chain as a member has it, whichever node that is on.
+async fn ask_chain(channel: Channel) -> Result<Vec<Layer>, Status> {
+    let chain = VolumeOperationsClient::new(channel).snapshot_list(()).await?.into_inner();
+    Ok(chain.layers.into_iter().map(Layer::from).collect())
+}
+
 async fn ask_replica(channel: Channel) -> Result<Option<ReplicaView>, Status> {
     let answer = ReplicaServiceClient::new(channel).replica_get(()).await?.into_inner();
     Ok(answer.replica.map(|replica| ReplicaView {
@@ -311,15 +318,11 @@ impl Agent for LocalAgent {
 
     async fn engine(&self, name: &str) -> Option<EngineView> {
         let channel = soon(self.channel(name)).await?;
-        let mut view = soon(ask_engine(channel)).await?;
+        let mut view = soon(ask_engine(channel.clone())).await?;
         let endpoint = view.endpoint.clone();
         view.device = tokio::task::spawn_blocking(move || device_at(&endpoint)).await.ok().flatten();
-        // Every member has the same chain; one that is on this node tells it.
-        for replica in view.replicas.iter().filter(|r| r.mode == ReplicaMode::ReadWrite) {
-            if let Some(told) = self.replica(&replica.name).await {
-                view.chain = Some(told.chain);
-                break;
-            }
+        if view.relay_from.is_empty() {
+            view.chain = soon(ask_chain(channel)).await;
         }
         Some(view)
     }

@@ -12,6 +12,7 @@ use control::engine::{
 use control::host::Root;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::{self, ReplicaMode};
+use control::replica::Layer;
 use crossbeam_channel::{Receiver, Sender};
 use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
 use datapath::engine::{EngineHandle, ReplicaAddress};
@@ -138,6 +139,14 @@ impl EngineControl for Face {
             Err(refused) => return Box::pin(std::future::ready(Err(refused))),
         };
         ended(done)
+    }
+
+    fn chain(&self) -> Answer<Vec<Layer>> {
+        let (engine, looked) = (self.engine.clone(), ended(self.engine.command(Command::LookAtChain)));
+        Box::pin(async move {
+            looked.await?;
+            Ok(engine.status().chain.iter().cloned().map(crate::daemon::layer).collect())
+        })
     }
 
     fn purges(&self) -> Vec<PurgeProgress> {

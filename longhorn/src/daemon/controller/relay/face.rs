@@ -8,6 +8,7 @@ use control::engine::{
     SnapshotRequest,
 };
 use control::proto::ptypes;
+use control::replica::Layer;
 use crossbeam_channel::Sender;
 use lh_block::Address;
 
@@ -59,6 +60,10 @@ impl EngineControl for Face {
     }
 
     fn operate(&self, _: Operation) -> Answer<()> {
+        not_here()
+    }
+
+    fn chain(&self) -> Answer<Vec<Layer>> {
         not_here()
     }
 
