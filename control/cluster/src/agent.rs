@@ -107,7 +107,7 @@ pub struct EngineView {
     pub snapshot_limits: SnapshotLimits,
     /// Its replicas.
     pub replicas: Vec<EngineReplica>,
-    /// The layers, base first, the head last; `None`: no replica on this node could be asked.
+    /// The layers, base first, the head last; `None`: the engine has not told them.
     pub chain: Option<Vec<Layer>>,
     /// Where the engine is that answers in its place; empty for an engine.
     pub relay_from: String,
