@@ -75,6 +75,9 @@ pub enum EngineError {
     /// Not in this state; it may be possible later.
     #[error("{0}")]
     NotNow(String),
+    /// It would be beyond the volume's limits; room has to be made first.
+    #[error("{0}")]
+    NoRoom(String),
     /// It was tried and failed.
     #[error("{0}")]
     Failed(String),
@@ -90,6 +93,7 @@ impl From<EngineError> for Status {
             EngineError::Exists(text) => Self::already_exists(text),
             EngineError::NotFound(text) => Self::not_found(text),
             EngineError::NotNow(text) => Self::failed_precondition(text),
+            EngineError::NoRoom(text) => Self::resource_exhausted(text),
             EngineError::Failed(text) => Self::internal(text),
             // As for one that is gone.
             EngineError::Ending => Self::unavailable(e.to_string()),

@@ -186,6 +186,9 @@ pub enum AgentError {
     Unbuilt(String),
     /// It was refused or failed.
     #[error("{0}")]
+    /// It would be beyond the volume's limits, until room is made.
+    #[error("{0}")]
+    NoRoom(String),
     Failed(String),
     /// It was not answered in time. It may be done, or be done yet.
     #[error("the node was asked {0}, and did not answer within {1:?}")]

@@ -375,6 +375,32 @@ async fn a_volume_that_rests_is_attached_for_its_snapshots_and_no_longer() {
 }
 
 /// Asks for the migratable volume on these nodes.
+#[tokio::test]
+async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_attached() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 5).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
+    cluster.machine().chains_are_told = true;
+    cluster.machine().chains_are_full = true;
+    cluster.create_volume();
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let error = |c: &Cluster| {
+        let snapshot = c.server.get("snapshots", "s1").unwrap_or_default();
+        snapshot["status"]["error"].as_str().unwrap_or_default().to_owned()
+    };
+    cluster.wait("refused", |c| error(c).starts_with("TooManySnapshots: the volume has")).await;
+    cluster.wait("detached again", |c| c.volume("state") == "detached").await;
+    assert!(cluster.machine().snapshots.is_empty());
+    // Once there is room it is taken with the next that is, or when the volume is attached.
+    cluster.machine().chains_are_full = false;
+    cluster.ticket(Some("n1"));
+    let taken =
+        |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("taken", taken).await;
+    assert_eq!(error(&cluster), "");
+}
+
 fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
     let all = ["n1", "n2", "n3"];
     let ticket = |node: &&str| json!({ "id": format!("csi-{node}"), "type": "csi-attacher", "nodeID": node });

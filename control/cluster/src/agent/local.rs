@@ -150,7 +150,7 @@ impl LocalAgent {
 }
 
 /// What a gRPC status means here.
-fn refusal(status: &Status) -> AgentError {
+pub(super) fn refusal(status: &Status) -> AgentError {
     let text = status.message().to_owned();
     match status.code() {
         Code::Unavailable => AgentError::Away(text),
@@ -377,6 +377,9 @@ impl Agent for LocalAgent {
         let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: false };
         match client.volume_snapshot(request).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                Err(AgentError::NoRoom(status.message().to_owned()))
+            }
             Ok(_) | Err(_) => Ok(()),
         }
     }

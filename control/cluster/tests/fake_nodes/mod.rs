@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
     /// Engines tell of the snapshots, and remove them.
+    /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
+    pub(crate) chains_are_full: bool,
     pub(crate) chains_are_told: bool,
     /// What drivers say of trimming; `None`: there is no driver.
     pub(crate) trimming: Option<TrimView>,
@@ -274,6 +276,9 @@ impl Agent for FakeAgent {
         self.machine().snapshots.insert(name.to_owned());
         Ok(())
     }
+        if self.machine().chains_are_full {
+            return Err(AgentError::NoRoom("the volume has as many snapshots as it may".to_owned()));
+        }
 
     async fn remove_snapshot(&self, _: &str, name: &str) -> Result<(), AgentError> {
         self.machine().snapshots.remove(name);

@@ -421,8 +421,8 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         CommandError::Refused { .. } => EngineError::Failed(text),
         CommandError::TooManySnapshots(_)
         | CommandError::ChainFull(_)
-        | CommandError::SnapshotsTooLarge { .. }
-        | CommandError::Removed(_)
+        | CommandError::SnapshotsTooLarge { .. } => EngineError::NoRoom(text),
+        CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
