@@ -11,6 +11,7 @@
 
 mod clone;
 mod draft;
+mod eviction;
 mod health;
 mod image;
 mod life;
@@ -36,6 +37,7 @@ use crate::schedule;
 use crate::settings::Settings;
 pub use clone::{CLONED, CLONING, CloneSource, SOURCE_MISSING, Source};
 use draft::Draft;
+pub use eviction::EVICTION;
 pub use image::exchanges;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
@@ -163,7 +165,10 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         }
         draft.limit_snapshots();
         draft.judge();
-        draft.rebuild_at_rest();
+        // Whatever is lacking is rebuilt while replicas move, too.
+        if !draft.evict_at_rest() {
+            draft.rebuild_at_rest();
+        }
     }
     draft.finish()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
-use super::{Action, SCHEDULED, Wish};
+use super::{Action, SCHEDULED};
 use crate::api::{
     AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
     TicketType,
@@ -68,19 +68,6 @@ impl Draft<'_> {
         let leaves: Vec<bool> = self.replicas.values().map(|spec| self.leaves(spec)).collect();
         for (spec, leaves) in self.replicas.values_mut().zip(leaves) {
             spec.eviction_requested = leaves;
-        }
-        let resting = self.o.volume.spec.node_id.is_empty();
-        let any = self.replicas.values().any(|r| r.eviction_requested);
-        let asked = self.has_ticket(TicketType::VolumeEviction);
-        // A volume that rests is attached for the time of the move, where one of its replicas is.
-        if any && resting && !asked && !self.is_new() {
-            let up = |r: &&ReplicaSpec| self.o.nodes_up.contains(&r.node_id);
-            // Not on the node that is to be empty, if there is another one.
-            let near = self.replicas.values().filter(up).min_by_key(|r| r.eviction_requested);
-            let wish = near.map(|r| Wish { node: r.node_id.clone(), ..Wish::default() });
-            self.actions.extend(wish.map(|wish| Action::Ticket(TicketType::VolumeEviction, Some(wish))));
-        } else if !any && asked {
-            self.actions.push(Action::Ticket(TicketType::VolumeEviction, None));
         }
     }
 
