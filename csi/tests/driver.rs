@@ -152,9 +152,12 @@ async fn a_strictly_local_volume_is_published_where_its_replica_is() {
         "metadata": { "labels": { "longhornvolume": "near" } },
         "spec": { "volumeName": "near", "nodeID": "n2" },
     });
+    cluster.server.apply("replicas", "near-r-1", &replica);
+    // What was never used is made anew where it is.
     cluster.publish("near", "n1", false).await.unwrap();
     cluster.unpublish("near", "n1").await;
-    cluster.server.apply("replicas", "near-r-1", &replica);
+    let used = json!({ "spec": { "healthyAt": "2026-01-01T00:00:00Z" } });
+    cluster.server.apply("replicas", "near-r-1", &used);
     assert_eq!(cluster.publish("near", "n1", false).await, Err(Code::FailedPrecondition));
     let tickets =
         cluster.server.get("volumeattachments", "near").unwrap()["spec"]["attachmentTickets"].clone();
