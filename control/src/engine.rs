@@ -315,6 +315,7 @@ pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>
     Server::builder()
         .add_service(service)
         .add_service(operations)
+        .add_service(crate::logging::service())
         .serve_with_incoming(peers)
         .await
         .map_err(io::Error::other)

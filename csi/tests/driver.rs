@@ -355,14 +355,14 @@ async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
     cluster.create(wish("v", 64)).await.unwrap();
     cluster.snapshot("v", "s").await.unwrap();
     let why = "admission webhook \"validator.longhorn.io\" denied the request: volume v has 1 snapshots";
-    cluster.server.refuse("snapshots", 422, "TooManySnapshots", why);
-    assert_eq!(cluster.snapshot("v", "t").await, Err(Code::ResourceExhausted));
-    assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s", "asked for again");
     // Its engine's own word is told at once, and leaves nothing behind: it may be asked for again.
     for _ in 0..2 {
         assert_eq!(cluster.snapshot("v", "full").await, Err(Code::ResourceExhausted));
         assert!(cluster.server.get("snapshots", "full").is_none());
     }
+    cluster.server.refuse("snapshots", 422, "TooManySnapshots", why);
+    assert_eq!(cluster.snapshot("v", "t").await, Err(Code::ResourceExhausted));
+    assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s", "asked for again");
     cluster.server.refuse("snapshots", 422, "Invalid", "a rule");
     assert_eq!(cluster.snapshot("v", "t").await, Err(Code::InvalidArgument));
 }

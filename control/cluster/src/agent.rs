@@ -8,6 +8,7 @@ mod bounded;
 mod command;
 mod device;
 mod disk;
+mod level;
 mod local;
 mod reach;
 
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use thiserror::Error;
@@ -184,11 +186,11 @@ pub enum AgentError {
     /// This build cannot do it. Asking again is useless.
     #[error("{0}")]
     Unbuilt(String),
-    /// It was refused or failed.
-    #[error("{0}")]
     /// It would be beyond the volume's limits, until room is made.
     #[error("{0}")]
     NoRoom(String),
+    /// It was refused or failed.
+    #[error("{0}")]
     Failed(String),
     /// It was not answered in time. It may be done, or be done yet.
     #[error("the node was asked {0}, and did not answer within {1:?}")]
@@ -271,6 +273,11 @@ pub trait Agent: Send + Sync + 'static {
     /// asks how that goes. Refused ([`AgentError::Failed`]) where there is none.
     async fn trim(&self, _volume: &str, _request: &str) -> Result<TrimView, AgentError> {
         Err(AgentError::Unbuilt("nobody on this node trims file systems".to_owned()))
+    }
+
+    /// Has the instance manager, all its processes and the CSI driver of the node log at this level from now on.
+    async fn log_at(&self, _level: Level) -> Result<(), AgentError> {
+        Ok(())
     }
 
     /// Looks at what is at a disk's path.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use control::logging::{self, Level};
 use lh_block::REPLICAS_MAX;
 
 use crate::api::{AutoBalance, DataLocality};
@@ -24,6 +25,8 @@ pub enum Form {
     Number(u64, u64),
     /// One of these words.
     Word(&'static [&'static str]),
+    /// One of these words, in any case.
+    AnyCase(&'static [&'static str]),
     /// Some of these words, with semicolons between them, or none.
     Words(&'static [&'static str]),
     /// Anything.
@@ -97,7 +100,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("engine-replica-timeout", "8", Form::Number(8, 30)),
     stored("fast-replica-rebuild-enabled", "true", Form::Bool),
     stored("freeze-filesystem-for-snapshot", "false", Form::Bool),
-    stored("log-level", "Info", Form::Word(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
+    acts("log-level", "Info", Form::AnyCase(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
     stored("node-disk-health-monitoring", "true", Form::Bool),
     acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
     acts("node-drain-policy", "block-if-contains-last-replica", DRAIN),
@@ -144,7 +147,10 @@ impl Definition {
                 Err(format!("{name} is a list of {} with semicolons, not {value:?}", words.join(", ")))
             }
             Form::Word(words) if words.contains(&value) => Ok(()),
-            Form::Word(words) => Err(format!("{name} is one of {}, not {value:?}", words.join(", "))),
+            Form::AnyCase(words) if words.iter().any(|word| word.eq_ignore_ascii_case(value)) => Ok(()),
+            Form::Word(words) | Form::AnyCase(words) => {
+                Err(format!("{name} is one of {}, not {value:?}", words.join(", ")))
+            }
         }
     }
 }
@@ -327,6 +333,11 @@ impl Settings {
         let spared = listed(self.text("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly"));
         let spared = spared.map(str::to_owned).collect();
         self.flag("auto-delete-pod-when-volume-detached-unexpectedly").then_some(Remount { spared })
+    }
+
+    /// At which level managers, CSI drivers, instance managers and their processes log.
+    pub fn log_level(&self) -> Level {
+        logging::parse(self.text("log-level")).unwrap_or(Level::INFO)
     }
 
     /// Snapshots go with what is trimmed, for volumes that do not say.

@@ -7,6 +7,7 @@ mod fake_nodes;
 use std::time::{Duration, Instant};
 
 use control::authority::{RemoteAuthority, Reply};
+use control::logging::Level;
 use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
 use lh_cluster::api::SnapshotLimits;
@@ -374,7 +375,6 @@ async fn a_volume_that_rests_is_attached_for_its_snapshots_and_no_longer() {
     cluster.wait("detached in the end", rests).await;
 }
 
-/// Asks for the migratable volume on these nodes.
 #[tokio::test]
 async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_attached() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 5).await;
@@ -401,6 +401,7 @@ async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_
     assert_eq!(error(&cluster), "");
 }
 
+/// Asks for the migratable volume on these nodes.
 fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
     let all = ["n1", "n2", "n3"];
     let ticket = |node: &&str| json!({ "id": format!("csi-{node}"), "type": "csi-attacher", "nodeID": node });
@@ -542,6 +543,22 @@ async fn the_volume_resource_stores_one_epoch_in_place_of_exactly_one() {
     assert!(cluster.server.writes() > before);
     let unknown = RemoteAuthority::at(cluster.scratch.path().join("n1.sock"), "no-such-volume");
     assert!(matches!(unknown.load(), Reply::Unavailable(_)));
+}
+
+#[tokio::test]
+async fn every_node_logs_at_the_level_that_is_set_from_when_it_changes() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 1).await;
+    let all = |level: Level| move |c: &Cluster| c.machine().levels.values().filter(|l| **l == level).count();
+    let nodes_at = |level: Level, count: usize| move |c: &Cluster| all(level)(c) == count;
+    cluster.wait("at the default", nodes_at(Level::INFO, 3)).await;
+    let begun = Instant::now();
+    cluster.server.apply("settings", "log-level", &json!({ "value": "debug" }));
+    cluster.wait("at the level that is set", nodes_at(Level::DEBUG, 3)).await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "before the next round");
+    cluster.add("n4");
+    cluster.wait("a new node, too", nodes_at(Level::DEBUG, 4)).await;
+    let applied = |c: &Cluster| c.server.get("settings", "log-level").unwrap()["status"]["applied"] == true;
+    cluster.wait("it is in force", applied).await;
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::host::{Root, create_dir_durably, replace_file, store_program, unfinished_copy};
+use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
@@ -32,7 +33,7 @@ use super::at_disk::AtDisk;
 use super::device::device_at;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
-    ReplicaView, TrimView, engine_command, inspect, replica_command,
+    ReplicaView, TrimView, engine_command, inspect, level, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
@@ -376,10 +377,10 @@ impl Agent for LocalAgent {
         let labels = labels.clone().into_iter().collect();
         let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: false };
         match client.volume_snapshot(request).await {
-            Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
             Err(status) if status.code() == Code::ResourceExhausted => {
                 Err(AgentError::NoRoom(status.message().to_owned()))
             }
+            Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -414,6 +415,19 @@ impl Agent for LocalAgent {
             }
             Err(status) => Err(AgentError::Failed(status.message().to_owned())),
         }
+    }
+
+    async fn log_at(&self, level: Level) -> Result<(), AgentError> {
+        let driver = async {
+            match &self.driver {
+                Some(socket) => level::tell_driver(socket, level).await,
+                None => Ok(()),
+            }
+        };
+        // Neither waits for the other: each may be away.
+        let manager = self.root.manager_socket();
+        let (manager, driver) = tokio::join!(level::tell_manager(&manager, level), driver);
+        manager.and(driver)
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

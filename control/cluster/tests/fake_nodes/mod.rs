@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
@@ -37,10 +38,12 @@ pub(crate) struct Machine {
     pub(crate) snapshots: BTreeSet<String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
-    /// Engines tell of the snapshots, and remove them.
     /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
     pub(crate) chains_are_full: bool,
+    /// Engines tell of the snapshots, and remove them.
     pub(crate) chains_are_told: bool,
+    /// The level at which each node was told to log, last.
+    pub(crate) levels: BTreeMap<String, Level>,
     /// What drivers say of trimming; `None`: there is no driver.
     pub(crate) trimming: Option<TrimView>,
     /// Nodes and requests, as often as their drivers were asked, by volume.
@@ -273,12 +276,12 @@ impl Agent for FakeAgent {
         if self.machine().chains_are_held {
             std::future::pending::<()>().await;
         }
-        self.machine().snapshots.insert(name.to_owned());
-        Ok(())
-    }
         if self.machine().chains_are_full {
             return Err(AgentError::NoRoom("the volume has as many snapshots as it may".to_owned()));
         }
+        self.machine().snapshots.insert(name.to_owned());
+        Ok(())
+    }
 
     async fn remove_snapshot(&self, _: &str, name: &str) -> Result<(), AgentError> {
         self.machine().snapshots.remove(name);
@@ -290,6 +293,11 @@ impl Agent for FakeAgent {
         let asked = (self.node.clone(), request.to_owned());
         machine.trims.entry(volume.to_owned()).or_default().push(asked);
         machine.trimming.clone().ok_or_else(|| AgentError::DriverAway("there is none".to_owned()))
+    }
+
+    async fn log_at(&self, level: Level) -> Result<(), AgentError> {
+        self.machine().levels.insert(self.node.clone(), level);
+        Ok(())
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
