@@ -286,7 +286,7 @@ impl Draft<'_> {
         if self.was_never_served() {
             return Some(format!(
                 "the volume is strict-local, and its engine may still be on node {node}, where its replica is: it begins here \
-                 once that node says that the engine has ended, or is none any more (kubectl delete node)"
+                 once that node says that the engine has ended"
             ));
         }
         Some(format!(

@@ -178,15 +178,18 @@ fn a_strictly_local_volume_that_was_never_used_goes_where_it_is_wanted() {
 }
 
 #[test]
-fn of_a_node_that_may_still_serve_a_strictly_local_volume_nothing_is_taken() {
+fn of_a_node_whose_engine_has_not_ended_nothing_is_taken() {
     let mut world = begun_in_vain(Quorum::Any);
-    world.up.remove("n3");
+    world.stuck.insert("v-e-0".into());
     world.attach("");
+    world.pass(60);
     world.attach("n2");
     world.pass(3600);
     assert_eq!((world.status().state, world.nodes()), (VolumeState::Attaching, vec!["n3"]));
-    assert!(waits_for(&world).contains("kubectl delete node"), "{}", waits_for(&world));
-    world.cluster.nodes.get_mut("n3").unwrap().gone = true;
+    assert!(waits_for(&world).contains("may still be on node n3"), "{}", waits_for(&world));
+    world.stuck.clear();
+    let told = world.engines.values_mut().next().and_then(|e| e.status.as_mut()).unwrap();
+    told.current_state = InstanceState::Stopped;
     world.settle();
     assert_eq!((world.status().state, world.nodes()), (VolumeState::Attached, vec!["n2"]));
 }
