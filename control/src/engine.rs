@@ -250,6 +250,8 @@ pub struct EngineLimits {
     pub snapshot_max_count: u32,
     /// See [`NewLimits::snapshot_max_size`].
     pub snapshot_max_size: u64,
+    /// See [`NewLimits::rebuild_rate`].
+    pub rebuild_rate: u64,
     /// See [`NewLimits::rebuild_concurrency`].
     pub rebuild_concurrency: u32,
 }

@@ -467,6 +467,7 @@ async fn changes_are_told_and_logs_are_kept() {
 async fn create_replica(host: &Host, client: &mut Client, name: &str) {
     fs::create_dir_all(host.root.volume("demo")).unwrap();
     fs::write(host.root.key("demo"), [7; 32]).unwrap();
+    fs::set_permissions(host.root.key("demo"), fs::Permissions::from_mode(0o600)).unwrap();
     let at = |path: PathBuf| format!("unix:{}", path.display());
     let (listen, data) = (at(host.root.control_socket(name)), at(host.root.data_socket(name)));
     let (key, directory) = (host.root.key("demo"), host.root.path().join(name));

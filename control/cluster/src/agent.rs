@@ -107,6 +107,8 @@ pub struct EngineView {
     pub expanding: bool,
     /// Beyond them it takes no snapshot.
     pub snapshot_limits: SnapshotLimits,
+    /// Bytes that its rebuilds may copy in a second; 0: as much as they can.
+    pub rebuild_rate: u64,
     /// Its replicas.
     pub replicas: Vec<EngineReplica>,
     /// The layers, base first, the head last; `None`: no replica on this node could be asked.
@@ -257,6 +259,9 @@ pub trait Agent: Send + Sync + 'static {
 
     /// Limits the snapshots that a running engine takes from now on.
     async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError>;
+
+    /// Lets the rebuilds of a running engine copy so many bytes in a second from now on; 0: as much as they can.
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError>;
 
     /// Takes a snapshot.
     async fn take_snapshot(

@@ -59,11 +59,19 @@ async fn a_volume_from_its_creation_to_its_end() {
         })
         .await;
 
+    let rate = |c: &Cluster| c.machine().engines["demo-e-0"][0].rebuild_rate;
+    assert_eq!(rate(&cluster), 0, "what the settings say");
+    cluster.server.apply("settings", "replica-rebuilding-bandwidth-limit", &json!({ "value": "50" }));
+    cluster.wait("rebuilds are held back", |c| rate(c) == 50 << 20).await;
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "replicaRebuildingBandwidthLimit": 3 } }));
+    cluster.wait("as the volume itself says", |c| rate(c) == 3 << 20).await;
+
     cluster.ticket(Some("n2"));
     cluster
         .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
         .await;
     assert!(cluster.machine().engines["demo-e-0"].iter().all(|e| e.node == "n2"), "one engine, on n2");
+    cluster.wait("the next engine is told, too", |c| rate(c) == 3 << 20).await;
     assert_eq!(cluster.volume("generation"), (2_u64 << 32).to_string());
     assert_eq!(cluster.machine().engines["demo-e-0"][0].limits, limits(7, 1 << 32), "from its start");
 

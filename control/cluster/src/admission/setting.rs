@@ -20,7 +20,7 @@ pub(super) fn judge(change: Change<'_, Setting>) -> Verdict {
         }
         Some(known) => {
             known.check(&setting.spec.value)?;
-            let idle = (!known.acts).then(|| format!("nothing acts on {name} yet: it is stored"));
+            let idle = known.idle.map(|why| format!("{name} is stored and nothing acts on it: {why}"));
             Ok(idle.into_iter().collect())
         }
     }

@@ -135,6 +135,10 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         self.ends("to limit snapshots", self.node.limit_snapshots(engine, limits)).await
     }
 
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        self.ends("to limit rebuilds", self.node.limit_rebuilds(engine, bytes_per_second)).await
+    }
+
     async fn take_snapshot(
         &self,
         engine: &str,

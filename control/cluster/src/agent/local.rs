@@ -24,7 +24,7 @@ use control::proto::ptypes::{
     VolumeSnapshotRequest,
 };
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
-use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
+use control::proto::volume::{NamedReplica, RebuildRate, ReplicaName, SnapshotName};
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
@@ -215,6 +215,7 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
             bytes: u64::try_from(volume.snapshot_max_size).unwrap_or_default(),
         },
         replicas: replicas.into_iter().map(replica).collect(),
+        rebuild_rate: volume.rebuild_rate,
         device: None,
         chain: None,
         relay_from: volume.relay_from,
@@ -365,6 +366,11 @@ impl Agent for LocalAgent {
         let size = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
         let size = client.volume_snapshot_max_size_set(VolumeSnapshotMaxSizeSetRequest { size }).await;
         size.map(drop).map_err(|e| refusal(&e))
+    }
+
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        let answer = self.operations(engine).await?.rebuild_rate_set(RebuildRate { bytes_per_second }).await;
+        answer.map(drop).map_err(|e| refusal(&e))
     }
 
     async fn take_snapshot(

@@ -54,6 +54,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         process,
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
+        rebuild_rate: rebuild_rate(context, &resource.spec.volume_name),
         relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
         now: Timestamp::now(),
     });
@@ -88,6 +89,9 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
             engine::Action::LimitSnapshots(limits) => {
                 refusal = context.agent.limit_snapshots(name, limits).await.err().or(refusal);
             }
+            engine::Action::LimitRebuilds(rate) => {
+                refusal = context.agent.limit_rebuilds(name, rate).await.err().or(refusal);
+            }
             engine::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
                 let done =
@@ -111,6 +115,12 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
     let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Bytes that a volume's rebuilds may copy in a second: its own word, or the setting's. `None` for one that is not to be here.
+fn rebuild_rate(context: &Context, volume: &str) -> Option<u64> {
+    let own = context.cache.volumes.get(volume)?.spec.replica_rebuilding_bandwidth_limit;
+    Some(context.cache.settings().rebuild_rate(own))
 }
 
 /// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration

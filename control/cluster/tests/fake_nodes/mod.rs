@@ -55,6 +55,7 @@ pub(crate) struct FakeEngine {
     pub(crate) generation: Generation,
     pub(crate) size: u64,
     pub(crate) limits: SnapshotLimits,
+    pub(crate) rebuild_rate: u64,
     pub(crate) replicas: BTreeMap<String, String>,
     pub(crate) relay_from: String,
 }
@@ -90,6 +91,7 @@ impl FakeAgent {
             generation: start.generation,
             size: start.spec.volume_size.bytes(),
             limits: start.spec.snapshot_limits(),
+            rebuild_rate: 0,
             replicas: start.spec.replica_address_map.clone(),
             relay_from: start.spec.relay_from.clone(),
         };
@@ -216,6 +218,7 @@ impl Agent for FakeAgent {
             up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
             size: engine.size,
             snapshot_limits: engine.limits,
+            rebuild_rate: engine.rebuild_rate,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
@@ -263,6 +266,13 @@ impl Agent for FakeAgent {
     async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError> {
         for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
             engine.limits = limits;
+        }
+        Ok(())
+    }
+
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.rebuild_rate = bytes_per_second;
         }
         Ok(())
     }

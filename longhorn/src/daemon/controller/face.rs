@@ -216,6 +216,7 @@ fn limits(of: &Limits) -> EngineLimits {
     EngineLimits {
         snapshot_max_count: of.snapshots,
         snapshot_max_size: of.snapshot_bytes,
+        rebuild_rate: of.rebuild_rate,
         rebuild_concurrency: of.copies.saturating_sub(COPIES_BEYOND).max(1),
     }
 }
