@@ -510,6 +510,7 @@ async fn a_replica_logs_at_the_level_that_its_manager_is_told() {
         instances.log_set_level(request).await.unwrap();
     };
     create_replica(&host, &mut client, "demo-r-1").await;
+    tells(&host, "demo-r-1", "starts as process").await;
     set("Debug").await;
     tells(&host, "demo-r-1", "logs at level debug from now on").await;
     // One that starts later begins at that level: there is nothing to change when it is told.

@@ -163,6 +163,36 @@ mod tests {
     }
 
     #[test]
+    fn a_level_that_changes_lets_other_lines_through_and_no_librarys() {
+        let (queue, lines) = sync_channel(16);
+        let writer = Writer { queue, dropped: Arc::default() };
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter(Level::INFO))
+            .with_writer(writer)
+            .with_filter_reloading();
+        let handle = log.reload_handle();
+        tracing::subscriber::with_default(log.finish(), || {
+            tracing::debug!(target: "replica::store", "before");
+            handle.reload(filter(Level::DEBUG)).unwrap();
+            tracing::debug!(target: "replica::store", "own");
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::info!(target: "h2::codec", "notice");
+            handle.reload(filter(Level::ERROR)).unwrap();
+            tracing::warn!(target: "replica::store", "after");
+        });
+        let said: Vec<String> = lines
+            .try_iter()
+            .map(|line| match line {
+                Message::Line(bytes) => String::from_utf8(bytes).unwrap(),
+                Message::End => String::new(),
+            })
+            .collect();
+        let has = |word: &str| said.iter().any(|line| line.contains(word));
+        let words = ["before", "own", "frame", "notice", "after"].map(has);
+        assert_eq!(words, [false, true, false, true, false], "{said:?}");
+    }
+
+    #[test]
     fn a_full_queue_drops_lines_and_counts_them() {
         let (queue, lines) = sync_channel(2);
         let dropped = Arc::new(AtomicU64::new(0));
