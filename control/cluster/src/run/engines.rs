@@ -67,13 +67,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         match action {
             engine::Action::Start => failure = start_engine(context, name, &spec, &stay).await.err(),
             engine::Action::TakeOver => failure = take_over(context, name, &spec, &stay).await.err(),
-            engine::Action::Exchange(image) => {
-                tracing::info!(engine = name, image, "the engine's program is exchanged");
-                let spec = EngineSpec { image, ..spec.clone() };
-                let generation = Generation::default();
-                let start = EngineStart { name, spec: &spec, generation, stay: &stay };
-                context.agent.exchange(name, Part::Engine(start)).await?;
-            }
+            engine::Action::Exchange(image) => exchange(context, name, &spec, image, &stay).await?,
             engine::Action::Stop => context.agent.stop(name).await?,
             engine::Action::AddReplica { name: replica, address } => {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
@@ -170,6 +164,14 @@ async fn start_engine(context: &Context, name: &str, spec: &EngineSpec, stay: &s
     let generation = number(context, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
     Ok(context.agent.start_engine(EngineStart { name, spec, generation, stay }).await?)
+}
+
+/// Has an engine's process run another image's program.
+async fn exchange(context: &Context, name: &str, spec: &EngineSpec, image: String, stay: &str) -> Done {
+    tracing::info!(engine = name, image, "the engine's program is exchanged");
+    let spec = EngineSpec { image, ..spec.clone() };
+    let start = EngineStart { name, spec: &spec, generation: Generation::default(), stay };
+    Ok(context.agent.exchange(name, Part::Engine(start)).await?)
 }
 
 /// Has an engine take a relay's place.
