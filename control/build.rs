@@ -24,7 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is set by cargo")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
-    // Between the manager and the CSI driver of a node: none of Longhorn's, and none of the instance manager's or an engine's.
-    tonic_prost_build::configure().compile_fds(protox::compile(["node.proto"], ["proto"])?)?;
+    // None of Longhorn's: between the manager and the CSI driver of a node, and what every process is asked.
+    tonic_prost_build::configure()
+        .compile_fds(protox::compile(["node.proto", "process.proto"], ["proto"])?)?;
     Ok(())
 }

@@ -80,6 +80,9 @@ pub enum EngineError {
     /// Not in this state; it may be possible later.
     #[error("{0}")]
     NotNow(String),
+    /// It would be beyond the volume's limits; room has to be made first.
+    #[error("{0}")]
+    NoRoom(String),
     /// It was tried and failed.
     #[error("{0}")]
     Failed(String),
@@ -95,6 +98,7 @@ impl From<EngineError> for Status {
             EngineError::Exists(text) => Self::already_exists(text),
             EngineError::NotFound(text) => Self::not_found(text),
             EngineError::NotNow(text) => Self::failed_precondition(text),
+            EngineError::NoRoom(text) => Self::resource_exhausted(text),
             EngineError::Failed(text) => Self::internal(text),
             // As for one that is gone.
             EngineError::Ending => Self::unavailable(e.to_string()),
@@ -251,6 +255,8 @@ pub struct EngineLimits {
     pub snapshot_max_count: u32,
     /// See [`NewLimits::snapshot_max_size`].
     pub snapshot_max_size: u64,
+    /// See [`NewLimits::rebuild_rate`].
+    pub rebuild_rate: u64,
     /// See [`NewLimits::rebuild_concurrency`].
     pub rebuild_concurrency: u32,
 }
@@ -316,6 +322,7 @@ pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>
     Server::builder()
         .add_service(service)
         .add_service(operations)
+        .add_service(crate::logging::service())
         .serve_with_incoming(peers)
         .await
         .map_err(io::Error::other)

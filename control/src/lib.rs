@@ -6,6 +6,7 @@ pub mod cloning;
 pub mod deposit;
 pub mod engine;
 pub mod host;
+pub mod logging;
 pub mod manager;
 mod operations;
 mod progress;

@@ -9,6 +9,7 @@ mod deposits;
 mod identity;
 mod instance;
 mod launch;
+mod levels;
 mod log;
 mod policy;
 mod ports;
@@ -145,6 +146,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
         ended = remote => Ok(ended?),
         () = deposits::serve(deposits, registry.clone()) => Ok(()),
         () = rotate_logs(&root, &registry) => Ok(()),
+        () = levels::keep(&registry) => Ok(()),
         () = stop => {
             tracing::info!("instance manager ends; its processes go on");
             Ok(())

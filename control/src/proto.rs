@@ -21,6 +21,12 @@ pub mod node {
     tonic::include_proto!("longhorn.node");
 }
 
+/// Package `longhorn.process`: what every process of a node is asked.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod process {
+    tonic::include_proto!("longhorn.process");
+}
+
 /// What Longhorn declares outside of any package: the service of processes. The generated code of the package `imrpc`
 /// looks for two of its messages here.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]

@@ -129,6 +129,7 @@ pub async fn serve(
     Server::builder()
         .add_service(service)
         .add_service(files)
+        .add_service(crate::logging::service())
         .serve_with_incoming(peers)
         .await
         .map_err(io::Error::other)

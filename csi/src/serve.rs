@@ -140,6 +140,7 @@ pub async fn run(
         .add_service(GroupControllerServer::new(controller))
         .add_service(SnapshotMetadataServer::new(metadata))
         .add_service(FileSystemsServer::new(FileSystemService { node: node.clone() }))
+        .add_service(control::logging::service())
         .add_service(NodeServer::new(node));
     let serve = server.serve_with_incoming(listen(&options.endpoint)?);
     tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");

@@ -152,9 +152,12 @@ async fn a_strictly_local_volume_is_published_where_its_replica_is() {
         "metadata": { "labels": { "longhornvolume": "near" } },
         "spec": { "volumeName": "near", "nodeID": "n2" },
     });
+    cluster.server.apply("replicas", "near-r-1", &replica);
+    // What was never used is made anew where it is.
     cluster.publish("near", "n1", false).await.unwrap();
     cluster.unpublish("near", "n1").await;
-    cluster.server.apply("replicas", "near-r-1", &replica);
+    let used = json!({ "spec": { "healthyAt": "2026-01-01T00:00:00Z" } });
+    cluster.server.apply("replicas", "near-r-1", &used);
     assert_eq!(cluster.publish("near", "n1", false).await, Err(Code::FailedPrecondition));
     let tickets =
         cluster.server.get("volumeattachments", "near").unwrap()["spec"]["attachmentTickets"].clone();
@@ -352,6 +355,11 @@ async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
     cluster.create(wish("v", 64)).await.unwrap();
     cluster.snapshot("v", "s").await.unwrap();
     let why = "admission webhook \"validator.longhorn.io\" denied the request: volume v has 1 snapshots";
+    // Its engine's own word is told at once, and leaves nothing behind: it may be asked for again.
+    for _ in 0..2 {
+        assert_eq!(cluster.snapshot("v", "full").await, Err(Code::ResourceExhausted));
+        assert!(cluster.server.get("snapshots", "full").is_none());
+    }
     cluster.server.refuse("snapshots", 422, "TooManySnapshots", why);
     assert_eq!(cluster.snapshot("v", "t").await, Err(Code::ResourceExhausted));
     assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s", "asked for again");

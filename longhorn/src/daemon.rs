@@ -70,7 +70,7 @@ engine. To work with volumes, use longhornctl:
 
 LONGHORN_LOG says what is logged: a level (error, warn, info, debug, trace), or
 levels of parts, as in warn,replica=trace. Without it: info, and with --debug:
-debug.";
+debug. Without either the cluster's setting log-level counts.";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use control::deposit::Deposit;
 use control::host::Root;
 use control::manager::{LAUNCH_NAME, ProcessRecord, State};
+use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
-    LogRequest, ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest,
-    ProcessReplaceRequest, ProcessSpec, ProcessStatus,
+    DataEngine, LogRequest, LogSetLevelRequest, ProcessCreateRequest, ProcessDeleteRequest,
+    ProcessGetRequest, ProcessListRequest, ProcessReplaceRequest, ProcessSpec, ProcessStatus,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -460,6 +461,66 @@ async fn changes_are_told_and_logs_are_kept() {
     assert_eq!(last.spec.unwrap().name, "demo-r-1");
     let missing = client.process_log(LogRequest { name: "demo-r-1".into() }).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
+}
+
+/// A replica of the real program, with nobody that uses it.
+async fn create_replica(host: &Host, client: &mut Client, name: &str) {
+    fs::create_dir_all(host.root.volume("demo")).unwrap();
+    fs::write(host.root.key("demo"), [7; 32]).unwrap();
+    fs::set_permissions(host.root.key("demo"), fs::Permissions::from_mode(0o600)).unwrap();
+    let at = |path: PathBuf| format!("unix:{}", path.display());
+    let (listen, data) = (at(host.root.control_socket(name)), at(host.root.data_socket(name)));
+    let (key, directory) = (host.root.key("demo"), host.root.path().join(name));
+    let args = [
+        "replica",
+        "--volume-name",
+        "demo",
+        "--replica-instance-name",
+        name,
+        "--size",
+        "16MiB",
+        "--listen",
+        &listen,
+        "--data-listen",
+        &data,
+        "--key-file",
+        key.to_str().unwrap(),
+        directory.to_str().unwrap(),
+    ];
+    create(client, name, "", &args).await.unwrap();
+}
+
+/// Waits until the log of a process has a line with this.
+async fn tells(host: &Host, name: &str, text: &str) {
+    let until = Instant::now() + PATIENCE;
+    while !fs::read_to_string(host.root.log(name)).is_ok_and(|log| log.contains(text)) {
+        assert!(Instant::now() < until, "{:?}", fs::read_to_string(host.root.log(name)));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replica_logs_at_the_level_that_its_manager_is_told() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let channel = control::transport::connect(&host.root.manager_socket()).await.unwrap();
+    let mut instances = InstanceServiceClient::new(channel);
+    let mut set = async |level: &str| {
+        let request = LogSetLevelRequest { data_engine: DataEngine::V1.into(), level: level.into() };
+        instances.log_set_level(request).await.unwrap();
+    };
+    create_replica(&host, &mut client, "demo-r-1").await;
+    tells(&host, "demo-r-1", "starts as process").await;
+    set("Debug").await;
+    tells(&host, "demo-r-1", "logs at level debug from now on").await;
+    // One that starts later begins at that level: there is nothing to change when it is told.
+    create_replica(&host, &mut client, "demo-r-2").await;
+    wait(&mut client, "demo-r-2", running).await;
+    set("warn").await;
+    set("trace").await;
+    tells(&host, "demo-r-2", "logs at level trace from now on").await;
+    let log = fs::read_to_string(host.root.log("demo-r-2")).unwrap();
+    assert!(!log.contains("level debug"), "{log}");
 }
 
 #[tokio::test]

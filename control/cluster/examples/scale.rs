@@ -197,6 +197,10 @@ impl Agent for PretendedNode {
         Ok(())
     }
 
+    async fn limit_rebuilds(&self, _: &str, _: u64) -> Result<(), AgentError> {
+        Ok(())
+    }
+
     async fn take_snapshot(&self, _: &str, _: &str, _: &BTreeMap<String, String>) -> Result<(), AgentError> {
         Err(AgentError::Unbuilt("nothing is snapshotted here".to_owned()))
     }

@@ -8,6 +8,7 @@ mod bounded;
 mod command;
 mod device;
 mod disk;
+mod level;
 mod local;
 mod reach;
 
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use thiserror::Error;
@@ -105,6 +107,8 @@ pub struct EngineView {
     pub expanding: bool,
     /// Beyond them it takes no snapshot.
     pub snapshot_limits: SnapshotLimits,
+    /// Bytes that its rebuilds may copy in a second; 0: as much as they can.
+    pub rebuild_rate: u64,
     /// Its replicas.
     pub replicas: Vec<EngineReplica>,
     /// The layers, base first, the head last; `None`: the engine has not told them.
@@ -184,6 +188,9 @@ pub enum AgentError {
     /// This build cannot do it. Asking again is useless.
     #[error("{0}")]
     Unbuilt(String),
+    /// It would be beyond the volume's limits, until room is made.
+    #[error("{0}")]
+    NoRoom(String),
     /// It was refused or failed.
     #[error("{0}")]
     Failed(String),
@@ -253,6 +260,9 @@ pub trait Agent: Send + Sync + 'static {
     /// Limits the snapshots that a running engine takes from now on.
     async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError>;
 
+    /// Lets the rebuilds of a running engine copy so many bytes in a second from now on; 0: as much as they can.
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError>;
+
     /// Takes a snapshot.
     async fn take_snapshot(
         &self,
@@ -268,6 +278,11 @@ pub trait Agent: Send + Sync + 'static {
     /// asks how that goes. Refused ([`AgentError::Failed`]) where there is none.
     async fn trim(&self, _volume: &str, _request: &str) -> Result<TrimView, AgentError> {
         Err(AgentError::Unbuilt("nobody on this node trims file systems".to_owned()))
+    }
+
+    /// Has the instance manager, all its processes and the CSI driver of the node log at this level from now on.
+    async fn log_at(&self, _level: Level) -> Result<(), AgentError> {
+        Ok(())
     }
 
     /// Looks at what is at a disk's path.

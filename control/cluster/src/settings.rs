@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use control::logging::{self, Level};
 use lh_block::REPLICAS_MAX;
 
 use crate::api::{AutoBalance, DataLocality};
@@ -24,6 +25,8 @@ pub enum Form {
     Number(u64, u64),
     /// One of these words.
     Word(&'static [&'static str]),
+    /// One of these words, in any case.
+    AnyCase(&'static [&'static str]),
     /// Some of these words, with semicolons between them, or none.
     Words(&'static [&'static str]),
     /// Anything.
@@ -39,17 +42,20 @@ pub struct Definition {
     pub default: &'static str,
     /// What its value may be.
     pub form: Form,
-    /// Something here acts on it. Others are stored, and say that they do nothing yet.
-    pub acts: bool,
+    /// Why nothing here acts on it: it is stored, and says so. `None`: something does.
+    pub idle: Option<&'static str>,
 }
 
 const fn acts(name: &'static str, default: &'static str, form: Form) -> Definition {
-    Definition { name, default, form, acts: true }
+    Definition { name, default, form, idle: None }
 }
 
-const fn stored(name: &'static str, default: &'static str, form: Form) -> Definition {
-    Definition { name, default, form, acts: false }
+const fn stored(name: &'static str, default: &'static str, form: Form, idle: &'static str) -> Definition {
+    Definition { name, default, form, idle: Some(idle) }
 }
+
+const NO_BACKUPS: &str = "backups are not built yet";
+const NO_CHECKSUMS: &str = "checksums of snapshots are taken by rebuilds, scrubs and whoever asks for them (SnapshotHash), and not by a schedule";
 
 const LOCALITY: Form = Form::Word(&["disabled", "best-effort", "strict-local"]);
 const BALANCE: Form = Form::Word(&["disabled", "least-effort", "best-effort"]);
@@ -80,25 +86,50 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("allow-volume-creation-with-degraded-availability", "true", Form::Bool),
     acts("auto-delete-pod-when-volume-detached-unexpectedly", "true", Form::Bool),
     acts("auto-salvage", "true", Form::Bool),
-    stored("backup-compression-method", "lz4", COMPRESSION),
-    stored("backup-concurrent-limit", "2", Form::Number(1, 64)),
+    stored("backup-compression-method", "lz4", COMPRESSION, NO_BACKUPS),
+    stored("backup-concurrent-limit", "2", Form::Number(1, 64), NO_BACKUPS),
     acts("blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly", "", Form::Text),
     acts("concurrent-automatic-engine-upgrade-per-node-limit", "0", Form::Number(0, 1000)),
     acts("concurrent-replica-rebuild-per-node-limit", "5", Form::Number(0, 1000)),
     acts("create-default-disk-labeled-nodes", "false", Form::Bool),
     acts("csi-allowed-topology-keys", "", Form::Text),
-    stored("csi-storage-capacity-tracking", "false", Form::Bool),
-    stored("default-backup-block-size", "2", Form::Number(2, 16)),
+    stored(
+        "csi-storage-capacity-tracking",
+        "false",
+        Form::Bool,
+        "the driver tells capacities, and csi-provisioner is not told to publish them (--enable-capacity)",
+    ),
+    stored("default-backup-block-size", "2", Form::Number(2, 16), NO_BACKUPS),
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
     acts("default-replica-count", "3", Form::Number(1, REPLICAS_MAX as u64)),
-    stored("deleting-confirmation-flag", "false", Form::Bool),
+    stored(
+        "deleting-confirmation-flag",
+        "false",
+        Form::Bool,
+        "nothing uninstalls by itself, so that nothing asks for it",
+    ),
     acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
-    stored("engine-replica-timeout", "8", Form::Number(8, 30)),
-    stored("fast-replica-rebuild-enabled", "true", Form::Bool),
-    stored("freeze-filesystem-for-snapshot", "false", Form::Bool),
-    stored("log-level", "Info", Form::Word(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
-    stored("node-disk-health-monitoring", "true", Form::Bool),
+    stored(
+        "engine-replica-timeout",
+        "8",
+        Form::Number(8, 30),
+        "an engine puts out a replica that is far slower than the others, not one that takes so many seconds",
+    ),
+    stored(
+        "fast-replica-rebuild-enabled",
+        "true",
+        Form::Bool,
+        "a rebuild always compares by checksums and copies what differs",
+    ),
+    stored(
+        "freeze-filesystem-for-snapshot",
+        "false",
+        Form::Bool,
+        "file systems are not frozen for snapshots yet",
+    ),
+    acts("log-level", "Info", Form::AnyCase(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
+    stored("node-disk-health-monitoring", "true", Form::Bool, "what disks tell of their health is not read"),
     acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
     acts("node-drain-policy", "block-if-contains-last-replica", DRAIN),
     acts("offline-replica-rebuilding", "false", Form::Bool),
@@ -107,19 +138,22 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
     acts("replica-auto-balance", "disabled", BALANCE),
     acts("replica-disk-soft-anti-affinity", "true", Form::Bool),
-    stored("replica-rebuilding-bandwidth-limit", "0", Form::Number(0, 1_000_000)),
+    acts("replica-rebuilding-bandwidth-limit", "0", Form::Number(0, 1_000_000)),
     acts("replica-replenishment-wait-interval", "600", Form::Number(0, 1_000_000)),
     acts("replica-soft-anti-affinity", "false", Form::Bool),
     acts("replica-zone-soft-anti-affinity", "true", Form::Bool),
-    stored("restore-concurrent-limit", "2", Form::Number(1, 64)),
-    stored("rwx-volume-fast-failover", "false", Form::Bool),
-    stored("snapshot-data-integrity", "fast-check", INTEGRITY),
-    stored("snapshot-data-integrity-cronjob", "0 0 */7 * *", Form::Text),
+    stored("restore-concurrent-limit", "2", Form::Number(1, 64), NO_BACKUPS),
+    stored("rwx-volume-fast-failover", "false", Form::Bool, "shared file systems (RWX) are not built yet"),
+    stored("snapshot-data-integrity", "fast-check", INTEGRITY, NO_CHECKSUMS),
+    stored("snapshot-data-integrity-cronjob", "0 0 */7 * *", Form::Text, NO_CHECKSUMS),
     acts("snapshot-max-count", "250", Form::Number(2, 250)),
     acts("storage-minimal-available-percentage", "25", Form::Number(0, 100)),
     acts("storage-over-provisioning-percentage", "100", Form::Number(0, 1_000_000)),
     acts("storage-reserved-percentage-for-default-disk", "30", Form::Number(0, 100)),
 ];
+
+/// Bytes of a megabyte as the rate of rebuilds counts them; `ReplicaRebuildingQosSet` does so, too.
+const MEGABYTE: u64 = 1 << 20;
 
 /// Longhorn's default of default-data-path.
 const OWN_ROOT: &str = "/var/lib/longhorn";
@@ -144,7 +178,10 @@ impl Definition {
                 Err(format!("{name} is a list of {} with semicolons, not {value:?}", words.join(", ")))
             }
             Form::Word(words) if words.contains(&value) => Ok(()),
-            Form::Word(words) => Err(format!("{name} is one of {}, not {value:?}", words.join(", "))),
+            Form::AnyCase(words) if words.iter().any(|word| word.eq_ignore_ascii_case(value)) => Ok(()),
+            Form::Word(words) | Form::AnyCase(words) => {
+                Err(format!("{name} is one of {}, not {value:?}", words.join(", ")))
+            }
         }
     }
 }
@@ -279,6 +316,13 @@ impl Settings {
         usize::try_from(self.number("concurrent-replica-rebuild-per-node-limit")).unwrap_or(usize::MAX)
     }
 
+    /// Bytes that the rebuilds of a volume may copy in a second, of which itself says so many megabytes, or nothing; 0: as much as
+    /// they can.
+    pub fn rebuild_rate(&self, own: i64) -> u64 {
+        let own = u64::try_from(own).ok().filter(|own| *own > 0);
+        own.unwrap_or_else(|| self.number("replica-rebuilding-bandwidth-limit")).saturating_mul(MEGABYTE)
+    }
+
     /// A volume that rests and lacks replicas is attached to be rebuilt, if it does not say.
     pub fn offline_rebuilding(&self) -> bool {
         self.flag("offline-replica-rebuilding")
@@ -329,6 +373,11 @@ impl Settings {
         self.flag("auto-delete-pod-when-volume-detached-unexpectedly").then_some(Remount { spared })
     }
 
+    /// At which level managers, CSI drivers, instance managers and their processes log.
+    pub fn log_level(&self) -> Level {
+        logging::parse(self.text("log-level")).unwrap_or(Level::INFO)
+    }
+
     /// Snapshots go with what is trimmed, for volumes that do not say.
     pub fn trim_removes_snapshots(&self) -> bool {
         self.flag("remove-snapshots-during-filesystem-trim")
@@ -352,8 +401,8 @@ mod tests {
         assert!(DEFINITIONS.windows(2).all(|pair| pair[0].name < pair[1].name));
     }
 
-    /// Code below this folder of the repository, without its tests and without the list of settings.
-    fn code_below(folder: &std::path::Path, code: &mut String) {
+    /// Code below this folder of the repository, without its tests, each file apart.
+    fn code_below(folder: &std::path::Path, code: &mut Vec<String>) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.ends_with("tests") || path.ends_with("tests.rs") {
@@ -363,25 +412,46 @@ mod tests {
                 code_below(&path, code);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-                let list = text.split_once("pub const DEFINITIONS").and_then(|(before, rest)| {
-                    rest.split_once("\n];").map(|(_, after)| format!("{before}{after}"))
-                });
-                code.push_str(&list.unwrap_or_else(|| text.to_owned()));
+                code.push(text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned());
             }
         }
     }
 
+    fn read(place: &str) -> String {
+        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(place)).unwrap()
+    }
+
+    /// The methods of [`Settings`] that read a setting.
+    fn readers<'a>(of: &str, own: &'a str) -> Vec<&'a str> {
+        let (_, methods) = own.split_once("impl Settings {").unwrap();
+        let methods = methods.split("    pub fn ").skip(1);
+        let reads = methods.filter(|method| method.contains(of));
+        reads.map(|method| method.split('(').next().unwrap()).collect()
+    }
+
+    /// A setting acts if somebody asks for its value, by its name or by a method here; every other one says why it does not,
+    /// also in the documentation.
     #[test]
-    fn a_setting_acts_where_something_reads_it() {
-        let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let mut code = String::new();
+    fn a_setting_acts_where_somebody_asks_for_it() {
+        let own = read("src/settings.rs");
+        let own = own.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let mut code = Vec::new();
         for folder in ["src", "../../csi/src"] {
-            code_below(&own.join(folder), &mut code);
+            code_below(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut code);
         }
-        for definition in DEFINITIONS {
-            let is_read = code.contains(&format!("\"{}\"", definition.name));
-            assert_eq!(definition.acts, is_read, "{}", definition.name);
+        let elsewhere: Vec<&String> = code.iter().filter(|text| *text != own).collect();
+        assert_eq!(elsewhere.len() + 1, code.len(), "this file is one of them");
+        let asks = |what: &str| elsewhere.iter().any(|text| text.contains(what));
+        let documented = read("../../docs/kubernetes.md");
+        let (_, documented) = documented.split_once("\n## Settings\n").unwrap();
+        let documented = documented.split("\n## ").next().unwrap();
+        for Definition { name, idle, .. } in DEFINITIONS {
+            let quoted = format!("\"{name}\"");
+            let mut readers = readers(&quoted, own).into_iter();
+            let is_asked_for = asks(&quoted) || readers.any(|reader| asks(&format!(".{reader}(")));
+            assert_eq!(idle.is_none(), is_asked_for, "{name}");
+            let is_told = documented.contains(&format!("| `{name}`"));
+            assert_eq!(idle.is_some(), is_told, "{name}: docs/kubernetes.md, Settings");
         }
     }
 

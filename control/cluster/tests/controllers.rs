@@ -7,6 +7,7 @@ mod fake_nodes;
 use std::time::{Duration, Instant};
 
 use control::authority::{RemoteAuthority, Reply};
+use control::logging::Level;
 use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
 use lh_cluster::api::SnapshotLimits;
@@ -58,11 +59,19 @@ async fn a_volume_from_its_creation_to_its_end() {
         })
         .await;
 
+    let rate = |c: &Cluster| c.machine().engines["demo-e-0"][0].rebuild_rate;
+    assert_eq!(rate(&cluster), 0, "what the settings say");
+    cluster.server.apply("settings", "replica-rebuilding-bandwidth-limit", &json!({ "value": "50" }));
+    cluster.wait("rebuilds are held back", |c| rate(c) == 50 << 20).await;
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "replicaRebuildingBandwidthLimit": 3 } }));
+    cluster.wait("as the volume itself says", |c| rate(c) == 3 << 20).await;
+
     cluster.ticket(Some("n2"));
     cluster
         .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
         .await;
     assert!(cluster.machine().engines["demo-e-0"].iter().all(|e| e.node == "n2"), "one engine, on n2");
+    cluster.wait("the next engine is told, too", |c| rate(c) == 3 << 20).await;
     assert_eq!(cluster.volume("generation"), (2_u64 << 32).to_string());
     assert_eq!(cluster.machine().engines["demo-e-0"][0].limits, limits(7, 1 << 32), "from its start");
 
@@ -374,6 +383,32 @@ async fn a_volume_that_rests_is_attached_for_its_snapshots_and_no_longer() {
     cluster.wait("detached in the end", rests).await;
 }
 
+#[tokio::test]
+async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_attached() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 5).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;
+    cluster.machine().chains_are_told = true;
+    cluster.machine().chains_are_full = true;
+    cluster.create_volume();
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let error = |c: &Cluster| {
+        let snapshot = c.server.get("snapshots", "s1").unwrap_or_default();
+        snapshot["status"]["error"].as_str().unwrap_or_default().to_owned()
+    };
+    cluster.wait("refused", |c| error(c).starts_with("TooManySnapshots: the volume has")).await;
+    cluster.wait("detached again", |c| c.volume("state") == "detached").await;
+    assert!(cluster.machine().snapshots.is_empty());
+    // Once there is room it is taken with the next that is, or when the volume is attached.
+    cluster.machine().chains_are_full = false;
+    cluster.ticket(Some("n1"));
+    let taken =
+        |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("taken", taken).await;
+    assert_eq!(error(&cluster), "");
+}
+
 /// Asks for the migratable volume on these nodes.
 fn wanted_on(cluster: &Cluster, nodes: &[&str]) {
     let all = ["n1", "n2", "n3"];
@@ -516,6 +551,22 @@ async fn the_volume_resource_stores_one_epoch_in_place_of_exactly_one() {
     assert!(cluster.server.writes() > before);
     let unknown = RemoteAuthority::at(cluster.scratch.path().join("n1.sock"), "no-such-volume");
     assert!(matches!(unknown.load(), Reply::Unavailable(_)));
+}
+
+#[tokio::test]
+async fn every_node_logs_at_the_level_that_is_set_from_when_it_changes() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 1).await;
+    let all = |level: Level| move |c: &Cluster| c.machine().levels.values().filter(|l| **l == level).count();
+    let nodes_at = |level: Level, count: usize| move |c: &Cluster| all(level)(c) == count;
+    cluster.wait("at the default", nodes_at(Level::INFO, 3)).await;
+    let begun = Instant::now();
+    cluster.server.apply("settings", "log-level", &json!({ "value": "debug" }));
+    cluster.wait("at the level that is set", nodes_at(Level::DEBUG, 3)).await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "before the next round");
+    cluster.add("n4");
+    cluster.wait("a new node, too", nodes_at(Level::DEBUG, 4)).await;
+    let applied = |c: &Cluster| c.server.get("settings", "log-level").unwrap()["status"]["applied"] == true;
+    cluster.wait("it is in force", applied).await;
 }
 
 #[tokio::test]

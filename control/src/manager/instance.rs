@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 
 use super::registry::Registry;
 use super::service::{STREAM_DEPTH, Streaming, check_signal, log_lines, version};
+use crate::logging::{self, Level};
 use crate::proto::imrpc;
 use crate::proto::imrpc::disk_service_server::DiskService;
 use crate::proto::imrpc::instance_service_server::InstanceService;
@@ -164,6 +165,26 @@ impl InstanceService for Instances {
         Ok(Response::new(instance(self.registry.replace(&spec)?)))
     }
 
+    /// Of the manager and of its root's processes, those that start later too, until the manager ends.
+    async fn log_set_level(
+        &self,
+        request: Request<imrpc::LogSetLevelRequest>,
+    ) -> Result<Response<()>, Status> {
+        let request = request.into_inner();
+        check_engine(BackendStoreDriver::V1.into(), request.data_engine)?;
+        self.registry.levels().set(logging::asked_for(&request.level)?);
+        Ok(Response::new(()))
+    }
+
+    async fn log_get_level(
+        &self,
+        request: Request<imrpc::LogGetLevelRequest>,
+    ) -> Result<Response<imrpc::LogGetLevelResponse>, Status> {
+        check_engine(BackendStoreDriver::V1.into(), request.into_inner().data_engine)?;
+        let level = self.registry.levels().said().unwrap_or(Level::INFO);
+        Ok(Response::new(imrpc::LogGetLevelResponse { level: logging::word(level).to_owned() }))
+    }
+
     async fn version_get(&self, _: Request<()>) -> Result<Response<VersionResponse>, Status> {
         Ok(Response::new(version()))
     }
@@ -177,12 +198,8 @@ impl InstanceService for Instances {
             "InstanceSwitchOverTarget is of version 2 of the data engine: this instance manager runs version 1 only";
         instance_delete_target(imrpc::InstanceDeleteTargetRequest) -> (),
             "InstanceDeleteTarget is of version 2 of the data engine: this instance manager runs version 1 only";
-        log_set_level(imrpc::LogSetLevelRequest) -> (),
-            "LogSetLevel is not built: the level of the log is set when the instance manager starts";
         log_set_flags(imrpc::LogSetFlagsRequest) -> (),
             "LogSetFlags is of version 2 of the data engine: this instance manager runs version 1 only";
-        log_get_level(imrpc::LogGetLevelRequest) -> imrpc::LogGetLevelResponse,
-            "LogGetLevel is not built: the level of the log is set when the instance manager starts";
         log_get_flags(imrpc::LogGetFlagsRequest) -> imrpc::LogGetFlagsResponse,
             "LogGetFlags is of version 2 of the data engine: this instance manager runs version 1 only";
     }

@@ -11,6 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use crate::logging::{self, Level};
+
 /// The name (`argv[0]`) under which the program behaves as [`run_launched`] says. A client of the manager cannot choose
 /// it: what it chooses comes behind it.
 pub const LAUNCH_NAME: &str = "longhorn-launch";
@@ -26,16 +28,18 @@ impl Gate {
     }
 }
 
-/// Starts a process that becomes `program` once the gate is opened. `launcher` is this program's path. Both standard
-/// output and standard error go to `log`.
+/// Starts a process that becomes `program` once the gate is opened. `launcher` is this program's path, `level` what it is to
+/// log from its beginning. Both standard output and standard error go to `log`.
 pub(super) fn launch(
     launcher: &Path,
     program: &Path,
     args: &[String],
+    level: Option<Level>,
     log: &File,
 ) -> io::Result<(Child, Gate)> {
     let mut child = Command::new(launcher)
         .arg0(LAUNCH_NAME)
+        .envs(level.map(|level| (logging::BEGINS_AT, logging::word(level))))
         .arg(program)
         .args(args)
         .current_dir("/")

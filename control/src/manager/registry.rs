@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::deposits::Deposits;
 use super::identity::Watched;
+use super::levels::Levels;
 use super::policy::arguments_of_replacement;
 use super::ports::{PortError, PortRange, Ports, with_ports};
 use super::program::{ProgramError, Programs};
@@ -61,7 +62,13 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new(root: Root, programs: Programs, ports: Ports) -> Self {
         let (changes, _) = broadcast::channel(CHANGES_MAX);
-        let shared = Arc::new(Shared { root, programs, changes, deposits: Deposits::default() });
+        let shared = Arc::new(Shared {
+            root,
+            programs,
+            changes,
+            deposits: Deposits::default(),
+            levels: Levels::default(),
+        });
         Self { shared, ports, processes: Mutex::default() }
     }
 
@@ -172,6 +179,13 @@ impl Registry {
         self.processes().keys().cloned().collect()
     }
 
+    /// The numbers of the processes that run.
+    pub(super) fn running(&self) -> BTreeMap<String, u32> {
+        let pid = |handle: &Handle| handle.latest.borrow().status.as_ref().map_or(0, |status| status.pid);
+        let all = self.processes();
+        all.iter().map(|(name, handle)| (name.clone(), pid(handle))).filter(|(_, pid)| *pid != 0).collect()
+    }
+
     /// Every change from now on.
     pub(super) fn watch(&self) -> broadcast::Receiver<ProcessResponse> {
         self.shared.changes.subscribe()
@@ -184,6 +198,11 @@ impl Registry {
     /// What processes have left here.
     pub(super) fn deposits(&self) -> &Deposits {
         &self.shared.deposits
+    }
+
+    /// At which level processes log.
+    pub(super) fn levels(&self) -> &Levels {
+        &self.shared.levels
     }
 
     fn supervise(self: &Arc<Self>, record: ProcessRecord, process: Option<Watched>, again: bool) {

@@ -18,6 +18,7 @@ use tokio::sync::{broadcast, watch};
 use super::deposits::Deposits;
 use super::identity::Watched;
 use super::launch::launch;
+use super::levels::Levels;
 use super::log::{self, LastWords};
 use super::policy::{BackOff, Exit, Next, arguments_of_replacement, arguments_of_restart};
 use super::program::Programs;
@@ -45,6 +46,8 @@ pub(super) struct Shared {
     pub(super) changes: broadcast::Sender<ProcessResponse>,
     /// What each process leaves for its next start.
     pub(super) deposits: Deposits,
+    /// At which level they log.
+    pub(super) levels: Levels,
 }
 
 /// The task's state.
@@ -126,7 +129,9 @@ impl Supervisor {
         let program = self.shared.programs.resolve(&self.record.binary).map_err(io::Error::other)?;
         let log_path = self.shared.root.log(&self.record.name);
         let log_file = log::open(&log_path)?;
-        let (child, gate) = launch(self.shared.programs.own(), &program, &self.record.args, &log_file)?;
+        let level = self.shared.levels.said();
+        let (child, gate) =
+            launch(self.shared.programs.own(), &program, &self.record.args, level, &log_file)?;
         let process = Watched::child(child)?;
         self.record.process = Some(process.id().clone());
         self.record.state = State::Running;

@@ -8,7 +8,7 @@ use lh_cluster::api::{
     VolumeAttachment, VolumeState,
 };
 use lh_cluster::plan::VOLUME_LABEL;
-use lh_cluster::plan::volume::READY;
+use lh_cluster::plan::volume::{READY, was_never_served};
 
 use super::ControllerService;
 use super::growth::Growth;
@@ -89,6 +89,10 @@ impl ControllerService {
         }
         let id = volume.name_any();
         let replicas = self.cluster.all::<Replica>(Some(&format!("{VOLUME_LABEL}={id}"))).await?;
+        // One that was never used goes where it is used first, whatever was made for it elsewhere.
+        if was_never_served(volume, &replicas) {
+            return Ok(());
+        }
         let sound = replicas
             .iter()
             .filter(|r| r.metadata.deletion_timestamp.is_none() && r.spec.failed_at.is_empty());

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use lh_cluster::api::{Snapshot, SnapshotSpec};
+use lh_cluster::plan::snapshot::refusal;
 
 use super::ControllerService;
 use super::look::page;
@@ -61,7 +62,13 @@ impl ControllerService {
             },
             Err(refused) => return Err(refused),
         }
-        self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await
+        let taken =
+            self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await;
+        if let Err(Refused::Exhausted(_)) = taken {
+            // Nobody takes it unasked once there is room: whoever wants it then asks again.
+            self.cluster.delete::<Snapshot>(name).await?;
+        }
+        taken
     }
 
     pub(super) async fn delete_snapshot(
@@ -146,6 +153,9 @@ fn is_taken(snapshot: Option<&Snapshot>) -> Result<Option<Snapshot>, Refused> {
         return Err(Refused::NotYet("the snapshot was removed meanwhile".to_owned()));
     };
     let status = snapshot.status.clone().unwrap_or_default();
+    if let Some(why) = refusal(&status) {
+        return Err(Refused::Exhausted(why.to_owned()));
+    }
     if !status.error.is_empty() {
         return Err(Refused::Failed(status.error));
     }

@@ -4,11 +4,12 @@
 //! counted and dropped, and the next one that finds room is preceded by the count.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use control::logging::{self, BEGINS_AT, Level};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -27,14 +28,62 @@ enum Message {
     End,
 }
 
-/// Begins to log to standard error. `LONGHORN_LOG` chooses what (`info`, `debug`, `replica=trace`).
+/// The project's own crates, as lines of the log name them. A level below `info` is of their lines: what libraries say of each
+/// of their frames would bury them.
+const OWN: [&str; 14] = [
+    "backupstore",
+    "control",
+    "csi",
+    "datapath",
+    "fuse_frontend",
+    "iscsi_frontend",
+    "lh_block",
+    "lh_cluster",
+    "lh_ring",
+    "lh_wire",
+    "longhorn",
+    "nbd_frontend",
+    "replica",
+    "ublk_frontend",
+];
+
+/// What is logged at a level.
+fn filter(level: Level) -> EnvFilter {
+    let word = logging::word(level);
+    if level <= Level::INFO {
+        return EnvFilter::new(word);
+    }
+    let own = OWN.map(|name| format!("{name}={word}"));
+    EnvFilter::new(format!("info,{}", own.join(",")))
+}
+
+/// Begins to log to standard error. What whoever starts the process says counts to its end: `LONGHORN_LOG` chooses what is
+/// logged (`info`, `debug`, `replica=trace`), else `debug` does. Without either it is a level that changes with
+/// `control::logging`; `LONGHORN_LOG_LEVEL` is the one to begin with.
 pub(super) fn start(debug: bool) -> Logging {
     let (queue, lines) = sync_channel(QUEUE_LINES);
     let dropped = Arc::new(AtomicU64::new(0));
     let writer = Writer { queue: queue.clone(), dropped: dropped.clone() };
-    let default = if debug { "debug" } else { "info" };
-    let filter = EnvFilter::try_from_env("LONGHORN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(writer).init();
+    let asked =
+        EnvFilter::try_from_env("LONGHORN_LOG").ok().or_else(|| debug.then(|| EnvFilter::new("debug")));
+    let begins = std::env::var(BEGINS_AT).ok().and_then(|word| logging::parse(&word)).unwrap_or(Level::INFO);
+    let is_settled = asked.is_some();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(asked.unwrap_or_else(|| filter(begins)))
+        .with_ansi(false)
+        .with_writer(writer)
+        .with_filter_reloading();
+    let handle = log.reload_handle();
+    log.init();
+    if !is_settled {
+        let now = Mutex::new(begins);
+        logging::switch(move |level| {
+            let before = std::mem::replace(&mut *now.lock().unwrap_or_else(PoisonError::into_inner), level);
+            if before != level && handle.reload(filter(level)).is_ok() {
+                tracing::info!("logs at level {} from now on", logging::word(level));
+            }
+        });
+    }
     let thread =
         std::thread::Builder::new().name("log".into()).spawn(move || write_out(&lines, &dropped)).ok();
     Logging { queue: Some(queue), thread }
@@ -92,6 +141,56 @@ impl<'a> MakeWriter<'a> for Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_is_of_the_projects_own_lines() {
+        let members = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml")).unwrap();
+        let (_, members) = members.split_once("members = [").unwrap();
+        let (members, _) = members.split_once(']').unwrap();
+        let places = members.split('"').skip(1).step_by(2);
+        let mut names: Vec<String> = places
+            .map(|place| {
+                let path = format!("{}/../{place}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
+                let text = std::fs::read_to_string(path).unwrap();
+                let name = text.lines().find_map(|line| line.strip_prefix("name = ")).unwrap();
+                name.trim_matches('"').replace('-', "_")
+            })
+            // No program has them.
+            .filter(|name| !["benches", "tests", "lh_rig"].contains(&name.as_str()))
+            .collect();
+        names.sort();
+        assert_eq!(names, OWN);
+    }
+
+    #[test]
+    fn a_level_that_changes_lets_other_lines_through_and_no_librarys() {
+        let (queue, lines) = sync_channel(16);
+        let writer = Writer { queue, dropped: Arc::default() };
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter(Level::INFO))
+            .with_writer(writer)
+            .with_filter_reloading();
+        let handle = log.reload_handle();
+        tracing::subscriber::with_default(log.finish(), || {
+            tracing::debug!(target: "replica::store", "before");
+            handle.reload(filter(Level::DEBUG)).unwrap();
+            tracing::debug!(target: "replica::store", "own");
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::info!(target: "h2::codec", "notice");
+            handle.reload(filter(Level::ERROR)).unwrap();
+            tracing::warn!(target: "replica::store", "after");
+        });
+        let said: Vec<String> = lines
+            .try_iter()
+            .map(|line| match line {
+                Message::Line(bytes) => String::from_utf8(bytes).unwrap(),
+                Message::End => String::new(),
+            })
+            .collect();
+        let has = |word: &str| said.iter().any(|line| line.contains(word));
+        let words = ["before", "own", "frame", "notice", "after"].map(has);
+        assert_eq!(words, [false, true, false, true, false], "{said:?}");
+    }
 
     #[test]
     fn a_full_queue_drops_lines_and_counts_them() {

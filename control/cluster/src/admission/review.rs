@@ -308,10 +308,10 @@ mod tests {
         assert_eq!(response["allowed"], false);
         assert_eq!(response["status"]["code"], 422);
         assert!(response["status"]["message"].as_str().unwrap().contains("spec.size"));
-        let setting = |value: &str| json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Setting", "metadata": { "name": "log-level" }, "value": value });
-        let response = ask(Call::Validate, "UPDATE", "settings", &setting("Debug"), &setting("Info"));
+        let setting = |value: &str| json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Setting", "metadata": { "name": "backup-compression-method" }, "value": value });
+        let response = ask(Call::Validate, "UPDATE", "settings", &setting("gzip"), &setting("lz4"));
         assert_eq!((&response["allowed"], response["warnings"].as_array().unwrap().len()), (&json!(true), 1));
-        let response = ask(Call::Validate, "UPDATE", "settings", &setting("Loud"), &setting("Info"));
+        let response = ask(Call::Validate, "UPDATE", "settings", &setting("brotli"), &setting("lz4"));
         assert_eq!(response["allowed"], false);
     }
 

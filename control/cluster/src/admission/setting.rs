@@ -20,7 +20,7 @@ pub(super) fn judge(change: Change<'_, Setting>) -> Verdict {
         }
         Some(known) => {
             known.check(&setting.spec.value)?;
-            let idle = (!known.acts).then(|| format!("nothing acts on {name} yet: it is stored"));
+            let idle = known.idle.map(|why| format!("{name} is stored and nothing acts on it: {why}"));
             Ok(idle.into_iter().collect())
         }
     }
@@ -42,7 +42,9 @@ mod tests {
             ("default-replica-count", "21", Err("from 1 to 20")),
             ("auto-salvage", "yes", Err("true or false")),
             ("replica-auto-balance", "most", Err("one of disabled")),
-            ("log-level", "Debug", Ok(1)),
+            ("log-level", "debug", Ok(0)),
+            ("log-level", "loud", Err("one of Panic")),
+            ("backup-concurrent-limit", "3", Ok(1)),
             ("v2-data-engine", "true", Ok(1)),
         ];
         for (name, value, expected) in cases {

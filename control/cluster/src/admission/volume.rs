@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 
 use super::{Change, Facts, Verdict};
-use crate::api::{DataLocality, Int64Text, Volume, VolumeSpec, VolumeState};
+use crate::api::{DataLocality, Int64Text, Toggle, Volume, VolumeSpec, VolumeState};
 use crate::plan::growth::refuses;
 use crate::plan::volume::{CLONED, unbuilt};
 use crate::settings::Settings;
@@ -64,6 +64,7 @@ pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
             if let Some(what) = unbuilt(&new.spec) {
                 return Err(format!("this version cannot do that yet: {what}"));
             }
+            freezes_nothing(&new.spec)?;
             snapshot_limits(&new.spec)?;
             stays_where_its_replica_is(&new.spec)?;
         }
@@ -93,6 +94,9 @@ fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
     }
     if let (None, Some(what)) = (unbuilt(before), unbuilt(after)) {
         return Err(format!("this version cannot do that yet: {what}"));
+    }
+    if before.freeze_filesystem_for_snapshot != after.freeze_filesystem_for_snapshot {
+        freezes_nothing(after)?;
     }
     if before.snapshot_max_count != after.snapshot_max_count
         || before.snapshot_max_size != after.snapshot_max_size
@@ -148,6 +152,17 @@ fn has_room(old: &Volume, new: &Volume, facts: &Facts) -> Result<(), String> {
 fn stays_where_its_replica_is(spec: &VolumeSpec) -> Result<(), String> {
     if spec.migratable && spec.data_locality == DataLocality::StrictLocal {
         return Err("a strict-local volume is used where its replica is and does not migrate: choose another dataLocality"
+            .to_owned());
+    }
+    Ok(())
+}
+
+/// Whoever asks for snapshots of a file system at rest would take others for it. A volume that has been Longhorn's and has asked
+/// for it goes on without.
+fn freezes_nothing(spec: &VolumeSpec) -> Result<(), String> {
+    if spec.freeze_filesystem_for_snapshot == Toggle::Enabled {
+        return Err("this version cannot do that yet: file systems that are frozen for a snapshot \
+                    (freezeFilesystemForSnapshot); a snapshot is as after a power cut, which file systems recover from"
             .to_owned());
     }
     Ok(())
@@ -247,6 +262,7 @@ mod tests {
         let cases: &[Case] = &[
             (|s| s.size = Int64Text(0), "spec.size is missing"),
             (|s| s.encrypted = true, "encryption"),
+            (|s| s.freeze_filesystem_for_snapshot = Toggle::Enabled, "frozen for a snapshot"),
             (|s| s.data_source = "nonsense".into(), "dataSource"),
             (|s| s.snapshot_max_count = 1, "2 to 250"),
             (|s| s.snapshot_max_size = Int64Text(2 * GIB - 1), "twice"),
@@ -268,6 +284,7 @@ mod tests {
             (|s| s.from_backup = "s3://b".into(), "spec.fromBackup"),
             (|s| s.backing_image = "image".into(), "spec.backingImage"),
             (|s| s.encrypted = true, "encryption"),
+            (|s| s.freeze_filesystem_for_snapshot = Toggle::Enabled, "frozen for a snapshot"),
             (|s| s.snapshot_max_count = 1, "2 to 250"),
         ];
         for (change, says) in cases {
@@ -275,6 +292,14 @@ mod tests {
             assert!(refused.contains(says), "{refused}");
         }
         judge(Change::Update { old: &old, new: &volume(|s| s.size = Int64Text(2 * GIB)) }).unwrap();
+        // One that was Longhorn's goes on, and may give the wish up.
+        let freezes: fn(&mut VolumeSpec) = |s| s.freeze_filesystem_for_snapshot = Toggle::Enabled;
+        let old = in_state(VolumeState::Detached, freezes);
+        for next in [freezes, |_| {}] {
+            let mut new = volume(next);
+            new.spec.number_of_replicas = 2;
+            judge(Change::Update { old: &old, new: &new }).unwrap();
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! A call that is cut short may be carried out all the same, and whoever looks again finds that done or asks for it once
 //! more. Each call of [`Agent`] may be asked for twice: what is started is there already, what is stopped is not listed, a
 //! snapshot exists, or is marked or gone, a file system is trimmed once for a request, a replica is known to its engine or is
-//! not, a size is reached.
+//! not, a size or a level is reached.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::logging::Level;
 use tonic::async_trait;
 
 use super::local;
@@ -134,6 +135,10 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         self.ends("to limit snapshots", self.node.limit_snapshots(engine, limits)).await
     }
 
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        self.ends("to limit rebuilds", self.node.limit_rebuilds(engine, bytes_per_second)).await
+    }
+
     async fn take_snapshot(
         &self,
         engine: &str,
@@ -149,6 +154,10 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
 
     async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError> {
         self.ends("to trim a file system", self.node.trim(volume, request)).await
+    }
+
+    async fn log_at(&self, level: Level) -> Result<(), AgentError> {
+        self.ends("to log at another level", self.node.log_at(level)).await
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::host::{Root, create_dir_durably, replace_file, store_program, unfinished_copy};
+use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
@@ -23,7 +24,7 @@ use control::proto::ptypes::{
     VolumeSnapshotRequest,
 };
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
-use control::proto::volume::{NamedReplica, ReplicaName, SnapshotName};
+use control::proto::volume::{NamedReplica, RebuildRate, ReplicaName, SnapshotName};
 use control::replica::Layer;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
@@ -33,7 +34,7 @@ use super::at_disk::AtDisk;
 use super::device::device_at;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
-    ReplicaView, TrimView, engine_command, inspect, replica_command,
+    ReplicaView, TrimView, engine_command, inspect, level, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
@@ -151,7 +152,7 @@ impl LocalAgent {
 }
 
 /// What a gRPC status means here.
-fn refusal(status: &Status) -> AgentError {
+pub(super) fn refusal(status: &Status) -> AgentError {
     let text = status.message().to_owned();
     match status.code() {
         Code::Unavailable => AgentError::Away(text),
@@ -215,6 +216,7 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
             bytes: u64::try_from(volume.snapshot_max_size).unwrap_or_default(),
         },
         replicas: replicas.into_iter().map(replica).collect(),
+        rebuild_rate: volume.rebuild_rate,
         device: None,
         chain: None,
         relay_from: volume.relay_from,
@@ -369,6 +371,11 @@ impl Agent for LocalAgent {
         size.map(drop).map_err(|e| refusal(&e))
     }
 
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        let answer = self.operations(engine).await?.rebuild_rate_set(RebuildRate { bytes_per_second }).await;
+        answer.map(drop).map_err(|e| refusal(&e))
+    }
+
     async fn take_snapshot(
         &self,
         engine: &str,
@@ -379,6 +386,9 @@ impl Agent for LocalAgent {
         let labels = labels.clone().into_iter().collect();
         let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: false };
         match client.volume_snapshot(request).await {
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                Err(AgentError::NoRoom(status.message().to_owned()))
+            }
             Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -414,6 +424,19 @@ impl Agent for LocalAgent {
             }
             Err(status) => Err(AgentError::Failed(status.message().to_owned())),
         }
+    }
+
+    async fn log_at(&self, level: Level) -> Result<(), AgentError> {
+        let driver = async {
+            match &self.driver {
+                Some(socket) => level::tell_driver(socket, level).await,
+                None => Ok(()),
+            }
+        };
+        // Neither waits for the other: each may be away.
+        let manager = self.root.manager_socket();
+        let (manager, driver) = tokio::join!(level::tell_manager(&manager, level), driver);
+        manager.and(driver)
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

@@ -44,6 +44,8 @@ pub struct Observed<'a> {
     pub view: Option<&'a EngineView>,
     /// Where relays reach it, if it is one that listens.
     pub relay_address: &'a str,
+    /// Bytes that its rebuilds should copy in a second at most, 0 for any number; `None`: nobody here knows.
+    pub rebuild_rate: Option<u64>,
     /// The time.
     pub now: Timestamp,
 }
@@ -77,6 +79,8 @@ pub enum Action {
     Expand(u64),
     /// Let the engine take so many snapshots from now on.
     LimitSnapshots(SnapshotLimits),
+    /// Let its rebuilds copy so many bytes in a second from now on.
+    LimitRebuilds(u64),
     /// Write the engine's status.
     SetStatus(Box<EngineStatus>),
     /// Tell people.
@@ -268,6 +272,9 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     }
     if view.snapshot_limits != spec.snapshot_limits() {
         actions.push(Action::LimitSnapshots(spec.snapshot_limits()));
+    }
+    if let Some(rate) = o.rebuild_rate.filter(|rate| *rate != view.rebuild_rate) {
+        actions.push(Action::LimitRebuilds(rate));
     }
     status.is_expanding = view.expanding;
     let wanted = spec.volume_size.bytes();

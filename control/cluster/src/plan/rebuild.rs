@@ -1,8 +1,8 @@
 //! How many replicas are being filled, on each node: all volumes share its disks and its link.
 //!
 //! A replica counts from when it was decided to make it: other volumes are decided on before the API server tells of it. A volume
-//! that is attached for its rebuild alone counts from when that was decided, and for as long as it is: it would have been attached
-//! for nothing if others took its place meanwhile.
+//! that is attached for its rebuild alone, or to move its replicas, counts from when that was decided, and for as long as it is:
+//! it would have been attached for nothing if others took its place meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,14 +35,19 @@ pub fn filling<'a>(replicas: impl IntoIterator<Item = &'a Replica>) -> BTreeMap<
     filled.map(|r| (r.metadata.name.as_deref().unwrap_or_default(), r.spec.node_id.as_str())).collect()
 }
 
-/// The volumes that are attached to be rebuilt, or are to be, and the node where a replica is to be filled.
+/// True for a ticket of a volume that is attached only to have a replica filled.
+const fn is_for_a_replica(kind: TicketType) -> bool {
+    matches!(kind, TicketType::VolumeRebuilding | TicketType::VolumeEviction)
+}
+
+/// The volumes that are attached to be rebuilt or to move replicas, or are to be, and the node where a replica is to be filled.
 pub fn reserved<'a>(
     attachments: impl IntoIterator<Item = &'a VolumeAttachment>,
 ) -> BTreeMap<&'a str, &'a str> {
     let place = |attachment: &'a VolumeAttachment| {
         let mut tickets = attachment.spec.attachment_tickets.values();
-        let ours = tickets.find(|t| t.kind == TicketType::VolumeRebuilding)?;
-        Some((attachment.spec.volume.as_str(), ours.parameters.get(FILLS_ON)?.as_str()))
+        let fills = tickets.find_map(|t| t.parameters.get(FILLS_ON).filter(|_| is_for_a_replica(t.kind)))?;
+        Some((attachment.spec.volume.as_str(), fills.as_str()))
     };
     attachments.into_iter().filter_map(place).collect()
 }
@@ -118,7 +123,7 @@ impl Decided {
                 Action::CreateReplica(name, spec) if spec.desire_state == DesireState::Running => {
                     (Place::Replica(name.clone()), &spec.node_id)
                 }
-                Action::Ticket(TicketType::VolumeRebuilding, Some(wish)) => {
+                Action::Ticket(kind, Some(wish)) if is_for_a_replica(*kind) => {
                     let Some(node) = wish.parameters.get(FILLS_ON) else { continue };
                     (Place::Volume(volume.to_owned()), node)
                 }

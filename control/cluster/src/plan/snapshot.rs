@@ -52,6 +52,20 @@ pub enum Action {
     SetStatus(Box<SnapshotStatus>),
 }
 
+/// How the error of a snapshot begins that its engine refused for the volume's limits.
+const REFUSED: &str = "TooManySnapshots: ";
+
+/// What a snapshot says of itself that its engine refused for the volume's limits, in these words. It is asked for again
+/// whenever the engine tells of something new; the volume is not attached for that alone.
+pub fn refused(status: SnapshotStatus, why: &str) -> SnapshotStatus {
+    SnapshotStatus { error: format!("{REFUSED}{why}"), ..status }
+}
+
+/// Why the engine refused a snapshot for the volume's limits; `None`: it did not, or has taken it since.
+pub fn refusal(status: &SnapshotStatus) -> Option<&str> {
+    status.error.strip_prefix(REFUSED)
+}
+
 fn name(snapshot: &Snapshot) -> &str {
     snapshot.metadata.name.as_deref().unwrap_or_default()
 }
@@ -191,6 +205,21 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_refused_waits_for_room_and_keeps_no_volume_attached() {
+        use InstanceState::{Running, Stopped};
+        let (mut snapshot, volume) = (snapshot(), volume());
+        let status = refused(SnapshotStatus::default(), "5 are enough");
+        assert_eq!(refusal(&status), Some("5 are enough"));
+        snapshot.status = Some(status);
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))), (vec![], false));
+        let (actions, needed) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
+        assert!(actions.contains(&Action::Take) && !needed, "{actions:?}");
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[("s1", false)])));
+        let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
+        assert!(status.ready_to_use && status.error.is_empty());
+    }
+
+    #[test]
     fn it_is_taken_once_and_then_told() {
         use InstanceState::{Running, Stopped};
         let (mut snapshot, volume) = (snapshot(), volume());
@@ -204,6 +233,7 @@ mod tests {
         assert_eq!((status.size, status.restore_size), (4096, 100));
         snapshot.status = Some((**status).clone());
         assert_eq!(decide(&snapshot, Some(&volume), Some(&taken)), (vec![], false));
+        assert_eq!(refusal(status), None);
         // Gone behind our back: it is not taken again.
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };

@@ -11,6 +11,7 @@
 
 mod clone;
 mod draft;
+mod eviction;
 mod health;
 mod image;
 mod life;
@@ -29,13 +30,14 @@ use k8s_openapi::jiff::Timestamp;
 use super::Event;
 use super::rebuild::Filling;
 use crate::api::{
-    Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
+    Engine, EngineSpec, Quorum, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
     VolumeStatus,
 };
 use crate::schedule;
 use crate::settings::Settings;
 pub use clone::{CLONED, CLONING, CloneSource, SOURCE_MISSING, Source};
 use draft::Draft;
+pub use eviction::EVICTION;
 pub use image::exchanges;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
@@ -163,9 +165,20 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         }
         draft.limit_snapshots();
         draft.judge();
-        draft.rebuild_at_rest();
+        // Whatever is lacking is rebuilt while replicas move, too.
+        if !draft.evict_at_rest() {
+            draft.rebuild_at_rest();
+        }
     }
     draft.finish()
+}
+
+/// True if no engine has ever answered for the volume, beyond doubt: its replicas, which these are, hold nothing. With the
+/// quorum `any` the authority has the epoch of each engine that did; with another one nobody here may have heard of it.
+pub fn was_never_served<'a>(volume: &Volume, replicas: impl IntoIterator<Item = &'a Replica>) -> bool {
+    let has_epoch = volume.status.as_ref().is_some_and(|s| s.epoch.is_some());
+    let was_filled = |r: &Replica| !r.spec.healthy_at.is_empty();
+    volume.spec.quorum == Quorum::Any && !has_epoch && !replicas.into_iter().any(was_filled)
 }
 
 /// Longhorn's name of a volume's first engine. A migration makes another one, `VOLUME-e-1`, which stays, and the next one is

@@ -54,6 +54,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         process,
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
+        rebuild_rate: rebuild_rate(context, &resource.spec.volume_name),
         relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
         now: Timestamp::now(),
     });
@@ -66,13 +67,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         match action {
             engine::Action::Start => failure = start_engine(context, name, &spec, &stay).await.err(),
             engine::Action::TakeOver => failure = take_over(context, name, &spec, &stay).await.err(),
-            engine::Action::Exchange(image) => {
-                tracing::info!(engine = name, image, "the engine's program is exchanged");
-                let spec = EngineSpec { image, ..spec.clone() };
-                let generation = Generation::default();
-                let start = EngineStart { name, spec: &spec, generation, stay: &stay };
-                context.agent.exchange(name, Part::Engine(start)).await?;
-            }
+            engine::Action::Exchange(image) => exchange(context, name, &spec, image, &stay).await?,
             engine::Action::Stop => context.agent.stop(name).await?,
             engine::Action::AddReplica { name: replica, address } => {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
@@ -87,6 +82,9 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
             }
             engine::Action::LimitSnapshots(limits) => {
                 refusal = context.agent.limit_snapshots(name, limits).await.err().or(refusal);
+            }
+            engine::Action::LimitRebuilds(rate) => {
+                refusal = context.agent.limit_rebuilds(name, rate).await.err().or(refusal);
             }
             engine::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
@@ -111,6 +109,12 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
     let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Bytes that a volume's rebuilds may copy in a second: its own word, or the setting's. `None` for one that is not to be here.
+fn rebuild_rate(context: &Context, volume: &str) -> Option<u64> {
+    let own = context.cache.volumes.get(volume)?.spec.replica_rebuilding_bandwidth_limit;
+    Some(context.cache.settings().rebuild_rate(own))
 }
 
 /// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration
@@ -160,6 +164,14 @@ async fn start_engine(context: &Context, name: &str, spec: &EngineSpec, stay: &s
     let generation = number(context, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
     Ok(context.agent.start_engine(EngineStart { name, spec, generation, stay }).await?)
+}
+
+/// Has an engine's process run another image's program.
+async fn exchange(context: &Context, name: &str, spec: &EngineSpec, image: String, stay: &str) -> Done {
+    tracing::info!(engine = name, image, "the engine's program is exchanged");
+    let spec = EngineSpec { image, ..spec.clone() };
+    let start = EngineStart { name, spec: &spec, generation: Generation::default(), stay };
+    Ok(context.agent.exchange(name, Part::Engine(start)).await?)
 }
 
 /// Has an engine take a relay's place.

@@ -25,6 +25,20 @@ const DEFAULT_DISK: &str = "default-disk";
 
 /// Looks at this node: its resources, its disks, its instance manager.
 pub(super) async fn look(context: &Context) -> Done<Outcome> {
+    // Neither waits for the other: what does not answer the one may well answer the other.
+    tokio::join!(look_at_node(context), log_as_set(context)).0
+}
+
+/// Has this manager and what runs on its node log at the level that is set. Those who start anew are told with the next round.
+async fn log_as_set(context: &Context) {
+    let level = context.cache.settings().log_level();
+    control::logging::set(level);
+    if let Err(e) = context.agent.log_at(level).await {
+        tracing::debug!(error = %e, "not everybody here has heard yet at which level to log");
+    }
+}
+
+async fn look_at_node(context: &Context) -> Done<Outcome> {
     let (cache, name) = (&context.cache, context.options.node.as_str());
     let settings = cache.settings();
     let Some(resource) = cache.nodes.get(name) else {

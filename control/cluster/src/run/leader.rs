@@ -367,7 +367,7 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
 /// Says of a setting whether its value is in force.
 pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
     let Some(setting) = context.cache.settings.get(name) else { return Ok(Outcome::Done) };
-    let applied = definition(name).is_some_and(|d| d.acts && d.check(&setting.spec.value).is_ok());
+    let applied = definition(name).is_some_and(|d| d.idle.is_none() && d.check(&setting.spec.value).is_ok());
     let old = setting.status.clone().unwrap_or_default();
     let new = SettingStatus { applied };
     let version = setting.resource_version();

@@ -12,9 +12,10 @@ use super::cache::Key;
 use super::desk::Done;
 use super::processes::SOON;
 use super::queue::Outcome;
+use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
-use crate::plan::snapshot;
 use crate::plan::volume::{CLONED, pair};
+use crate::plan::{Event, snapshot};
 
 /// Looks at a snapshot of a volume whose engine runs here.
 pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
@@ -47,7 +48,13 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 version = context.desk.set_finalizer(resource.as_ref(), false).await?;
             }
             snapshot::Action::Take => {
-                context.agent.take_snapshot(&engine_name, name, &resource.spec.labels).await?;
+                match context.agent.take_snapshot(&engine_name, name, &resource.spec.labels).await {
+                    Ok(()) => {}
+                    Err(AgentError::NoRoom(why)) => {
+                        return say_refused(context, &resource, version.as_deref(), &why).await;
+                    }
+                    Err(e) => return Err(e.into()),
+                }
                 context.news.tell([Key::Engine(engine_name.clone())]);
                 outcome = Outcome::Again(SOON);
             }
@@ -63,6 +70,23 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// Notes that the engine refused a snapshot for the volume's limits: whoever waits for it hears so at once.
+async fn say_refused(
+    context: &Context,
+    resource: &Snapshot,
+    version: Option<&str>,
+    why: &str,
+) -> Done<Outcome> {
+    let old = resource.status.clone().unwrap_or_default();
+    let new = snapshot::refused(old.clone(), why);
+    if new != old {
+        let event = Event { warning: true, reason: "SnapshotRefused", message: why.to_owned() };
+        context.desk.tell(resource, &event).await;
+    }
+    context.desk.set_status::<Snapshot, _>(&resource.name_any(), version, &old, &new).await?;
+    Ok(Outcome::Done)
 }
 
 /// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.

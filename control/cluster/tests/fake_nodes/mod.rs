@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
@@ -37,8 +38,12 @@ pub(crate) struct Machine {
     pub(crate) snapshots: BTreeSet<String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
+    /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
+    pub(crate) chains_are_full: bool,
     /// Engines tell of the snapshots, and remove them.
     pub(crate) chains_are_told: bool,
+    /// The level at which each node was told to log, last.
+    pub(crate) levels: BTreeMap<String, Level>,
     /// What drivers say of trimming; `None`: there is no driver.
     pub(crate) trimming: Option<TrimView>,
     /// Nodes and requests, as often as their drivers were asked, by volume.
@@ -50,6 +55,7 @@ pub(crate) struct FakeEngine {
     pub(crate) generation: Generation,
     pub(crate) size: u64,
     pub(crate) limits: SnapshotLimits,
+    pub(crate) rebuild_rate: u64,
     pub(crate) replicas: BTreeMap<String, String>,
     pub(crate) relay_from: String,
 }
@@ -85,6 +91,7 @@ impl FakeAgent {
             generation: start.generation,
             size: start.spec.volume_size.bytes(),
             limits: start.spec.snapshot_limits(),
+            rebuild_rate: 0,
             replicas: start.spec.replica_address_map.clone(),
             relay_from: start.spec.relay_from.clone(),
         };
@@ -211,6 +218,7 @@ impl Agent for FakeAgent {
             up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
             size: engine.size,
             snapshot_limits: engine.limits,
+            rebuild_rate: engine.rebuild_rate,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
@@ -262,6 +270,13 @@ impl Agent for FakeAgent {
         Ok(())
     }
 
+    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+        for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
+            engine.rebuild_rate = bytes_per_second;
+        }
+        Ok(())
+    }
+
     async fn take_snapshot(
         &self,
         _: &str,
@@ -270,6 +285,9 @@ impl Agent for FakeAgent {
     ) -> Result<(), AgentError> {
         if self.machine().chains_are_held {
             std::future::pending::<()>().await;
+        }
+        if self.machine().chains_are_full {
+            return Err(AgentError::NoRoom("the volume has as many snapshots as it may".to_owned()));
         }
         self.machine().snapshots.insert(name.to_owned());
         Ok(())
@@ -285,6 +303,11 @@ impl Agent for FakeAgent {
         let asked = (self.node.clone(), request.to_owned());
         machine.trims.entry(volume.to_owned()).or_default().push(asked);
         machine.trimming.clone().ok_or_else(|| AgentError::DriverAway("there is none".to_owned()))
+    }
+
+    async fn log_at(&self, level: Level) -> Result<(), AgentError> {
+        self.machine().levels.insert(self.node.clone(), level);
+        Ok(())
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {

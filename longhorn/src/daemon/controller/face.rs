@@ -225,6 +225,7 @@ fn limits(of: &Limits) -> EngineLimits {
     EngineLimits {
         snapshot_max_count: of.snapshots,
         snapshot_max_size: of.snapshot_bytes,
+        rebuild_rate: of.rebuild_rate,
         rebuild_concurrency: of.copies.saturating_sub(COPIES_BEYOND).max(1),
     }
 }
@@ -430,8 +431,8 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         CommandError::Refused { .. } => EngineError::Failed(text),
         CommandError::TooManySnapshots(_)
         | CommandError::ChainFull(_)
-        | CommandError::SnapshotsTooLarge { .. }
-        | CommandError::Removed(_)
+        | CommandError::SnapshotsTooLarge { .. } => EngineError::NoRoom(text),
+        CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)

@@ -283,6 +283,12 @@ impl Draft<'_> {
             self.replicas.values().filter(|r| r.failed_at.is_empty()).map(|r| r.node_id.as_str()).collect();
         let is_strict = self.locality() == DataLocality::StrictLocal;
         let node = nodes.first().filter(|_| is_strict && !nodes.contains(&target))?;
+        if self.was_never_served() {
+            return Some(format!(
+                "the volume is strict-local, and its engine may still be on node {node}, where its replica is: it begins here \
+                 once that node says that the engine has ended"
+            ));
+        }
         Some(format!(
             "the volume is strict-local and its replica is on node {node}: it is attached there alone, or with another dataLocality"
         ))

@@ -36,11 +36,11 @@ pub const OFFLINE_REBUILDING: &str = "OfflineRebuilding";
 /// How long a volume rests before it is attached to be rebuilt: a pod that goes to another node leaves it for a moment only.
 const SETTLED: Duration = Duration::from_secs(15);
 
-/// How long attaching it may take.
-const START_PATIENCE: Duration = Duration::from_secs(300);
+/// How long attaching it may take. The same counts for a volume that is attached to move its replicas (`eviction`).
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long nothing may move while it is attached: longer than a replica takes to start and the engine to take it.
-const IDLE: Duration = Duration::from_secs(60);
+pub(super) const IDLE: Duration = Duration::from_secs(60);
 
 /// A rebuild that came to nothing is tried again after as long as the volume has been degraded, within these bounds: later and
 /// later.
@@ -206,14 +206,14 @@ impl Draft<'_> {
     }
 
     /// True if what the running engine says of them is in their resources.
-    fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         let is_noted = |r: &Replica| r.spec.failed_at.is_empty() && !r.spec.healthy_at.is_empty();
         let in_sync = self.replicas.keys().filter(|name| self.mode(name) == Some(ReplicaMode::ReadWrite));
         in_sync.into_iter().all(|name| self.replica(name).is_some_and(is_noted))
     }
 
     /// How long ago a replica was made, or became something else to the engine.
-    fn unmoved(&self) -> Duration {
+    pub(super) fn unmoved(&self) -> Duration {
         let made = self.o.replicas.iter().filter_map(|r| r.metadata.creation_timestamp.as_ref());
         let made = made.map(|time| written(time.0));
         let engine = self.o.engine.and_then(|e| e.status.as_ref());
@@ -222,7 +222,7 @@ impl Draft<'_> {
     }
 
     /// Why no replica is being filled.
-    fn stuck(&self) -> String {
+    pub(super) fn stuck(&self) -> String {
         let reasons = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| &s.replica_reasons);
         let said = reasons.into_iter().flatten().filter(|(name, _)| self.replicas.contains_key(*name));
         let said: Vec<String> = said.map(|(name, reason)| format!("{name}: {reason}")).collect();
@@ -394,6 +394,6 @@ impl Draft<'_> {
 }
 
 /// What is left of it; `None`: nothing.
-fn left(of: Duration, passed: Duration) -> Option<Duration> {
+pub(super) fn left(of: Duration, passed: Duration) -> Option<Duration> {
     of.checked_sub(passed).filter(|left| *left > Duration::ZERO)
 }

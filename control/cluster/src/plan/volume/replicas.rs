@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
-use super::{Action, SCHEDULED, Wish};
+use super::{Action, SCHEDULED, was_never_served};
 use crate::api::{
     AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
     TicketType,
@@ -31,6 +31,7 @@ pub(super) const ROOM: Duration = Duration::from_secs(60);
 impl Draft<'_> {
     /// Makes replicas that are missing, as far as there is room.
     pub(super) fn fill_up(&mut self) {
+        self.leave_unused_node();
         self.mark_leavers();
         let wanted = self.wanted();
         let residents = self.residents();
@@ -58,6 +59,45 @@ impl Draft<'_> {
         }
     }
 
+    /// A volume whose only replica belongs where the volume is used goes with its first user: what was made for it on another
+    /// node, on which it was never served, holds nothing. Not while an engine may be there that nobody hears of: it could begin to
+    /// serve what is being deleted.
+    fn leave_unused_node(&mut self) {
+        let target = self.o.volume.spec.node_id.clone();
+        let is_strict = self.locality() == DataLocality::StrictLocal;
+        let is_nowhere = self.engine.as_ref().is_none_or(|e| e.node_id.is_empty()) && self.second.is_none();
+        if !is_strict
+            || target.is_empty()
+            || !is_nowhere
+            || !self.was_never_served()
+            || self.may_have_engine()
+        {
+            return;
+        }
+        let elsewhere = self.replicas.iter().filter(|(_, spec)| spec.node_id != target);
+        let unused: Vec<(String, String)> =
+            elsewhere.map(|(name, spec)| (name.clone(), spec.node_id.clone())).collect();
+        for (name, node) in unused {
+            let message = format!("the volume was never used on node {node}: it begins on node {target}");
+            self.tell(false, "ReplicaRemoved", message);
+            self.replicas.remove(&name);
+            self.actions.push(Action::DeleteReplica(name));
+        }
+    }
+
+    /// True unless the node of the last engine has said that it ended, or is gone for good. Before an engine starts its node says
+    /// so.
+    fn may_have_engine(&self) -> bool {
+        self.o.engine.and_then(|e| e.status.as_ref()).is_some_and(|told| {
+            let has_ended = matches!(told.current_state, InstanceState::Stopped | InstanceState::Error);
+            !has_ended && !self.is_gone(&told.owner_id)
+        })
+    }
+
+    pub(super) fn was_never_served(&self) -> bool {
+        was_never_served(self.o.volume, self.o.replicas.iter().copied())
+    }
+
     /// True before the volume was ever written to: every replica is as good as another, and all are needed.
     pub(super) fn is_new(&self) -> bool {
         self.status.epoch.is_none() && self.replicas.values().all(|r| r.healthy_at.is_empty())
@@ -68,19 +108,6 @@ impl Draft<'_> {
         let leaves: Vec<bool> = self.replicas.values().map(|spec| self.leaves(spec)).collect();
         for (spec, leaves) in self.replicas.values_mut().zip(leaves) {
             spec.eviction_requested = leaves;
-        }
-        let resting = self.o.volume.spec.node_id.is_empty();
-        let any = self.replicas.values().any(|r| r.eviction_requested);
-        let asked = self.has_ticket(TicketType::VolumeEviction);
-        // A volume that rests is attached for the time of the move, where one of its replicas is.
-        if any && resting && !asked && !self.is_new() {
-            let up = |r: &&ReplicaSpec| self.o.nodes_up.contains(&r.node_id);
-            // Not on the node that is to be empty, if there is another one.
-            let near = self.replicas.values().filter(up).min_by_key(|r| r.eviction_requested);
-            let wish = near.map(|r| Wish { node: r.node_id.clone(), ..Wish::default() });
-            self.actions.extend(wish.map(|wish| Action::Ticket(TicketType::VolumeEviction, Some(wish))));
-        } else if !any && asked {
-            self.actions.push(Action::Ticket(TicketType::VolumeEviction, None));
         }
     }
 

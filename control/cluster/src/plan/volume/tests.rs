@@ -9,6 +9,7 @@ use crate::api::{
 };
 use crate::schedule::Emptying;
 
+mod eviction;
 mod image;
 mod migration;
 mod moves;

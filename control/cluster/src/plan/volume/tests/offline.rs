@@ -9,11 +9,11 @@ use crate::plan::written;
 use crate::schedule::{Disk, Node};
 
 /// A volume whose tickets count: what the leader makes of them is where it is.
-struct Resting(World);
+pub(super) struct Resting(pub(super) World);
 
 impl Resting {
     /// It was used on n1, has replicas on n1, n2 and n3, and rests since a while, with the setting on.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut world = World::attached_to("n1");
         world.attach("");
         world.settings = Settings::of([("offline-replica-rebuilding", "true")]);
@@ -24,7 +24,7 @@ impl Resting {
         resting
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         for _ in 0..40 {
             let before = (self.0.volume.clone(), self.0.replicas.clone(), self.0.attachment.clone());
             self.0.settle();
@@ -42,13 +42,13 @@ impl Resting {
     }
 
     /// A workload wants it there, or does not any more.
-    fn wanted(&mut self, node: &str) {
+    pub(super) fn wanted(&mut self, node: &str) {
         let wish = Wish { node: node.to_owned(), ..Wish::default() };
         self.0.put(TicketType::Csi, Some(wish).filter(|w| !w.node.is_empty()));
         self.settle();
     }
 
-    fn pass(&mut self, seconds: i64) {
+    pub(super) fn pass(&mut self, seconds: i64) {
         self.0.now += SignedDuration::from_secs(seconds);
         self.settle();
     }
@@ -100,7 +100,7 @@ impl Resting {
         self.settle();
     }
 
-    fn close(&mut self, nodes: &[&str]) {
+    pub(super) fn close(&mut self, nodes: &[&str]) {
         for node in nodes {
             self.0.cluster.nodes.get_mut(*node).unwrap().schedulable = false;
         }

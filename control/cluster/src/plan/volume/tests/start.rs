@@ -144,6 +144,56 @@ fn a_strictly_local_volume_is_used_where_its_replica_is_alone() {
     assert_eq!((narrowed.nodes(), narrowed.status().state), (vec!["n2"], VolumeState::Attached));
 }
 
+/// A strict-local volume that is being attached to n3, where its engine starts and does not come to serve.
+fn begun_in_vain(quorum: Quorum) -> World {
+    let (data_locality, number_of_replicas) = (DataLocality::StrictLocal, 1);
+    let mut world =
+        World::new(VolumeSpec { data_locality, number_of_replicas, quorum, ..VolumeSpec::default() });
+    world.settle();
+    world.late.insert("n3".into());
+    world.attach("n3");
+    world.cut_off.insert(world.replica_on("n3"));
+    world.late.clear();
+    world.settle();
+    assert_eq!((world.status().state, world.starts), (VolumeState::Attaching, 1));
+    world
+}
+
+#[test]
+fn a_strictly_local_volume_that_was_never_used_goes_where_it_is_wanted() {
+    let mut world = begun_in_vain(Quorum::Any);
+    world.attach("");
+    world.attach("n2");
+    assert_eq!((world.status().state, world.nodes()), (VolumeState::Attached, vec!["n2"]));
+    // By now it was used.
+    world.attach("");
+    world.attach("n1");
+    assert_eq!((world.status().state, world.nodes()), (VolumeState::Attaching, vec!["n2"]));
+
+    // With another quorum nobody here may have heard that it was served.
+    let mut unsure = begun_in_vain(Quorum::Unsafe);
+    unsure.attach("");
+    unsure.attach("n2");
+    assert_eq!((unsure.status().state, unsure.nodes()), (VolumeState::Attaching, vec!["n3"]));
+}
+
+#[test]
+fn of_a_node_whose_engine_has_not_ended_nothing_is_taken() {
+    let mut world = begun_in_vain(Quorum::Any);
+    world.stuck.insert("v-e-0".into());
+    world.attach("");
+    world.pass(60);
+    world.attach("n2");
+    world.pass(3600);
+    assert_eq!((world.status().state, world.nodes()), (VolumeState::Attaching, vec!["n3"]));
+    assert!(waits_for(&world).contains("may still be on node n3"), "{}", waits_for(&world));
+    world.stuck.clear();
+    let told = world.engines.values_mut().next().and_then(|e| e.status.as_mut()).unwrap();
+    told.current_state = InstanceState::Stopped;
+    world.settle();
+    assert_eq!((world.status().state, world.nodes()), (VolumeState::Attached, vec!["n2"]));
+}
+
 #[test]
 fn an_engine_that_does_not_end_keeps_its_volume_for_a_minute() {
     let mut world = World::attached_to("n1");
