@@ -175,6 +175,11 @@ impl LogicalUnit {
         }
     }
 
+    /// False where a write is answered only once it is on stable storage.
+    pub fn has_write_cache(&self) -> bool {
+        self.kept.modes.write_cache
+    }
+
     /// Every command is refused from now on, until the target has ended.
     pub fn stop(&mut self) {
         self.stopping = true;
