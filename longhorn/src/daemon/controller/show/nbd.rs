@@ -110,9 +110,11 @@ impl Nbd {
         loop {
             let (served, ours, theirs) = self.connection(queues)?;
             let mut device = kernel::find(device.identifier()).context("the device has been disconnected")?;
-            device.reconnect(&served, vec![theirs])?;
+            device.reconnect(vec![theirs])?;
             device.let_go();
             if !is_lost(&ours)? {
+                // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
+                device.adopt(&served, TIMER)?;
                 return Ok(ours);
             }
             if Instant::now() > deadline {
