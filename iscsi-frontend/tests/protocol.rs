@@ -607,6 +607,19 @@ fn a_stopping_server_asks_for_logouts_and_refuses_the_rest() {
     assert!(server.inside(|inside| inside.server.is_done()));
 }
 
+/// The volume is to go, and nobody waits half a minute for data that does not come.
+#[test]
+fn who_owes_data_is_not_waited_for_by_a_server_that_stops() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    client.start(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 512);
+    assert_eq!(client.recv().unwrap().code(), opcode::R2T);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    server.until("closed", |load| load.connections == 0 && load.commands == 0);
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
 #[test]
 fn a_server_that_gives_way_answers_what_the_device_has() {
     let server = Running::start();

@@ -261,7 +261,7 @@ impl Device {
 
     /// Hands the kernel connections to take the places of those that have died; as many as have died at most are taken.
     /// Nothing else goes with them: before it took any of them, the kernel would wait for the requests that wait for them
-    /// (Linux 6.11 and later), for ever.
+    /// (seen on Linux 6.12 and 7.3), for ever.
     ///
     /// # Errors
     /// [`ClientError::NotOurs`] if the device was disconnected meanwhile.

@@ -160,14 +160,15 @@ impl Nbd {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        let Some(shown) = &self.shown else { return Ok(()) };
+        let Some(shown) = &self.shown else { return wait_until_hidden(queues) };
         refuse_in_use(&shown.place)?;
         if let Some(ShownNbd { device, place, rdev, .. }) = self.shown.take() {
             device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
             node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
         }
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        queues.leave(queues.len());
+        wait_until_hidden(queues)
     }
 }
 
