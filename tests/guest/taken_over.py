@@ -1,7 +1,7 @@
-"""An NBD device whose server, or whose maker, dies at the wrong moment: requests wait for the next server, which may serve a larger
+"""A device whose server, or whose maker, dies at the wrong moment: requests wait for the next server, which may serve a larger
 disk; a device that was not made ready is made ready by the next one.
 
-    nbd_life.py nbd|nbd-volume
+    taken_over.py nbd|nbd-volume|iscsi-volume
 """
 import os, signal, subprocess, sys, time
 from devices import Nbd, Process, attribute, directory_of, example, expect, run, shown, wait_for
@@ -62,15 +62,20 @@ def a_device_whose_maker_died_is_made_ready():
     disk.stop()
 
 
-def a_volume_whose_engine_died_too_early_is_made_ready():
-    disk = Volume("nbd", size=64 * MIB)
+def without_engine(disk, meanwhile):
+    """The engine dies, and the next one comes once that has been done."""
     manager = disk.manager()
     os.kill(manager, signal.SIGSTOP)
     disk.kill()
-    as_if_never_made_ready(disk.device)
+    meanwhile(disk.device)
     os.kill(manager, signal.SIGCONT)
     disk.restart()
     wait_for("the volume is shown again", lambda: disk.host.status(disk.volume)["device"])
+
+
+def a_volume_whose_engine_died_too_early_is_made_ready():
+    disk = Volume("nbd", size=64 * MIB)
+    without_engine(disk, as_if_never_made_ready)
     is_ready(disk.device)
     # What its users set stays, as long as the server takes what they send.
     run("blockdev", "--setro", disk.device)
@@ -83,8 +88,27 @@ def a_volume_whose_engine_died_too_early_is_made_ready():
     disk.stop()
 
 
+def a_disk_whose_engine_died_too_early_is_patient():
+    """As the kernel makes it, a disk gives a command up after 30 s; the engine does so after 300."""
+    disk = Volume("iscsi", size=64 * MIB)
+    timeout = lambda: int(attribute(disk.device, "device/timeout"))  # noqa: E731
+    told = timeout()
+    expect(told > 300, f"the disk's patience is {told} s")
+
+    def set_timeout(seconds):
+        with open(os.path.join(directory_of(disk.device), "device/timeout"), "w") as file:
+            file.write(str(seconds))
+
+    without_engine(disk, lambda _: set_timeout(30))
+    expect(timeout() == told, f"the disk's patience is {timeout()} s, and was {told}")
+    without_engine(disk, lambda _: set_timeout(told + 1))
+    expect(timeout() == told + 1, "who wants more patience has it")
+    disk.stop()
+
+
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_device_whose_maker_died_is_made_ready],
-           "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready]}
+           "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
+           "iscsi-volume": [a_disk_whose_engine_died_too_early_is_patient]}
 
 
 def main():
