@@ -16,7 +16,7 @@ use std::io;
 use iscsi_frontend::login::{Agreed, Established, Kind, Login, Offer, Progress, SEED};
 use iscsi_frontend::pdu::{Basic, HEADER, Raw, ScsiCommand, login_status};
 use iscsi_frontend::scsi::command::Cdb;
-use iscsi_frontend::scsi::keep::Store;
+use iscsi_frontend::scsi::keep::{SaveError, Store};
 use iscsi_frontend::scsi::{Claim, Decision, Identity, LogicalUnit, NexusId, TRANSFER_MAX, Work};
 use iscsi_frontend::session::{Request as Taken, Session, Verdict};
 use iscsi_frontend::{Chap, Credentials};
@@ -57,7 +57,7 @@ impl Store for Memory {
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
         Ok(self.0.clone())
     }
-    fn save(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn save(&mut self, bytes: &[u8]) -> Result<(), SaveError> {
         iscsi_frontend::scsi::keep::Kept::decode(bytes).expect("what is kept is read again");
         self.0 = Some(bytes.to_vec());
         Ok(())

@@ -29,6 +29,17 @@ const SEND_MAX: usize = 1 << 20;
 /// The event of an Asynchronous Message that asks for a logout (RFC 7143, 11.9.1).
 const EVENT_LOGOUT: u8 = 1;
 
+/// The target transfer tag of text that goes on: any but all ones, since there is one such text at a time.
+pub(crate) const TEXT_TAG: u32 = 2;
+
+/// Whether an answer ends what was asked, or the initiator is to go on: a final answer to a request that is not is a protocol
+/// error (RFC 7143, 11.11.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    Ends,
+    GoesOn,
+}
+
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Why {
@@ -111,8 +122,8 @@ pub(crate) struct Connection {
     pub(crate) port: Option<u16>,
     /// Tags of its commands, by initiator task tag.
     pub(crate) tasks: Vec<(u32, u64)>,
-    /// Text that goes on in the next PDU.
-    pub(crate) text: Vec<u8>,
+    /// Text that goes on in the next PDU: the tag of its request, and what has come of a pair that is not whole yet.
+    pub(crate) text: Option<(u32, Vec<u8>)>,
     /// Bytes of the budget for read data that waits to be sent.
     pub(crate) owed: usize,
     /// All bytes of the budget, those of its commands included.
@@ -146,7 +157,7 @@ impl Connection {
             claimant,
             port: None,
             tasks: Vec::with_capacity(64),
-            text: Vec::new(),
+            text: None,
             owed: 0,
             total: 0,
             wants: Served::More,
@@ -421,15 +432,19 @@ impl Connection {
     }
 
     /// Answers text or a ping, with what belongs to it.
-    pub(crate) fn text_response(&mut self, opcode: u8, itt: u32, immediate: bool, data: &[u8]) {
+    pub(crate) fn text_response(&mut self, opcode: u8, itt: u32, immediate: bool, end: Text, data: &[u8]) {
         self.session.answered(immediate);
         let numbers = self.session.numbers();
+        let (flags, ttt) = match end {
+            Text::Ends => (FINAL, NO_TAG),
+            Text::GoesOn => (0, TEXT_TAG),
+        };
         let response = TextResponse {
             opcode,
-            flags: FINAL,
+            flags,
             data: length24(data.len()),
             itt: itt.into(),
-            ttt: NO_TAG.into(),
+            ttt: ttt.into(),
             stat_sn: self.session.next_stat_sn().into(),
             exp_cmd_sn: numbers.exp_cmd_sn.into(),
             max_cmd_sn: numbers.max_cmd_sn.into(),

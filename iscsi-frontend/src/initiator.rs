@@ -131,8 +131,7 @@ pub fn login(target: &str, portal: SocketAddr, patience: Patience) -> Result<Ses
         .and_then(|()| iscsiadm("log in", &node(target, portal, &["--login"])))
         .and_then(|()| {
             let session = find(target).ok_or_else(|| InitiatorError::NoDisk(target.to_owned()))?;
-            session.disk()?;
-            session.set_patience(patience)?;
+            session.be_patient(patience)?;
             Ok(session)
         });
     if logged_in.is_err() {
@@ -238,9 +237,20 @@ impl Session {
         Ok((major.parse().map_err(|_| none())?, minor.parse().map_err(|_| none())?))
     }
 
-    fn set_patience(&self, patience: Patience) -> Result<(), InitiatorError> {
-        let disk = self.disk()?;
-        write(&disk.join("device/timeout"), &patience.command.as_secs().to_string())
+    /// Sees to it that the disk gives up no command earlier than so. Also for a session that was found: whoever logged in may
+    /// have died before it had said so, and then it is the kernel's 30 s. True if it was less.
+    ///
+    /// # Errors
+    /// [`InitiatorError`].
+    pub fn be_patient(&self, patience: Patience) -> Result<bool, InitiatorError> {
+        let setting = self.disk()?.join("device/timeout");
+        let least = patience.command.as_secs();
+        // One that says nothing of it is told.
+        let is_less = line(&setting).and_then(|now| now.parse::<u64>().ok()).is_none_or(|now| now < least);
+        if is_less {
+            write(&setting, &least.to_string())?;
+        }
+        Ok(is_less)
     }
 
     /// Bytes that the disk has.
@@ -334,9 +344,19 @@ mod tests {
         assert_eq!(found.try_disk(), None, "another unit, and a disk that is not ready");
         fs::write(disk.join("dev"), "8:16\n").unwrap();
         fs::write(disk.join("size"), "2048\n").unwrap();
-        assert_eq!(found.try_disk(), Some(disk));
+        assert_eq!(found.try_disk(), Some(disk.clone()));
         assert_eq!(found.numbers().unwrap(), (8, 16));
         assert_eq!(found.size().unwrap(), 1 << 20);
+        // As the kernel makes it; as it is then; and as somebody has set it who wants more.
+        let patience = Patience { command: Duration::from_secs(360), away: Duration::from_secs(3600) };
+        fs::create_dir(disk.join("device")).unwrap();
+        for (before, was_less, after) in
+            [("30\n", true, "360"), ("360\n", false, "360\n"), ("500\n", false, "500\n")]
+        {
+            fs::write(disk.join("device/timeout"), before).unwrap();
+            assert_eq!(found.be_patient(patience).unwrap(), was_less);
+            assert_eq!(fs::read_to_string(disk.join("device/timeout")).unwrap(), after);
+        }
     }
 
     #[test]

@@ -97,6 +97,12 @@ impl Task {
         if self.command.flags & crate::pdu::flag::WRITE != 0 { self.command.expected.get() } else { 0 }
     }
 
+    /// True if the initiator expects data, and not in this direction. Told GOOD without a residual, it would believe that all of
+    /// it was transferred.
+    pub(crate) fn lacks(&self, direction: u8) -> bool {
+        self.command.expected.get() > 0 && self.command.flags & direction == 0
+    }
+
     /// True once it has begun to touch the medium, and until its last step.
     pub(crate) fn has_begun(&self) -> bool {
         self.execution.is_some()

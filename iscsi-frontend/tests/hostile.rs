@@ -183,6 +183,7 @@ fn logins_that_are_none() {
             max_cmd_sn: 0,
             lun: 1,
             tsih: 0,
+            ttt: NO_TAG,
             text: String::new(),
         };
         assert!(client.is_closed(), "{what}");

@@ -10,7 +10,7 @@ use iscsi_frontend::{Chap, Credentials, Ending, Limits};
 use lh_block::{Extent, Geometry};
 use lh_ring::Answers;
 use nix::sys::socket::{setsockopt, sockopt};
-use support::client::{Client, PLAIN, rw10};
+use support::client::{Client, PLAIN, Pdu, rw10};
 use support::{GEOMETRY, Running, Setup};
 use zerocopy::IntoBytes;
 
@@ -382,6 +382,72 @@ fn the_write_cache_is_written_back_before_it_is_said_to_be_off() {
     assert_eq!((done.status, done.residual, submitted()), (0, (0, 0), 2));
 }
 
+/// The MODE SELECT that takes the write cache away, and its parameters.
+fn write_cache_off() -> ([u8; 6], Vec<u8>) {
+    let mut list = vec![0; 24];
+    (list[4], list[5]) = (0x08, 18);
+    ([0x15, 0x10, 0, 0, 24, 0], list)
+}
+
+/// What is answered once the write cache is off is on stable storage, also where it came before.
+#[test]
+fn a_write_that_was_on_its_way_is_durable_once_the_write_cache_is_off() {
+    let server = Running::start();
+    let (mut one, mut two) = (Client::login(&server, 1, PLAIN), Client::login(&server, 2, PLAIN));
+    one.ready();
+    two.ready();
+    let (select, list) = write_cache_off();
+    let looks = || server.inside(|inside| (inside.disk.submitted(), inside.disk.volatile()));
+    // One is with the device; of another the data has not come.
+    hold(&server, Answers::Held);
+    let with_device = two.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let waits = two.start(&rw10(0x2a, 8, 1), FINAL | flag::WRITE, 512);
+    let r2t = two.recv().unwrap();
+    let off = one.start_write(&select, &list);
+    server.until("all are there", |load| load.commands == 3);
+    assert_eq!(looks(), (1, 0), "the flush would not have the write that has no answer");
+    hold(&server, Answers::AtOnce);
+    assert_eq!((one.answer(b"").itt, two.answer(b"").itt), (off, with_device));
+    assert_eq!(looks(), (2, 0));
+    two.data_out(waits, r2t.u32_at(20), 0, &[8; 512], 512);
+    let done = two.answer(b"");
+    assert_eq!((done.itt, done.status, looks()), (waits, 0, (3, 0)));
+}
+
+/// Where nothing is transferred, nobody may believe that all of it was.
+#[test]
+fn data_that_is_to_go_the_other_way_is_not_said_to_have_gone() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let (select, _) = write_cache_off();
+    let (write, read) = (rw10(0x2a, 0, 1), rw10(0x28, 0, 1));
+    let refused = Some((5, 0x0e03));
+    let cases: [(&[u8], u8, u32, _); 7] = [
+        (&write, flag::READ, 512, refused),
+        (&write, 0, 512, refused),
+        (&select, flag::READ, 24, refused),
+        (&[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], flag::READ, 24, refused),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], flag::READ, 24, refused),
+        (&read, 0, 512, None),
+        (&[0x12, 0, 0, 0, 36, 0], 0, 36, None),
+    ];
+    for (cdb, direction, expected, sense) in cases {
+        client.start(cdb, FINAL | direction, expected);
+        let answer = client.answer(b"");
+        assert_eq!(answer.sense, sense, "{cdb:x?} {direction:#x}");
+        assert_eq!((answer.residual, answer.data.len()), ((flag::UNDERFLOW, expected), 0));
+    }
+    // A read whose initiator sends; libiscsi's suite wants it to end well.
+    client.start_write(&read, &[1; 512]);
+    let answer = client.answer(b"");
+    assert_eq!((answer.status, answer.residual), (0, (flag::UNDERFLOW, 512)));
+    // Nothing is expected: the residual says what there would have been.
+    client.start(&write, FINAL, 0);
+    assert_eq!(client.answer(b"").residual, (flag::OVERFLOW, 512));
+}
+
 #[test]
 fn residuals_are_told() {
     let server = Running::start();
@@ -416,6 +482,48 @@ fn discovery_tells_the_target_and_logs_out() {
     let answer = client.recv().unwrap();
     assert_eq!((answer.code(), answer.itt(), answer.raw[2]), (opcode::LOGOUT_RESPONSE, logout, 0));
     assert!(client.is_closed());
+}
+
+/// Text in pieces, and text that is not all that is asked (RFC 7143, 11.10 and 11.11).
+#[test]
+fn text_goes_on_until_the_initiator_ends_it() {
+    let server = Running::start();
+    let text = "InitiatorName=iqn.test\0SessionType=Discovery\0";
+    let mut client = Client::over(server.connect(), 1, text).unwrap_or_else(|status| panic!("{status:#x}"));
+    let mut ask = |flags: u8, itt: u32, ttt: u32, data: &[u8]| {
+        (client.itt, client.ttt) = (itt - 1, ttt);
+        client.simple(opcode::TEXT_REQUEST, flags, data);
+        client.recv().unwrap()
+    };
+    let goes_on = |answer: &Pdu| {
+        assert_eq!((answer.code(), answer.raw[1]), (opcode::TEXT_RESPONSE, 0), "not over");
+        assert_ne!(answer.u32_at(20), NO_TAG);
+        answer.u32_at(20)
+    };
+    let target = format!("TargetName={}\0TargetAddress={},1\0", server.name, server.address);
+    // A pair in two pieces.
+    let answer = ask(flag::CONTINUE, 10, NO_TAG, b"SendTar");
+    let ttt = goes_on(&answer);
+    assert_eq!(answer.data, b"");
+    // Another request does not know the tag.
+    assert_eq!(ask(FINAL, 11, ttt, b"gets=All\0").code(), opcode::REJECT);
+    let ttt = goes_on(&ask(flag::CONTINUE, 12, NO_TAG, b"SendTar"));
+    let answer = ask(FINAL, 12, ttt, b"gets=All\0");
+    assert_eq!((answer.raw[1], answer.u32_at(20), answer.itt()), (FINAL, NO_TAG, 12));
+    assert_eq!(String::from_utf8(answer.data).unwrap(), target);
+    // Whole pairs, and more to come.
+    let answer = ask(0, 13, NO_TAG, b"X-key=1\0");
+    let ttt = goes_on(&answer);
+    assert_eq!(answer.data, b"X-key=NotUnderstood\0");
+    let answer = ask(FINAL, 13, ttt, b"SendTargets=All\0");
+    assert_eq!((answer.raw[1], String::from_utf8(answer.data).unwrap()), (FINAL, target.clone()));
+    // What was begun and not ended is given up for what begins.
+    goes_on(&ask(flag::CONTINUE, 14, NO_TAG, b"X-one"));
+    let answer = ask(FINAL, 15, NO_TAG, b"SendTargets=All\0");
+    assert_eq!(String::from_utf8(answer.data).unwrap(), target);
+    // There is nothing to go on with; and text that is cut off and final at once.
+    assert_eq!(ask(FINAL, 15, ttt, b"").code(), opcode::REJECT);
+    assert_eq!(ask(FINAL | flag::CONTINUE, 16, NO_TAG, b"X").code(), opcode::REJECT);
 }
 
 #[test]
@@ -496,6 +604,19 @@ fn a_stopping_server_asks_for_logouts_and_refuses_the_rest() {
     client.simple(opcode::LOGOUT_REQUEST, FINAL, b"");
     assert_eq!(client.recv().unwrap().code(), opcode::LOGOUT_RESPONSE);
     assert!(client.is_closed());
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+/// The volume is to go, and nobody waits half a minute for data that does not come.
+#[test]
+fn who_owes_data_is_not_waited_for_by_a_server_that_stops() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    client.start(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 512);
+    assert_eq!(client.recv().unwrap().code(), opcode::R2T);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    server.until("closed", |load| load.connections == 0 && load.commands == 0);
     assert!(server.inside(|inside| inside.server.is_done()));
 }
 

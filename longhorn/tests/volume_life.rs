@@ -1,8 +1,10 @@
 //! A volume's life through the commands, with real processes and without a frontend: no kernel feature is needed but
 //! io_uring. Real devices are the end-to-end scenarios' affair.
 
+mod nbd;
+
 use std::io::{self, ErrorKind, Read};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -253,6 +255,55 @@ fn connect(place: &str) -> io::Result<Box<dyn Read>> {
     Ok(Box::new(stream))
 }
 
+/// State of a TCP socket that listens (include/net/tcp_states.h), and of a connection to a unix socket that waits to be taken
+/// (SS_CONNECTING, include/uapi/linux/net.h).
+const LISTENS: u8 = 0x0a;
+const WAITS: &str = "02";
+
+/// What the kernel tells of the TCP sockets at an address of this host (proc_net_tcp.txt): state, and how much waits there to be
+/// taken: bytes, or connections of one that listens.
+fn sockets_at(address: &str) -> Vec<(u8, u32)> {
+    let address: SocketAddrV4 = address.parse().unwrap();
+    let at = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port());
+    let number = |hex: &str| u32::from_str_radix(hex, 16).unwrap();
+    let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let fields = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let here = fields.filter(|fields| fields[1] == at);
+    here.map(|fields| (number(fields[3]).to_le_bytes()[0], number(fields[4].split_once(':').unwrap().1)))
+        .collect()
+}
+
+/// Somebody has connected there, and nobody has taken the connection.
+fn is_somebody_waiting(place: &str) -> bool {
+    if !place.starts_with('/') {
+        return sockets_at(place).iter().any(|(state, waiting)| *state == LISTENS && *waiting > 0);
+    }
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let mut fields = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields.any(|fields| fields.get(5) == Some(&WAITS) && fields.last() == Some(&place))
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// It was killed, and nobody has heard of that yet: none of its threads runs any more.
+fn has_ended(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let is_zombie = stat.rsplit_once(") ").unwrap().1.starts_with('Z');
+    is_zombie && std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count() == 1
+}
+
+/// An address of this machine that no other test has: what is free there stays free.
+fn own_address(last: u8) -> String {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    TcpListener::bind((Ipv4Addr::new(127, high, low, last), 0)).unwrap().local_addr().unwrap().to_string()
+}
+
 /// Kills the engine while its manager sleeps, so that there is a time without any.
 fn is_not_missed(word: &str, frontend: &str, listen: Option<&str>) {
     let Some(host) = Host::new(word) else { return };
@@ -267,9 +318,15 @@ fn is_not_missed(word: &str, frontend: &str, listen: Option<&str>) {
         let engine = host.status()["engine_pid"].clone();
         signal(manager, Signal::SIGSTOP);
         kill_9(pid(&engine));
-        // Its ring outlives it for some milliseconds.
-        std::thread::sleep(Duration::from_millis(300));
-        let waiting = connect(&place);
+        until("the engine has ended", || has_ended(pid(&engine)));
+        // Its ring outlives it for some milliseconds, and may still take one.
+        let mut waiting = connect(&place);
+        until("a connection waits", || {
+            waiting.is_err() || is_somebody_waiting(&place) || {
+                waiting = connect(&place);
+                false
+            }
+        });
         signal(manager, Signal::SIGCONT);
         let mut waiting = waiting.unwrap_or_else(|e| panic!("{frontend} at {place} without an engine: {e}"));
         if frontend == "nbd-server" {
@@ -287,11 +344,54 @@ fn is_not_missed(word: &str, frontend: &str, listen: Option<&str>) {
 
 #[test]
 fn whoever_connects_while_no_engine_runs_waits_for_the_next_one() {
-    // On an address of this machine that no other test has: what is free there stays free.
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let own = Ipv4Addr::new(127, high, low, 1);
-    let free = || TcpListener::bind((own, 0)).unwrap().local_addr().unwrap().to_string();
     is_not_missed("unix", "nbd-server", None);
-    is_not_missed("tcp", "nbd-server", Some(&free()));
-    is_not_missed("target", "iscsi-target", Some(&free()));
+    is_not_missed("tcp", "nbd-server", Some(&own_address(1)));
+    is_not_missed("target", "iscsi-target", Some(&own_address(1)));
+}
+
+/// A replica does not answer: who wants the volume hidden is told so before any manager loses its patience, and it is hidden when
+/// the request has been answered, by the same engine.
+#[test]
+fn what_is_in_flight_holds_up_the_end_of_a_server_and_no_more() {
+    let Some(host) = Host::new("hidden") else { return };
+    let (volume, address) = (host.volume.as_str(), own_address(2));
+    host.ok(&[
+        "up",
+        volume,
+        "--size",
+        "16MiB",
+        "--replicas",
+        "1",
+        "--frontend",
+        "nbd-server",
+        "--listen",
+        &address,
+    ]);
+    let up = host.status();
+    let engine_line = |words: &[&str]| {
+        let socket = host.dir.path().join(format!("run/{volume}-e-0.grpc.sock"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_longhorn"));
+        command.arg("--url").arg(format!("unix:{}", socket.display())).args(words);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let mut client = nbd::Client::over(TcpStream::connect(&address).unwrap(), volume);
+    client.write(0, &[1; 4096]);
+    signal(pid(&up["replicas"][0]["pid"]), Signal::SIGSTOP);
+    client.begin_write(0, &[2; 4096]);
+    until("the engine has taken it", || sockets_at(&address).iter().all(|(_, waiting)| *waiting == 0));
+
+    let refused = engine_line(&["frontend", "shutdown"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("in flight"), "{said}");
+    assert_eq!(host.status()["endpoint"], up["endpoint"], "it is not hidden");
+    signal(pid(&up["replicas"][0]["pid"]), Signal::SIGCONT);
+    client.end();
+    let hidden = host.wait("it is hidden", |s| s["endpoint"] == "");
+    assert_eq!(hidden["engine_pid"], up["engine_pid"], "the engine lives on");
+
+    assert!(engine_line(&["frontend", "start", "nbd-server"]).status.success());
+    let mut client = nbd::Client::over(TcpStream::connect(&address).unwrap(), volume);
+    assert_eq!(client.read(0, 4096), [2; 4096]);
+    drop(client);
+    host.ok(&["down", volume]);
 }

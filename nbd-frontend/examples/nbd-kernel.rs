@@ -82,7 +82,8 @@ fn run() -> Result<(), Failure> {
         "reconnect" => {
             let mut device = found(arguments.word(1)?)?;
             let (served, sockets) = sockets(Path::new(arguments.word(2)?), arguments.connections)?;
-            device.reconnect(&served, sockets)?;
+            device.reconnect(sockets)?;
+            device.adopt(&served, Duration::from_secs(arguments.timeout))?;
             say("reconnected");
         }
         "resize" => {
@@ -153,8 +154,10 @@ fn keep(arguments: &Arguments) -> Result<(), Failure> {
         if !device.has_lost_connection(Duration::from_secs(1))? {
             continue;
         }
-        let again = sockets(path, arguments.connections)
-            .and_then(|(served, sockets)| Ok(device.reconnect(&served, sockets)?));
+        let again = sockets(path, arguments.connections).and_then(|(served, sockets)| {
+            device.reconnect(sockets)?;
+            Ok(device.adopt(&served, Duration::from_secs(arguments.timeout))?)
+        });
         match again {
             Ok(()) => say("reconnected"),
             // Nobody listens yet.

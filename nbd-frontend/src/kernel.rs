@@ -6,6 +6,8 @@
 //!   server and calls [`Device::reconnect`]; the kernel sends again what had not been answered. It does so for a request
 //!   only when that request's timer has run out, so a long timer is a long pause.
 //! - A device is found again by the identifier that it was made with: [`find`].
+//! - Most of what can be set of a device waits until no request is in flight (the kernel freezes its queue). So while requests
+//!   wait for a connection nothing is set: first the connection ([`Device::reconnect`]), then the rest ([`Device::adopt`]).
 //!
 //! What the timer means besides that depends on [`Slow`]: with several connections a request that a living server leaves
 //! unanswered for longer ends its connection, too, and somebody has to look ([`Device::has_lost_connection`]) also while
@@ -20,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lh_block::SECTOR;
 use lh_ring::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -137,7 +140,7 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
                 Ok(()) => Ok(device),
                 Err(source) => {
                     device.disconnect()?;
-                    Err(ClientError::Refused { what: "make the device what the server says", source })
+                    Err(unlike(source))
                 }
             }
         }
@@ -151,6 +154,16 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
         }
         (Err(source), _) => Err(ClientError::Refused { what: WHAT, source }),
     }
+}
+
+/// The device has not become what the server says.
+fn unlike(source: io::Error) -> ClientError {
+    ClientError::Refused { what: "make the device what the server says", source }
+}
+
+/// The number in a file of sysfs.
+fn number_in(file: &Path) -> io::Result<u64> {
+    fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)
 }
 
 fn add_sockets(request: &mut Request, sockets: &[OwnedFd]) {
@@ -193,7 +206,8 @@ impl Device {
     }
 
     /// Takes back what somebody has set who had the number before, which outlives a connection, and sets what this one
-    /// needs.
+    /// needs. The timer comes last: who finds it set knows that the rest was done. (Devices of [`Slow::IsDead`] have it from the
+    /// begin, and the kernel's module has no way to ask which they are.)
     fn prepare(&self, served: &Served, timeout: u64) -> io::Result<()> {
         if served.flags & (flag::READ_ONLY | flag::SEND_FLUSH) == flag::SEND_FLUSH {
             sys::as_new(self.open()?.as_fd())?;
@@ -219,16 +233,24 @@ impl Device {
         opened
     }
 
+    /// A setting of the device's queue.
+    fn setting(&self, name: &str) -> PathBuf {
+        format!("/sys/block/nbd{}/queue/{name}", self.index).into()
+    }
+
     /// Keeps requests to what the server takes. The kernel's client does not ask, and sends 4 MiB (Linux 7.3).
     fn limit(&self, longest: u32) -> io::Result<()> {
-        let path = format!("/sys/block/nbd{}/queue/max_sectors_kb", self.index);
-        let now: u32 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
-        if now > longest >> 10 { fs::write(path, (longest >> 10).to_string()) } else { Ok(()) }
+        let setting = self.setting("max_sectors_kb");
+        if number_in(&setting)? > (longest >> 10).into() {
+            fs::write(setting, (longest >> 10).to_string())
+        } else {
+            Ok(())
+        }
     }
 
     /// How long a request waits before the kernel looks at its connection.
     fn set_timer(&self, seconds: u64) -> io::Result<()> {
-        fs::write(format!("/sys/block/nbd{}/queue/io_timeout", self.index), (seconds * 1000).to_string())
+        fs::write(self.setting("io_timeout"), (seconds * 1000).to_string())
     }
 
     /// Gives up this process's own handles of the sockets, which are the kernel's alone then: a socket that it does not
@@ -238,18 +260,33 @@ impl Device {
     }
 
     /// Hands the kernel connections to take the places of those that have died; as many as have died at most are taken.
-    /// A size other than before shows at once.
+    /// Nothing else goes with them: before it took any of them, the kernel would wait for the requests that wait for them
+    /// (seen on Linux 6.12 and 7.3), for ever.
     ///
     /// # Errors
     /// [`ClientError::NotOurs`] if the device was disconnected meanwhile.
-    pub fn reconnect(&mut self, served: &Served, sockets: Vec<OwnedFd>) -> Result<(), ClientError> {
-        const WHAT: &str = "take new connections";
-        self.reconfigure(WHAT, |request| {
-            request.number(number::SIZE, served.size);
-            add_sockets(request, &sockets);
-        })?;
+    pub fn reconnect(&mut self, sockets: Vec<OwnedFd>) -> Result<(), ClientError> {
+        self.reconfigure("take new connections", |request| add_sockets(request, &sockets))?;
         self.sockets = sockets;
         Ok(())
+    }
+
+    /// Makes a device that an earlier process has left what its new server says: its size, its longest request, and all that
+    /// [`connect`] sets where that process died before it had. To be called when the kernel has taken connections, since it may
+    /// wait for all requests in flight; where there is nothing to be changed it does not.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn adopt(&mut self, served: &Served, timeout: Duration) -> Result<(), ClientError> {
+        let timeout = timeout.as_secs().max(1);
+        let made_ready = || match number_in(&self.setting("io_timeout"))? == timeout * 1000 {
+            // What has been set since then is its users' affair, as long as the server takes what they send.
+            true => self.limit(served.longest),
+            false => self.prepare(served, timeout),
+        };
+        made_ready().map_err(unlike)?;
+        let sectors = number_in(format!("/sys/block/nbd{}/size", self.index).as_ref()).map_err(unlike)?;
+        if sectors * SECTOR == served.size { Ok(()) } else { self.resize(served.size) }
     }
 
     /// Changes the device's size, in use or not.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lh_block::Extent;
 use lh_ring::Answers;
 use nbd_frontend::proto::{command, error};
-use nbd_frontend::{Framing, Limits};
+use nbd_frontend::{Ending, Framing, Limits};
 use support::client::{Client, greeted};
 use support::{Running, Setup};
 
@@ -102,6 +102,22 @@ fn who_takes_no_answer_or_never_finishes_is_closed() {
     assert!(half.is_closed() && part.is_closed());
     assert_eq!(idle.read(0, 512).error, 0);
     drop((deaf, shaking));
+}
+
+/// The volume is to go, and nobody waits half a minute for who takes nothing.
+#[test]
+fn who_takes_no_answer_is_not_waited_for_by_a_server_that_stops() {
+    let server = Running::start();
+    let mut deaf = Client::connect(&server, Framing::Simple);
+    for _ in 0..16 {
+        deaf.header(command::READ, 0, 0, 1 << 20);
+    }
+    server.until("answers wait", |load| load.requests == 0 && load.payload_bytes > 0);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    assert!(!server.inside(|inside| inside.server.is_done()));
+    server.until("closed", |load| load.connections == 0);
+    assert!(server.inside(|inside| inside.server.is_done()));
+    drop(deaf);
 }
 
 #[test]

@@ -18,9 +18,14 @@ atexit.register(shutil.rmtree, WORK, ignore_errors=True)
 CPUS = os.cpu_count()
 
 
+def kernel_is(*version):
+    """True from this version of Linux on."""
+    return tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= version
+
+
 def kernel_has(name, what, *version):
-    """True from this version of Linux on; else says what is not tested."""
-    there = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= version
+    """The same; else says what is not tested."""
+    there = kernel_is(*version)
     if not there:
         skip(name, f"{what} needs Linux {'.'.join(map(str, version))}")
     return there

@@ -1,4 +1,4 @@
-"""A volume's life on each frontend that makes a device, in short: shown by what `auto` takes first, mounted, written and
+"""A volume's life on each frontend that makes a device, in short: shown by what `auto` takes, mounted, written and
 verified while its engine is killed and upgraded, grown while mounted, not stopped while in use, stopped, and nothing left.
 
     life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
@@ -7,7 +7,7 @@ import contextlib, os, signal, subprocess, sys, time
 import initiator
 from devices import (Mounted, attribute, expect, fail, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
                      shown, skip, wait_for)
-from volumes import Volume, loses_requests_of_the_dead
+from volumes import Volume, loses_requests_of_the_dead, taken_by_auto
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
 
@@ -80,8 +80,8 @@ def nothing_is_left(frontend, threads):
     expect(loops == "", f"{frontend}: loop devices {loops}")
 
 
-def auto_takes_the_first():
-    disk = Volume("auto", size=64 << 20, shown_by="ublk")
+def auto_takes_the_best():
+    disk = Volume("auto", size=64 << 20, shown_by=taken_by_auto())
     disk.stop()
 
 
@@ -100,7 +100,7 @@ def main():
         nothing_is_left(frontend, threads)
         print(f"{frontend}: {time.monotonic() - began:.1f} s", flush=True)
         lived.append(frontend)
-    auto_takes_the_first()
+    auto_takes_the_best()
     errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
     expect(not errors, f"the kernel saw errors: {errors[:5]}")
     shown(f"{', '.join(lived)}: killed, upgraded and grown under fio on XFS, stopped, nothing left")

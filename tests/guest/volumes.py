@@ -2,7 +2,7 @@
 frontend that makes a device, started by `longhornctl up`, restarted by the manager alone."""
 import os, signal, sys
 import initiator
-from devices import KINDS as SERVERS, WORK, expect, nodes, run, skip, wait_for
+from devices import KINDS as SERVERS, WORK, expect, kernel_is, nodes, run, skip, wait_for
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
 from harness import BIN, Host, contents  # noqa: E402, F401
@@ -16,6 +16,11 @@ def loses_requests_of_the_dead(frontend):
     that is being killed only if it looks them up without locks (HAVE_GUP_FAST); User Mode Linux does not. On the machine's own
     kernel, tests/e2e/upgrade.py kills a FUSE server under load."""
     return frontend == "fuse" and os.environ.get("LH_GUEST") == "1"
+
+
+def taken_by_auto():
+    """The frontend that `auto` takes where there are all: ublk, unless its driver may not survive a killed engine."""
+    return "ublk" if kernel_is(6, 16) else "nbd"
 
 
 class Volume:
@@ -35,8 +40,11 @@ class Volume:
         self.device = said["device"]
         expect(self.device == f"/dev/longhorn/{self.volume}", f"the device is {self.device}")
         self.engine = said["engine_pid"]
+        self.numbers = self.device_numbers()
+
+    def device_numbers(self):
         numbers = os.stat(self.device).st_rdev
-        self.numbers = f"{os.major(numbers)}:{os.minor(numbers)}"
+        return f"{os.major(numbers)}:{os.minor(numbers)}"
 
     def kill(self):
         os.kill(self.engine, signal.SIGKILL)

@@ -2,13 +2,17 @@
 //!
 //! - A change is durable before it is acknowledged: written beside the old file, synced, renamed over it, the directory
 //!   synced. A crash at any point leaves the old state or the new one.
+//! - A change that fails once the name has changed may be there or not ([`SaveError::Unknown`]): who asked for it writes down
+//!   again what holds, before anybody is told of it.
+//! - What is found at the start is made durable before anybody is told of it: the process before may have died between the
+//!   rename and the sync.
 //! - A file whose checksum is wrong is not believed, nor overwritten: who starts the target has to decide.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::mode::Modes;
 use super::reservation::{Kind, PORT_MAX, REGISTRATIONS_MAX, Registration, Reservations};
@@ -30,8 +34,19 @@ pub trait Store {
     /// Makes it durable, all or nothing.
     ///
     /// # Errors
-    /// The system's. The old state or the new one is there then.
-    fn save(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// [`SaveError`]: whether the old state is there, or nobody knows which of the two.
+    fn save(&mut self, bytes: &[u8]) -> Result<(), SaveError>;
+}
+
+/// Why a state was not saved.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// What was saved before is there, as if nobody had asked.
+    #[error("{0}")]
+    Unchanged(io::Error),
+    /// What was saved before is there, or this: the next start may find either.
+    #[error("half done: {0}")]
+    Unknown(io::Error),
 }
 
 /// Mode of the file: who holds reservations by which keys is nobody else's affair.
@@ -46,6 +61,23 @@ impl FileStore {
     pub fn new(path: PathBuf) -> Self {
         Self(path)
     }
+
+    /// The directory that has its name.
+    fn directory(&self) -> io::Result<File> {
+        File::open(self.0.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    }
+
+    /// Writes a new file beside it: its name.
+    fn write_beside(&self, bytes: &[u8]) -> io::Result<PathBuf> {
+        let new = self.0.with_extension("new");
+        let mut options = File::options();
+        let mut file = options.write(true).create(true).truncate(true).mode(PRIVATE).open(&new)?;
+        // One that a crash has left may have another mode.
+        file.set_permissions(fs::Permissions::from_mode(PRIVATE))?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        Ok(new)
+    }
 }
 
 impl Store for FileStore {
@@ -57,22 +89,15 @@ impl Store for FileStore {
         if found.len() > FILE_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than such a file can be"));
         }
+        self.directory()?.sync_all()?;
         fs::read(&self.0).map(Some)
     }
 
-    fn save(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let new = self.0.with_extension("new");
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(PRIVATE).open(&new)?;
-        // One that a crash has left may have another mode.
-        file.set_permissions(fs::Permissions::from_mode(PRIVATE))?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.0)?;
-        match self.0.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => File::open(dir)?.sync_all(),
-            _ => File::open(".")?.sync_all(),
-        }
+    fn save(&mut self, bytes: &[u8]) -> Result<(), SaveError> {
+        // Whatever can be missing is missed before the name changes.
+        let directory = self.directory().map_err(SaveError::Unchanged)?;
+        let new = self.write_beside(bytes).map_err(SaveError::Unchanged)?;
+        fs::rename(&new, &self.0).and_then(|()| directory.sync_all()).map_err(SaveError::Unknown)
     }
 }
 
@@ -85,7 +110,7 @@ impl Store for NoStore {
         Ok(None)
     }
 
-    fn save(&mut self, _bytes: &[u8]) -> io::Result<()> {
+    fn save(&mut self, _bytes: &[u8]) -> Result<(), SaveError> {
         Ok(())
     }
 }
@@ -245,6 +270,10 @@ mod tests {
         let mode = fs::metadata(dir.path().join("scsi")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, PRIVATE);
         let mut nowhere = FileStore::new(dir.path().join("missing/scsi"));
-        assert!(nowhere.save(b"").is_err());
+        assert!(matches!(nowhere.save(b""), Err(SaveError::Unchanged(_))));
+        // A name that cannot be taken: whether it was is not asked.
+        let mut taken = FileStore::new(dir.path().join("directory"));
+        fs::create_dir_all(dir.path().join("directory/full")).unwrap();
+        assert!(matches!(taken.save(b""), Err(SaveError::Unknown(_))));
     }
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::command::{Access, Cdb, Command, action, be32, opcode};
 use super::inquiry::{Identity, Place, inquiry, report_opcodes};
-use super::keep::{Kept, Store, Unreadable};
+use super::keep::{Kept, SaveError, Store, Unreadable};
 use super::mode::{Modes, mode_select, mode_sense, select_length};
 use super::reservation::{LIST_MAX, Refusal, out};
 use super::sense::{self, Sense};
@@ -72,6 +72,8 @@ pub struct LogicalUnit {
     read_only: bool,
     kept: Kept,
     store: Box<dyn Store>,
+    /// What the store has may be a change that was refused. Nobody is told of what is kept until it is saved again.
+    in_doubt: bool,
     nexuses: Vec<Option<Nexus>>,
     /// Who holds the old reservation (SPC-2, RESERVE).
     reserved: Option<NexusId>,
@@ -123,6 +125,7 @@ impl LogicalUnit {
             read_only,
             kept,
             store,
+            in_doubt: false,
             nexuses: Vec::new(),
             reserved: None,
             to_abort: Vec::new(),
@@ -170,6 +173,11 @@ impl LogicalUnit {
                 self.attention(id, sense);
             }
         }
+    }
+
+    /// False where a write is answered only once it is on stable storage.
+    pub fn has_write_cache(&self) -> bool {
+        self.kept.modes.write_cache
     }
 
     /// Every command is refused from now on, until the target has ended.
@@ -311,6 +319,7 @@ impl LogicalUnit {
             opcode::MODE_SENSE_6 | opcode::MODE_SENSE_10 => {
                 let blocks = geometry.size / u64::from(geometry.logical_block);
                 let size = (blocks, geometry.logical_block);
+                self.settle()?;
                 mode_sense(cdb, self.kept.modes, self.read_only, size, reply)?;
             }
             opcode::MODE_SELECT_6 | opcode::MODE_SELECT_10 => {
@@ -327,7 +336,10 @@ impl LogicalUnit {
                     self.reserved = None;
                 }
             }
-            opcode::PERSISTENT_RESERVE_IN => self.kept.reservations.report(cdb, reply),
+            opcode::PERSISTENT_RESERVE_IN => {
+                self.settle()?;
+                self.kept.reservations.report(cdb, reply);
+            }
             opcode::PERSISTENT_RESERVE_OUT => {
                 let length = be32(cdb, 5);
                 if length > LIST_MAX {
@@ -389,14 +401,16 @@ impl LogicalUnit {
 
     fn select(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {
         let modes = match mode_select(cdb, list, self.kept.modes) {
-            Ok(modes) if modes == self.kept.modes => return Decision::Good,
+            Ok(modes) if modes == self.kept.modes => {
+                return self.settle().map_or_else(Decision::from, |()| Decision::Good);
+            }
             Ok(modes) => modes,
             Err(sense) => return sense.into(),
         };
         let next = Kept { modes, reservations: self.kept.reservations.clone() };
         let cached = self.kept.modes.write_cache && !modes.write_cache;
-        if let Err(decision) = self.keep(next) {
-            return decision;
+        if let Err(sense) = self.keep(next) {
+            return sense.into();
         }
         for index in 0..self.nexuses.len() {
             let other = NexusId(u16::try_from(index).unwrap_or(u16::MAX));
@@ -416,8 +430,8 @@ impl LogicalUnit {
             Err(Refusal::Conflict) => return Decision::Conflict,
             Err(Refusal::Check(sense)) => return sense.into(),
         };
-        if let Err(decision) = self.keep(next) {
-            return decision;
+        if let Err(sense) = self.keep(next) {
+            return sense.into();
         }
         for (port, sense) in effects.attentions {
             let found = self.nexuses.iter().position(|n| n.as_ref().is_some_and(|n| n.port == port));
@@ -432,15 +446,32 @@ impl LogicalUnit {
     }
 
     /// Makes a new state durable, then takes it over.
-    fn keep(&mut self, next: Kept) -> Result<(), Decision> {
+    fn keep(&mut self, next: Kept) -> Result<(), Sense> {
+        self.settle()?;
         if next == self.kept {
             return Ok(());
         }
-        if let Err(e) = self.store.save(&next.encode()) {
-            warn!("reservations and modes are not saved, and not changed: {e}");
-            return Err(sense::INTERNAL.into());
+        let Err(e) = self.store.save(&next.encode()) else {
+            self.kept = next;
+            return Ok(());
+        };
+        warn!("reservations and modes are not saved, and not changed: {e}");
+        self.in_doubt = matches!(e, SaveError::Unknown(_));
+        // At once, so that what was refused does not come true with the next start. If that fails, too, before the next word.
+        let _ = self.settle();
+        Err(sense::INTERNAL)
+    }
+
+    /// Saves what holds, if something else may be saved.
+    fn settle(&mut self) -> Result<(), Sense> {
+        if !self.in_doubt {
+            return Ok(());
         }
-        self.kept = next;
+        self.store.save(&self.kept.encode()).map_err(|e| {
+            warn!("reservations and modes as they hold are not saved: {e}: nobody is told of them");
+            sense::INTERNAL
+        })?;
+        self.in_doubt = false;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use lh_block::{Done, Extent, Op};
 use lh_ring::{Payload, Pool};
 
 use super::command::{be32, be64};
-use super::sense::{INTERNAL, INVALID_PARAMETER, MISCOMPARED, OUT_OF_RANGE, Sense};
+use super::sense::{INTERNAL, MISCOMPARED, OUT_OF_RANGE, Sense};
 
 /// Longest read or write of one command in bytes, told as MAXIMUM TRANSFER LENGTH. A payload holds a little more.
 pub const TRANSFER_MAX: u32 = 1 << 20;
@@ -173,6 +173,22 @@ impl Work {
     /// True if it changes the medium.
     pub fn is_write(&self) -> bool {
         !matches!(self, Self::Read(_) | Self::Verify { .. } | Self::Flush)
+    }
+
+    /// The same, answered only once it is on stable storage.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        match &mut self {
+            Self::Write { fua, .. }
+            | Self::CompareAndWrite { fua, .. }
+            | Self::OrWrite { fua, .. }
+            | Self::WriteSame { fua, .. }
+            | Self::Zero { fua, .. }
+            | Self::Unmap { fua, .. } => *fua = true,
+            // Always is; or has nothing to be.
+            Self::WriteVerify { .. } | Self::Read(_) | Self::Verify { .. } | Self::Flush => {}
+        }
+        self
     }
 
     /// See [`Claim`].
@@ -385,12 +401,10 @@ impl Execution {
                 return Err(OUT_OF_RANGE.at_parameter(field));
             }
         }
-        let head = head_of(list);
-        let told = usize::from(u16::from_be_bytes([head[2], head[3]]));
-        if told % 16 != 0 { Err(INVALID_PARAMETER.at_parameter(2)) } else { Ok(()) }
+        Ok(())
     }
 
-    /// How many descriptors there are: as many as came and as the list says.
+    /// How many descriptors there are: as many as came and as the list says. One that is not whole does not count (SBC-3, 5.28.2).
     fn descriptors(&self) -> usize {
         let Some(list) = self.data.as_ref().filter(|list| list.len() >= 8) else { return 0 };
         let head = head_of(list);

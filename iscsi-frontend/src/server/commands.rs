@@ -16,7 +16,7 @@ use tracing::warn;
 use super::Server;
 use super::functions::{Finish, Scope};
 use crate::collect::Collected;
-use crate::connection::{Connection, Ending, Why};
+use crate::connection::{Connection, Ending, Text, Why};
 use crate::pdu::{DataOut, FINAL, NO_TAG, Raw, ScsiCommand, attribute, flag, opcode, reject, status};
 use crate::scsi::sense::{INCORRECT_DATA, INVALID_FIELD, INVALID_INFORMATION_UNIT};
 use crate::scsi::{Claim, Decision, Execution, Step, Work};
@@ -74,7 +74,7 @@ impl Server {
                 let immediate = nop.opcode & crate::pdu::IMMEDIATE != 0;
                 let mut echo = data.to_vec();
                 echo.truncate(connection.agreed.send_segment as usize);
-                connection.text_response(opcode::NOP_IN, nop.itt.get(), immediate, &echo);
+                connection.text_response(opcode::NOP_IN, nop.itt.get(), immediate, Text::Ends, &echo);
             }
             Request::Text(text) => self.text(slot, raw, &text, &data),
             Request::Task(request) => self.function(slot, &request),
@@ -207,10 +207,21 @@ impl Server {
         if flags & (flag::READ | flag::WRITE) == flag::READ | flag::WRITE {
             return self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
         }
+        let (cannot_send, cannot_take) = (task.lacks(flag::WRITE), task.lacks(flag::READ));
         let mut reply = std::mem::take(&mut self.reply);
         reply.clear();
         let decision = self.unit.decide(nexus, lun, &cdb, device, &mut reply);
         match decision {
+            // What cannot come is not written: nobody is to take that for done.
+            Decision::Parameters(1..) if cannot_send => {
+                self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
+            }
+            Decision::Work(work) if cannot_send && work.data_out() > 0 => {
+                self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
+            }
+            // What nobody takes is no failure: the residual says that none of it went.
+            Decision::Good if cannot_take => self.end(tag, Ending::Done(0)),
+            Decision::Work(work) if cannot_take && work.data_in() > 0 => self.end(tag, Ending::Done(0)),
             Decision::Good => self.end(tag, Ending::Reply(&reply)),
             Decision::Check(sense) => self.end(tag, Ending::Check(sense, 0)),
             Decision::Conflict => self.end(tag, Ending::Status(status::RESERVATION_CONFLICT)),
@@ -371,6 +382,8 @@ impl Server {
                     (task.asked, task.need) = (u32::try_from(list.len()).unwrap_or(0), 0);
                     task.plan = Plan::Work(work);
                 }
+                // Alone: what was begun before ends first, so that the flush has it.
+                self.tasks.claim(tag, Claim::All);
             }
             _ => {
                 let asked = u32::try_from(list.len()).unwrap_or(0);
@@ -402,6 +415,8 @@ impl Server {
     fn start(&mut self, device: &mut dyn Device<Payload>, tag: u64) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
         let Plan::Work(work) = task.plan else { return };
+        // Since it was decided, the write cache may have been taken away.
+        let work = if self.unit.has_write_cache() { work } else { work.durable() };
         let data = task.collected.take(task.need as usize);
         let (execution, step) = Execution::start(work, data, &self.pool);
         task.execution = Some(execution);

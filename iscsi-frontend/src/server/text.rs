@@ -3,30 +3,43 @@
 use lh_ring::Payload;
 
 use super::Server;
+use crate::connection::{TEXT_TAG, Text};
 use crate::login::Kind;
-use crate::pdu::{IMMEDIATE, NO_TAG, Raw, TextRequest, flag, opcode, reject};
+use crate::pdu::{FINAL, IMMEDIATE, NO_TAG, Raw, TextRequest, flag, opcode, reject};
 use crate::target::address_of;
 use crate::text::{TEXT_MAX, pairs, push};
 
 impl Server {
+    /// A request, or a part of one: text that goes on has the tag of the first part, and ours behind it.
     pub(super) fn text(&mut self, slot: u16, raw: &Raw, request: &TextRequest, data: &Payload) {
         let Some(connection) = self.places.connection(slot) else { return };
         let (itt, immediate) = (request.itt.get(), request.opcode & IMMEDIATE != 0);
-        let too_long = connection.text.len() + data.len() > TEXT_MAX;
-        // No answer is ever so long that it goes on: no request has a tag of ours.
-        if too_long || request.ttt.get() != NO_TAG {
-            connection.text.clear();
+        let (goes_on, is_cut) = (request.flags & FINAL == 0, request.flags & flag::CONTINUE != 0);
+        let begins = request.ttt.get() == NO_TAG;
+        if begins {
+            // What was begun before is given up (RFC 7143, 11.10.4).
+            connection.text = Some((itt, Vec::new()));
+        }
+        let own = connection.text.as_mut().filter(|(begun, _)| *begun == itt);
+        let own = own.filter(|_| begins || request.ttt.get() == TEXT_TAG);
+        let Some((_, text)) = own.filter(|(_, text)| text.len() + data.len() <= TEXT_MAX) else {
+            connection.text = None;
             connection.session.answered(immediate);
             connection.reject(raw, reject::INVALID_FIELD);
             return;
-        }
-        connection.text.extend_from_slice(&data.to_vec());
-        if request.flags & flag::CONTINUE != 0 {
-            connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, &[]);
+        };
+        text.extend_from_slice(&data.to_vec());
+        if is_cut && goes_on {
+            connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, Text::GoesOn, &[]);
             return;
         }
-        let text = std::mem::take(&mut connection.text);
-        let Ok(pairs) = pairs(&text) else {
+        let text = std::mem::take(text);
+        if !goes_on {
+            connection.text = None;
+        }
+        // Text that is cut off and final at once is neither.
+        let Some(pairs) = pairs(&text).ok().filter(|_| !is_cut) else {
+            connection.text = None;
             connection.session.answered(immediate);
             connection.reject(raw, reject::PROTOCOL_ERROR);
             return;
@@ -53,6 +66,7 @@ impl Server {
             }
         }
         answer.truncate(connection.agreed.send_segment as usize);
-        connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, &answer);
+        let end = if goes_on { Text::GoesOn } else { Text::Ends };
+        connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, end, &answer);
     }
 }

@@ -17,6 +17,9 @@ const QUANTUM: usize = 16;
 /// Seconds that a stopping server leaves initiators for their logout, and logins for their refusal.
 const STOP_PATIENCE: u32 = 2;
 
+/// Seconds that it leaves them for the data that they were asked for, and for taking their answers.
+const STOP_DATA: u32 = 5;
+
 impl Server {
     /// Serves every connection in turn until nobody can go on.
     pub(super) fn serve_all(&mut self, device: &mut dyn Device<Payload>) {
@@ -181,9 +184,11 @@ impl Server {
     }
 
     fn check_patience(&mut self, slot: u16) {
-        let (patience, ping) = (self.limits.patience_s, self.limits.ping_s);
         let clock = &self.clock;
-        let stopped = clock.since_ending().is_some_and(|seconds| seconds >= STOP_PATIENCE);
+        let stopped_for = |patience: u32| clock.since_ending().is_some_and(|seconds| seconds >= patience);
+        let stopped = stopped_for(STOP_PATIENCE);
+        let patience = if stopped_for(STOP_DATA) { STOP_DATA } else { u32::MAX }.min(self.limits.patience_s);
+        let ping = self.limits.ping_s;
         if let Some(handshake) = self.places.handshake(slot) {
             // One that waits for old commands waits as long as they do.
             let slow = handshake.finished.is_none() && clock.since(handshake.since) >= patience;

@@ -59,6 +59,8 @@ pub struct Client {
     /// The unit that task management is about.
     pub lun: u8,
     pub tsih: u16,
+    /// The target transfer tag of the next text.
+    pub ttt: u32,
     /// Text of the login's answer.
     pub text: String,
 }
@@ -102,6 +104,7 @@ impl Client {
             max_cmd_sn: 0,
             lun: 1,
             tsih: 0,
+            ttt: NO_TAG,
             text: String::new(),
         };
         let request = login_request(isid, 0x87, text.len());
@@ -315,7 +318,7 @@ impl Client {
         header[5..8].copy_from_slice(&length);
         header[16..20].copy_from_slice(&self.itt.to_be_bytes());
         if code != opcode::LOGOUT_REQUEST {
-            header[20..24].copy_from_slice(&NO_TAG.to_be_bytes());
+            header[20..24].copy_from_slice(&self.ttt.to_be_bytes());
         }
         header[24..28].copy_from_slice(&self.cmd_sn.to_be_bytes());
         self.cmd_sn += 1;

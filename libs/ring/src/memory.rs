@@ -41,12 +41,14 @@ pub struct MemoryDisk {
     geometry: Geometry,
     store: MemoryStore,
     pool: Pool,
-    done: VecDeque<Done<Payload>>,
+    /// Answers, and whether with one a change counts as done that is not on stable storage.
+    done: VecDeque<(Done<Payload>, bool)>,
     /// Reads that the pool had no memory for.
     waiting: VecDeque<(u64, Extent)>,
     answers: Answers,
     fails: Option<IoError>,
     submitted: u64,
+    volatile: u64,
 }
 
 impl MemoryDisk {
@@ -69,6 +71,7 @@ impl MemoryDisk {
             answers: Answers::AtOnce,
             fails: None,
             submitted: 0,
+            volatile: 0,
         }
     }
 
@@ -90,6 +93,12 @@ impl MemoryDisk {
     /// Requests submitted so far.
     pub fn submitted(&self) -> u64 {
         self.submitted
+    }
+
+    /// Changes that this queue has answered and that power would take back: without FUA, and no flush was submitted since their
+    /// answer.
+    pub fn volatile(&self) -> u64 {
+        self.volatile
     }
 
     /// Requests without an answer.
@@ -134,18 +143,29 @@ impl MemoryDisk {
         while let Some(&(tag, range)) = self.waiting.front() {
             match self.perform(&Request { tag, op: Op::Read, range, data: None }) {
                 Err(IoError::NoSpace) => return,
-                result => self.finish(tag, result),
+                result => self.finish(tag, Op::Read, result),
             }
             self.waiting.pop_front();
         }
     }
 
-    fn finish(&mut self, tag: u64, result: Result<Option<Payload>, IoError>) {
+    fn finish(&mut self, tag: u64, op: Op, result: Result<Option<Payload>, IoError>) {
         let (result, data) = match result {
             Ok(data) => (Ok(()), data),
             Err(reason) => (Err(reason), None),
         };
-        self.done.push_back(Done { tag, result, data });
+        let is_durable = match op {
+            Op::Write { fua } | Op::WriteZeroes { fua, .. } => fua,
+            Op::Unmap => false,
+            Op::Read | Op::Flush => true,
+        };
+        let is_volatile = result.is_ok() && !is_durable;
+        self.done.push_back((Done { tag, result, data }, is_volatile));
+    }
+
+    fn give(&mut self, (done, is_volatile): (Done<Payload>, bool)) -> Done<Payload> {
+        self.volatile += u64::from(is_volatile);
+        done
     }
 }
 
@@ -166,13 +186,18 @@ impl Device<Payload> for MemoryDisk {
             Err(IoError::NoSpace) if request.op == Op::Read && self.fails.is_none() => {
                 self.waiting.push_back((request.tag, request.range));
             }
-            result => self.finish(request.tag, result),
+            result => {
+                if request.op == Op::Flush && result.is_ok() {
+                    self.volatile = 0;
+                }
+                self.finish(request.tag, request.op, result);
+            }
         }
     }
 
     fn poll_done(&mut self) -> Option<Done<Payload>> {
         self.retry_waiting();
-        match self.answers {
+        let done = match self.answers {
             Answers::AtOnce => self.done.pop_front(),
             Answers::Reversed => self.done.pop_back(),
             Answers::Held | Answers::Next(0) => None,
@@ -181,7 +206,8 @@ impl Device<Payload> for MemoryDisk {
                 self.answers = Answers::Next(left - 1);
                 Some(done)
             }
-        }
+        };
+        done.map(|done| self.give(done))
     }
 
     fn allocation(&mut self, range: Extent) -> Option<Allocation> {

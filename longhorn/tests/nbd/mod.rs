@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -12,14 +14,19 @@ const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
 pub(crate) struct Client {
-    stream: UnixStream,
+    stream: File,
     cookie: u64,
 }
 
 impl Client {
     /// The volume's export on this host.
     pub(crate) fn of(volume: &str) -> Self {
-        let mut stream = UnixStream::connect(socket(volume)).unwrap();
+        Self::over(UnixStream::connect(socket(volume)).unwrap(), volume)
+    }
+
+    /// The same on a connection of any kind.
+    pub(crate) fn over(stream: impl Into<OwnedFd>, volume: &str) -> Self {
+        let mut stream = File::from(stream.into());
         let mut hello = [0; 18];
         stream.read_exact(&mut hello).unwrap();
         // Fixed newstyle, no zeroes.
@@ -35,6 +42,11 @@ impl Client {
         self.request(WRITE, offset, bytes.len(), bytes);
     }
 
+    /// A write whose answer is not waited for yet.
+    pub(crate) fn begin_write(&mut self, offset: u64, bytes: &[u8]) {
+        self.send(WRITE, offset, bytes.len(), bytes);
+    }
+
     pub(crate) fn flush(&mut self) {
         self.request(FLUSH, 0, 0, &[]);
     }
@@ -47,6 +59,11 @@ impl Client {
     }
 
     fn request(&mut self, kind: u16, offset: u64, length: usize, data: &[u8]) {
+        self.send(kind, offset, length, data);
+        self.end();
+    }
+
+    fn send(&mut self, kind: u16, offset: u64, length: usize, data: &[u8]) {
         self.cookie += 1;
         let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0];
         request.extend(kind.to_be_bytes());
@@ -55,6 +72,10 @@ impl Client {
         request.extend(u32::try_from(length).unwrap().to_be_bytes());
         request.extend(data);
         self.stream.write_all(&request).unwrap();
+    }
+
+    /// What was begun has ended well.
+    pub(crate) fn end(&mut self) {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
         assert_eq!(reply[4..8], [0; 4], "an error of the volume");

@@ -8,6 +8,9 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 /// Ticks that a stopping server leaves a handshake to hear that it is stopping.
 pub(super) const STOP_PATIENCE: u32 = 2;
 
+/// Ticks that a stopping server leaves a client to take its answers.
+pub(super) const STOP_ANSWERS: u32 = 5;
+
 /// Counts ticks. Between two of them no time passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {

@@ -4,7 +4,7 @@ use lh_block::Device;
 use lh_ring::{Payload, Ring};
 use tracing::warn;
 
-use super::clock::{STOP_PATIENCE, TICK};
+use super::clock::{STOP_ANSWERS, STOP_PATIENCE, TICK};
 use super::{Server, kind};
 use crate::connection::{Served, Why, Work};
 
@@ -142,7 +142,9 @@ impl Server {
     }
 
     fn check_patience(&mut self, slot: u16) {
-        let (clock, patience) = (self.clock, self.limits.patience_s);
+        let clock = self.clock;
+        let is_stopped = clock.since_ending() >= STOP_ANSWERS;
+        let patience = if is_stopped { STOP_ANSWERS } else { u32::MAX }.min(self.limits.patience_s);
         if let Some(handshake) = self.places.handshake(slot) {
             if clock.since(handshake.since) >= patience || clock.since_ending() >= STOP_PATIENCE {
                 self.close(slot, Why::Stalled);

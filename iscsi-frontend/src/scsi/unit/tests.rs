@@ -6,7 +6,7 @@ use lh_block::{Extent, Geometry};
 use lh_ring::{MemoryDisk, Pool};
 
 use super::super::command::{be32, be64};
-use super::super::keep::NoStore;
+use super::super::keep::{NoStore, SaveError};
 use super::super::sense::{INVALID_FIELD, INVALID_OPCODE};
 use super::super::work::{Claim, TRANSFER_MAX};
 use super::*;
@@ -17,22 +17,54 @@ const DISK: u64 = (DISK_LUN as u64) << 48;
 const A: &str = "iqn.a,i,0x400000000001";
 const B: &str = "iqn.b,i,0x400000000002";
 
+/// How a save ends.
+#[derive(Clone, Copy, Default)]
+enum Fails {
+    #[default]
+    Not,
+    /// Before anything has changed.
+    Unchanged,
+    /// Behind the rename.
+    HalfDone,
+}
+
 /// Keeps in memory what was saved, and can fail.
 #[derive(Clone, Default)]
-struct Shared(Rc<RefCell<(Option<Vec<u8>>, bool)>>);
+struct Shared(Rc<RefCell<Saved>>);
+
+#[derive(Default)]
+struct Saved {
+    bytes: Option<Vec<u8>>,
+    /// How the next saves end; those after them end well.
+    fails: Vec<Fails>,
+}
+
+impl Shared {
+    fn fails(&self, how: &[Fails]) {
+        self.0.borrow_mut().fails = how.to_vec();
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::decode(self.0.borrow().bytes.as_ref().unwrap()).unwrap()
+    }
+}
 
 impl Store for Shared {
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
-        Ok(self.0.borrow().0.clone())
+        Ok(self.0.borrow().bytes.clone())
     }
 
-    fn save(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut inner = self.0.borrow_mut();
-        if inner.1 {
-            return Err(io::ErrorKind::StorageFull.into());
+    fn save(&mut self, bytes: &[u8]) -> Result<(), SaveError> {
+        let mut saved = self.0.borrow_mut();
+        let fails = if saved.fails.is_empty() { Fails::Not } else { saved.fails.remove(0) };
+        match fails {
+            Fails::Unchanged => return Err(SaveError::Unchanged(io::ErrorKind::StorageFull.into())),
+            Fails::Not | Fails::HalfDone => saved.bytes = Some(bytes.to_vec()),
         }
-        inner.0 = Some(bytes.to_vec());
-        Ok(())
+        match fails {
+            Fails::HalfDone => Err(SaveError::Unknown(io::Error::other("not synced"))),
+            Fails::Not | Fails::Unchanged => Ok(()),
+        }
     }
 }
 
@@ -245,23 +277,59 @@ fn persistent_reservations_outlive_sessions_and_processes() {
     assert_eq!((bench.ask(a, &WRITE), bench.ask(b, &WRITE)), (write(false), Decision::Conflict));
 }
 
+/// Asks for the keys, and gives the answer's length.
+fn keys(bench: &mut Bench, nexus: NexusId) -> Result<usize, Decision> {
+    match bench.ask(nexus, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255]) {
+        Decision::Good => Ok((bench.reply.len() - 8) / 8),
+        other => Err(other),
+    }
+}
+
 #[test]
 fn what_is_not_durable_has_not_happened() {
     let store = Shared::default();
-    store.0.borrow_mut().1 = true;
+    store.fails(&[Fails::Unchanged]);
     let mut bench = Bench::with(Box::new(store.clone()), false);
     let a = bench.join(A);
     assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Check(sense::INTERNAL));
-    assert_eq!(bench.ask(a, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255]), Decision::Good);
-    assert_eq!(bench.reply, [0; 8]);
-    store.0.borrow_mut().1 = false;
+    assert_eq!(keys(&mut bench, a), Ok(0));
     assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Good);
+}
+
+/// The directory's sync has failed behind the rename: the next start would find what was refused.
+#[test]
+fn what_was_refused_does_not_come_true_with_the_next_start() {
+    let store = Shared::default();
+    let mut bench = Bench::with(Box::new(store.clone()), false);
+    let (a, b) = (bench.join(A), bench.join(B));
+    assert_eq!(bench.reserve_out(a, out::REGISTER, 0, 0, 7), Decision::Good);
+    assert_eq!(bench.reserve_out(a, out::RESERVE, 1, 7, 0), Decision::Good);
+    assert_eq!(bench.reserve_out(b, out::REGISTER, 0, 0, 8), Decision::Good);
+    let held = store.kept();
+    let refused = || Decision::Check(sense::INTERNAL);
+    store.fails(&[Fails::HalfDone]);
+    assert_eq!(bench.reserve_out(b, out::PREEMPT, 1, 8, 7), refused());
+    assert_eq!((store.kept(), keys(&mut bench, a)), (held.clone(), Ok(2)));
+    assert_eq!((bench.ask(a, &WRITE), bench.ask(b, &WRITE)), (write(false), Decision::Conflict));
+
+    // It is not taken back either: nobody is told anything that the next start may not hold.
+    store.fails(&[Fails::HalfDone, Fails::Unchanged, Fails::Unchanged, Fails::Unchanged, Fails::Unchanged]);
+    assert_eq!(bench.reserve_out(b, out::PREEMPT, 1, 8, 7), refused());
+    assert_ne!(store.kept(), held);
+    assert_eq!(keys(&mut bench, a), Err(refused()));
+    assert_eq!(bench.ask(a, &[0x1a, 8, 8, 0, 255]), refused());
+    assert_eq!(bench.reserve_out(b, out::PREEMPT, 1, 8, 7), refused());
+    // What holds meanwhile is what held before.
+    assert_eq!((bench.ask(a, &WRITE), bench.ask(b, &WRITE)), (write(false), Decision::Conflict));
+    assert_eq!((keys(&mut bench, a), store.kept()), (Ok(2), held));
+    assert_eq!(bench.ask(a, &[0x1a, 8, 8, 0, 255]), Decision::Good);
+    assert_eq!(bench.reserve_out(b, out::PREEMPT, 1, 8, 7), Decision::Good);
 }
 
 #[test]
 fn a_damaged_store_lets_nobody_in() {
     let store = Shared::default();
-    store.0.borrow_mut().0 = Some(b"longhorn-scsi 1\ncrc32c 00000000\n".to_vec());
+    store.0.borrow_mut().bytes = Some(b"longhorn-scsi 1\ncrc32c 00000000\n".to_vec());
     let opened = LogicalUnit::open(Identity::of_volume("vol"), false, true, Box::new(store));
     assert!(matches!(opened, Err(OpenError::Unreadable(Unreadable::Checksum))));
 }

@@ -166,6 +166,9 @@ fn unmap_takes_all_descriptors_or_none() {
     let mut cut = unmap_list(&[(8, 1), (9, 1)]);
     cut.truncate(8 + 16 + 5);
     assert_eq!(unmap(&cut), (Ok(None), 8192 - 4 * 512));
+    let mut not_whole = unmap_list(&[(10, 1), (11, 1)]);
+    not_whole[3] -= 1;
+    assert_eq!(unmap(&not_whole), (Ok(None), 8192 - 5 * 512));
 }
 
 #[test]

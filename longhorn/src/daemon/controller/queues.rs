@@ -1,6 +1,7 @@
 //! The queue threads of an engine or a relay: each has a ring, memory, its part of the volume, and the frontend's part that
 //! is shown through it, once there is one. An engine may have one more, which shows the volume to relays alone.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -98,6 +99,8 @@ pub(super) struct Queues {
     relays: Option<Sender<Order>>,
     threads: Vec<JoinHandle<()>>,
     pub(super) notices: Receiver<Notice>,
+    /// How many have still to say that they show nothing any more.
+    leaving: Cell<usize>,
 }
 
 /// The way to the queue that serves relays.
@@ -147,7 +150,7 @@ impl Queues {
             let run = move || drop(notices.send(Notice::Ended(serve(part, (make, pool), memory, conduct))));
             threads.push(std::thread::Builder::new().name(name).spawn(run).context("a thread for a queue")?);
         }
-        Ok(Self { devices, orders, relays, threads, notices })
+        Ok(Self { devices, orders, relays, threads, notices, leaving: Cell::new(0) })
     }
 
     /// The way to the queue that serves relays, if there is one.
@@ -176,6 +179,23 @@ impl Queues {
         orders.send(order).context("a queue has ended")?;
         self.devices.wake();
         Ok(())
+    }
+
+    /// So many queues of the frontend end what they show, by an order or because its device goes: each will say so.
+    pub(super) fn leave(&self, count: usize) {
+        self.leaving.set(self.leaving.get() + count);
+    }
+
+    /// How many of those have not said it yet.
+    pub(super) fn leaving(&self) -> usize {
+        self.leaving.get()
+    }
+
+    /// A queue has said that it shows nothing any more. False: none was to.
+    pub(super) fn has_left(&self) -> bool {
+        let left = self.leaving.get().checked_sub(1);
+        self.leaving.set(left.unwrap_or(0));
+        left.is_some()
     }
 
     /// Ends the threads, which show nothing any more.

@@ -147,12 +147,15 @@ impl Life {
                     News::Unfit(_) if self.is_shown() => {}
                     News::Unfit(text) => return Err(GivesUp(text).into()),
                 },
-                recv(self.queues.notices) -> notice => {
-                    if let Notice::Ended(result) = notice.context("all queue threads have ended")? {
+                recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
+                    // It was asked to, and has taken longer than whoever asked would wait: to be asked for again.
+                    Notice::Hidden if self.queues.has_left() => {}
+                    Notice::Hidden => return Err(anyhow!("the device was taken away by somebody else")),
+                    Notice::Ended(result) => {
                         result.context("a queue's thread has failed")?;
+                        return Err(anyhow!("the device was taken away by somebody else"));
                     }
-                    return Err(anyhow!("the device was taken away by somebody else"));
-                }
+                },
                 recv(self.ends) -> reply => {
                     let reply = reply.context("the control socket's thread has ended")?;
                     match self.hide() {

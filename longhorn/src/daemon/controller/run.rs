@@ -290,12 +290,15 @@ impl Life {
                     }
                     Event::Stopped(why) => return Err(ended_by_itself(&why)),
                 },
-                recv(self.queues.notices) -> notice => {
-                    if let Notice::Ended(result) = notice.context("all queue threads have ended")? {
+                recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
+                    // It was asked to, and has taken longer than whoever asked would wait.
+                    Notice::Hidden if self.queues.has_left() => self.hide_the_rest(),
+                    Notice::Hidden => return Err(anyhow!("the device was taken away by somebody else")),
+                    Notice::Ended(result) => {
                         result.context("a queue's thread has failed")?;
+                        return Err(anyhow!("the device was taken away by somebody else"));
                     }
-                    return Err(anyhow!("the device was taken away by somebody else"));
-                }
+                },
                 recv(self.errands) -> errand => {
                     match errand.context("the control socket's thread has ended")? {
                         Errand::End(reply) => match self.hide_for_good() {
@@ -403,6 +406,17 @@ impl Life {
             relays.close();
         }
         Ok(())
+    }
+
+    /// A queue has ended what it shows after whoever wanted that was told that it is not over. With the last one it is.
+    fn hide_the_rest(&mut self) {
+        if self.queues.leaving() > 0 {
+            return;
+        }
+        match self.hide() {
+            Ok(()) => tracing::info!("hidden: what was in flight is done"),
+            Err(e) => tracing::error!("not hidden: {e}"),
+        }
     }
 
     /// The same before the engine ends: whoever looks from now on hears that it does.

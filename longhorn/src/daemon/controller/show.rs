@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::host::Root;
+use control::manager::STOP_PATIENCE;
 use crossbeam_channel::RecvTimeoutError;
 use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::{Attach, AttachError, Attached, attach};
@@ -38,8 +39,15 @@ use crate::arguments::Frontend;
 use crate::daemon::{GivesUp, keeper};
 use crate::kernel;
 
-/// How long clients may take to let go of what was in flight when the frontend ends.
-const HIDING: Duration = Duration::from_secs(40);
+/// How long what was in flight when the frontend ends may take, and clients to take their answers, until whoever asked is told
+/// that it is not over yet. It goes on, and is over once all of that is.
+const HIDING: Duration = Duration::from_secs(15);
+
+/// An engine that its manager ends has so much of the manager's patience left to flush and to close its replicas, and to say why it
+/// does not end: behind that it is killed.
+const FLUSHING: Duration = Duration::from_secs(10);
+
+const _: () = assert!(GLANCE.as_secs() + HIDING.as_secs() + FLUSHING.as_secs() < STOP_PATIENCE.as_secs());
 
 /// How long the kernel may take to notice that the engine before is dead: its ring outlives it, on a busy machine with
 /// O_DIRECT in flight by seconds.
@@ -233,7 +241,8 @@ impl Show {
         }
     }
 
-    /// Takes the volume away from its users, who have none of it in use.
+    /// Takes the volume away from its users, who have none of it in use. Where that takes too long it fails, goes on, and is to be
+    /// asked for again.
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         match self {
             Self::Nothing => return Ok(()),
@@ -243,7 +252,7 @@ impl Show {
             Self::Initiator(initiator) => return initiator.hide(queues),
             Self::NbdServer(server) => return server.hide(queues),
             Self::Fuse { attached, .. } => {
-                let Some(fuse) = attached else { return Ok(()) };
+                let Some(fuse) = attached else { return wait_until_hidden(queues) };
                 match fuse.stop() {
                     Ok(()) => {}
                     Err(KeeperError::InUse(_)) => return Err(HideError::InUse(users(&fuse.info.node))),
@@ -251,23 +260,31 @@ impl Show {
                 }
                 // Its descriptor is one of those that keep the connection.
                 *attached = None;
+                queues.leave(queues.len());
             }
         }
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        wait_until_hidden(queues)
     }
 }
 
-/// Waits until so many queues show nothing any more.
-fn wait_until_hidden(queues: &Queues, mut left: usize) -> Result<()> {
+/// Waits until no queue shows anything any more of what it was told to end. Asked again after it has failed, it waits for the rest.
+fn wait_until_hidden(queues: &Queues) -> Result<(), HideError> {
     let deadline = Instant::now() + HIDING;
-    while left > 0 {
+    while queues.leaving() > 0 {
         match queues.notices.recv_deadline(deadline) {
-            Ok(Notice::Hidden) => left -= 1,
-            Ok(Notice::Ended(result)) => {
-                result.context("a queue has failed")?;
-                left -= 1;
+            Ok(Notice::Hidden) => {
+                queues.has_left();
             }
-            Err(RecvTimeoutError::Timeout) => return Err(anyhow!("clients do not let go of the volume")),
+            Ok(Notice::Ended(result)) => {
+                result.context("a queue has failed").map_err(HideError::Failed)?;
+                queues.has_left();
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(HideError::Failed(anyhow!(
+                    "what was in flight is not done after {} s, and the volume is hidden once it is: `longhornctl status` says what it waits for",
+                    HIDING.as_secs()
+                )));
+            }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }

@@ -68,11 +68,11 @@ impl Door {
     /// Ends what is shown behind it: whoever connects from now on is refused. `shown`: the queues listen.
     pub(super) fn hide(&mut self, queues: &Queues, shown: bool) -> Result<(), HideError> {
         self.close();
-        if !shown {
-            return Ok(());
+        if shown && queues.leaving() == 0 {
+            queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
+            queues.leave(queues.len());
         }
-        queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        wait_until_hidden(queues)
     }
 
     /// Whoever connects from now on is refused, once this engine listens no more.

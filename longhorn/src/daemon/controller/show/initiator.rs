@@ -76,7 +76,9 @@ impl Initiator {
         let (session, is_new) = match initiator::find(&name(&self.volume)) {
             Some(session) if session.portal == portal => {
                 tracing::info!(%portal, "the initiator logs in again");
-                (session, false)
+                // An engine that died with its login half done has left a disk that nobody has waited for.
+                let is_new = session.be_patient(self.patience)?;
+                (session, is_new)
             }
             Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
             None => (initiator::login(&name(&self.volume), portal, self.patience)?, true),

@@ -110,9 +110,11 @@ impl Nbd {
         loop {
             let (served, ours, theirs) = self.connection(queues)?;
             let mut device = kernel::find(device.identifier()).context("the device has been disconnected")?;
-            device.reconnect(&served, vec![theirs])?;
+            device.reconnect(vec![theirs])?;
             device.let_go();
             if !is_lost(&ours)? {
+                // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
+                device.adopt(&served, TIMER)?;
                 return Ok(ours);
             }
             if Instant::now() > deadline {
@@ -158,14 +160,15 @@ impl Nbd {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        let Some(shown) = &self.shown else { return Ok(()) };
+        let Some(shown) = &self.shown else { return wait_until_hidden(queues) };
         refuse_in_use(&shown.place)?;
         if let Some(ShownNbd { device, place, rdev, .. }) = self.shown.take() {
             device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
             node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
         }
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
-        wait_until_hidden(queues, queues.len()).map_err(HideError::Failed)
+        queues.leave(queues.len());
+        wait_until_hidden(queues)
     }
 }
 

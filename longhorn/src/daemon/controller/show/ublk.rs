@@ -101,9 +101,10 @@ impl Ublk {
             e => HideError::Failed(e.into()),
         })?;
         if let Some((place, rdev)) = self.node.take() {
+            queues.leave(self.serving);
             node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
         }
-        wait_until_hidden(queues, self.serving).map_err(HideError::Failed)?;
+        wait_until_hidden(queues)?;
         match self.attached.take() {
             Some(attached) => attached.remove().map_err(|e| HideError::Failed(e.into())),
             None => Ok(()),

@@ -1,0 +1,125 @@
+"""A device whose server, or whose maker, dies at the wrong moment: requests wait for the next server, which may serve a larger
+disk; a device that was not made ready is made ready by the next one.
+
+    taken_over.py nbd|nbd-volume|iscsi-volume
+"""
+import os, signal, subprocess, sys, time
+from devices import Nbd, Process, attribute, directory_of, example, expect, run, shown, wait_for
+from volumes import Volume
+
+MIB = 1 << 20
+# What the server takes at once, and how long a request waits before the kernel looks at its connection.
+LONGEST_KB, TIMER_MS = 1024, 1000
+
+
+def set_to(device, name, value):
+    with open(os.path.join(directory_of(device), "queue", name), "w") as file:
+        file.write(str(value))
+
+
+def as_if_never_made_ready(device):
+    """As the kernel makes it, with what somebody has set who had the number before."""
+    run("blockdev", "--setro", device)
+    set_to(device, "write_cache", "write through")
+    set_to(device, "max_sectors_kb", attribute(device, "queue/max_hw_sectors_kb"))
+    set_to(device, "io_timeout", 30000)
+    expect(int(attribute(device, "queue/max_sectors_kb")) > LONGEST_KB, "the kernel sends no longer requests than the server takes")
+
+
+def is_ready(device):
+    expect(int(attribute(device, "queue/max_sectors_kb")) <= LONGEST_KB, "longer requests than the server takes")
+    expect(int(attribute(device, "queue/io_timeout")) == TIMER_MS, "the timer")
+    expect(attribute(device, "ro") == "0", "read only")
+    expect(attribute(device, "queue/write_cache") == "write back", "no flushes are sent")
+    run("dd", "if=/dev/zero", f"of={device}", "bs=8M", "count=2", "oflag=direct", "conv=fsync", "status=none")
+    run("dd", f"if={device}", "of=/dev/null", "bs=8M", "count=2", "iflag=direct", "status=none")
+
+
+def requests_wait_for_the_next_server():
+    """Writes and a flush begun without a server end well with the next one, which has more bytes than the one before."""
+    disk = Nbd("waits", size=64 * MIB, connections=1)
+    disk.kill()
+    writer = subprocess.Popen(["dd", "if=/dev/urandom", f"of={disk.device}", "bs=64k", "count=16", "oflag=direct",
+                               "conv=fsync", "status=none"])
+    time.sleep(0.3)
+    expect(writer.poll() is None, "a write ended without a server")
+    disk.size += 32 * MIB
+    disk.restart()
+    expect(writer.wait(60) == 0, "the write failed")
+    wait_for("the disk's size", lambda: int(attribute(disk.device, "size")) * 512 == disk.size)
+    disk.stop()
+
+
+def a_device_whose_maker_died_is_made_ready():
+    disk = Nbd("unready", size=64 * MIB, connections=1)
+    disk.keeper.kill()
+    disk.kill()
+    as_if_never_made_ready(disk.device)
+    disk.serve()
+    disk.keeper = Process(example("nbd-kernel"), "keep", disk.volume, disk.socket, "--connections", "1", "--timeout", "1")
+    disk.keeper.hear("reconnected")
+    is_ready(disk.device)
+    disk.stop()
+
+
+def without_engine(disk, meanwhile):
+    """The engine dies, and the next one comes once that has been done."""
+    manager = disk.manager()
+    os.kill(manager, signal.SIGSTOP)
+    disk.kill()
+    meanwhile(disk.device)
+    os.kill(manager, signal.SIGCONT)
+    disk.restart()
+    wait_for("the volume is shown again", lambda: disk.host.status(disk.volume)["device"])
+
+
+def a_volume_whose_engine_died_too_early_is_made_ready():
+    disk = Volume("nbd", size=64 * MIB)
+    without_engine(disk, as_if_never_made_ready)
+    is_ready(disk.device)
+    # What its users set stays, as long as the server takes what they send.
+    run("blockdev", "--setro", disk.device)
+    set_to(disk.device, "max_sectors_kb", 64)
+    disk.kill()
+    disk.restart()
+    wait_for("the volume is shown again", lambda: disk.host.status(disk.volume)["device"])
+    found = attribute(disk.device, "ro"), attribute(disk.device, "queue/max_sectors_kb")
+    expect(found == ("1", "64"), f"what was set is gone: {found}")
+    disk.stop()
+
+
+def a_disk_whose_engine_died_too_early_is_patient():
+    """As the kernel makes it, a disk gives a command up after 30 s; the engine does so after 300."""
+    disk = Volume("iscsi", size=64 * MIB)
+    timeout = lambda: int(attribute(disk.device, "device/timeout"))  # noqa: E731
+    told = timeout()
+    expect(told > 300, f"the disk's patience is {told} s")
+
+    def set_timeout(seconds):
+        with open(os.path.join(directory_of(disk.device), "device/timeout"), "w") as file:
+            file.write(str(seconds))
+
+    without_engine(disk, lambda _: set_timeout(30))
+    expect(timeout() == told, f"the disk's patience is {timeout()} s, and was {told}")
+    without_engine(disk, lambda _: set_timeout(told + 1))
+    expect(timeout() == told + 1, "who wants more patience has it")
+    disk.stop()
+
+
+STORIES = {"nbd": [requests_wait_for_the_next_server, a_device_whose_maker_died_is_made_ready],
+           "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
+           "iscsi-volume": [a_disk_whose_engine_died_too_early_is_patient]}
+
+
+def main():
+    stories = STORIES[sys.argv[1]]
+    for story in stories:
+        began = time.monotonic()
+        story()
+        print(f"{story.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
+    expect(not errors, f"the kernel saw errors: {errors[:5]}")
+    shown(f"{sys.argv[1]}: {len(stories)} stories of servers that die at the wrong moment")
+
+
+main()
