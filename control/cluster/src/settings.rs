@@ -2,7 +2,7 @@
 //!
 //! A setting is a `Setting` resource with the name below and its value as text. One that is not there has its default.
 //! A value that cannot be understood has no effect: the default stays in force and the resource says so in
-//! `status.applied`.
+//! `status.applied`. Whoever installs may give defaults of their own ([`Given`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,7 +92,8 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
     acts("default-replica-count", "3", Form::Number(1, REPLICAS_MAX as u64)),
-    stored("deleting-confirmation-flag", "false", Form::Bool),
+    // The API server acts on it: deploy/confirmation.yaml.
+    acts("deleting-confirmation-flag", "false", Form::Bool),
     acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
     stored("engine-replica-timeout", "8", Form::Number(8, 30)),
     stored("fast-replica-rebuild-enabled", "true", Form::Bool),
@@ -159,6 +160,32 @@ pub fn definition(name: &str) -> Option<&'static Definition> {
     DEFINITIONS.iter().find(|d| d.name == name)
 }
 
+/// Defaults of whoever installed the managers, in place of those above. A resource's value goes before them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given(BTreeMap<String, String>);
+
+impl Given {
+    /// Takes a default for a setting.
+    ///
+    /// # Errors
+    /// There is no such setting, or it does not take that value: one sentence. The defaults are as before.
+    pub fn give(&mut self, name: &str, value: &str) -> Result<(), String> {
+        definition(name).ok_or_else(|| format!("there is no setting {name}"))?.check(value)?;
+        self.0.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    /// The default that was given for a setting.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// All of them by name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
 /// The values in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -166,7 +193,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of these names and values; those that cannot be used are left out.
+    /// Of these names and values, of which the last one of a name counts; those that cannot be used are left out.
     pub fn of<'a>(all: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let usable = |(name, value): &(&str, &str)| definition(name).is_some_and(|d| d.check(value).is_ok());
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
@@ -379,10 +406,26 @@ mod tests {
         for folder in ["src", "../../csi/src"] {
             code_below(&own.join(folder), &mut code);
         }
+        let by_api_server = include_str!("../../../deploy/confirmation.yaml");
         for definition in DEFINITIONS {
-            let is_read = code.contains(&format!("\"{}\"", definition.name));
+            let is_read = code.contains(&format!("\"{}\"", definition.name))
+                || by_api_server.contains(&format!("paramRef: {{name: {}, ", definition.name));
             assert_eq!(definition.acts, is_read, "{}", definition.name);
         }
+    }
+
+    #[test]
+    fn only_what_a_setting_takes_can_be_given_as_its_default() {
+        let mut given = Given::default();
+        given.give("default-replica-count", "2").unwrap();
+        assert!(given.give("default-replica-count", "0").unwrap_err().contains("from 1 to 20"));
+        assert!(given.give("replica-count", "2").unwrap_err().contains("no setting"));
+        assert_eq!(given.all().collect::<Vec<_>>(), [("default-replica-count", "2")]);
+        let count = |written: &[(&'static str, &'static str)]| {
+            Settings::of(given.all().chain(written.iter().copied())).replica_count()
+        };
+        assert_eq!((count(&[]), count(&[("default-replica-count", "1")])), (2, 1));
+        assert_eq!(count(&[("default-replica-count", "none")]), 2, "one that cannot be used");
     }
 
     #[test]
