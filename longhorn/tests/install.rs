@@ -8,6 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lh_cluster::settings::{DEFINITIONS, Definition, Form};
+use serde_json::{Value, json};
+
 /// The files of `deploy/` in the order in which an API server takes them.
 const FILES: &[&str] = &[
     "namespace",
@@ -19,6 +22,7 @@ const FILES: &[&str] = &[
     "csi",
     "storageclass",
     "webhooks",
+    "confirmation",
 ];
 
 fn deploy() -> PathBuf {
@@ -104,28 +108,61 @@ fn every_pod_has_the_priority_that_is_installed() {
 type Hole<'a> = (&'a str, &'a str);
 
 const IMAGES: &[Hole<'_>] = &[
-    (concat!("\"longhorn:", env!("CARGO_PKG_VERSION"), "\""), "{{ .Values.image | quote }}"),
-    (concat!("longhorn:", env!("CARGO_PKG_VERSION")), "{{ .Values.image | quote }}"),
+    (
+        concat!("        image: longhorn:", env!("CARGO_PKG_VERSION"), "\n"),
+        "        image: {{ include \"longhorn.image\" (list . .Values.image.longhorn) | quote }}
+        imagePullPolicy: {{ .Values.image.pullPolicy }}\n",
+    ),
+    (
+        concat!("\"longhorn:", env!("CARGO_PKG_VERSION"), "\""),
+        "{{ include \"longhorn.image\" (list . .Values.image.longhorn) | quote }}",
+    ),
 ];
 
-const PODS: &[Hole<'_>] = &[(
-    "      priorityClassName: longhorn-critical\n",
-    "      priorityClassName: {{ .Values.priorityClassName }}
-      {{- with .Values.imagePullSecrets }}
-      imagePullSecrets: {{ toJson . }}
-      {{- end }}\n",
-)];
+/// What every pod has after its priority.
+const SECRETS: &str = "
+      {{- if .Values.global.imagePullSecrets }}
+      imagePullSecrets: {{ include \"longhorn.imagePullSecrets\" . }}
+      {{- end }}\n";
+
+/// A pod's nodes are those of the DaemonSets. Where an instance manager's pod goes its manager says.
+const NODES: Hole<'_> = (
+    "    spec:\n      serviceAccountName: ",
+    "    spec:
+      {{- with .Values.global.nodeSelector }}
+      nodeSelector: {{ toJson . }}
+      {{- end }}
+      serviceAccountName: ",
+);
+
+const TOLERATIONS: Hole<'_> = (
+    "      tolerations:\n      - operator: Exists\n",
+    "      tolerations: {{ toJson .Values.longhornManager.tolerations }}\n",
+);
 
 const MANAGER: &[Hole<'_>] = &[
-    ("/var/lib/longhorn", "{{ .Values.dataPath }}"),
-    ("/var/lib/kubelet", "{{ .Values.kubeletPath }}"),
+    NODES,
+    TOLERATIONS,
+    ("/var/lib/longhorn", "{{ include \"longhorn.dataPath\" . }}"),
+    ("/var/lib/kubelet", "{{ .Values.csi.kubeletRootDir }}"),
+    ("\ndata: {}\n", "\ndata: {{ include \"longhorn.defaultSettings\" . }}\n"),
+    (
+        "    metadata:\n      labels: {app.kubernetes.io/part-of: longhorn, app.kubernetes.io/component: manager}\n",
+        "    metadata:
+      labels: {app.kubernetes.io/part-of: longhorn, app.kubernetes.io/component: manager}
+      {{- $settings := include \"longhorn.defaultSettings\" . }}
+      {{- if ne $settings \"{}\" }}
+      # Managers read them when they begin.
+      annotations: {longhorn.io/default-settings: {{ sha256sum $settings }}}
+      {{- end }}\n",
+    ),
     (
         r#"resources: {"requests": {"cpu": "250m", "memory": "256Mi"}}"#,
-        "resources: {{ toJson .Values.resources.instanceManager }}",
+        "resources: {{ toJson .Values.instanceManager.resources }}",
     ),
     (
         r#"resources: {"requests": {"cpu": "50m", "memory": "64Mi"}}"#,
-        "resources: {{ toJson .Values.resources.manager }}",
+        "resources: {{ toJson .Values.longhornManager.resources }}",
     ),
     (
         "        - {name: run, mountPath: /run/longhorn}\n",
@@ -145,38 +182,81 @@ const MANAGER: &[Hole<'_>] = &[
 ];
 
 const CSI: &[Hole<'_>] = &[
-    ("replicas: 2", "replicas: {{ .Values.csiControllers }}"),
-    ("/var/lib/kubelet", "{{ .Values.kubeletPath }}"),
+    NODES,
+    TOLERATIONS,
+    ("replicas: 2", "replicas: {{ .Values.csi.controllerReplicaCount }}"),
+    ("/var/lib/kubelet", "{{ .Values.csi.kubeletRootDir }}"),
+    (
+        "      affinity:\n",
+        "      {{- with .Values.longhornDriver.tolerations }}
+      tolerations: {{ toJson . }}
+      {{- end }}
+      affinity:\n",
+    ),
     (
         r#"resources: {"requests": {"cpu": "10m", "memory": "32Mi"}}"#,
-        "resources: {{ toJson .Values.resources.csi }}",
-    ),
-    (
-        "image: csi-provisioner:v6.3.0",
-        "image: {{ print .Values.sidecars.registry .Values.sidecars.provisioner }}",
-    ),
-    ("image: csi-attacher:v4.12.0", "image: {{ print .Values.sidecars.registry .Values.sidecars.attacher }}"),
-    ("image: csi-resizer:v2.3.0", "image: {{ print .Values.sidecars.registry .Values.sidecars.resizer }}"),
-    (
-        "image: csi-snapshotter:v8.6.0",
-        "image: {{ print .Values.sidecars.registry .Values.sidecars.snapshotter }}",
+        "resources: {{ toJson .Values.longhornDriver.resources }}",
     ),
 ];
 
 const STORAGE_CLASS: &[Hole<'_>] = &[
-    ("  name: longhorn\n", "  name: {{ .Values.storageClass.name }}\n"),
-    ("is-default-class: \"true\"", "is-default-class: {{ .Values.storageClass.isDefault | quote }}"),
-    ("reclaimPolicy: Delete", "reclaimPolicy: {{ .Values.storageClass.reclaimPolicy }}"),
-    ("volumeBindingMode: Immediate", "volumeBindingMode: {{ .Values.storageClass.volumeBindingMode }}"),
-    ("numberOfReplicas: \"3\"", "numberOfReplicas: {{ .Values.defaultReplicaCount | quote }}"),
-    ("fsType: ext4", "fsType: {{ .Values.storageClass.fsType }}"),
-    ("dataLocality: disabled", "dataLocality: {{ .Values.storageClass.dataLocality }}"),
+    ("  name: longhorn\n", "  name: {{ .Values.persistence.name }}\n"),
+    ("is-default-class: \"true\"", "is-default-class: {{ .Values.persistence.defaultClass | quote }}"),
+    ("reclaimPolicy: Delete", "reclaimPolicy: {{ .Values.persistence.reclaimPolicy }}"),
+    ("volumeBindingMode: Immediate", "volumeBindingMode: {{ .Values.persistence.volumeBindingMode }}"),
+    (
+        "numberOfReplicas: \"3\"",
+        "numberOfReplicas: {{ .Values.persistence.defaultClassReplicaCount | int64 | quote }}",
+    ),
+    ("fsType: ext4", "fsType: {{ .Values.persistence.defaultFsType }}"),
+    ("dataLocality: disabled", "dataLocality: {{ .Values.persistence.defaultDataLocality }}"),
+    ("quorum: any", "quorum: {{ .Values.persistence.quorum }}"),
+    (
+        "  ioTimeout: \"300\"\n",
+        "  ioTimeout: {{ .Values.persistence.ioTimeout | int64 | quote }}
+  {{- with .Values.persistence.defaultMkfsParams }}
+  mkfsParams: {{ . | quote }}
+  {{- end }}
+  {{- if .Values.persistence.migratable }}
+  migratable: \"true\"
+  {{- end }}
+  {{- if .Values.persistence.defaultNodeSelector.enable }}
+  nodeSelector: {{ .Values.persistence.defaultNodeSelector.selector | quote }}
+  {{- end }}
+  {{- if .Values.persistence.defaultDiskSelector.enable }}
+  diskSelector: {{ .Values.persistence.defaultDiskSelector.selector | quote }}
+  {{- end }}
+  {{- if ne .Values.persistence.removeSnapshotsDuringFilesystemTrim \"ignored\" }}
+  unmapMarkSnapChainRemoved: {{ .Values.persistence.removeSnapshotsDuringFilesystemTrim }}
+  {{- end }}\n",
+    ),
 ];
 
-fn template(name: &str, holes: &[&[Hole<'_>]]) -> String {
+/// The holes of a sidecar's image, whose name and version are those of deploy/csi.yaml.
+fn sidecars(csi: &str) -> Vec<(String, String)> {
+    let images = csi.lines().filter_map(|line| line.trim().strip_prefix("image: csi-"));
+    images
+        .map(|image| {
+            let (name, _) = image.split_once(':').unwrap();
+            let value =
+                format!("{{{{ include \"longhorn.image\" (list . .Values.image.csi.{name}) | quote }}}}");
+            let place = format!("image: csi-{image}\n");
+            (place, format!("image: {value}\n        imagePullPolicy: {{{{ .Values.image.pullPolicy }}}}\n"))
+        })
+        .collect()
+}
+
+/// The hole of pods' priority, and of what comes after it.
+fn pods(value: &str) -> (String, String) {
+    let priority = format!("      priorityClassName: {{{{ .Values.{value}.priorityClass }}}}{SECRETS}");
+    ("      priorityClassName: longhorn-critical\n".to_owned(), priority)
+}
+
+fn template(name: &str, holes: &[&[Hole<'_>]], more: &[(String, String)]) -> String {
     let mut text = source(name);
     assert!(!text.contains("{{"), "deploy/{name}.yaml looks like a template");
-    for (part, value) in holes.iter().copied().flatten() {
+    let more = more.iter().map(|(part, value)| (part.as_str(), value.as_str()));
+    for (part, value) in holes.iter().copied().flatten().copied().chain(more) {
         assert!(text.contains(part), "deploy/{name}.yaml has no {part:?} any more");
         text = text.replace(part, value);
     }
@@ -184,7 +264,7 @@ fn template(name: &str, holes: &[&[Hole<'_>]]) -> String {
         "# Made of deploy/{name}.yaml by UPDATE_GOLDEN=1 cargo test -p longhorn --test install\n{text}"
     );
     match name {
-        "storageclass" => format!("{{{{- if .Values.storageClass.create }}}}\n{text}{{{{- end }}}}\n"),
+        "storageclass" => format!("{{{{- if .Values.persistence.create }}}}\n{text}{{{{- end }}}}\n"),
         _ => text,
     }
 }
@@ -192,14 +272,17 @@ fn template(name: &str, holes: &[&[Hole<'_>]]) -> String {
 #[test]
 fn the_chart_is_made_of_deploy() {
     let chart = deploy().join("chart");
+    let (csi, plain) = (source("csi"), |name| (name, template(name, &[], &[])));
+    let driver: Vec<_> = sidecars(&csi).into_iter().chain([pods("longhornDriver")]).collect();
     let templates = [
-        ("priorityclass", template("priorityclass", &[])),
-        ("rbac", template("rbac", &[])),
-        ("manager", template("manager", &[IMAGES, PODS, MANAGER])),
-        ("csidriver", template("csidriver", &[])),
-        ("csi", template("csi", &[&IMAGES[1..], PODS, CSI])),
-        ("storageclass", template("storageclass", &[STORAGE_CLASS])),
-        ("webhooks", template("webhooks", &[])),
+        plain("priorityclass"),
+        plain("rbac"),
+        ("manager", template("manager", &[IMAGES, MANAGER], &[pods("longhornManager")])),
+        plain("csidriver"),
+        ("csi", template("csi", &[&IMAGES[..1], CSI], &driver)),
+        ("storageclass", template("storageclass", &[STORAGE_CLASS], &[])),
+        plain("webhooks"),
+        plain("confirmation"),
     ];
     for (name, fresh) in &templates {
         let path = chart.join(format!("templates/{name}.yaml"));
@@ -208,7 +291,7 @@ fn the_chart_is_made_of_deploy() {
         }
         assert!(read(&path) == *fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
     }
-    let secrets = templates.iter().map(|(_, text)| text.matches("imagePullSecrets: {{ toJson . }}").count());
+    let secrets = templates.iter().map(|(_, text)| text.matches("      imagePullSecrets: {{").count());
     assert_eq!(secrets.sum::<usize>(), 4, "every pod has a place for them");
     // The namespace is Helm's; the definitions stay when the chart goes.
     let made: Vec<&str> = templates.iter().map(|(name, _)| *name).chain(["namespace", "crds"]).collect();
@@ -220,5 +303,54 @@ fn the_chart_is_made_of_deploy() {
         about.contains(&format!("\nversion: {version}\n"))
             && about.contains(&format!("\nappVersion: {version}\n"))
     );
-    assert!(read(&chart.join("values.yaml")).contains(&format!("\nimage: longhorn:{version}\n")));
+    let values = read(&chart.join("values.yaml"));
+    for image in csi.lines().filter_map(|line| line.trim().strip_prefix("image: csi-")) {
+        let (name, tag) = image.split_once(':').unwrap();
+        let line = format!("    {name}: {{registry: \"\", repository: csi-{name}, tag: {tag}}}\n");
+        assert!(values.contains(&line), "values.yaml names another image than csi-{image}");
+    }
+}
+
+#[test]
+fn the_dockerfile_builds_with_the_trees_toolchain() {
+    let toolchain = read(&deploy().join("../rust-toolchain.toml"));
+    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
+    let line = format!("\nARG RUST={channel}\n");
+    assert!(read(&deploy().join("../Dockerfile")).contains(&line), "it has no {line:?}");
+}
+
+/// What a setting is in the values of Longhorn's chart.
+fn in_camel_case(setting: &str) -> String {
+    let mut words = setting.split('-');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |name, word| name + &word[..1].to_uppercase() + &word[1..])
+}
+
+/// What JSON Schema says of a setting. Longhorn's users write numbers and flags as text, too; null leaves the default.
+fn schema_of(definition: &Definition) -> Value {
+    match definition.form {
+        Form::Bool => json!({ "enum": [true, false, "true", "false", null] }),
+        Form::Number(low, high) => json!({
+            "type": ["integer", "string", "null"], "minimum": low, "maximum": high, "pattern": "^[0-9]+$"
+        }),
+        Form::Word(words) => {
+            let all: Vec<Value> = words.iter().map(|w| json!(w)).chain([Value::Null]).collect();
+            json!({ "enum": all })
+        }
+        Form::Text | Form::Words(_) => json!({ "type": ["string", "null"] }),
+    }
+}
+
+#[test]
+fn the_schema_of_values_knows_every_setting_and_no_other() {
+    let path = deploy().join("chart/values.schema.json");
+    let mut schema: Value = serde_json::from_str(&read(&path)).unwrap();
+    let settings = &mut schema["properties"]["defaultSettings"]["properties"];
+    let fresh: Value = DEFINITIONS.iter().map(|d| (in_camel_case(d.name), schema_of(d))).collect();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        *settings = fresh;
+        fs::write(&path, serde_json::to_string_pretty(&schema).unwrap() + "\n").unwrap();
+    } else {
+        assert_eq!(*settings, fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
+    }
 }

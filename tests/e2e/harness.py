@@ -10,7 +10,7 @@ BIN = os.environ.get("LH_BIN", os.path.join(os.environ.get("CARGO_TARGET_DIR", o
 JUDGE = os.path.join(TOP, "tests", "judge", "judge.py")
 FIXTURES = os.path.join(TOP, "tests", "fixtures")
 sys.path.insert(0, os.path.join(TOP, "tests"))
-from said import FULL, expect, fail, full, have, run, say, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
+from said import FULL, Load, expect, fail, full, have, run, say, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
 
 
 class Host:

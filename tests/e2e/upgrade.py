@@ -2,7 +2,7 @@
 program and back, and offered a program that does not work. No I/O error, no mismatch, replicas equal; the pauses are
 printed."""
 import os, signal, subprocess, time
-from harness import BIN, Host, Watch, contents, expect, fail, full, have, kill, rng, run, shown, skip, wait_for
+from harness import BIN, Host, Load, Watch, contents, expect, full, have, kill, rng, run, shown, skip, wait_for
 
 KILLS = full(4, 100)
 UPGRADES = full(2, 10)
@@ -13,18 +13,6 @@ SIZE = 1 << 30
 
 def device_of_kernel():
     return os.path.exists("/dev/fuse") and os.path.exists("/dev/loop-control")
-
-
-def load(where):
-    command = ["fio", "--name=load", f"--directory={where}", "--size=64m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
-               "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=512",
-               "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=128"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/tmp")
-
-
-def running(process):
-    if process.poll() is not None:
-        fail(f"fio ended with {process.returncode}: {process.stdout.read()[-2000:]}")
 
 
 def killed(host, volume, watch, engine):
@@ -91,28 +79,25 @@ def main():
     os.mkdir(where)
     run("mount", device, where)
     pauses, changes = [], []
-    fio, watch = load(where), Watch(device, 0, writes=False)
+    fio, watch = Load(where, "64m"), Watch(device, 0, writes=False)
     try:
         for _ in range(KILLS):
             time.sleep(dice.uniform(0.1, 0.6))
-            running(fio)
+            fio.goes_on()
             pause, engine = killed(host, volume, watch, engine)
             pauses.append(pause)
         for turn in range(UPGRADES):
-            running(fio)
+            fio.goes_on()
             other = os.path.join(BIN, "longhorn")
             pause, engine = upgraded(host, volume, watch, *(["--binary", other] if turn % 2 == 0 else []))
             expect((host.root in program_of(engine)) == (turn % 2 == 0), f"engine {program_of(engine)}")
             changes.append(pause)
         a_broken_program_changes_nothing(host, volume, watch, where)
         time.sleep(1)
-        running(fio)
-        fio.send_signal(signal.SIGINT)
-        words = fio.communicate(timeout=120)[0]
-        expect("err= 0" in words, f"fio: {words[-2000:]}")
+        fio.goes_on()
+        fio.ends_well()
     finally:
         fio.kill()
-        fio.wait()
         watch.stop()
         subprocess.run(["umount", where], capture_output=True)
     run("xfs_repair", "-n", device)

@@ -9,7 +9,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")),
                                                       "release", "examples"))
 sys.path.insert(0, os.path.join(TOP, "tests"))
-from said import FULL, expect, fail, full, have, run, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
+from said import FULL, Load, expect, fail, full, have, run, shown, skip, wait_for  # noqa: E402, F401  (scenarios take them from here)
 
 WORK = tempfile.mkdtemp(prefix="lh-guest-", dir="/dev/shm")
 atexit.register(shutil.rmtree, WORK, ignore_errors=True)

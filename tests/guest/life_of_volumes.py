@@ -3,46 +3,37 @@ verified while its engine is killed and upgraded, grown while mounted, not stopp
 
     life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
 """
-import contextlib, os, signal, subprocess, sys, time
+import contextlib, os, signal, sys, time
 import initiator
-from devices import (Mounted, attribute, expect, fail, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
+from devices import (Load, Mounted, attribute, expect, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
                      shown, skip, wait_for)
 from volumes import Volume, loses_requests_of_the_dead, taken_by_auto
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
 
 
-def load(where):
-    return subprocess.Popen(
-        ["fio", "--name=load", f"--directory={where}", "--size=8m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
-         "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=256",
-         "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=64", "--thread"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
-
-
 @contextlib.contextmanager
-def load_that_is_survived(process, disk):
+def load_that_is_survived(fio, disk):
     """The load goes on while the engine is replaced; where that is no promise, it is held up, and nothing is in flight."""
     if not loses_requests_of_the_dead(disk.frontend):
         yield
         return
-    process.send_signal(signal.SIGSTOP)
+    fio.process.send_signal(signal.SIGSTOP)
     wait_for("nothing in flight", lambda: int(attribute(disk.device, "stat").split()[8]) == 0)
     yield
-    process.send_signal(signal.SIGCONT)
+    fio.process.send_signal(signal.SIGCONT)
 
 
-def goes_on(process, disk):
+def goes_on(fio, disk):
     """The load and the device answer."""
     run("dd", f"if={disk.device}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct", "status=none", timeout=60)
-    if process.poll() is not None:
-        fail(f"fio ended with {process.returncode}: {process.stdout.read()[-2000:]}")
+    fio.goes_on()
 
 
 def lives(frontend):
     disk = Volume(frontend, size=320 << 20)
     with Mounted(disk.device, "xfs") as where:
-        fio = load(where)
+        fio = Load(where, "8m", "--verify_backlog=256", "--fsync=64", "--thread", cwd="/dev/shm")
         try:
             time.sleep(1)
             with load_that_is_survived(fio, disk):
@@ -63,9 +54,7 @@ def lives(frontend):
                 expect(done.returncode == 1 and "Linux 6.16" in done.stderr, f"{done.returncode} {done.stderr}")
             expect(disk.refuses_to_stop(), "a mounted device was taken away")
             goes_on(fio, disk)
-            fio.terminate()
-            words = fio.communicate(timeout=120)[0]
-            expect("err= 0" in words, f"fio: {words[-2000:]}")
+            fio.ends_well()
         finally:
             fio.kill()
     run("xfs_repair", "-n", disk.device)

@@ -4,7 +4,7 @@ pause is measured.
     recovery.py ublk|nbd|ublk-volume|nbd-volume|iscsi-volume
 """
 import mmap, os, random, signal, subprocess, sys, threading, time
-from devices import Mounted, attribute, expect, fail, full, have, run, shown, skip, wait_for
+from devices import Load, Mounted, attribute, expect, full, have, run, shown, skip, wait_for
 from volumes import KINDS
 
 KILLS = full(8, 100)
@@ -53,19 +53,6 @@ class Watch(threading.Thread):
         expect(self.error is None, f"an error on the device: {self.error}")
 
 
-def load(where):
-    """fio on a file, verifying what it wrote as it goes on, until it is told to end."""
-    command = ["fio", "--name=load", f"--directory={where}", "--size=48m", "--rw=randwrite", "--bs=4k", "--iodepth=8",
-               "--ioengine=libaio", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=512",
-               "--verify_dump=0", "--randrepeat=0", "--time_based", "--runtime=86400", "--fsync=128"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/dev/shm")
-
-
-def check_load(process):
-    if process.poll() is not None:
-        fail(f"fio ended with {process.returncode}: {process.stdout.read()[-2000:]}")
-
-
 def dies_with_everything_in_hand(disk):
     """As generic_06: the kernel's driver has nothing left to tell it that the server is gone."""
     replicas = [replica["pid"] for replica in disk.host.status(disk.volume)["replicas"]]
@@ -104,20 +91,18 @@ def main():
     if kind == "ublk-volume":
         dies_with_everything_in_hand(disk)
     with Mounted(disk.device, "xfs") as where:
-        process, watch = load(where), Watch(disk.device)
+        fio, watch = Load(where, "48m", cwd="/dev/shm"), Watch(disk.device)
         for _ in range(KILLS):
             time.sleep(dice.uniform(0.1, 0.6))
-            check_load(process)
+            fio.goes_on()
             watch.take()
             disk.kill()
             disk.restart()
             watch.next_read(60)
             pauses.append(watch.take())
         time.sleep(1)
-        check_load(process)
-        process.terminate()
-        words = process.communicate(timeout=300)[0]
-        expect("err= 0" in words and "verify" not in words.lower().replace("verify_", ""), f"fio: {words[-2000:]}")
+        fio.goes_on()
+        fio.ends_well()
         watch.stop()
     run("xfs_repair", "-n", disk.device)
     disk.stop()

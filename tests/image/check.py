@@ -80,6 +80,28 @@ def inside(directory, environment, *command):
     return subprocess.run(["chroot", directory, *command], capture_output=True, text=True, env=environment)
 
 
+def starts(directory, config):
+    """Every program of the image that is unpacked there starts and does what it is for."""
+    environment = dict(pair.split("=", 1) for pair in config["Env"])
+    for name, (arguments, word) in VERSIONS.items():
+        done = inside(directory, environment, name, *arguments)
+        if word not in done.stdout + done.stderr:
+            fail(f"{name} {' '.join(arguments)} in the image: status {done.returncode}: {done.stderr or done.stdout}")
+    for kind, size_of in (("ext4", 16), ("xfs", 300)):
+        disk = f"/tmp/{kind}"
+        open(directory + disk, "wb").truncate(size_of << 20)
+        for command in ([f"mkfs.{kind}", disk], ["blkid", "-p", "-o", "value", "-s", "TYPE", disk]):
+            done = inside(directory, environment, *command)
+            if done.returncode != 0:
+                fail(f"{' '.join(command)} in the image: {done.stderr or done.stdout}")
+        if done.stdout.strip() != kind:
+            fail(f"mkfs.{kind} made {done.stdout!r}")
+        os.remove(directory + disk)
+    done = inside(directory, environment, "longhornctl", "install", "manifests")
+    if "kind: DaemonSet" not in done.stdout:
+        fail(f"longhornctl in the image: {done.stderr}")
+
+
 def main():
     programs = sys.argv[1] if len(sys.argv) > 1 else f"{TREE}/target/release"
     listed = [line.split()[1] for line in open(f"{TREE}/deploy/image.files") if line.startswith("program ")]
@@ -96,27 +118,12 @@ def main():
         config, entry = unpack(first, directory)
         if entry["digest"] != digest:
             fail("the digest that was printed is not the image's")
-        environment = dict(pair.split("=", 1) for pair in config["config"]["Env"])
-        for name, (arguments, word) in VERSIONS.items():
-            done = inside(directory, environment, name, *arguments)
-            if word not in done.stdout + done.stderr:
-                fail(f"{name} {' '.join(arguments)} in the image: status {done.returncode}: {done.stderr or done.stdout}")
-        for kind, size_of in (("ext4", 16), ("xfs", 300)):
-            disk = f"/tmp/{kind}"
-            open(directory + disk, "wb").truncate(size_of << 20)
-            for command in ([f"mkfs.{kind}", disk], ["blkid", "-p", "-o", "value", "-s", "TYPE", disk]):
-                done = inside(directory, environment, *command)
-                if done.returncode != 0:
-                    fail(f"{' '.join(command)} in the image: {done.stderr or done.stdout}")
-            if done.stdout.strip() != kind:
-                fail(f"mkfs.{kind} made {done.stdout!r}")
-        done = inside(directory, environment, "longhornctl", "install", "manifests")
-        if "kind: DaemonSet" not in done.stdout:
-            fail(f"longhornctl in the image: {done.stderr}")
+        starts(directory, config["config"])
     print(f"SHOWN an OCI archive of {size} MiB, the same twice; {len(VERSIONS)} programs start in it")
 
 
-if os.geteuid() != 0:
-    print("SKIP image: chroot needs root")
-    sys.exit(0)
-main()
+if __name__ == "__main__":
+    if os.geteuid() != 0:
+        print("SKIP image: chroot needs root")
+        sys.exit(0)
+    main()

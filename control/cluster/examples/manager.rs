@@ -31,6 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         instance_manager: RunBy::Others,
         image: "longhorn:dev".to_owned(),
         webhook,
+        settings: std::sync::Arc::default(),
     };
     let mut terminate = signal(SignalKind::terminate())?;
     run_here(options, Reach::ThisMachine, None, async move {

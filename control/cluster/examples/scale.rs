@@ -250,6 +250,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             instance_manager: RunBy::Others,
             image: "longhorn:scale".to_owned(),
             webhook: None,
+            settings: Arc::default(),
         };
         let client = kube::Client::try_default().await?;
         managers.spawn(run(options, client, agent, std::future::pending()));

@@ -47,6 +47,7 @@ use tokio::task::JoinSet;
 
 use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach, authority_at};
 use crate::plan::instance_manager::RunBy;
+use crate::settings::Given;
 use cache::{Key, Local, News};
 use desk::{Desk, Done, ReconcileError};
 use lead::Lead;
@@ -78,6 +79,8 @@ pub struct Options {
     pub authority: PathBuf,
     /// The TCP port on which the API server asks what users may do; `None`: it does not ask here.
     pub webhook: Option<u16>,
+    /// Defaults of settings that go before those of Longhorn.
+    pub settings: Arc<Given>,
 }
 
 /// Why a manager does not run.
@@ -212,7 +215,7 @@ pub async fn run(
         () = &mut stop => return Ok(()),
     }
     let news = Arc::new(News::default());
-    let (cache, watches) = Local::new(&desk, &news, &options.node, options.instance_manager);
+    let (cache, watches) = Local::new(&desk, &news, &options);
     let mut tasks = JoinSet::new();
     for watch in watches {
         tasks.spawn(watch);

@@ -2,7 +2,7 @@
 //!
 //! A setting is a `Setting` resource with the name below and its value as text. One that is not there has its default.
 //! A value that cannot be understood has no effect: the default stays in force and the resource says so in
-//! `status.applied`.
+//! `status.applied`. Whoever installs may give defaults of their own ([`Given`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -103,12 +103,8 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
     acts("default-replica-count", "3", Form::Number(1, REPLICAS_MAX as u64)),
-    stored(
-        "deleting-confirmation-flag",
-        "false",
-        Form::Bool,
-        "nothing uninstalls by itself, so that nothing asks for it",
-    ),
+    // The API server acts on it: deploy/confirmation.yaml.
+    acts("deleting-confirmation-flag", "false", Form::Bool),
     acts("disable-scheduling-on-cordoned-node", "true", Form::Bool),
     stored(
         "engine-replica-timeout",
@@ -196,6 +192,32 @@ pub fn definition(name: &str) -> Option<&'static Definition> {
     DEFINITIONS.iter().find(|d| d.name == name)
 }
 
+/// Defaults of whoever installed the managers, in place of those above. A resource's value goes before them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given(BTreeMap<String, String>);
+
+impl Given {
+    /// Takes a default for a setting.
+    ///
+    /// # Errors
+    /// There is no such setting, or it does not take that value: one sentence. The defaults are as before.
+    pub fn give(&mut self, name: &str, value: &str) -> Result<(), String> {
+        definition(name).ok_or_else(|| format!("there is no setting {name}"))?.check(value)?;
+        self.0.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    /// The default that was given for a setting.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// All of them by name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
 /// The values in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -203,7 +225,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of these names and values; those that cannot be used are left out.
+    /// Of these names and values, of which the last one of a name counts; those that cannot be used are left out.
     pub fn of<'a>(all: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let usable = |(name, value): &(&str, &str)| definition(name).is_some_and(|d| d.check(value).is_ok());
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
@@ -439,6 +461,7 @@ mod tests {
         for folder in ["src", "../../csi/src"] {
             code_below(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut code);
         }
+        let by_api_server = include_str!("../../../deploy/confirmation.yaml");
         let elsewhere: Vec<&String> = code.iter().filter(|text| *text != own).collect();
         assert_eq!(elsewhere.len() + 1, code.len(), "this file is one of them");
         let asks = |what: &str| elsewhere.iter().any(|text| text.contains(what));
@@ -448,11 +471,27 @@ mod tests {
         for Definition { name, idle, .. } in DEFINITIONS {
             let quoted = format!("\"{name}\"");
             let mut readers = readers(&quoted, own).into_iter();
-            let is_asked_for = asks(&quoted) || readers.any(|reader| asks(&format!(".{reader}(")));
+            let is_asked_for = asks(&quoted)
+                || readers.any(|reader| asks(&format!(".{reader}(")))
+                || by_api_server.contains(&format!("paramRef: {{name: {name}, "));
             assert_eq!(idle.is_none(), is_asked_for, "{name}");
             let is_told = documented.contains(&format!("| `{name}`"));
             assert_eq!(idle.is_some(), is_told, "{name}: docs/kubernetes.md, Settings");
         }
+    }
+
+    #[test]
+    fn only_what_a_setting_takes_can_be_given_as_its_default() {
+        let mut given = Given::default();
+        given.give("default-replica-count", "2").unwrap();
+        assert!(given.give("default-replica-count", "0").unwrap_err().contains("from 1 to 20"));
+        assert!(given.give("replica-count", "2").unwrap_err().contains("no setting"));
+        assert_eq!(given.all().collect::<Vec<_>>(), [("default-replica-count", "2")]);
+        let count = |written: &[(&'static str, &'static str)]| {
+            Settings::of(given.all().chain(written.iter().copied())).replica_count()
+        };
+        assert_eq!((count(&[]), count(&[("default-replica-count", "1")])), (2, 1));
+        assert_eq!(count(&[("default-replica-count", "none")]), 2, "one that cannot be used");
     }
 
     #[test]

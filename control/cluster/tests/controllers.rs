@@ -123,6 +123,32 @@ async fn a_node_gets_the_disks_and_tags_that_kubernetes_names_for_it_whenever_th
 }
 
 #[tokio::test]
+async fn defaults_that_were_given_count_from_the_start_and_go_before_a_users_value_once() {
+    let mut cluster = Cluster::new(&[], 23).await;
+    cluster.given.give("create-default-disk-labeled-nodes", "true").unwrap();
+    cluster.given.give("default-replica-count", "2").unwrap();
+    cluster.server.apply("core/nodes", "n1", &json!({ "metadata": {} }));
+    cluster.start("n1");
+    let value = |c: &Cluster, name: &str| c.server.get("settings", name).unwrap_or_default()["value"].clone();
+    cluster.wait("all settings", |c| value(c, "storage-reserved-percentage-for-default-disk") == "30").await;
+    assert_eq!(value(&cluster, "default-replica-count"), "2");
+    let disks = |c: &Cluster| c.server.get("nodes", "n1").map(|n| n["spec"]["disks"].clone());
+    cluster.wait("the node", |c| disks(c).is_some()).await;
+    let none = disks(&cluster).is_some_and(|d| d.as_object().is_none_or(serde_json::Map::is_empty));
+    assert!(none, "the node has a disk that nobody asked for, made before the setting was there");
+
+    // What a user writes stays when managers begin anew, until another default is given.
+    cluster.server.apply("settings", "default-replica-count", &json!({ "value": "1" }));
+    for (name, new, stays) in [("snapshot-max-count", "100", "1"), ("default-replica-count", "3", "3")] {
+        cluster.given.give(name, new).unwrap();
+        drop(cluster.stops.remove("n1"));
+        cluster.start("n1");
+        cluster.wait(&format!("{name} has its new default"), |c| value(c, name) == new).await;
+        assert_eq!(value(&cluster, "default-replica-count"), stays);
+    }
+}
+
+#[tokio::test]
 async fn a_node_that_is_emptied_gives_its_replica_to_another() {
     let cluster = Cluster::new(&["n1", "n2", "n3", "n4"], 4).await;
     cluster.wait("four nodes", |c| nodes_ready(c) == 4).await;

@@ -73,6 +73,7 @@ impl Machine {
             image: "longhorn:test".to_owned(),
             authority,
             webhook: None,
+            settings: Arc::default(),
         };
         let (stop, stopped) = oneshot::channel();
         let (client, shared) = (server.client(), Arc::clone(&agent));

@@ -1,5 +1,6 @@
 //! `doctor`: what this host has and lacks, each line with the next step.
 
+mod multipath;
 mod node;
 mod swap;
 
@@ -76,6 +77,7 @@ impl Finding {
 pub(super) fn run(context: &Context) -> Result<()> {
     let mut findings = vec![
         user(),
+        kernel_version(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
         io_uring(),
         frontend("ublk", Frontend::Ublk),
         frontend("nbd", Frontend::Nbd),
@@ -117,6 +119,28 @@ fn user() -> Finding {
     }
 }
 
+/// Older kernels lack what rings are made of, piece by piece; volumes are tried from this one on.
+fn kernel_version(release: &str) -> Finding {
+    const CHECK: &str = "kernel";
+    const OLDEST: (u32, u32) = (5, 19);
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= OLDEST {
+        return Finding::ok(CHECK, format!("Linux {release}"));
+    }
+    Finding::warn(
+        CHECK,
+        format!("Linux {release}: volumes are not tried before {}.{}", OLDEST.0, OLDEST.1),
+        "use a newer kernel",
+    )
+}
+
+/// Whether somebody answers `iscsiadm`: `iscsid`, or systemd, which starts it then. Its socket has an abstract name.
+fn iscsid_listens(sockets: &str) -> bool {
+    sockets.lines().any(|line| line.ends_with("@ISCSIADM_ABSTRACT_NAMESPACE"))
+}
+
 fn io_uring() -> Finding {
     match lh_ring::Ring::new(8) {
         Ok(_) => Finding::ok("io_uring", "works"),
@@ -154,6 +178,15 @@ fn frontend(check: &'static str, frontend: Frontend) -> Finding {
             "here, in a version that may crash the kernel or lose the device when an engine is killed",
             "leave the choice to --frontend auto, or use Linux 6.16 or newer",
         ),
+        None if frontend == Frontend::Iscsi
+            && !iscsid_listens(&fs::read_to_string("/proc/net/unix").unwrap_or_default()) =>
+        {
+            Finding::warn(
+                check,
+                "open-iscsi is here, and nobody answers it",
+                "systemctl enable --now iscsid.socket, or start iscsid",
+            )
+        }
         None => Finding::ok(check, format!("here; {waits}")),
         // Another one takes its place.
         Some(missing) => Finding::ok(check, format!("not here: it needs {missing}")),
@@ -318,5 +351,33 @@ fn manager(root: &Root) -> Finding {
     match std::os::unix::net::UnixStream::connect(root.manager_socket()) {
         Ok(_) => Finding::ok("instance manager", "runs"),
         Err(_) => Finding::ok("instance manager", "does not run; the first `longhornctl up` starts it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_judged_by_its_first_two_numbers() {
+        for (release, verdict) in [
+            ("5.19.0-41-generic\n", Verdict::Ok),
+            ("6.1.0-18-amd64", Verdict::Ok),
+            ("10.0", Verdict::Ok),
+            ("5.15.0-91-generic", Verdict::Warn),
+            ("4.18.0-553.el8.x86_64", Verdict::Warn),
+            ("", Verdict::Warn),
+        ] {
+            assert_eq!(kernel_version(release).verdict, verdict, "{release}");
+        }
+    }
+
+    #[test]
+    fn the_initiators_daemon_is_found_by_its_socket() {
+        let head = "Num       RefCount Protocol Flags    Type St Inode Path\n";
+        let daemon =
+            "0000000000000000: 00000002 00000000 00010000 0001 01 20817 @ISCSIADM_ABSTRACT_NAMESPACE\n";
+        assert!(iscsid_listens(&format!("{head}{daemon}")));
+        assert!(!iscsid_listens(head));
     }
 }

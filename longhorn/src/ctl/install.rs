@@ -16,6 +16,7 @@ const MANIFESTS: &[&str] = &[
     include_str!("../../../deploy/csi.yaml"),
     include_str!("../../../deploy/storageclass.yaml"),
     include_str!("../../../deploy/webhooks.yaml"),
+    include_str!("../../../deploy/confirmation.yaml"),
 ];
 
 /// The image of the programs as the manifests name it.

@@ -1,13 +1,16 @@
 //! `longhorn manager`: the control plane of a Kubernetes node.
 
+use std::fs;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use lh_cluster::agent::Reach;
 use lh_cluster::api::NAMESPACE;
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, authority_socket, run_here};
+use lh_cluster::settings::Given;
 
 use super::csi::endpoint;
 use crate::arguments::DEFAULT_ROOT;
@@ -41,6 +44,9 @@ pub(super) struct ClusterArgs {
     /// The socket of this node's CSI driver, which trims mounted file systems; without it nobody does
     #[arg(long, env = "CSI_ENDPOINT", value_parser = endpoint, value_name = "unix:PATH")]
     csi_endpoint: Option<PathBuf>,
+    /// A directory with a file for each setting that has another default than Longhorn's, as a ConfigMap is mounted
+    #[arg(long, value_name = "DIR")]
+    default_settings: Option<PathBuf>,
     /// Let volumes' bytes travel between nodes without encryption
     #[arg(long)]
     insecure: bool,
@@ -75,10 +81,51 @@ pub(super) fn run(args: ClusterArgs) -> Result<()> {
              bytes; give --insecure if that network is your own"
         ),
     };
-    let options = Options { node, namespace, root, image, instance_manager, authority, webhook };
+    let settings = Arc::new(args.default_settings.map(|from| given(&from)).transpose()?.unwrap_or_default());
+    let options = Options { node, namespace, root, image, instance_manager, authority, webhook, settings };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;
         Ok(run_here(options, reach, csi_endpoint, stop).await?)
     })
+}
+
+/// The defaults in a directory: a file's name is the setting's, its text the value. What no setting takes is told and left out.
+///
+/// # Errors
+/// Something there cannot be read.
+fn given(directory: &Path) -> Result<Given> {
+    let mut given = Given::default();
+    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+    for entry in entries {
+        let entry = entry.with_context(|| directory.display().to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // A mounted ConfigMap has its versions in `..` and a date, and links to the one that counts.
+        if name.starts_with('.') {
+            continue;
+        }
+        let value = fs::read_to_string(entry.path()).with_context(|| entry.path().display().to_string())?;
+        if let Err(why) = given.give(&name, value.trim()) {
+            tracing::warn!(why, "a default setting is left out");
+        }
+    }
+    Ok(given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_read_as_a_config_map_is_mounted() {
+        let mounted = tempfile::tempdir().unwrap();
+        let version = mounted.path().join("..2026_01_01");
+        fs::create_dir(&version).unwrap();
+        for (name, value) in [("default-replica-count", "2\n"), ("no-setting", "2"), ("log-level", "loud")] {
+            fs::write(version.join(name), value).unwrap();
+            std::os::unix::fs::symlink(version.join(name), mounted.path().join(name)).unwrap();
+        }
+        let given = given(mounted.path()).unwrap();
+        assert_eq!(given.all().collect::<Vec<_>>(), [("default-replica-count", "2")]);
+    }
 }

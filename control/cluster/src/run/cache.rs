@@ -18,6 +18,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use tokio::sync::Notify;
 
+use super::Options;
 use super::certificate::SECRET;
 use super::desk::Desk;
 use super::patience::Patience;
@@ -28,7 +29,7 @@ use crate::api::{
 };
 use crate::plan::instance_manager::{RunBy, TEMPLATE};
 use crate::plan::trim::pending;
-use crate::settings::Settings;
+use crate::settings::{Given, Settings};
 
 /// A thing to look at.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -183,6 +184,8 @@ pub(super) struct Local {
     pub(super) nodes: Shelf<Node>,
     /// All.
     pub(super) settings: Shelf<Setting>,
+    /// What counts for settings that nobody has made yet.
+    given: Arc<Given>,
     /// This one's alone.
     pub(super) instance_managers: Shelf<InstanceManager>,
     pub(super) orphans: Shelf<Orphan>,
@@ -204,13 +207,13 @@ pub(super) struct OwnPod {
 }
 
 impl Local {
-    /// What is of the node `here`, and what keeps it up to date for as long as it is polled.
+    /// What is of this manager's node, and what keeps it up to date for as long as it is polled.
     pub(super) fn new(
         desk: &Desk,
         news: &Arc<News>,
-        here: &str,
-        run_by: RunBy,
+        options: &Options,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
+        let here = options.node.as_str();
         let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
@@ -233,7 +236,8 @@ impl Local {
             engine_images: to.watch(desk.watched(), "", |_: &EngineImage| vec![Key::Programs, Key::Nodes]),
             kube_nodes: to.watch(Api::all(desk.watching.clone()), &named(here), |_| vec![Key::Here]),
             secrets: to.watch(desk.watched(), &named(SECRET), |_| vec![Key::Certificate]),
-            pod: (run_by == RunBy::Pod).then(|| OwnPod {
+            given: Arc::clone(&options.settings),
+            pod: (options.instance_manager == RunBy::Pod).then(|| OwnPod {
                 pods: to.watch(desk.watched(), &named(&instance_manager(here)), |_| vec![Key::Here]),
                 templates: to.watch(desk.watched(), &named(TEMPLATE), |_| vec![Key::Here]),
             }),
@@ -265,7 +269,8 @@ impl Local {
     pub(super) fn settings(&self) -> Settings {
         let all = self.settings.all();
         let names: Vec<(String, String)> = all.iter().map(|s| (s.name_any(), s.spec.value.clone())).collect();
-        Settings::of(names.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+        let written = names.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Settings::of(self.given.all().chain(written))
     }
 }
 

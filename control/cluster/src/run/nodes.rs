@@ -7,7 +7,8 @@ use std::time::Instant;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
 
 use super::cache::Key;
 use super::desk::Done;
@@ -18,6 +19,9 @@ use super::{Context, drain, programs, upgrades};
 use crate::api::{Conditions, EngineImage, EngineImageSpec, Node, Setting, SettingSpec, Volume};
 use crate::plan::{node, written};
 use crate::settings::DEFINITIONS;
+
+/// Which default a setting was given last, by whoever installed the managers.
+const GIVEN: &str = "longhorn.io/given-default";
 
 /// Which nodes' managers live. True if that changed.
 pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers) -> Done<bool> {
@@ -82,12 +86,32 @@ fn picture_changed(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> boo
     changed
 }
 
-/// Makes the settings that are not there, with their defaults.
+/// Makes the settings that are not there, with their defaults. A default that was given anew goes before what users wrote
+/// since the last one, and once: an annotation says which one the value was.
 async fn keep_settings(context: &Context) -> Done {
     for definition in DEFINITIONS {
-        if context.cache.settings.get(definition.name).is_none() {
-            let spec = SettingSpec { value: definition.default.to_owned() };
-            context.desk.create(&Setting::new(definition.name, spec)).await?;
+        let given = context.options.settings.get(definition.name);
+        match (context.cache.settings.get(definition.name), given) {
+            (None, given) => {
+                let spec = SettingSpec { value: given.unwrap_or(definition.default).to_owned() };
+                let mut new = Setting::new(definition.name, spec);
+                let given = given.map(|value| (GIVEN.to_owned(), value.to_owned()));
+                new.metadata.annotations = given.map(|annotation| [annotation].into());
+                context.desk.create(&new).await?;
+            }
+            (Some(old), Some(value)) if old.annotations().get(GIVEN).is_none_or(|last| last != value) => {
+                tracing::info!(
+                    setting = definition.name,
+                    from = old.spec.value,
+                    to = value,
+                    "given another default"
+                );
+                let metadata =
+                    json!({ "annotations": { GIVEN: value }, "resourceVersion": old.resource_version() });
+                let patch = Patch::Merge(json!({ "value": value, "metadata": metadata }));
+                context.desk.api::<Setting>().patch(definition.name, &PatchParams::default(), &patch).await?;
+            }
+            _ => {}
         }
     }
     Ok(())

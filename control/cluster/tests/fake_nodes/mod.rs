@@ -15,6 +15,7 @@ use lh_cluster::agent::{
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Options, run};
+use lh_cluster::settings::Given;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, oneshot};
 use tonic::async_trait;
@@ -353,6 +354,8 @@ pub(crate) struct Cluster {
     pub(crate) scratch: tempfile::TempDir,
     /// Who runs the instance managers of nodes that are begun from now on.
     pub(crate) run_by: RunBy,
+    /// Defaults of settings that managers have which begin from now on.
+    pub(crate) given: Given,
 }
 
 impl Cluster {
@@ -365,6 +368,7 @@ impl Cluster {
             stops: BTreeMap::new(),
             scratch: tempfile::tempdir().unwrap(),
             run_by: RunBy::Others,
+            given: Given::default(),
         };
         nodes.iter().for_each(|node| cluster.add(node));
         cluster
@@ -391,6 +395,7 @@ impl Cluster {
             image: "longhorn:test".to_owned(),
             authority,
             webhook: None,
+            settings: Arc::new(self.given.clone()),
         };
         let (stop, stopped) = oneshot::channel();
         let client = self.server.client();

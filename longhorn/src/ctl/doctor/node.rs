@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::Finding;
+use super::{Finding, multipath};
 
 /// What the image has beside the programs, each with its Debian package.
 const IMAGE: &str = include_str!("../../../../deploy/image.files");
@@ -21,7 +21,7 @@ pub(super) fn findings() -> [Finding; 4] {
     let processes = processes();
     [
         programs(&|name| PLACES.iter().any(|place| Path::new(place).join(name).exists())),
-        multipath(&processes, &fs::read_to_string("/etc/multipath.conf").unwrap_or_default()),
+        multipath::finding(&processes),
         longhorn(&processes),
         propagation(
             Path::new(KUBELET).is_dir(),
@@ -57,20 +57,6 @@ fn programs(is_here: &dyn Fn(&str) -> bool) -> Finding {
         format!("no {}: a CSI driver outside of its image needs them", names.join(", ")),
         format!("apt-get install {}", packages.join(" ")),
     )
-}
-
-/// multipathd takes every disk that it is not told to leave alone, those of the host's iSCSI initiator among them.
-fn multipath(processes: &[String], config: &str) -> Finding {
-    const CHECK: &str = "multipath";
-    let leaves_disks = config.contains("blacklist") && config.contains("sd");
-    match processes.iter().any(|name| name == "multipathd") && !leaves_disks {
-        false => Finding::ok(CHECK, "takes no volume's disk"),
-        true => Finding::warn(
-            CHECK,
-            "multipathd runs and may take the disks of --frontend iscsi",
-            "blacklist { devnode \"^sd[a-z0-9]+\" } in /etc/multipath.conf, and restart it",
-        ),
-    }
 }
 
 /// Two engines must never have the same replica directory open.
@@ -127,11 +113,8 @@ mod tests {
     }
 
     #[test]
-    fn what_may_take_a_volume_is_told() {
-        let running = ["systemd".to_owned(), "multipathd".to_owned(), "longhorn-instan".to_owned()];
-        assert_eq!(multipath(&running, "").verdict, Verdict::Warn);
-        assert_eq!(multipath(&running, "blacklist { devnode \"^sd[a-z0-9]+\" }").verdict, Verdict::Ok);
-        assert_eq!(multipath(&running[..1], "").verdict, Verdict::Ok);
+    fn longhorns_own_processes_are_told() {
+        let running = ["systemd".to_owned(), "kubelet".to_owned(), "longhorn-instan".to_owned()];
         assert_eq!(longhorn(&running).verdict, Verdict::Warn);
         assert_eq!(longhorn(&running[..2]).verdict, Verdict::Ok);
     }
