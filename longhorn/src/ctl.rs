@@ -2,6 +2,7 @@
 //! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
 
 mod activity;
+mod all;
 mod args;
 mod clone;
 mod device;
@@ -26,6 +27,7 @@ mod scrub;
 mod show;
 mod snapshot;
 mod snapshot_tree;
+mod systemd;
 mod trim;
 mod up;
 mod upgrade;
@@ -146,6 +148,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Scrub(args) => scrub::run(context, &args).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
+        Command::Install { command: InstallCommand::Systemd(args) } => systemd::install(&context.root, &args),
+        Command::DeviceName { numbers } => device::print_name(&numbers),
         Command::Completion { .. } => Ok(()),
     }
 }
@@ -153,7 +157,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
 /// What a command prints that has one form only.
 const fn without_json(command: &Command) -> Option<&'static str> {
     match command {
-        Command::Install { .. } => Some("`install manifests` prints YAML"),
+        Command::Install { command: InstallCommand::Manifests(_) } => Some("`install manifests` prints YAML"),
+        Command::Install { command: InstallCommand::Systemd(_) } => Some("`install systemd` prints files"),
         Command::Completion { .. } => Some("`completion` prints a shell's script"),
         _ => None,
     }
@@ -162,7 +167,11 @@ const fn without_json(command: &Command) -> Option<&'static str> {
 const fn needs_root(command: &Command) -> bool {
     !matches!(
         command,
-        Command::Doctor | Command::Check { .. } | Command::Install { .. } | Command::Completion { .. }
+        Command::Doctor
+            | Command::Check { .. }
+            | Command::Install { .. }
+            | Command::DeviceName { .. }
+            | Command::Completion { .. }
     )
 }
 

@@ -94,6 +94,7 @@ fn help_is_as_promised() {
         &["doctor"],
         &["install"],
         &["install", "manifests"],
+        &["install", "systemd"],
         &["completion"],
     ];
     let commands: &[&[&str]] = &[
@@ -193,6 +194,13 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         (&["up", "x", "--size=-1"], "size"),
         (&["up", "--size=1GiB", "--", "../x"], "name"),
         (&["up", "--size=1GiB", "--", ""], "name"),
+        (&["up"], "--all"),
+        (&["up", "--all", "demo"], "--all"),
+        (&["up", "--all", "--frontend", "none"], "--all"),
+        (&["down"], "--all"),
+        (&["down", "--all", "demo"], "--all"),
+        (&["down", "demo", "--wait", "soon"], "--wait"),
+        (&["install", "systemd", "--into", "/tmp/x"], "--write"),
         (&["up", "x", "--size=1GiB", "--replicas", "21"], "20"),
         (&["up", "x", "--size=1GiB", "--replicas", "0"], "replicas"),
         (&["up", "x", "--size=1GiB", "--frontend", "floppy"], "frontend"),
@@ -286,7 +294,7 @@ fn what_was_done_is_one_document_of_json() {
 
 #[test]
 fn what_has_no_json_says_so() {
-    for args in [&["install", "manifests"][..], &["completion", "bash"]] {
+    for args in [&["install", "manifests"][..], &["install", "systemd"], &["completion", "bash"]] {
         let refused = run(CTL, &[&["-o", "json"], args].concat());
         assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{args:?}");
         assert!(text(&refused.stderr).contains("no JSON"), "{args:?}");
