@@ -5,6 +5,7 @@ mod activity;
 mod all;
 mod args;
 mod clone;
+mod complete;
 mod device;
 mod diff;
 mod doctor;
@@ -50,7 +51,6 @@ use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
     TrimCommand,
 };
-use output::print;
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -82,9 +82,11 @@ fn run(program: Program) -> Result<()> {
         Program::command().error(ErrorKind::ArgumentConflict, text).exit();
     }
     if let Command::Completion { shell } = program.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
-        return print(&String::from_utf8(script)?);
+        return complete::script(shell);
+    }
+    if let Command::CompleteNames { words } = &program.command {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(complete::names(words));
     }
     // Before the root is looked for: others may not even see it.
     if needs_root(&program.command) && !nix::unistd::geteuid().is_root() {
@@ -150,7 +152,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
         Command::Install { command: InstallCommand::Systemd(args) } => systemd::install(&context.root, &args),
         Command::DeviceName { numbers } => device::print_name(&numbers),
-        Command::Completion { .. } => Ok(()),
+        Command::Completion { .. } | Command::CompleteNames { .. } => Ok(()),
     }
 }
 
@@ -172,6 +174,7 @@ const fn needs_root(command: &Command) -> bool {
             | Command::Install { .. }
             | Command::DeviceName { .. }
             | Command::Completion { .. }
+            | Command::CompleteNames { .. }
     )
 }
 

@@ -350,6 +350,40 @@ fn completion_scripts_know_the_commands() {
     }
 }
 
+/// What bash offers for a line with the cursor at its end.
+fn bash_completes(root: &Root, line: &str) -> Vec<String> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let script = format!(
+        "source <({CTL} completion bash)\nCOMP_WORDS=({CTL} --root {} {}) COMP_CWORD={}\n\
+         _longhornctl_with_names {CTL} \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"\n\
+         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        root.path().display(),
+        words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
+        words.len() + 2
+    );
+    let done = run("bash", &["-c", &script]);
+    assert!(done.stderr.is_empty(), "{line:?}: {}", text(&done.stderr));
+    text(&done.stdout).lines().filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn completion_knows_names() {
+    let (_dir, root) = root_with_a_volume();
+    let mut other = VolumeRecord::load(&root, "demo").unwrap();
+    (other.name, other.replicas[0].name) = ("other".into(), "other-r-0a1b2c3d".into());
+    other.replicas.truncate(1);
+    other.create(&root).unwrap();
+    assert_eq!(bash_completes(&root, "status de"), ["demo"]);
+    assert_eq!(bash_completes(&root, "replica rm demo demo-r-4"), ["demo-r-4e5f6a7b"]);
+    assert_eq!(bash_completes(&root, "sta"), ["status"]);
+    let after = bash_completes(&root, "status ");
+    assert!(after.contains(&"demo".into()) && after.contains(&"other".into()), "{after:?}");
+    assert!(!after.iter().any(|word| word.starts_with(['<', '['])), "{after:?}");
+    let nowhere = Root::at(&root.path().join("nowhere")).unwrap();
+    assert_eq!(bash_completes(&nowhere, "status x"), Vec::<String>::new());
+    assert!(!nowhere.path().exists());
+}
+
 #[test]
 fn doctor_judges_every_part() {
     let dir = tempfile::tempdir().unwrap();

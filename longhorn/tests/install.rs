@@ -237,7 +237,7 @@ fn units_are_deploys_and_name_these_programs_and_the_root() {
     let done = written(dir.path(), &root);
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert_eq!(said.lines().count(), 4, "{said}");
+    assert_eq!(said.lines().count(), 5, "{said}");
     let programs = Path::new(env!("CARGO_BIN_EXE_longhornctl")).parent().unwrap().display().to_string();
     for path in said.lines().map(Path::new) {
         let source = read(&deploy().join("host").join(path.file_name().unwrap()));
@@ -260,8 +260,12 @@ fn systemd_takes_the_units() {
     let dir = tempfile::tempdir().unwrap();
     assert!(written(dir.path(), &dir.path().join("root")).status.success());
     let below = dir.path().join("etc/systemd/system");
-    let names =
-        ["longhorn-instance-manager.service", "longhorn-volumes.service", "longhorn-volume@demo.service"];
+    let names = [
+        "longhorn-instance-manager.service",
+        "longhorn-volumes.service",
+        "longhorn-shutdown.service",
+        "longhorn-volume@demo.service",
+    ];
     let units = names.map(|name| below.join(name));
     let Ok(done) = verify(&units) else {
         eprintln!("SKIP systemd_takes_the_units: no systemd-analyze");

@@ -172,7 +172,14 @@ pub(super) enum Command {
         /// MAJOR:MINOR
         numbers: String,
     },
-    /// Print a completion script for a shell
+    /// What may stand where the cursor is, for the scripts of `completion`
+    #[command(hide = true)]
+    CompleteNames {
+        /// The words of the line up to there, which is in the last one
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
+    /// Print a completion script for a shell, which completes names of volumes, snapshots and replicas, too
     #[command(after_help = COMPLETION_HELP)]
     Completion {
         /// The shell
@@ -240,7 +247,8 @@ pub(super) struct UpArgs {
     /// Which reads are compared with checksums [default: snapshots]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub checksum: Option<Checksum>,
-    /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
+    /// With --frontend nbd-server or iscsi-target: listen on TCP, for other hosts on an address that they reach; anybody who does
+    /// may read and write the volume
     #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<Listen>,
 }

@@ -171,7 +171,7 @@ pub(super) async fn export(
 }
 
 /// The volume's snapshots, oldest first, from a replica in sync: by its process if it runs, else from its directory.
-async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
+pub(super) async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
     let view = observe(&context.root, record).await?;
     for replica in view.replicas.iter().filter(|r| r.mode == "RW" && r.pid.is_some()) {
         if let Some(chain) = ask_replica(&context.root, &replica.name).await {

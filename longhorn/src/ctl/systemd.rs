@@ -29,9 +29,10 @@ const UNITS: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/li
 const RULES: &str = "/etc/udev/rules.d";
 
 /// What `deploy/host` has, and where it goes.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 5] = [
     (UNITS[0], MANAGER, include_str!("../../../deploy/host/longhorn-instance-manager.service")),
     (UNITS[0], "longhorn-volumes.service", include_str!("../../../deploy/host/longhorn-volumes.service")),
+    (UNITS[0], "longhorn-shutdown.service", include_str!("../../../deploy/host/longhorn-shutdown.service")),
     (UNITS[0], "longhorn-volume@.service", include_str!("../../../deploy/host/longhorn-volume@.service")),
     (RULES, "90-longhorn.rules", include_str!("../../../deploy/host/90-longhorn.rules")),
 ];
@@ -65,7 +66,7 @@ pub(super) fn install(root: &Root, args: &SystemdArgs) -> Result<()> {
     let manager = into(&files[0].0);
     if let Some(other) = root_of(&manager).filter(|other| other != root.path()) {
         bail!(
-            "{} starts the volumes of {}, and there is one such service: remove it first, or install that root anew",
+            "{} starts the volumes of {}, and there is one such service: remove it first",
             manager.display(),
             other.display()
         );
@@ -124,9 +125,10 @@ pub(super) fn has_service(root: &Root) -> bool {
     UNITS.iter().any(|dir| root_of(&Path::new(dir).join(MANAGER)).is_some_and(|of| of == root.path()))
 }
 
-/// True if systemd runs this host.
+/// True if systemd runs this host, and would start anything: before the host stops, it refuses to.
 pub(super) fn is_here() -> bool {
-    Path::new(BOOTED).is_dir()
+    let state = || Command::new("systemctl").arg("is-system-running").stdin(Stdio::null()).output();
+    Path::new(BOOTED).is_dir() && !state().is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }
 
 /// Has systemd start the instance manager of a root, and waits until it is ready: by the installed service, or else as one that

@@ -18,7 +18,7 @@ use lh_block::{Address, Generation, format_size};
 use super::Context;
 use super::args::{Output, UpArgs, UpCommand};
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host, observe};
 use super::output::{print, print_json};
 use super::{all, down, engine, lock, remove};
 use crate::arguments::{Checksum, Frontend, Quorum};
@@ -31,6 +31,10 @@ use crate::tell::tell;
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long they may take while none is open, and there is nothing to start an engine with: a host that starts has all its volumes'
+/// replicas open their directories at once.
+const FIRST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
@@ -345,7 +349,7 @@ pub(super) fn engine_args(
         checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
-        key_file: root.key(&record.name),
+        key_file: Some(root.key(&record.name)),
         queues: 0,
         realtime: None,
         root: root.path().to_owned(),
@@ -360,7 +364,7 @@ async fn wait_for_replicas(
     manager: &mut Manager,
     is_new: bool,
 ) -> Result<Generation> {
-    let deadline = Instant::now() + REPLICA_PATIENCE;
+    let begun = Instant::now();
     let mut waiting: Vec<&str> = record.replicas.iter().map(|r| r.name.as_str()).collect();
     let (mut seen, mut open, mut reason) = (Generation::default(), 0_usize, None);
     let before = Starts::of(&manager.list().await?);
@@ -382,11 +386,11 @@ async fn wait_for_replicas(
             }
         }
         waiting = still;
-        let is_late = Instant::now() > deadline;
+        let is_late = begun.elapsed() > REPLICA_PATIENCE;
         if waiting.is_empty() || is_late && open > 0 && !is_new {
             break;
         }
-        if is_late {
+        if is_late && (is_new || begun.elapsed() > FIRST_PATIENCE) {
             bail!("replica {} does not answer: {} may say why", waiting[0], root.log(waiting[0]).display());
         }
         tokio::time::sleep(LOOK).await;
@@ -506,13 +510,15 @@ fn what_next(view: &VolumeView, is_new: bool) -> String {
         );
     }
     let stop = format!("To stop it:  longhornctl down {volume}");
-    match &view.uri {
-        Some(uri) => {
-            let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
-            format!("To use it:   {with} '{uri}'\n{stop}")
-        }
-        None => stop,
-    }
+    let Some(uri) = &view.uri else { return stop };
+    let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
+    let others = match is_for_this_host(uri) {
+        true => format!(
+            "For others:  longhornctl down {volume} && longhornctl up {volume} --listen ADDRESS (no other host reaches it as it is)\n"
+        ),
+        false => String::new(),
+    };
+    format!("To use it:   {with} '{uri}'\n{others}{stop}")
 }
 
 #[cfg(test)]
@@ -540,6 +546,9 @@ mod tests {
         assert!(what_next(&view, true).starts_with("To use it:   mkfs.ext4 /dev/longhorn/demo && mkdir"));
         assert!(what_next(&view, false).starts_with("To use it:   mkdir -p /mnt/demo && mount"));
         (view.device, view.uri) = (None, Some("iscsi://127.0.0.1:3260/iqn:demo/1".into()));
-        assert!(what_next(&view, true).contains("iscsi-inq"));
+        let told = what_next(&view, true);
+        assert!(told.contains("iscsi-inq") && told.contains("--listen ADDRESS"), "{told}");
+        view.uri = Some("iscsi://10.1.2.3:3260/iqn:demo/1".into());
+        assert!(!what_next(&view, true).contains("--listen"));
     }
 }
