@@ -136,7 +136,7 @@ impl Wish {
                     (Some(id), None) => match before.next() {
                         Some(value) => Some((id, value.clone())),
                         // The cursor is at its value.
-                        None => return (id == "replica").then(|| Self { id, ..wish }),
+                        None => return (id == "replica").then_some(Self { id, ..wish }),
                     },
                     (Some(id), Some(value)) => Some((id, value)),
                     (None, _) => None,
