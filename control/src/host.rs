@@ -9,6 +9,7 @@ mod authority;
 mod durable;
 mod live;
 mod lock;
+mod mark;
 mod record;
 mod root;
 

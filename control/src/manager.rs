@@ -13,7 +13,9 @@ mod levels;
 mod log;
 mod policy;
 mod ports;
+mod predecessor;
 mod program;
+mod ready;
 mod registry;
 mod remote;
 mod service;
@@ -70,6 +72,8 @@ pub struct Options {
     pub program: PathBuf,
     /// Where to listen on TCP, besides the root's socket, and who is obeyed there.
     pub listen: Option<(SocketAddr, Trust)>,
+    /// End the manager that there is, instead of leaving the root to it.
+    pub take_over: bool,
 }
 
 /// Who is obeyed on TCP.
@@ -119,6 +123,9 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let root = options.root;
     root.create().map_err(|e| io_error(root.path().display(), e))?;
     let open_to_all = options.listen.as_ref().filter(|(_, trust)| *trust == Trust::Everybody);
+    if options.take_over {
+        predecessor::end(&root.manager_lock()).await;
+    }
     let _lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
     let remote = match &options.listen {
         Some((address, trust)) => Some(Remote::bind(*address, trust).await?),
@@ -141,6 +148,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
         }
     };
     tracing::info!(root = %root.path().display(), socket = %socket.display(), "instance manager is ready");
+    ready::announce();
     tokio::select! {
         ended = local => Ok(ended?),
         ended = remote => Ok(ended?),

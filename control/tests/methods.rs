@@ -275,7 +275,8 @@ async fn refusal(channel: &Channel, method: &Method) -> Option<Status> {
 async fn every_method_is_served_or_says_why_not() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::at(dir.path()).unwrap();
-    let options = Options { root: root.clone(), program: PathBuf::from("/bin/true"), listen: None };
+    let options =
+        Options { root: root.clone(), program: PathBuf::from("/bin/true"), listen: None, take_over: false };
     tokio::spawn(async move { manager::run(options, std::future::pending()).await.unwrap() });
     let manager = reach(&root.manager_socket()).await;
     let (engine_at, replica_at) = (root.control_socket("demo-e-0"), root.control_socket("demo-r-1"));

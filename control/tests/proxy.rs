@@ -129,7 +129,7 @@ impl Manager {
         let root = Root::at(dir.path()).unwrap();
         // The processes of these tests are never let through the gate: what is shown is what the manager says of them.
         let program = PathBuf::from("/bin/true");
-        let options = Options { root: root.clone(), program, listen: None };
+        let options = Options { root: root.clone(), program, listen: None, take_over: false };
         tokio::spawn(async move { manager::run(options, std::future::pending()).await.unwrap() });
         let channel = reach(&root.manager_socket()).await;
         Self { root, channel, _dir: dir }

@@ -56,7 +56,7 @@ async fn a_process_is_replaced_by_another_program() {
     let old =
         script(&binaries.join("old"), &format!("trap 'echo heard HUP; exit 0' HUP\necho old $@\n{loops}"));
     let new = script(&binaries.join("new"), &format!("echo new $@\n{loops}"));
-    let options = Options { root: root.clone(), program: launcher.into(), listen: None };
+    let options = Options { root: root.clone(), program: launcher.into(), listen: None, take_over: false };
     tokio::spawn(async move { manager::run(options, std::future::pending()).await.unwrap() });
     let mut client = loop {
         match connect(&root.manager_socket()).await {

@@ -163,7 +163,7 @@ impl Manager {
     fn options(&self) -> Options {
         let root = Root::at(&self.dir.path().join("root")).unwrap();
         let trust = Trust::Certificates(TlsFiles::below(&self.files()));
-        Options { root, program: "/bin/true".into(), listen: Some((self.first, trust)) }
+        Options { root, program: "/bin/true".into(), listen: Some((self.first, trust)), take_over: false }
     }
 }
 

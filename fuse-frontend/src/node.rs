@@ -3,6 +3,7 @@
 //! - A path is at every moment either absent, the node before, or the new one: nodes are made beside it and renamed.
 //! - A node of a live device is never replaced, whoever made it; the node of a dead one is.
 //! - What is no block node (a file, a directory, a link) is never touched.
+//! - udev, which makes no such node, is told when there is one, and when it has gone.
 //!
 //! Check and rename happen under a lock on the directory, so that two keepers cannot pass each other.
 
@@ -83,7 +84,9 @@ pub fn place(path: &Path, rdev: u64, own: &[u64]) -> Result<(), NodeError> {
     if made.is_err() {
         let _ = fs::remove_file(&beside);
     }
-    made.map_err(io)
+    made.map_err(io)?;
+    announce(rdev);
+    Ok(())
 }
 
 /// Removes the node if it is that of `rdev`; anything else that stands there stays.
@@ -97,7 +100,11 @@ pub fn remove(path: &Path, rdev: u64) -> io::Result<()> {
         other => other?,
     };
     match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_block_device() && meta.rdev() == rdev => fs::remove_file(path),
+        Ok(meta) if meta.file_type().is_block_device() && meta.rdev() == rdev => {
+            fs::remove_file(path)?;
+            announce(rdev);
+            Ok(())
+        }
         Ok(_) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
@@ -125,6 +132,12 @@ pub(crate) fn live_device(rdev: u64) -> Option<String> {
 /// The device's directory in sysfs.
 pub(crate) fn sys_directory(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)))
+}
+
+/// Has the kernel announce a change of the device: udev looks then by which names it goes (`deploy/host/90-longhorn.rules`). Where
+/// nobody listens, or the device has gone, that changes nothing.
+fn announce(rdev: u64) {
+    let _ = fs::write(sys_directory(rdev).join("uevent"), "change");
 }
 
 fn make(path: &Path, rdev: u64) -> io::Result<()> {

@@ -30,9 +30,9 @@ pub enum Frontend {
     Iscsi,
     /// A block device, /dev/longhorn/VOLUME, through FUSE and a loop device
     Fuse,
-    /// No device: an NBD export for QEMU, nbd-client or libnbd
+    /// No device: an NBD export for QEMU, nbd-client or libnbd, on a unix socket unless told where to listen
     NbdServer,
-    /// No device: an iSCSI target for initiators
+    /// No device: an iSCSI target, on 127.0.0.1:3260 for this host alone unless told where to listen
     #[value(alias = "tgt-iscsi")]
     IscsiTarget,
     /// The engine runs, nothing is shown

@@ -2,8 +2,10 @@
 //! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
 
 mod activity;
+mod all;
 mod args;
 mod clone;
+mod complete;
 mod device;
 mod diff;
 mod doctor;
@@ -26,6 +28,7 @@ mod scrub;
 mod show;
 mod snapshot;
 mod snapshot_tree;
+mod systemd;
 mod trim;
 mod up;
 mod upgrade;
@@ -48,7 +51,6 @@ use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
     TrimCommand,
 };
-use output::print;
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -80,9 +82,11 @@ fn run(program: Program) -> Result<()> {
         Program::command().error(ErrorKind::ArgumentConflict, text).exit();
     }
     if let Command::Completion { shell } = program.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
-        return print(&String::from_utf8(script)?);
+        return complete::script(shell);
+    }
+    if let Command::CompleteNames { words } = &program.command {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(complete::names(words));
     }
     // Before the root is looked for: others may not even see it.
     if needs_root(&program.command) && !nix::unistd::geteuid().is_root() {
@@ -146,14 +150,17 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Scrub(args) => scrub::run(context, &args).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
-        Command::Completion { .. } => Ok(()),
+        Command::Install { command: InstallCommand::Systemd(args) } => systemd::install(&context.root, &args),
+        Command::DeviceName { numbers } => device::print_name(&numbers),
+        Command::Completion { .. } | Command::CompleteNames { .. } => Ok(()),
     }
 }
 
 /// What a command prints that has one form only.
 const fn without_json(command: &Command) -> Option<&'static str> {
     match command {
-        Command::Install { .. } => Some("`install manifests` prints YAML"),
+        Command::Install { command: InstallCommand::Manifests(_) } => Some("`install manifests` prints YAML"),
+        Command::Install { command: InstallCommand::Systemd(_) } => Some("`install systemd` prints files"),
         Command::Completion { .. } => Some("`completion` prints a shell's script"),
         _ => None,
     }
@@ -162,7 +169,12 @@ const fn without_json(command: &Command) -> Option<&'static str> {
 const fn needs_root(command: &Command) -> bool {
     !matches!(
         command,
-        Command::Doctor | Command::Check { .. } | Command::Install { .. } | Command::Completion { .. }
+        Command::Doctor
+            | Command::Check { .. }
+            | Command::Install { .. }
+            | Command::DeviceName { .. }
+            | Command::Completion { .. }
+            | Command::CompleteNames { .. }
     )
 }
 

@@ -114,6 +114,9 @@ pub struct ManagerArgs {
     /// Obey whoever reaches the TCP address
     #[arg(long)]
     insecure: bool,
+    /// End the instance manager that there is, and go on in its place
+    #[arg(long)]
+    take_over: bool,
     /// Leave the session of whoever started it
     #[arg(long, hide = true)]
     own_session: bool,

@@ -10,6 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     last: String,
+    /// Whom it is about, where several are told of at once.
+    about: Option<String>,
 }
 
 impl Progress {
@@ -20,7 +22,12 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(100));
             bar
         });
-        Self { bar, last: String::new() }
+        Self { bar, last: String::new(), about: None }
+    }
+
+    /// One of several that work at the same time: plain lines, each with the name of what it is about.
+    pub(crate) fn about(name: &str) -> Self {
+        Self { bar: None, last: String::new(), about: Some(name.to_owned()) }
     }
 
     /// A bar for work of a known size in bytes.
@@ -31,7 +38,7 @@ impl Progress {
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
                 .with_message(what.to_owned())
         });
-        Self { bar, last: String::new() }
+        Self { bar, last: String::new(), about: None }
     }
 
     /// Says what is being done now.
@@ -40,9 +47,10 @@ impl Progress {
             return;
         }
         what.clone_into(&mut self.last);
-        match &self.bar {
-            Some(bar) => bar.set_message(what.to_owned()),
-            None => tell!("{what}"),
+        match (&self.bar, &self.about) {
+            (Some(bar), _) => bar.set_message(what.to_owned()),
+            (None, Some(name)) => tell!("{name}: {what}"),
+            (None, None) => tell!("{what}"),
         }
     }
 

@@ -94,6 +94,7 @@ fn help_is_as_promised() {
         &["doctor"],
         &["install"],
         &["install", "manifests"],
+        &["install", "systemd"],
         &["completion"],
     ];
     let commands: &[&[&str]] = &[
@@ -193,6 +194,13 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         (&["up", "x", "--size=-1"], "size"),
         (&["up", "--size=1GiB", "--", "../x"], "name"),
         (&["up", "--size=1GiB", "--", ""], "name"),
+        (&["up"], "--all"),
+        (&["up", "--all", "demo"], "--all"),
+        (&["up", "--all", "--frontend", "none"], "--all"),
+        (&["down"], "--all"),
+        (&["down", "--all", "demo"], "--all"),
+        (&["down", "demo", "--wait", "soon"], "--wait"),
+        (&["install", "systemd", "--into", "/tmp/x"], "--write"),
         (&["up", "x", "--size=1GiB", "--replicas", "21"], "20"),
         (&["up", "x", "--size=1GiB", "--replicas", "0"], "replicas"),
         (&["up", "x", "--size=1GiB", "--frontend", "floppy"], "frontend"),
@@ -286,7 +294,7 @@ fn what_was_done_is_one_document_of_json() {
 
 #[test]
 fn what_has_no_json_says_so() {
-    for args in [&["install", "manifests"][..], &["completion", "bash"]] {
+    for args in [&["install", "manifests"][..], &["install", "systemd"], &["completion", "bash"]] {
         let refused = run(CTL, &[&["-o", "json"], args].concat());
         assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{args:?}");
         assert!(text(&refused.stderr).contains("no JSON"), "{args:?}");
@@ -340,6 +348,40 @@ fn completion_scripts_know_the_commands() {
         assert!(script.status.success());
         assert!(text(&script.stdout).contains("snapshot"), "{shell}");
     }
+}
+
+/// What bash offers for a line with the cursor at its end.
+fn bash_completes(root: &Root, line: &str) -> Vec<String> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let script = format!(
+        "source <({CTL} completion bash)\nCOMP_WORDS=({CTL} --root {} {}) COMP_CWORD={}\n\
+         _longhornctl_with_names {CTL} \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"\n\
+         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        root.path().display(),
+        words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
+        words.len() + 2
+    );
+    let done = run("bash", &["-c", &script]);
+    assert!(done.stderr.is_empty(), "{line:?}: {}", text(&done.stderr));
+    text(&done.stdout).lines().filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn completion_knows_names() {
+    let (_dir, root) = root_with_a_volume();
+    let mut other = VolumeRecord::load(&root, "demo").unwrap();
+    (other.name, other.replicas[0].name) = ("other".into(), "other-r-0a1b2c3d".into());
+    other.replicas.truncate(1);
+    other.create(&root).unwrap();
+    assert_eq!(bash_completes(&root, "status de"), ["demo"]);
+    assert_eq!(bash_completes(&root, "replica rm demo demo-r-4"), ["demo-r-4e5f6a7b"]);
+    assert_eq!(bash_completes(&root, "sta"), ["status"]);
+    let after = bash_completes(&root, "status ");
+    assert!(after.contains(&"demo".into()) && after.contains(&"other".into()), "{after:?}");
+    assert!(!after.iter().any(|word| word.starts_with(['<', '['])), "{after:?}");
+    let nowhere = Root::at(&root.path().join("nowhere")).unwrap();
+    assert_eq!(bash_completes(&nowhere, "status x"), Vec::<String>::new());
+    assert!(!nowhere.path().exists());
 }
 
 #[test]

@@ -354,3 +354,59 @@ fn the_schema_of_values_knows_every_setting_and_no_other() {
         assert_eq!(*settings, fresh, "{} is old: write it with UPDATE_GOLDEN=1", path.display());
     }
 }
+
+/// What `install systemd --write` has written below a directory of the test's own, for this build's programs.
+fn written(into: &Path, root: &Path) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
+    command.args(["install", "systemd", "--write"]).arg("--into").arg(into).arg("--root").arg(root);
+    command.output().unwrap()
+}
+
+#[test]
+fn units_are_deploys_and_name_these_programs_and_the_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap().join("root");
+    let done = written(dir.path(), &root);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(said.lines().count(), 5, "{said}");
+    let programs = Path::new(env!("CARGO_BIN_EXE_longhornctl")).parent().unwrap().display().to_string();
+    for path in said.lines().map(Path::new) {
+        let source = read(&deploy().join("host").join(path.file_name().unwrap()));
+        let expected = source
+            .replace("/var/lib/longhorn", &root.display().to_string())
+            .replace("/usr/local/bin", &programs);
+        assert_eq!(read(path), expected, "{}", path.display());
+    }
+    let again = written(dir.path(), &root);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    let other = written(dir.path(), &dir.path().join("another"));
+    let refused = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(!other.status.success() && refused.contains(root.to_str().unwrap()), "{refused}");
+}
+
+#[test]
+fn systemd_takes_the_units() {
+    let verify =
+        |units: &[PathBuf]| Command::new("systemd-analyze").args(["verify", "--man=no"]).args(units).output();
+    let dir = tempfile::tempdir().unwrap();
+    assert!(written(dir.path(), &dir.path().join("root")).status.success());
+    let below = dir.path().join("etc/systemd/system");
+    let names = [
+        "longhorn-instance-manager.service",
+        "longhorn-volumes.service",
+        "longhorn-shutdown.service",
+        "longhorn-volume@demo.service",
+    ];
+    let units = names.map(|name| below.join(name));
+    let Ok(done) = verify(&units) else {
+        eprintln!("SKIP systemd_takes_the_units: no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && !said.contains("longhorn"), "{said}");
+    // That it would notice.
+    fs::write(&units[0], read(&units[0]).replace("KillMode=process", "KillMode=sometimes")).unwrap();
+    let noticed = String::from_utf8_lossy(&verify(&units[..1]).unwrap().stderr).into_owned();
+    assert!(noticed.contains("sometimes"), "{noticed}");
+}

@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use super::ready;
 use crate::logging::{self, Level};
 
 /// The name (`argv[0]`) under which the program behaves as [`run_launched`] says. A client of the manager cannot choose
@@ -43,6 +44,8 @@ pub(super) fn launch(
         .arg(program)
         .args(args)
         .current_dir("/")
+        // That the manager is ready is for it alone to say.
+        .env_remove(ready::SOCKET)
         .stdin(Stdio::piped())
         .stdout(log.try_clone()?)
         .stderr(log.try_clone()?)

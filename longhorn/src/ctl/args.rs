@@ -21,8 +21,8 @@ use examples::{
     MANIFESTS_HELP, RELEASE_HELP, REPLICA_ADD_HELP, REPLICA_EXPORT_HELP, REPLICA_HELP, REPLICA_LS_HELP,
     REPLICA_REBUILD_HELP, REPLICA_RM_HELP, RESIZE_HELP, RM_HELP, SALVAGE_HELP, SCRUB_HELP,
     SNAPSHOT_CREATE_HELP, SNAPSHOT_DIFF_HELP, SNAPSHOT_EXPORT_HELP, SNAPSHOT_HELP, SNAPSHOT_LS_HELP,
-    SNAPSHOT_PURGE_HELP, SNAPSHOT_REVERT_HELP, SNAPSHOT_RM_HELP, SNAPSHOT_TREE_HELP, STATUS_HELP, UP_HELP,
-    UPGRADE_HELP,
+    SNAPSHOT_PURGE_HELP, SNAPSHOT_REVERT_HELP, SNAPSHOT_RM_HELP, SNAPSHOT_TREE_HELP, STATUS_HELP,
+    SYSTEMD_HELP, UP_HELP, UPGRADE_HELP,
 };
 
 /// Replicated block volumes on this host.
@@ -57,7 +57,7 @@ pub(super) enum Output {
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Create a volume if it is not there, start it, and wait until it can be used
-    Up(UpArgs),
+    Up(UpCommand),
     /// Flush and stop a volume; its data stays
     Down(DownArgs),
     /// List all volumes
@@ -142,7 +142,7 @@ pub(super) enum Command {
     /// Look what this host has and lacks for volumes
     #[command(after_help = DOCTOR_HELP)]
     Doctor,
-    /// Install into a Kubernetes cluster
+    /// Install into a Kubernetes cluster, or into this host's systemd
     #[command(after_help = INSTALL_HELP)]
     Install {
         #[command(subcommand)]
@@ -166,7 +166,20 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: ExportCommand,
     },
-    /// Print a completion script for a shell
+    /// The volume whose device has these numbers, for udev
+    #[command(hide = true)]
+    DeviceName {
+        /// MAJOR:MINOR
+        numbers: String,
+    },
+    /// What may stand where the cursor is, for the scripts of `completion`
+    #[command(hide = true)]
+    CompleteNames {
+        /// The words of the line up to there, which is in the last one
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
+    /// Print a completion script for a shell, which completes names of volumes, snapshots and replicas, too
     #[command(after_help = COMPLETION_HELP)]
     Completion {
         /// The shell
@@ -191,12 +204,22 @@ pub(super) struct SalvageArgs {
 }
 
 /// Arguments of `up`.
-#[derive(Debug, Default, clap::Args)]
-#[command(after_help = UP_HELP)]
-pub(super) struct UpArgs {
+#[derive(Debug, clap::Args)]
+#[command(after_help = UP_HELP, override_usage = "longhornctl up [OPTIONS] <VOLUME|--all>")]
+pub(super) struct UpCommand {
     /// Name of the volume
-    #[arg(value_parser = volume_name)]
-    pub volume: String,
+    #[arg(value_parser = volume_name, required_unless_present = "all")]
+    pub volume: Option<String>,
+    /// Start every volume that was up and that nobody has stopped with `down`, each as it was
+    #[arg(long, conflicts_with_all = ["volume", "UpArgs"])]
+    pub all: bool,
+    #[command(flatten)]
+    pub options: UpArgs,
+}
+
+/// What `up` makes of a volume.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct UpArgs {
     /// Size of a new volume: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
@@ -224,7 +247,8 @@ pub(super) struct UpArgs {
     /// Which reads are compared with checksums [default: snapshots]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub checksum: Option<Checksum>,
-    /// With --frontend nbd-server or iscsi-target: listen on TCP, which anybody who reaches it may use
+    /// With --frontend nbd-server or iscsi-target: listen on TCP, for other hosts on an address that they reach; anybody who does
+    /// may read and write the volume
     #[arg(long, value_parser = listen_address, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<Listen>,
 }
@@ -266,11 +290,20 @@ pub(super) struct ScrubArgs {
 
 /// Arguments of `down`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = DOWN_HELP)]
+#[command(after_help = DOWN_HELP, override_usage = "longhornctl down [OPTIONS] <VOLUME|--all>")]
 pub(super) struct DownArgs {
     /// Name of the volume
-    #[arg(value_parser = volume_name)]
-    pub volume: String,
+    #[arg(value_parser = volume_name, required_unless_present = "all")]
+    pub volume: Option<String>,
+    /// Stop every volume that is up
+    #[arg(long, conflicts_with = "volume")]
+    pub all: bool,
+    /// Have `up --all` start it again, as when the host restarts
+    #[arg(long)]
+    pub for_now: bool,
+    /// How long to wait for whoever uses the device to let go of it
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    pub wait: u64,
 }
 
 /// What an export makes.
@@ -449,6 +482,20 @@ pub(super) struct ReplicaExportArgs {
 pub(super) enum InstallCommand {
     /// Print what kubectl applies: definitions, rights, managers, the CSI driver, a StorageClass
     Manifests(ManifestArgs),
+    /// Print what makes systemd start this host's volumes and stop them with it: units, and a rule of udev
+    Systemd(SystemdArgs),
+}
+
+/// Arguments of `install systemd`.
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = SYSTEMD_HELP)]
+pub(super) struct SystemdArgs {
+    /// Write the files to where they belong, instead of printing them
+    #[arg(long)]
+    pub write: bool,
+    /// Write them below this directory, as for a package
+    #[arg(long, value_name = "DIR", requires = "write")]
+    pub into: Option<PathBuf>,
 }
 
 /// Arguments of `install manifests`.

@@ -1,28 +1,58 @@
 //! A volume's device: who uses it, and how it goes when its engine could not take it away.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
 use fuse_frontend::keeper::{Keeper, KeeperError};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
+use nix::sys::stat::makedev;
 
-use crate::daemon::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
+use super::output::print;
+use crate::daemon::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 
 /// Most users that are named in one sentence.
 const NAMED: usize = 3;
 
+/// How long a process may have a device open that only looks at it: udev does, whenever something has changed.
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// Between two looks at it.
+const AGAIN: Duration = Duration::from_millis(50);
+
 /// Refuses a device that somebody uses, naming who.
 pub(super) fn check_unused(device: &Path) -> Result<()> {
-    let users = fuse_frontend::users_of(device);
-    if users.is_empty() {
-        return Ok(());
-    }
+    let deadline = Instant::now() + GLANCE;
+    let users = loop {
+        let users = fuse_frontend::users_of(device);
+        if users.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline || users.iter().any(|user| user.pid.is_none()) {
+            break users;
+        }
+        std::thread::sleep(AGAIN);
+    };
     let named: Vec<String> = users.iter().take(NAMED).map(ToString::to_string).collect();
     let more = users.len().saturating_sub(NAMED);
     let and = if more > 0 { format!(" and {more} more") } else { String::new() };
     bail!("{} is in use by {}{and}: unmount or close it first", device.display(), named.join(", "));
+}
+
+/// Prints the name of the volume whose node has these numbers, `MAJOR:MINOR`. There need be none, which is an error that nobody
+/// is told of: udev asks of every block device.
+pub(super) fn print_name(numbers: &str) -> Result<()> {
+    let asked = numbers.split_once(':').and_then(|(a, b)| Some(makedev(a.parse().ok()?, b.parse().ok()?)));
+    let Some(asked) = asked else { bail!("{numbers:?} is not MAJOR:MINOR") };
+    let entries = std::fs::read_dir(DEVICES).into_iter().flatten().filter_map(Result::ok);
+    // One that begins with a dot is not in its place yet.
+    let mut names = entries.filter_map(|e| e.file_name().into_string().ok()).filter(|n| !n.starts_with('.'));
+    match names.find(|name| node::rdev(&device_of(name)) == Some(asked)) {
+        Some(name) => print(&format!("{name}\n")),
+        None => std::process::exit(1),
+    }
 }
 
 /// Takes away the device of a volume whose engine is gone without having done so.

@@ -1,7 +1,7 @@
 //! `down`: flush and stop.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, LiveError, VolumeRecord, engine_name};
@@ -10,9 +10,9 @@ use control::transport::is_gone;
 
 use super::args::{DownArgs, Output};
 use super::manager::Manager;
-use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, observe};
+use super::observe::{ANSWER_PATIENCE, VolumeView, connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::{Context, device, lock};
+use super::{Context, all, device, engine, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -20,19 +20,62 @@ use crate::tell::tell;
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
 
+/// How often is asked whether a device is still in use, which looks at every process.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How a volume is stopped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    /// It is still one that is to be up.
+    pub(super) for_now: bool,
+    /// How long whoever uses its device may go on.
+    pub(super) patience: Duration,
+}
+
 pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
-    let root = &context.root;
-    let volume = &args.volume;
-    let mut progress = Progress::new();
-    let (_lock, record) = lock::volume(root, volume)?;
-    stop(context, &record, &mut progress).await?;
-    drop(progress);
+    let how = How { for_now: args.for_now, patience: Duration::from_secs(args.wait) };
+    let Some(volume) = &args.volume else { return all::down(context, how).await };
+    let view = one(context, volume, how, &mut Progress::new()).await?;
     match context.output {
-        Output::Json => print_json(&observe(root, &record).await?),
+        Output::Json => print_json(&view),
         Output::Table => {
             tell!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
             Ok(())
         }
+    }
+}
+
+/// Stops a volume, and notes whether it is to be up.
+pub(super) async fn one(
+    context: &Context,
+    volume: &str,
+    how: How,
+    progress: &mut Progress,
+) -> Result<VolumeView> {
+    let root = &context.root;
+    let record = VolumeRecord::load(root, volume)?;
+    if has_processes(root, &record)? {
+        wait_until_unused(volume, how.patience, progress).await;
+    }
+    let (_lock, record) = lock::volume(root, volume)?;
+    let was_up = has_processes(root, &record)? && !engine::is_left_over(root, &record)?;
+    stop(context, &record, progress).await?;
+    match how.for_now {
+        // Of a program that noted nothing; without a note the volume is only not started by itself.
+        true if was_up => record.note_up(root),
+        true => Ok(()),
+        false => record.note_down(root),
+    }
+    .with_context(|| format!("volume {volume} is down, but its note for `up --all` stays as it was"))?;
+    observe(root, &record).await
+}
+
+/// Gives whoever uses the device the time to let go of it. Who does not is named by what follows.
+async fn wait_until_unused(volume: &str, patience: Duration, progress: &mut Progress) {
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline && !fuse_frontend::users_of(&device_of(volume)).is_empty() {
+        progress.say("waiting until nobody uses the device");
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +18,9 @@ use control::proto::imrpc::{
 use control::transport::is_gone;
 use tonic::Code;
 use tonic::transport::Channel;
+
+use super::systemd;
+use crate::tell::tell;
 
 /// How long a new manager may take until it answers: it reads a directory and binds a socket.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -76,7 +79,7 @@ impl Manager {
             if let Some(manager) = Self::find(root).await? {
                 return Ok(manager);
             }
-            let ended = child.try_wait()?;
+            let ended = child.as_mut().map_or(Ok(None), Child::try_wait)?;
             // One that found another in its place ends, and that other one is as good.
             if ended.is_some()
                 && let Some(manager) = Self::find(root).await?
@@ -142,14 +145,24 @@ impl Manager {
 /// The log that a manager started here writes.
 const MANAGER_LOG: &str = "instance-manager";
 
-/// Starts a manager that outlives this command.
-fn start(root: &Root) -> Result<std::process::Child> {
+/// Starts a manager that outlives this command: by systemd where that runs the host, else as this command's child, which it
+/// then is.
+fn start(root: &Root) -> Result<Option<Child>> {
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
     let program = std::env::current_exe().context("this program's own path")?.with_file_name("longhorn");
     let log = root.log(MANAGER_LOG);
     let out = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
     let out = out.with_context(|| log.display().to_string())?;
-    Command::new(&program)
+    if systemd::is_here() && program.exists() {
+        match systemd::start_manager(root, &program, &log) {
+            Ok(()) => return Ok(None),
+            Err(e) => tell!(
+                "systemd does not start the instance manager ({e:#}): it begins here, and where this session or service ends, \
+                 volumes may end with it"
+            ),
+        }
+    }
+    let child = Command::new(&program)
         .arg("instance-manager")
         .arg("--own-session")
         .arg("--root")
@@ -165,5 +178,6 @@ fn start(root: &Root) -> Result<std::process::Child> {
                 "there is no {}: longhorn has to lie beside longhornctl, install both",
                 program.display()
             ),
-        })
+        })?;
+    Ok(Some(child))
 }

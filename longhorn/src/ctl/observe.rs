@@ -185,6 +185,13 @@ fn open_address(uri: &str) -> Option<String> {
     }
 }
 
+/// True if what the URI names is served on an address that only this host reaches.
+pub(super) fn is_for_this_host(uri: &str) -> bool {
+    let address = uri.split_once("://").and_then(|(_, rest)| rest.split('/').next());
+    let address: Option<std::net::SocketAddr> = address.and_then(|text| text.parse().ok());
+    address.is_some_and(|address| address.ip().is_loopback())
+}
+
 /// What was told to trust the network, by what its command line and its instance manager say, and where the volume is
 /// open to the network.
 fn insecure<'a>(
@@ -330,6 +337,12 @@ mod tests {
         assert_eq!(of("iscsi://[::1]:3260/iqn.2019-10.io.longhorn:demo/1"), "iSCSI target on [::1]:3260");
         assert_eq!(of("nbd+unix:///demo?socket=/run/longhorn/demo.nbd.sock"), "");
         assert_eq!(of(""), "");
+        assert!(is_for_this_host("iscsi://[::1]:3260/iqn:demo/1") && is_for_this_host("nbd://127.0.0.1:1/a"));
+        for uri in
+            ["iscsi://10.0.0.1:3260/iqn:demo/1", "nbd+unix:///demo?socket=/run/x", "nbd://host:1/a", ""]
+        {
+            assert!(!is_for_this_host(uri), "{uri}");
+        }
     }
 
     #[test]

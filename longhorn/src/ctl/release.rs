@@ -47,6 +47,7 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }
     LiveDirs::default().check_free(volume, root)?;
+    record.note_down(root)?;
     if record.state == VolumeState::Ready && is_untouched(root, &record)? {
         record.remove(root)?;
         let directories = record.replicas.iter().map(|r| r.directory.clone()).collect();

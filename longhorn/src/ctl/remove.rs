@@ -32,6 +32,7 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     if !yes && !confirmed(&record)? {
         bail!("nothing was deleted");
     }
+    record.note_down(root)?;
     record.state = VolumeState::Removing;
     record.store(root)?;
     everything(root, &record)?;

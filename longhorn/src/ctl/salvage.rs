@@ -18,6 +18,7 @@ use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
 use super::{Context, lock, up};
+use crate::progress::Progress;
 use crate::tell::tell;
 
 /// How long the locks of processes that are just ending are waited for.
@@ -99,7 +100,7 @@ async fn start(
 ) -> Result<VolumeView> {
     carry_out(context, record, found, chosen)?;
     drop(lock);
-    up::again(context, &record.name).await
+    up::again(context, &record.name, &mut Progress::new()).await
 }
 
 /// What there is.

@@ -6,7 +6,7 @@ use lh_block::{Generation, format_size};
 
 use super::Context;
 use super::args::Output;
-use super::observe::{VolumeView, observe};
+use super::observe::{VolumeView, is_for_this_host, observe};
 use super::output::{print, print_json, print_table, table, table_with_prose};
 use crate::tell::tell;
 
@@ -74,6 +74,9 @@ pub(super) fn describe(view: &VolumeView) -> String {
     }
     if !view.endpoint.is_empty() {
         text += &format!("  endpoint    {}\n", view.endpoint);
+    }
+    if view.device.is_none() && view.uri.as_deref().is_some_and(is_for_this_host) {
+        text += "  reached by  this host alone; `up --listen ADDRESS` on a stopped volume lets others\n";
     }
     if let (Some(_), Some(uri)) = (&view.device, &view.uri) {
         text += &format!("  uri         {uri}\n");

@@ -173,7 +173,7 @@ pub(super) async fn export(
 
 /// The volume's snapshots, oldest first: from its engine if it runs, else from a replica in sync, by its process if that runs,
 /// or from its directory.
-async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
+pub(super) async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
     if let Some(chain) = ask_engine(&context.root, &record.name).await {
         return Ok(views(&chain));
     }

@@ -1,24 +1,26 @@
 //! `up`: from a name to a usable endpoint.
 //!
 //! The volume's lock is held while record and processes change, not while the engine makes itself ready: `down` can
-//! always come in between. A volume that this command made and that did not come up is taken back.
+//! always come in between. A volume that this command made and that did not come up is taken back. Before its processes are
+//! started it is noted that the volume is to be up, which `down` takes back (`up --all`).
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
-use control::proto::imrpc::ProcessStatus;
+use control::proto::imrpc::{ProcessResponse, ProcessStatus};
 use control::proto::ptypes;
 use lh_block::{Address, Generation, format_size};
 
 use super::Context;
-use super::args::{Output, UpArgs};
+use super::args::{Output, UpArgs, UpCommand};
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host, observe};
 use super::output::{print, print_json};
-use super::{down, engine, lock, remove};
+use super::{all, down, engine, lock, remove};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
@@ -29,6 +31,10 @@ use crate::tell::tell;
 /// How long replicas may take to open their directories before the engine is started without those that have not.
 /// Ten TiB in a million pieces open in 2 s; a killed predecessor was seen to hold its directory for 3 s.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long they may take while none is open, and there is nothing to start an engine with: a host that starts has all its volumes'
+/// replicas open their directories at once.
+const FIRST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
@@ -42,41 +48,51 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A replica of a new volume that has died so often will not come up.
 const STARTS_MAX: u32 = 2;
 
-pub(super) async fn run(context: &Context, args: UpArgs) -> Result<()> {
-    let (view, is_new) = bring_up(context, args).await?;
+pub(super) async fn run(context: &Context, command: UpCommand) -> Result<()> {
+    let Some(volume) = command.volume else { return all::up(context).await };
+    let (view, is_new) = bring_up(context, &volume, command.options, &mut Progress::new()).await?;
     announce(context, &view, is_new)
 }
 
 /// Starts a volume that exists, as it is.
-pub(super) async fn again(context: &Context, volume: &str) -> Result<VolumeView> {
-    Ok(bring_up(context, UpArgs { volume: volume.to_owned(), ..UpArgs::default() }).await?.0)
+pub(super) async fn again(context: &Context, volume: &str, progress: &mut Progress) -> Result<VolumeView> {
+    // One that has gone meanwhile is not to be made.
+    VolumeRecord::load(&context.root, volume)?;
+    Ok(bring_up(context, volume, UpArgs::default(), progress).await?.0)
 }
 
 /// The volume once it is up, and whether it was made now.
-async fn bring_up(context: &Context, args: UpArgs) -> Result<(VolumeView, bool)> {
+async fn bring_up(
+    context: &Context,
+    volume: &str,
+    args: UpArgs,
+    progress: &mut Progress,
+) -> Result<(VolumeView, bool)> {
     let root = &context.root;
     root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
-    let mut progress = Progress::new();
-    let lock = lock::name(root, &args.volume)?;
-    LiveDirs::default().check_free(&args.volume, root)?;
-    if let Some(record) = lock::found(root, &args.volume)?
+    let lock = lock::name(root, volume)?;
+    LiveDirs::default().check_free(volume, root)?;
+    if let Some(record) = lock::found(root, volume)?
         && (engine::is_left_over(root, &record)? || engine::is_ending(root, &record).await)
     {
-        down::stop(context, &record, &mut progress).await?;
+        down::stop(context, &record, progress).await?;
     }
-    let (record, is_new) = record_of(root, &args)?;
+    let (record, is_new) = record_of(root, volume, &args)?;
     let mut manager = Manager::ensure(root).await?;
     if is_new {
         record.create(root)?;
     } else if !super::observe::has_processes(root, &record)? && record.mend_key(root)? {
         progress.say("the volume's key was lost: it has a new one");
     }
-    let started = start(root, &record, &mut manager, is_new, &mut progress).await;
+    if let Err(e) = record.note_up(root) {
+        progress.say(&format!("it cannot be noted that it is up ({e}): a later `up --all` leaves it out"));
+    }
+    let started = start(root, &record, &mut manager, is_new, progress).await;
     let ready = match started {
         Ok(()) => {
             // Nothing but waiting is left, unless a new volume may have to be taken back.
             let lock = if is_new { Some(lock) } else { None };
-            let mut ready = wait_until_usable(root, &record, &mut manager, &mut progress).await;
+            let mut ready = wait_until_usable(root, &record, &mut manager, progress).await;
             drop(lock);
             if let (Ok(_), Some(limits)) = (&ready, limits_of(&args, &record)) {
                 ready = tell_limits(root, &record, limits).await.and(ready);
@@ -99,15 +115,14 @@ async fn bring_up(context: &Context, args: UpArgs) -> Result<(VolumeView, bool)>
 }
 
 /// The volume's record, and whether it is yet to be created.
-fn record_of(root: &Root, args: &UpArgs) -> Result<(VolumeRecord, bool)> {
-    Ok(match lock::found(root, &args.volume)? {
+fn record_of(root: &Root, volume: &str, args: &UpArgs) -> Result<(VolumeRecord, bool)> {
+    Ok(match lock::found(root, volume)? {
         Some(record) => (changed_record(root, args, record)?, false),
-        None => (new_record(root, args)?, true),
+        None => (new_record(root, volume, args)?, true),
     })
 }
 
-fn new_record(root: &Root, args: &UpArgs) -> Result<VolumeRecord> {
-    let volume = &args.volume;
+fn new_record(root: &Root, volume: &str, args: &UpArgs) -> Result<VolumeRecord> {
     let Some(size) = args.size else {
         bail!("there is no volume {volume} yet: give it a size to create it, for example --size 10GiB");
     };
@@ -141,7 +156,7 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
 
 /// The record of a volume that exists, with the options that may change while it is stopped.
 fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Result<VolumeRecord> {
-    let volume = &args.volume;
+    let volume = &record.name.clone();
     record.check_ready()?;
     match args.size {
         Some(size) if size > record.size => bail!(
@@ -232,6 +247,13 @@ async fn tell_limits(root: &Root, record: &VolumeRecord, (count, size): (u32, u6
 fn frontend_of(name: &str) -> Result<Frontend> {
     <Frontend as clap::ValueEnum>::from_str(name, false)
         .map_err(|_| anyhow!("frontend {name} is not in this build: choose another with --frontend"))
+}
+
+/// Has the kernel load what the volume's device needs.
+pub(super) fn load_modules(record: &VolumeRecord) {
+    if let Ok(frontend) = frontend_of(&record.frontend) {
+        kernel::load(frontend);
+    }
 }
 
 fn quorum_of(quorum: control::host::Quorum) -> Quorum {
@@ -327,7 +349,7 @@ pub(super) fn engine_args(
         checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         generation: Some(generation.into()),
         authority: Some(root.volume(&record.name)),
-        key_file: root.key(&record.name),
+        key_file: Some(root.key(&record.name)),
         queues: 0,
         realtime: None,
         root: root.path().to_owned(),
@@ -342,9 +364,10 @@ async fn wait_for_replicas(
     manager: &mut Manager,
     is_new: bool,
 ) -> Result<Generation> {
-    let deadline = Instant::now() + REPLICA_PATIENCE;
+    let begun = Instant::now();
     let mut waiting: Vec<&str> = record.replicas.iter().map(|r| r.name.as_str()).collect();
     let (mut seen, mut open, mut reason) = (Generation::default(), 0_usize, None);
+    let before = Starts::of(&manager.list().await?);
     loop {
         let processes = manager.list().await?;
         let mut still = Vec::new();
@@ -353,7 +376,7 @@ async fn wait_for_replicas(
             if let Some(generation) = generation::seen_by(root, name).await {
                 seen = seen.max(generation);
                 open += 1;
-            } else if let Some(failure) = status.and_then(failure) {
+            } else if let Some(failure) = status.and_then(|s| before.failure(name, s)) {
                 if is_new {
                     bail!("{failure}");
                 }
@@ -363,11 +386,11 @@ async fn wait_for_replicas(
             }
         }
         waiting = still;
-        let is_late = Instant::now() > deadline;
+        let is_late = begun.elapsed() > REPLICA_PATIENCE;
         if waiting.is_empty() || is_late && open > 0 && !is_new {
             break;
         }
-        if is_late {
+        if is_late && (is_new || begun.elapsed() > FIRST_PATIENCE) {
             bail!("replica {} does not answer: {} may say why", waiting[0], root.log(waiting[0]).display());
         }
         tokio::time::sleep(LOOK).await;
@@ -378,9 +401,19 @@ async fn wait_for_replicas(
     }
 }
 
-/// Why the process will not come up, if it will not.
-fn failure(status: &ProcessStatus) -> Option<String> {
-    failure_since(status, 0)
+/// How often processes had been started again when a command began: what they died of before may be mended.
+struct Starts(HashMap<String, u32>);
+
+impl Starts {
+    fn of(processes: &HashMap<String, ProcessResponse>) -> Self {
+        let restarts = |p: &ProcessResponse| p.status.as_ref().map_or(0, |s| s.restarts);
+        Self(processes.iter().map(|(name, p)| (name.clone(), restarts(p))).collect())
+    }
+
+    /// Why the process will not come up, if it will not.
+    fn failure(&self, name: &str, status: &ProcessStatus) -> Option<String> {
+        failure_since(status, self.0.get(name).copied().unwrap_or(0))
+    }
 }
 
 /// Why a process will not come up that had been started again so often before.
@@ -400,6 +433,7 @@ pub(super) async fn wait_until_usable(
     let begun = Instant::now();
     let deadline = begun + ENGINE_PATIENCE;
     let mut remark = String::new();
+    let before = Starts::of(&manager.list().await?);
     loop {
         if let Some(answer) = ask_engine(root, &record.name).await {
             if answer.volume.frontend_state == "up" {
@@ -410,11 +444,18 @@ pub(super) async fn wait_until_usable(
                 progress.say(&format!("waiting: {remark}"));
             }
         }
-        match manager.list().await?.get(&engine).and_then(|p| p.status.as_ref()) {
+        let processes = manager.list().await?;
+        let of_replica =
+            |r: &ReplicaRecord| before.failure(&r.name, processes.get(&r.name)?.status.as_ref()?);
+        // An engine that was started again, as after a reboot, waits for replicas whatever became of them.
+        if let Some(reasons) = record.replicas.iter().map(of_replica).collect::<Option<Vec<_>>>() {
+            bail!("no replica of volume {} can be opened: {}", record.name, reasons.join("; "));
+        }
+        match processes.get(&engine).and_then(|p| p.status.as_ref()) {
             None => bail!("volume {} was stopped by another command", record.name),
             Some(status) if status.state == State::Stopped.as_str() => bail!("the engine was stopped"),
             Some(status) => {
-                if let Some(failure) = failure(status) {
+                if let Some(failure) = before.failure(&engine, status) {
                     bail!("the engine does not start: {failure}");
                 }
             }
@@ -469,13 +510,15 @@ fn what_next(view: &VolumeView, is_new: bool) -> String {
         );
     }
     let stop = format!("To stop it:  longhornctl down {volume}");
-    match &view.uri {
-        Some(uri) => {
-            let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
-            format!("To use it:   {with} '{uri}'\n{stop}")
-        }
-        None => stop,
-    }
+    let Some(uri) = &view.uri else { return stop };
+    let with = if uri.starts_with("iscsi:") { "iscsi-inq" } else { "nbdinfo" };
+    let others = match is_for_this_host(uri) {
+        true => format!(
+            "For others:  longhornctl down {volume} && longhornctl up {volume} --listen ADDRESS (no other host reaches it as it is)\n"
+        ),
+        false => String::new(),
+    };
+    format!("To use it:   {with} '{uri}'\n{others}{stop}")
 }
 
 #[cfg(test)]
@@ -503,6 +546,9 @@ mod tests {
         assert!(what_next(&view, true).starts_with("To use it:   mkfs.ext4 /dev/longhorn/demo && mkdir"));
         assert!(what_next(&view, false).starts_with("To use it:   mkdir -p /mnt/demo && mount"));
         (view.device, view.uri) = (None, Some("iscsi://127.0.0.1:3260/iqn:demo/1".into()));
-        assert!(what_next(&view, true).contains("iscsi-inq"));
+        let told = what_next(&view, true);
+        assert!(told.contains("iscsi-inq") && told.contains("--listen ADDRESS"), "{told}");
+        view.uri = Some("iscsi://10.1.2.3:3260/iqn:demo/1".into());
+        assert!(!what_next(&view, true).contains("--listen"));
     }
 }

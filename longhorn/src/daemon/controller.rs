@@ -15,12 +15,14 @@ mod stay;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use control::host::{Root, VolumeRecord, read_key};
 use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
 pub(super) use run::run;
 pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
+use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{
@@ -53,7 +55,7 @@ pub struct ControllerArgs {
     /// Which stay of the volume on this host this is: a device that another one left behind is taken away, whoever uses it
     #[arg(long, value_parser = process_name, value_name = "WORD")]
     pub stay: Option<String>,
-    /// Size of the volume in bytes
+    /// Size of the volume in bytes [default: what its record below the root says]
     #[arg(long, value_parser = lh_block::parse_size)]
     pub size: Option<u64>,
     /// Logical block of the device in bytes
@@ -84,12 +86,12 @@ pub struct ControllerArgs {
     /// Attachment number x 2^32 + restart number; without it, the highest that the replicas know, plus one
     #[arg(long, value_name = "NUMBER")]
     pub generation: Option<u64>,
-    /// The directory of the volume's record, whose authority stores epochs
+    /// The directory of the volume's record, whose authority stores epochs [default: below the root, if there is one]
     #[arg(long, value_name = "DIR")]
     pub authority: Option<PathBuf>,
-    /// The volume's key, 32 bytes
+    /// The volume's key, 32 bytes [default: that below the root]
     #[arg(long, value_name = "FILE")]
-    pub key_file: PathBuf,
+    pub key_file: Option<PathBuf>,
     /// Where to listen for control (gRPC)
     #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
     pub listen: PathBuf,
@@ -122,7 +124,33 @@ impl ControllerArgs {
                 Err(e) => wrong("controller", &e.to_string()),
             }
         }
+        if let Ok(root) = Root::at(&self.root) {
+            self.find(&root);
+        }
         self
+    }
+
+    /// With what the root has of the volume, where nothing else was named.
+    fn find(&mut self, root: &Root) {
+        self.key_file.get_or_insert_with(|| root.key(&self.volume));
+        // Another host has the record of what is relayed here.
+        let record = VolumeRecord::load(root, &self.volume).ok().filter(|_| self.relay_from.is_none());
+        let Some(record) = record else { return };
+        let own = root.volume(&self.volume);
+        if *self.authority.get_or_insert_with(|| own.clone()) == own {
+            self.size.get_or_insert(record.size);
+        }
+    }
+
+    /// The volume's key.
+    ///
+    /// # Errors
+    /// It cannot be read, which another start would meet again.
+    fn key(&self) -> Result<[u8; 32], GivesUp> {
+        let Some(path) = &self.key_file else {
+            return Err(GivesUp("an engine needs --key-file: the volume's key".to_owned()));
+        };
+        read_key(path).map_err(|e| GivesUp(e.to_string()))
     }
 
     /// The command line that means these arguments, for a process that an instance manager starts.
@@ -153,7 +181,9 @@ impl ControllerArgs {
         if let Some(dir) = &self.authority {
             option("authority", dir.display().to_string());
         }
-        option("key-file", self.key_file.display().to_string());
+        if let Some(file) = &self.key_file {
+            option("key-file", file.display().to_string());
+        }
         option("listen", format!("unix:{}", self.listen.display()));
         if self.queues != 0 {
             option("queues", self.queues.to_string());
@@ -241,7 +271,7 @@ mod tests {
             checksum: Checksum::Full,
             generation: Some(3 << 32),
             authority: Some("/r/volumes/demo".into()),
-            key_file: "/r/volumes/demo/key".into(),
+            key_file: Some("/r/volumes/demo/key".into()),
             listen: "/r/run/demo-e-0.grpc.sock".into(),
             queues: 2,
             realtime: Some(Realtime::Always),

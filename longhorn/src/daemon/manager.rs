@@ -17,7 +17,7 @@ pub(super) fn run(args: ManagerArgs) -> Result<()> {
     let program = std::env::current_exe().context("this program's own path")?;
     let listen =
         args.listen.map(|address| Ok::<_, anyhow::Error>((address, trust(&args, address)?))).transpose()?;
-    let options = Options { root, program, listen };
+    let options = Options { root, program, listen, take_over: args.take_over };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;

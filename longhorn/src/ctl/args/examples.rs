@@ -48,9 +48,26 @@ Examples:
 Exit status 1: no volume runs here.";
 
 pub(super) const INSTALL_HELP: &str = "\
-Example:
+Examples:
   longhornctl install manifests --image HOST/longhorn:0.1.0 \\
-    | kubectl apply --server-side -f -";
+    | kubectl apply --server-side -f -
+  longhornctl install systemd --write";
+
+pub(super) const SYSTEMD_HELP: &str = "\
+Examples:
+  longhornctl install systemd            what would be written, and where
+  longhornctl install systemd --write
+  systemctl daemon-reload && udevadm control --reload
+  systemctl enable --now longhorn-volumes
+
+The files name this program where it lies now, and the root. To mount from a
+volume when the host starts, in /etc/fstab:
+
+  /dev/longhorn/demo  /mnt/demo  ext4  OPTIONS  0  2
+
+where OPTIONS are, without spaces,
+
+  _netdev,nofail,x-systemd.requires=longhorn-volume@demo.service";
 
 pub(super) const AFTER_HELP: &str = "\
 Examples:
@@ -67,6 +84,7 @@ Examples:
   longhornctl up demo                 start it again
   longhornctl up vm --size 1TiB --replicas 2 --frontend nbd-server
                                       no device: an NBD export for QEMU
+  longhornctl up --all                after a reboot: all that were up
 
 On a volume that is up this changes nothing but the limits for snapshots, and
 succeeds. Of a stopped one, --frontend, --listen, --io-timeout and --checksum
@@ -77,7 +95,8 @@ Example:
   umount /mnt/demo && longhornctl down demo
 
 A device that is in use is not stopped; who uses it is named. Stopping a
-stopped volume succeeds.";
+stopped volume succeeds. A volume that was stopped is not started by
+`up --all` any more, but with --for-now it is.";
 
 pub(super) const STATUS_HELP: &str = "\
 Examples:

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::engine::EngineError;
-use control::host::{self, Root};
+use control::host::Root;
 use crossbeam_channel::{Receiver, select, tick, unbounded};
 use lh_block::{Address, Geometry, Instance};
 use lh_ring::sys::random;
@@ -110,7 +110,7 @@ fn target(args: &ControllerArgs, from: &Address, size: u64) -> Result<Target> {
     Ok(Target {
         address: from.clone(),
         volume: args.volume.clone(),
-        key: host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?,
+        key: args.key()?,
         instance: Instance(u128::from_le_bytes(instance)),
         queues: queue_count(args).into(),
         geometry: Geometry {

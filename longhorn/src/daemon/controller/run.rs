@@ -65,7 +65,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
-    let key = host::read_key(&args.key_file)?;
+    let key = args.key()?;
     let face = Face {
         volume: args.volume.clone(),
         generation,
@@ -163,7 +163,7 @@ fn options(
     Ok(engine::Options {
         volume: args.volume.clone(),
         replicas: replicas.iter().map(address).collect(),
-        key: host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?,
+        key: args.key()?,
         generation,
         size,
         logical_block: args.block_size,

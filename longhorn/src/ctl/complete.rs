@@ -1,0 +1,255 @@
+//! `completion`: a script for a shell, which asks this program for what no script knows: the names of volumes, snapshots and
+//! replicas.
+//!
+//! It is asked at each press of a key. So it looks at the root's directories, and asks a volume that is up for nothing but its
+//! snapshots. Where there is nothing to tell, or nobody may look, it is silent and succeeds.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Arg, ArgAction, CommandFactory};
+use clap_complete::Shell;
+use control::host::{Root, VolumeRecord};
+
+use super::args::{Output, Program};
+use super::output::print;
+use super::{Context, snapshot};
+
+/// How long somebody who has pressed a key may be kept waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Of bash: the words up to the cursor go to the program, what it says is added to what the script knows.
+const BASH: &str = r#"
+_longhornctl_with_names() {
+    _longhornctl "$@"
+    local cur=${COMP_WORDS[COMP_CWORD]} known=() word
+    for word in "${COMPREPLY[@]}"; do
+        # Placeholders stand for what is to be named.
+        case $word in '<'*|'['*) ;; *) known+=("$word") ;; esac
+    done
+    COMPREPLY=("${known[@]}")
+    while IFS= read -r word; do
+        [[ $word == "$cur"* ]] && COMPREPLY+=("$word")
+    done < <("${COMP_WORDS[0]}" complete-names -- "${COMP_WORDS[@]:0:COMP_CWORD}" "$cur" 2>/dev/null)
+}
+complete -F _longhornctl_with_names -o bashdefault -o default longhornctl
+"#;
+
+/// Of zsh: what takes the place of `_default` where a name belongs.
+const ZSH: &str = r#"
+_longhornctl_names() {
+    local -a line names
+    line=(${(z)LBUFFER})
+    [[ $LBUFFER == *[[:space:]] ]] && line+=('')
+    names=(${(f)"$(longhornctl complete-names -- "${line[@]}" 2>/dev/null)"})
+    (( ${#names} )) && compadd -a names
+}
+"#;
+
+/// Of fish.
+const FISH: &str = "
+complete -c longhornctl -f -a '(longhornctl complete-names -- (commandline -opc) (commandline -ct | string collect --allow-empty) 2>/dev/null)'
+";
+
+/// Arguments whose value is the name of something that there is, as they are called in `args`.
+const NAMED: [&str; 5] = ["volume", "source", "name", "names", "replica"];
+
+/// Prints the script.
+pub(super) fn script(shell: Shell) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
+    let script = String::from_utf8(script)?;
+    print(&match shell {
+        Shell::Bash => script + BASH,
+        Shell::Zsh => with_function(&script),
+        Shell::Fish => script + FISH,
+        _ => script,
+    })
+}
+
+/// The script of zsh with names where they belong.
+fn with_function(script: &str) -> String {
+    let is_named = |line: &str| {
+        let argument = line.trim_start_matches(['\'', '*', ':', '-']);
+        NAMED.iter().any(|id| argument.strip_prefix(id).is_some_and(|rest| rest.starts_with(" -- ")))
+            || line.starts_with("'--replica=")
+    };
+    let line = |line: &str| match is_named(line) {
+        true => line.replace(":_default'", ":_longhornctl_names'"),
+        false => line.to_owned(),
+    };
+    let body: String = script.split_inclusive('\n').map(line).collect();
+    match body.split_once('\n') {
+        // The first line says whose completion it is, and has to stay the first.
+        Some((first, rest)) => format!("{first}\n{ZSH}{rest}"),
+        None => body,
+    }
+}
+
+/// Prints what may stand where the cursor is, the last of the words of a command line.
+pub(super) async fn names(words: &[String]) -> Result<()> {
+    // Whatever is before it on the line.
+    let own = words.iter().rposition(|word| word.rsplit('/').next() == Some("longhornctl"));
+    let Some(wish) = Wish::of(&words[own.map_or(0, |at| at + 1)..]) else { return Ok(()) };
+    let path = wish.root.clone().or_else(|| std::env::var_os("LONGHORN_ROOT").map(PathBuf::from));
+    let Ok(root) = Root::at(&path.unwrap_or_else(|| crate::arguments::DEFAULT_ROOT.into())) else {
+        return Ok(());
+    };
+    let found = tokio::time::timeout(PATIENCE, wish.names(root)).await.unwrap_or_default();
+    // Words that are no names of ours would be read by the shell.
+    let lines = found
+        .iter()
+        .filter(|name| lh_block::check_process_name("name", name.rsplit('@').next().unwrap_or(name)).is_ok());
+    print(&lines.map(|name| format!("{name}\n")).collect::<String>())
+}
+
+/// What belongs where the cursor is.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wish {
+    /// As the line has it.
+    root: Option<PathBuf>,
+    /// Of [`NAMED`].
+    id: String,
+    /// The volume that is named before.
+    volume: String,
+    /// What is there of the word.
+    word: String,
+}
+
+impl Wish {
+    /// `None` where no name belongs.
+    fn of(words: &[String]) -> Option<Self> {
+        let (word, before) = words.split_last()?;
+        let program = Program::command();
+        let mut command = &program;
+        let (mut wish, mut place) = (Self { word: word.clone(), ..Self::default() }, 0);
+        let mut before = before.iter();
+        while let Some(said) = before.next() {
+            if let Some(option) = said.strip_prefix('-').filter(|rest| !rest.is_empty()) {
+                let (name, value) = match option.split_once('=') {
+                    Some((name, value)) => (name, Some(value.to_owned())),
+                    None => (option, None),
+                };
+                let takes = takes_value(command, &program, name.trim_start_matches('-'));
+                let value = match (takes, value) {
+                    (Some(id), None) => match before.next() {
+                        Some(value) => Some((id, value.clone())),
+                        // The cursor is at its value.
+                        None => return (id == "replica").then_some(Self { id, ..wish }),
+                    },
+                    (Some(id), Some(value)) => Some((id, value)),
+                    (None, _) => None,
+                };
+                match value {
+                    Some((id, root)) if id == "root" => wish.root = Some(root.into()),
+                    _ => {}
+                }
+            } else if let Some(found) = command.find_subcommand(said).filter(|_| place == 0) {
+                command = found;
+            } else {
+                if id_at(command, place).as_deref() == Some("volume") {
+                    wish.volume.clone_from(said);
+                }
+                place += 1;
+            }
+        }
+        wish.id = id_at(command, place)?;
+        // A volume that is yet to be made has no name to choose from.
+        let is_made = wish.id == "volume" && command.get_name() == "import";
+        (NAMED.contains(&wish.id.as_str()) && !word.starts_with('-') && !is_made).then_some(wish)
+    }
+
+    async fn names(&self, root: Root) -> Vec<String> {
+        let context = Context { root, output: Output::Json };
+        let source = self.word.split_once('@').filter(|_| self.id == "source");
+        match (self.id.as_str(), source) {
+            ("source", Some((volume, _))) => {
+                let snapshots = snapshots(&context, volume).await;
+                snapshots.into_iter().map(|name| format!("{volume}@{name}")).collect()
+            }
+            ("volume" | "source", _) => VolumeRecord::list(&context.root).unwrap_or_default(),
+            ("replica", _) => {
+                let record = VolumeRecord::load(&context.root, &self.volume);
+                record.map(|r| r.replicas.into_iter().map(|r| r.name).collect()).unwrap_or_default()
+            }
+            _ => snapshots(&context, &self.volume).await,
+        }
+    }
+}
+
+async fn snapshots(context: &Context, volume: &str) -> Vec<String> {
+    let Ok(record) = VolumeRecord::load(&context.root, volume) else { return Vec::new() };
+    let found = snapshot::snapshots(context, &record).await.unwrap_or_default();
+    found.into_iter().filter(|s| !s.removed).map(|s| s.name).collect()
+}
+
+/// What the option of that name, of a command or of all, is called if it takes a value.
+fn takes_value(command: &clap::Command, program: &clap::Command, name: &str) -> Option<String> {
+    let is_it = |arg: &&Arg| {
+        arg.get_long() == Some(name)
+            || arg.get_short().is_some_and(|c| name.len() == 1 && name.starts_with(c))
+    };
+    let found = command.get_arguments().chain(program.get_arguments()).find(is_it)?;
+    matches!(found.get_action(), ArgAction::Set | ArgAction::Append).then(|| found.get_id().to_string())
+}
+
+/// What the positional argument at this place is called; the last one may take several.
+fn id_at(command: &clap::Command, place: usize) -> Option<String> {
+    let several = |arg: &Arg| arg.get_num_args().is_some_and(|n| n.max_values() > 1);
+    let all: Vec<&Arg> = command.get_positionals().collect();
+    let last = all.last().copied().filter(|arg| several(arg));
+    all.get(place).copied().or(last).map(|arg| arg.get_id().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(line: &str) -> Option<(String, String)> {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        Wish::of(&words).map(|wish| (wish.id, wish.volume))
+    }
+
+    #[test]
+    fn a_name_is_looked_for_where_one_belongs() {
+        let found = |id: &str, volume: &str| Some((id.to_owned(), volume.to_owned()));
+        for (line, expected) in [
+            ("status ", found("volume", "")),
+            ("status de", found("volume", "")),
+            ("-o json status --watch de", found("volume", "")),
+            ("--root /r up ", found("volume", "")),
+            ("--root=/r up ", found("volume", "")),
+            ("snapshot rm demo ", found("name", "demo")),
+            ("snapshot diff demo a ", found("names", "demo")),
+            ("replica rebuild demo demo-r-", found("replica", "demo")),
+            ("salvage demo --replica ", found("replica", "demo")),
+            ("clone de", found("source", "")),
+            ("clone demo ", None),
+            ("import ", None),
+            ("status --", None),
+            ("up demo --size ", None),
+            ("resize demo ", None),
+            ("snapshot ", None),
+            ("", None),
+        ] {
+            assert_eq!(wish(line), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn the_root_of_the_line_counts() {
+        let words = ["--root", "/r", "status", ""].map(str::to_owned);
+        assert_eq!(Wish::of(&words).unwrap().root, Some("/r".into()));
+    }
+
+    #[test]
+    fn in_zsh_every_name_is_asked_for() {
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Zsh, &mut Program::command(), "longhornctl", &mut script);
+        let script = with_function(&String::from_utf8(script).unwrap());
+        assert!(script.starts_with("#compdef longhornctl\n"), "{}", &script[..80]);
+        let volume = |line: &&str| line.contains(":volume -- ") && line.ends_with(":_default' \\");
+        assert_eq!(script.lines().filter(volume).collect::<Vec<_>>(), Vec::<&str>::new());
+    }
+}
