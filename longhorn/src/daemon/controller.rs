@@ -24,8 +24,8 @@ pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owne
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,
-    volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, Reads, Realtime, block_size, process_name, size_or_none,
+    unix_address, volume_name,
 };
 
 /// Arguments of an engine.
@@ -97,6 +97,9 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=i64::from(QUEUES_MAX)))]
     pub queues: u8,
+    /// Who reads the blocks that a replica on this host has; else `here`
+    #[arg(long, env = "LONGHORN_READS", value_enum, value_name = "WHERE")]
+    pub reads: Option<Reads>,
     /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
     pub realtime: Option<Realtime>,
@@ -157,6 +160,9 @@ impl ControllerArgs {
         option("listen", format!("unix:{}", self.listen.display()));
         if self.queues != 0 {
             option("queues", self.queues.to_string());
+        }
+        if let Some(place) = self.reads {
+            option("reads", place.to_string());
         }
         if let Some(when) = self.realtime {
             option("realtime", when.to_string());
@@ -244,6 +250,7 @@ mod tests {
             key_file: "/r/volumes/demo/key".into(),
             listen: "/r/run/demo-e-0.grpc.sock".into(),
             queues: 2,
+            reads: Some(Reads::Sent),
             realtime: Some(Realtime::Always),
             root: "/r".into(),
             as_longhorn: ControllerFlags::default(),
