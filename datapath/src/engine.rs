@@ -8,6 +8,7 @@
 
 mod authority;
 mod connector;
+mod keeper;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -67,6 +68,8 @@ pub struct Options {
     pub io_timeout: Duration,
     /// Every read is compared with the checksums on record (`--checksum full`).
     pub checksum_full: bool,
+    /// Reads of what replicas on this host hold are done here where they permit it; else all are sent.
+    pub reads_here: bool,
     /// When an epoch counts.
     pub quorum: Quorum,
     /// The manager of this node saw the engine before this one die.
@@ -97,7 +100,7 @@ pub enum Event {
 /// Something for the control thread.
 enum Order {
     Input(Input),
-    Connected { member: MemberId, session: u64, sockets: Vec<connector::Linked> },
+    Connected { member: MemberId, session: u64, name: String, made: connector::Made },
     Command(Command, Sender<Result<(), CommandError>>),
     Add(ReplicaAddress, Sender<Result<(), CommandError>>),
 }
@@ -209,6 +212,10 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         authority,
         orders: orders_sender,
         events: events_sender,
+        // A read that is compared with checksums is the replica's anyway.
+        reads_here: options.reads_here && !options.checksum_full,
+        sessions: BTreeMap::new(),
+        grants: keeper::Numbers::default(),
         commands: BTreeMap::new(),
         command_count: 0,
         asked: Vec::new(),
@@ -291,6 +298,10 @@ struct ControlThread {
     authority: authority::Calls,
     orders: Sender<Order>,
     events: Sender<Event>,
+    reads_here: bool,
+    /// Held as long as the member's session lasts.
+    sessions: BTreeMap<MemberId, Arc<()>>,
+    grants: keeper::Numbers,
     commands: BTreeMap<CommandId, Sender<Result<(), CommandError>>>,
     command_count: u64,
     /// Control requests that are answered with more than a yes.
@@ -364,10 +375,14 @@ impl ControlThread {
     fn take_order(&mut self, order: Order) {
         match order {
             Order::Input(input) => self.conduct(input),
-            Order::Connected { member, session, sockets } => {
-                for (mailbox, link) in self.mailboxes.iter().zip(sockets) {
+            Order::Connected { member, session, name, made } => {
+                let connector::Made { links, number, grants } = made;
+                for (mailbox, link) in self.mailboxes.iter().zip(links) {
                     let connector::Linked { socket, checksums, lends } = link;
                     mailbox.put(Mail::Link { member, socket, checksums, lends });
+                }
+                if grants && self.reads_here {
+                    self.keep_grants(member, name, number);
                 }
                 self.conduct(Input::Connected { member, session });
             }
@@ -412,6 +427,7 @@ impl ControlThread {
             Output::StoreEpoch { expected, epoch } => self.authority.store(expected, epoch),
             Output::Connect { member, name, session } => self.connect(member, name, session),
             Output::Disconnect { member } => {
+                self.sessions.remove(&member);
                 self.mailboxes.iter().for_each(|m| m.put(Mail::Close(member)));
             }
             Output::Vacated { member } => {
@@ -459,6 +475,24 @@ impl ControlThread {
         }
     }
 
+    /// Asks for the files of a replica on this host, as long as this session with it lasts.
+    fn keep_grants(&mut self, member: MemberId, replica: String, session: Instance) {
+        let Some(address) = self.addresses.get(&replica).cloned() else { return };
+        let lasts = Arc::new(());
+        let keeper = keeper::Keeper {
+            identity: self.identity.clone(),
+            replica,
+            address,
+            member,
+            session,
+            lasts: Arc::downgrade(&lasts),
+            mailboxes: Arc::clone(&self.mailboxes),
+            numbers: Arc::clone(&self.grants),
+        };
+        self.sessions.insert(member, lasts);
+        keeper.start();
+    }
+
     fn connect(&self, member: MemberId, name: String, session: u64) {
         let Some(address) = self.addresses.get(&name).cloned() else {
             let why = crate::conductor::ConnectError::Unreachable(format!("no address of {name} is known"));
@@ -468,7 +502,7 @@ impl ControlThread {
         let (identity, orders) = (self.identity.clone(), self.orders.clone());
         let work = move || {
             let order = match connector::connect(&identity, &name, &address) {
-                Ok(sockets) => Order::Connected { member, session, sockets },
+                Ok(made) => Order::Connected { member, session, name, made },
                 Err(why) => Order::Input(Input::ConnectFailed { member, session, why }),
             };
             let _ = orders.send(order);

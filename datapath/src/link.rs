@@ -8,6 +8,8 @@
 
 mod connection;
 mod data;
+mod here;
+mod known;
 mod loan;
 
 use std::collections::VecDeque;
@@ -16,16 +18,24 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
-use lh_ring::{Bell, Completion, Inbox, Kept, Mailbox, Payload, Pool, QueueDevice, Ring, Token};
-use lh_wire::{Header, Status};
+use lh_ring::{
+    Bell, Completion, Inbox, Kept, Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token,
+};
+use lh_wire::{Header, OpCode, Status};
 
 use crate::message::{ControlId, FromQueue, LayerRef, MEMBERS_MAX, MemberId, QueueId, ToQueue};
 use crate::order::Ticket;
-use crate::queue::{Input, JOB_SLOTS, Output, Queue, Reply};
+use crate::queue::{Data, Input, JOB_SLOTS, Output, PLACES, Queue, Reply, Transmit};
 
 use connection::{Connection, Received, Terms};
 use data::Slots;
+pub use here::Granted;
+use here::{Here, Reading, Taken};
+pub use known::{Found, Known, Watch, Witness};
 pub use loan::{Loans, Offer, Unreturned};
+
+/// [`Token::kind`] of a read in a replica's file; those of links are the links' own.
+const READ_HERE: u8 = 2;
 
 /// Time between two ticks of a queue that wants them.
 const TICK: Duration = Duration::from_millis(50);
@@ -54,6 +64,10 @@ pub enum Mail {
     Close(MemberId),
     /// The member is no replica of the volume any more; its session is over.
     Vacated(MemberId),
+    /// The member's replica has granted its files: reads of their blocks need not be sent.
+    Places(MemberId, Box<Granted>),
+    /// The grant of this number is over: its files are to be let go of.
+    PlacesOver(MemberId, u32),
     /// A claim was granted by another queue.
     Granted(Ticket),
     /// The thread ends when its frontend has.
@@ -116,6 +130,9 @@ pub struct EngineQueue {
     links: [Option<Connection>; MEMBERS_MAX],
     /// What links lent that are gone.
     unreturned: Unreturned<Kept>,
+    here: Here,
+    /// Reads that were done at once have ended since the last turn: their answers wait to be taken.
+    answered_at_once: bool,
     /// Counts connections: completions of earlier ones are told by it.
     connections: u32,
     /// Answers for the frontend, and the slot if its range is held until the answer has left.
@@ -150,6 +167,8 @@ impl EngineQueue {
             slots: Slots::new(depth, JOB_SLOTS),
             links: [const { None }; MEMBERS_MAX],
             unreturned: Unreturned::default(),
+            here: Here::new(depth),
+            answered_at_once: false,
             connections: 0,
             done: VecDeque::with_capacity(depth.into()),
             taken: Vec::with_capacity(depth.into()),
@@ -196,6 +215,12 @@ impl EngineQueue {
             }
             Mail::Close(member) => self.lose(member),
             Mail::Vacated(member) => self.unreturned.settle(member),
+            Mail::Places(member, granted) => {
+                if self.links.get(usize::from(member.0)).is_some_and(Option::is_some) {
+                    self.here.take_grant(member, *granted);
+                }
+            }
+            Mail::PlacesOver(member, number) => self.here.let_go(member, Some(number)),
             Mail::Granted(ticket) => self.apply(Input::Granted { ticket }),
             Mail::End => self.ending = true,
         }
@@ -220,6 +245,7 @@ impl EngineQueue {
 
     /// Ends the member's connection, if there is one, and keeps what it has lent.
     fn part(&mut self, member: MemberId) -> bool {
+        self.here.let_go(member, None);
         let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) else {
             return false;
         };
@@ -239,14 +265,7 @@ impl EngineQueue {
 
     fn carry(&mut self, output: Output) {
         match output {
-            Output::Send(transmit) => {
-                let Some(link) = self.links.get_mut(usize::from(transmit.member.0)).and_then(Option::as_mut)
-                else {
-                    return;
-                };
-                let body = self.slots.body(&transmit, link.checksums());
-                link.push(&transmit, self.generation, body);
-            }
+            Output::Send(transmit) => self.send_or_read(&transmit),
             Output::Store { slot, append } => {
                 let payload = self.reply.take().unwrap_or_default();
                 if !self.slots.store(slot, payload, append) {
@@ -282,6 +301,70 @@ impl EngineQueue {
         }
     }
 
+    /// Sends a request, or begins to read here what it asks for.
+    fn send_or_read(&mut self, transmit: &Transmit) {
+        let link = self.links.get(usize::from(transmit.member.0)).and_then(Option::as_ref);
+        let Some(link) = link.map(Connection::number) else { return };
+        let taken = match transmit.op {
+            OpCode::Read => self.here.take(transmit, link, self.queue.size(), &self.pool),
+            _ => Taken::Sent,
+        };
+        if taken != Taken::Here {
+            self.send(transmit);
+        }
+        if let Taken::Asking(range) = taken {
+            let tag = lh_wire::piece_of(range.offset) << 16 | PLACES;
+            self.send(&Transmit { tag, op: OpCode::Places, range, data: Data::None, ..*transmit });
+        }
+    }
+
+    fn send(&mut self, transmit: &Transmit) {
+        let Some(link) = self.links.get_mut(usize::from(transmit.member.0)).and_then(Option::as_mut) else {
+            return;
+        };
+        let body = self.slots.body(transmit, link.checksums());
+        link.push(transmit, self.generation, body);
+    }
+
+    /// Does the reads that need not wait for a disk.
+    fn read_at_once(&mut self) {
+        while let Some((reading, payload, whole)) = self.here.next_at_once() {
+            self.read_clock();
+            self.read_ended(&reading, payload, whole);
+            self.answered_at_once = true;
+        }
+    }
+
+    /// A read here has ended; `whole`: with all its bytes. It is answered in the member's place, or sent after all.
+    fn read_ended(&mut self, reading: &Reading, payload: Payload, whole: bool) {
+        let Transmit { member, tag, op, .. } = reading.transmit;
+        let link = self.links.get(usize::from(member.0)).and_then(Option::as_ref);
+        if link.is_none_or(|link| link.number() != reading.link) {
+            // The queue has given it up with the link.
+            return;
+        }
+        if !whole || !reading.holds() {
+            drop(payload);
+            return self.send(&reading.transmit);
+        }
+        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        self.reply = Some(payload);
+        self.apply(Input::ReadHere(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: len }));
+        self.reply = None;
+    }
+
+    /// A member has said where blocks are.
+    fn told(&mut self, member: MemberId, header: &Header, payload: Payload) {
+        if header.status == Status::Stale {
+            return self.replied(member, header, payload);
+        }
+        let range = Extent::new(header.offset, header.length.into());
+        let places = (header.status == Status::Ok).then_some(&payload);
+        if !self.here.told(member, range, header.aux, places) {
+            self.lose(member);
+        }
+    }
+
     fn tell(&self, news: News) {
         // A control thread that is gone has ended the process, or is about to.
         let _ = self.news.send(news);
@@ -312,6 +395,7 @@ impl Device<Payload> for EngineQueue {
         let range = if op == lh_block::Op::Flush { Extent::default() } else { range };
         let slot = self.slots.take(tag, data);
         self.apply(Input::Request { slot, op, range });
+        self.read_at_once();
     }
 
     fn poll_done(&mut self) -> Option<Done<Payload>> {
@@ -349,9 +433,11 @@ impl QueueDevice for EngineQueue {
             self.next_tick = None;
             self.apply(Input::Tick);
         }
+        self.read_at_once();
     }
 
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
+        self.here.start(ring, |n| Token::new(OWNER_DEVICE, READ_HERE, n, 0));
         let mut starved = false;
         for (member, link) in (0_u16..).zip(&mut self.links) {
             if let Some(link) = link {
@@ -359,7 +445,8 @@ impl QueueDevice for EngineQueue {
             }
         }
         self.submitted.append(&mut self.taken);
-        if !self.submitted.is_empty() {
+        let untaken = std::mem::take(&mut self.answered_at_once) && !self.done.is_empty();
+        if untaken || !self.submitted.is_empty() {
             return Some(Duration::ZERO);
         }
         let now = self.read_clock();
@@ -371,15 +458,23 @@ impl QueueDevice for EngineQueue {
         if starved { Some(tick.unwrap_or(TICK).min(Duration::from_millis(1))) } else { tick }
     }
 
-    fn completion(&mut self, completion: &Completion) {
-        let Token { slot: member, data: number, .. } = completion.token;
+    fn completion(&mut self, completion: Completion) {
+        let Token { kind, slot: member, data: number, .. } = completion.token;
+        if kind == READ_HERE {
+            self.read_clock();
+            if let Some(reading) = self.here.end(member) {
+                let whole = completion.result.is_ok_and(|n| u64::from(n) == reading.transmit.range.len);
+                self.read_ended(&reading, completion.payload.unwrap_or_default(), whole);
+            }
+            return self.read_at_once();
+        }
         let at = usize::from(member);
         let member = MemberId(u8::try_from(member).unwrap_or(u8::MAX));
         let Some(link) = self.links.get_mut(at).and_then(Option::as_mut).filter(|l| l.number() == number)
         else {
             return;
         };
-        let usable = link.completed(completion);
+        let usable = link.completed(&completion);
         self.read_clock();
         if !usable {
             self.lose(member);
@@ -389,9 +484,13 @@ impl QueueDevice for EngineQueue {
             match link.next_message(self.generation) {
                 Received::Nothing => break,
                 Received::Broken => self.lose(member),
+                Received::Message(header, payload) if header.op == OpCode::Places => {
+                    self.told(member, &header, payload);
+                }
                 Received::Message(header, payload) => self.replied(member, &header, payload),
             }
         }
+        self.read_at_once();
     }
 }
 

@@ -43,6 +43,7 @@ use crate::order::{Claim, Kind, Outcome, Table, Ticket};
 
 pub use sabotage::Sabotage;
 pub use stats::{Counters, Stats};
+pub use tag::PLACES;
 pub use tally::Tally;
 
 use flush::Flush;
@@ -117,6 +118,9 @@ pub enum Input {
     },
     /// A member answered.
     Reply(Reply),
+    /// What was asked of a member was read in its files instead, on this host: it ends as if the member had answered, but is no
+    /// sign of life of it.
+    ReadHere(Reply),
     /// This queue has a new connection to the member; its handshake is done.
     LinkUp {
         /// To whom.
@@ -369,6 +373,7 @@ impl Queue {
             Input::Request { slot, op, range } => self.request(now, slot, op, range, out),
             Input::Answered { slot } => self.answered(slot, out),
             Input::Reply(reply) => self.reply(now, reply, out),
+            Input::ReadHere(reply) => self.read_here(now, &reply, out),
             Input::LinkUp { member } => self.link_up(now, member, out),
             Input::LinkDown { member } => self.link_down(now, member, out),
             Input::Granted { ticket } => self.ready.push_back(ticket.0),

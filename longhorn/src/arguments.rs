@@ -70,6 +70,25 @@ impl std::fmt::Display for Frontend {
     }
 }
 
+/// Who reads the blocks that a replica on the engine's host has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Reads {
+    /// The engine, in the replica's files; what it cannot read there it asks for
+    #[default]
+    Here,
+    /// The replica, which is sent every read
+    Sent,
+}
+
+impl std::fmt::Display for Reads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Here => "here",
+            Self::Sent => "sent",
+        })
+    }
+}
+
 /// When the threads of a volume's processes are of the real-time class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Realtime {

@@ -234,11 +234,11 @@ impl QueueDevice for Client {
         }
     }
 
-    fn completion(&mut self, completion: &Completion) {
+    fn completion(&mut self, completion: Completion) {
         if self.link.as_ref().is_none_or(|link| link.number() != completion.token.data) {
             return;
         }
-        if Link::completed(completion) { self.receive() } else { self.lose() }
+        if Link::completed(&completion) { self.receive() } else { self.lose() }
     }
 }
 

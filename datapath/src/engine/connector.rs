@@ -35,6 +35,16 @@ pub(super) struct Linked {
     pub(super) lends: bool,
 }
 
+/// A session that was let in.
+pub(super) struct Made {
+    /// By queue.
+    pub(super) links: Vec<Linked>,
+    /// The session's number on the wire.
+    pub(super) number: Instance,
+    /// The replica may grant its files.
+    pub(super) grants: bool,
+}
+
 /// Why there is no session.
 enum Failed {
     /// Perhaps because the replica cannot take what it is lent.
@@ -44,7 +54,7 @@ enum Failed {
 
 /// Makes a session: all its connections, or none. A replica that finds something wrong with one where memory is lent is asked
 /// again with nothing lent: what it may map is not for this side to know.
-pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Result<Vec<Linked>, ConnectError> {
+pub(super) fn connect(who: &Identity, replica: &str, address: &Address) -> Result<Made, ConnectError> {
     let deadline = Instant::now() + HANDSHAKE;
     let result = match session(who, replica, address, address.is_local(), deadline) {
         Err(Failed::Lending(why)) => {
@@ -64,7 +74,7 @@ fn session(
     address: &Address,
     may_lend: bool,
     deadline: Instant,
-) -> Result<Vec<Linked>, Failed> {
+) -> Result<Made, Failed> {
     let queues = u16::try_from(who.offers.len()).unwrap_or(u16::MAX);
     let mut random = [0; 16];
     let io = |e: io::Error| Failed::Otherwise(unreachable_because(address, &e));
@@ -87,7 +97,9 @@ fn session(
         };
         waiting.push(Greeted::new(address, hello, memory, &who.key, deadline).map_err(Failed::Otherwise)?);
     }
-    waiting.into_iter().map(|greeted| greeted.welcomed(address)).collect()
+    let grants = waiting.iter().all(|greeted| greeted.grants);
+    let links: Result<_, _> = waiting.into_iter().map(|greeted| greeted.welcomed(address)).collect();
+    Ok(Made { links: links?, number: session, grants })
 }
 
 fn unreachable_because(address: &Address, e: &io::Error) -> ConnectError {
@@ -107,6 +119,7 @@ struct Greeted {
     asked: Asked,
     checksums: bool,
     lends: bool,
+    grants: bool,
 }
 
 impl Greeted {
@@ -123,15 +136,17 @@ impl Greeted {
         let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
         stream.read_exact(&mut challenge).map_err(io)?;
         lh_ring::sys::random(&mut nonce).map_err(io)?;
+        let (borrows, grants) =
+            Challenge::decode(&challenge).map_or((false, false), |c| (c.borrows(), c.grants()));
         // Its key is proved by the welcome alone, which comes after the memory.
-        hello.lends &= stream.is_to_own_user() && Challenge::decode(&challenge).is_ok_and(|c| c.borrows());
+        hello.lends &= borrows && stream.is_to_own_user();
         let asked = Asked::answer(&challenge, (&hello, Role::Engine), key, nonce)
             .map_err(|e| refused_because(address, e.into()))?;
         match memory.filter(|_| hello.lends) {
             Some(memory) => stream.write_all_with_fd(asked.hello(), memory.as_fd()).map_err(io)?,
             None => stream.write_all(asked.hello()).map_err(io)?,
         }
-        Ok(Self { stream, asked, checksums: hello.checksums, lends: hello.lends })
+        Ok(Self { stream, asked, checksums: hello.checksums, lends: hello.lends, grants })
     }
 
     fn welcomed(mut self, address: &Address) -> Result<Linked, Failed> {
@@ -212,7 +227,7 @@ mod tests {
             offers: offers.into(),
         };
         let made = connect(&who, "demo-r-1", &Address::Unix(path));
-        let made = made.map(|links| links.iter().map(|link| link.lends).collect());
+        let made = made.map(|made| made.links.iter().map(|link| link.lends).collect());
         let next = || replica.recv_timeout(Duration::from_secs(2)).ok();
         (made, std::iter::from_fn(next).take(connections).collect())
     }

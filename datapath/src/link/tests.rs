@@ -10,6 +10,8 @@ use crate::message::Shared;
 use crate::order::Table;
 use crate::queue::Config;
 
+mod here;
+
 const A: MemberId = MemberId(0);
 
 /// A queue without a ring, and what it tells.

@@ -298,6 +298,21 @@ impl Queue {
         }
     }
 
+    /// What was asked of a member was read without it. It was heard no later than before: neither [`Member::heard`] nor
+    /// [`Member::last_reply`] changes (`docs/invariants.md`, 12).
+    pub(super) fn read_here(&mut self, now: u64, reply: &Reply, out: &mut Vec<Output>) {
+        let m = reply.member;
+        let Tag::Slot { slot, attempt } = Tag::unpack(reply.tag) else { return };
+        if self.members[m].link == Link::Down || self.slot(slot).attempt != attempt {
+            return;
+        }
+        if let Stage::Reading { member, sent_at } = *self.slot(slot).stage()
+            && member == m
+        {
+            self.read_reply(now, slot, sent_at, reply, out);
+        }
+    }
+
     fn control_reply(&mut self, id: ControlId, reply: &Reply, out: &mut Vec<Output>) {
         let m = reply.member;
         if let Some(at) = self.members[m].controls.iter().position(|(c, _)| *c == id) {

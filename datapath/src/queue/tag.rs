@@ -1,9 +1,12 @@
 //! Tags of requests: what a member's answer belongs to.
 //!
-//! The low 16 bits name a slot or, from 0xfffd on, one of three other things; the bits above count, so that the
+//! The low 16 bits name a slot or, from 0xfffc on, one of four other things; the bits above count, so that the
 //! answer to an abandoned request is told from the one to what took its place.
 
 use crate::message::ControlId;
+
+/// Low bits of the tags of what the driver asks for by itself; the machine never sees an answer to it.
+pub const PLACES: u64 = 0xfffc;
 
 const CONTROL: u64 = 0xfffd;
 const FLUSH: u64 = 0xfffe;

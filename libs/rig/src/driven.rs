@@ -50,7 +50,7 @@ impl<D: QueueDevice, R: BorrowMut<Ring>> Driven<D, R> {
         while let Some(completion) = ring.next() {
             count += 1;
             if completion.token.owner == OWNER_DEVICE {
-                self.device.completion(&completion);
+                self.device.completion(completion);
             }
         }
         count

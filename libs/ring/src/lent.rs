@@ -21,6 +21,22 @@ use crate::{Payload, Pool};
 /// lacking at any access.
 const TMPFS: u64 = 0x0102_1994;
 
+/// Maps memory of another process, at most `max` bytes of it, which this one can only read.
+///
+/// # Errors
+/// As [`Lent::open`].
+pub(crate) fn lent_map(memory: OwnedFd, max: usize) -> io::Result<Map> {
+    let seals = fcntl(&memory, FcntlArg::F_GET_SEALS).map_err(|_| io::ErrorKind::InvalidData)?;
+    if !SealFlag::from_bits_retain(seals).contains(LENT_SEALS) || file_system(&memory)?.magic != TMPFS {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let len = usize::try_from(nix::sys::stat::fstat(&memory)?.st_size).unwrap_or(0);
+    if len == 0 || len > max {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Map::lent(memory.as_fd(), len)
+}
+
 /// Memory of another process, which this one can only read.
 #[derive(Clone, Debug)]
 pub struct Lent(Pool);
@@ -35,15 +51,7 @@ impl Lent {
     /// `InvalidData` for what is no such memory: it could become shorter, so that reading it would kill this process; or it
     /// is empty, or longer than [`Lent::MAX`]. The system's.
     pub fn open(memory: OwnedFd) -> io::Result<Self> {
-        let seals = fcntl(&memory, FcntlArg::F_GET_SEALS).map_err(|_| io::ErrorKind::InvalidData)?;
-        if !SealFlag::from_bits_retain(seals).contains(LENT_SEALS) || file_system(&memory)?.magic != TMPFS {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let len = usize::try_from(nix::sys::stat::fstat(&memory)?.st_size).unwrap_or(0);
-        if len == 0 || len > Self::MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok(Self(Pool::view(Map::lent(memory.as_fd(), len)?)))
+        Ok(Self(Pool::view(lent_map(memory, Self::MAX)?)))
     }
 
     /// The bytes in these pieces, each an offset in the memory and a length, in order. `None` if there are more pieces than a

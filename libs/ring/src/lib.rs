@@ -12,6 +12,7 @@
 #![expect(unsafe_code, reason = "the kernel's interfaces take pointers; this crate keeps them valid")]
 
 mod bell;
+mod changes;
 mod doors;
 mod fd;
 mod frontend;
@@ -31,6 +32,7 @@ mod token;
 mod tx;
 
 pub use bell::Bell;
+pub use changes::{Changes, Watched};
 pub use doors::{Doors, tune_served};
 pub use fd::Fd;
 pub use frontend::Frontend;

@@ -31,7 +31,7 @@ pub trait QueueDevice: Device<Payload> {
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration>;
 
     /// A completion with [`OWNER_DEVICE`].
-    fn completion(&mut self, completion: &Completion);
+    fn completion(&mut self, completion: Completion);
 }
 
 /// What a frontend's owner decides at every turn of the loop.
@@ -61,7 +61,7 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
         ring.turn(timeout)?;
         while let Some(completion) = ring.next() {
             match completion.token.owner {
-                OWNER_DEVICE => device.completion(&completion),
+                OWNER_DEVICE => device.completion(completion),
                 OWNER_FRONTEND => frontend.completion(ring, device, completion),
                 _ => {}
             }

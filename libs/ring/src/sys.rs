@@ -28,7 +28,7 @@ pub use memory_pressure::{
     Class, PressureTrigger, class, lock_memory_on_fault, set_class, set_io_flusher, set_oom_score,
 };
 pub use random::random;
-pub use rights::{RIGHTS_MAX, receive_with_fds, receive_with_fds_now, send_with_fds};
+pub use rights::{RIGHTS_MAX, receive_with_fds, receive_with_fds_now, send_with_fds, send_with_fds_now};
 pub use sockets::set_socket_buffers;
 pub use stream::Stream;
 pub use xattr::{get_xattr, remove_xattr, set_xattr};

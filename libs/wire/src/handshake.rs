@@ -25,14 +25,18 @@ pub use asked::{Asked, NotLetIn};
 
 use crate::header::VERSION;
 
-/// Flags of a hello: payloads carry checksums; it is of a reader; it is of a relay, which no replica lets in; memory is lent.
+/// Flags of a hello: payloads carry checksums; it is of a reader; it is of a relay, which no replica lets in; memory is lent; it
+/// is of an engine that wants to be granted the layers' files.
 const CHECKSUMS: u8 = 1;
 const READER: u8 = 2;
 const RELAY: u8 = 4;
 const LENDS: u8 = 8;
+const GRANTEE: u8 = 16;
 
-/// In a challenge: whoever asks may lend its memory. Those who do not know this bit sent 0 here, and did not look.
+/// In a challenge: whoever asks may lend its memory; may be granted the layers' files. Those who do not know these bits sent 0
+/// here, and did not look.
 const BORROWS: u16 = 1;
+const GRANTS: u16 = 2;
 
 /// First bytes of each handshake message: "LHhs".
 const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
@@ -124,6 +128,10 @@ pub enum Role {
     /// Somebody who only reads snapshots of a replica ([`crate::Ask`]): it joins no session, and the numbers of engine,
     /// session and queue mean nothing.
     Reader,
+    /// The engine of the session that the hello names, which has been let in: it wants to be granted the layers' files
+    /// ([`crate::Grant`]). Only in answer to a challenge that says so ([`Challenge::grants`]). The connection carries nothing
+    /// else, and its end is the grant's.
+    Grantee,
     /// A relay, to the volume's engine, which challenges as a replica does. `instance` is the relay's process, `session`
     /// this connection; there is no generation, and `replica` is the volume's name again.
     Relay,
@@ -134,6 +142,7 @@ impl Role {
         match self {
             Self::Engine => 0,
             Self::Reader => READER,
+            Self::Grantee => GRANTEE,
             Self::Relay => RELAY,
         }
     }
@@ -224,6 +233,13 @@ impl Challenge {
         Self::of(raw)
     }
 
+    /// The same; an engine may lend its memory, and be granted the layers' files. Only over unix sockets.
+    pub fn of_neighbour(nonce: [u8; 32]) -> Self {
+        let mut raw = Self::new(nonce).raw();
+        raw.accepts = (BORROWS | GRANTS).into();
+        Self::of(raw)
+    }
+
     fn of(raw: RawChallenge) -> Self {
         let mut bytes = [0; CHALLENGE_LEN];
         bytes.copy_from_slice(raw.as_bytes());
@@ -237,6 +253,11 @@ impl Challenge {
     /// Whoever answers may lend its memory ([`Hello::lends`]).
     pub fn borrows(&self) -> bool {
         self.raw().accepts.get() & BORROWS != 0
+    }
+
+    /// An engine may ask to be granted the layers' files ([`Role::Grantee`]).
+    pub fn grants(&self) -> bool {
+        self.raw().accepts.get() & GRANTS != 0
     }
 
     /// The bytes to send.
@@ -338,8 +359,9 @@ impl Hello {
     pub fn decode(bytes: &[u8; HELLO_LEN], challenge: &Challenge, key: &Key) -> Result<Self, Verdict> {
         let (hello, flags) = Self::decode_proved(bytes, challenge, key)?;
         let wrongly_lent = hello.lends && (!challenge.borrows() || flags & READER != 0);
-        let known = flags & !(CHECKSUMS | READER | LENDS) == 0;
-        if known && !wrongly_lent { Ok(hello) } else { Err(Verdict::Invalid) }
+        let wrongly_asked = flags & GRANTEE != 0 && (!challenge.grants() || flags != GRANTEE);
+        let known = flags & !(CHECKSUMS | READER | LENDS | GRANTEE) == 0;
+        if known && !wrongly_lent && !wrongly_asked { Ok(hello) } else { Err(Verdict::Invalid) }
     }
 
     /// The same of a relay: a hello that was made for a replica is no relay's, though it proves the key.
@@ -386,6 +408,11 @@ impl Hello {
 /// True for a hello, which was decoded, of somebody who only reads snapshots.
 pub fn is_reader(hello: &[u8; HELLO_LEN]) -> bool {
     RawHello::read_from_bytes(hello).is_ok_and(|raw| raw.flags & READER != 0)
+}
+
+/// True for a hello, which was decoded, of an engine that wants to be granted the layers' files.
+pub fn is_grantee(hello: &[u8; HELLO_LEN]) -> bool {
+    RawHello::read_from_bytes(hello).is_ok_and(|raw| raw.flags & GRANTEE != 0)
 }
 
 /// The replica's last message. `generation` is the highest that it has seen.
@@ -529,6 +556,30 @@ mod tests {
         assert_eq!(Hello::decode(&bytes, &borrower, &key), Ok(quiet));
         bytes[5] |= LENDS;
         assert_eq!(Hello::decode(&bytes, &borrower, &key), Err(Verdict::BadKey));
+    }
+
+    #[test]
+    fn files_are_asked_for_by_an_engine_alone_and_of_who_grants_them() {
+        let key = [7; 32];
+        let plain = Hello { checksums: false, ..hello() };
+        let challenges =
+            [Challenge::new([1; 32]), Challenge::of_borrower([1; 32]), Challenge::of_neighbour([1; 32])];
+        assert_eq!(challenges.each_ref().map(Challenge::grants), [false, false, true]);
+        assert_eq!(challenges[2].as_bytes()[6..8], [3, 0]);
+        assert!(challenges[2].borrows());
+        for challenge in &challenges {
+            let bytes = plain.encode(Role::Grantee, challenge, &key, [2; 32]).unwrap();
+            let wanted = if challenge.grants() { Ok(plain.clone()) } else { Err(Verdict::Invalid) };
+            assert_eq!(Hello::decode(&bytes, challenge, &key), wanted);
+            assert_eq!(Hello::decode_relay(&bytes, challenge, &key), Err(Verdict::Invalid));
+            assert!(is_grantee(&bytes) && !is_reader(&bytes));
+            let engine = plain.encode(Role::Engine, challenge, &key, [2; 32]).unwrap();
+            assert!(!is_grantee(&engine));
+        }
+        for wrong in [Hello { lends: true, ..plain.clone() }, Hello { checksums: true, ..plain }] {
+            let bytes = wrong.encode(Role::Grantee, &challenges[2], &key, [2; 32]).unwrap();
+            assert_eq!(Hello::decode(&bytes, &challenges[2], &key), Err(Verdict::Invalid));
+        }
     }
 
     #[test]

@@ -82,6 +82,9 @@ pub enum OpCode {
     /// Reads what one layer holds of the range, at most [`crate::VERIFY_MAX`] bytes, and compares it with the layer's
     /// checksums on record; payload: the layer's name. The answer's `aux` is [`crate::Verified::bits`].
     VerifyLayer = 13,
+    /// Where the blocks of a piece ([`crate::PIECE`]) are, for an engine that was granted the layers' files. The answer's payload
+    /// is [`crate::Places`], its `aux` the number of the grant.
+    Places = 14,
 }
 
 /// In `aux` of a [`OpCode::ReadLayer`]: together with the layers under it.
@@ -92,7 +95,7 @@ pub const IN_PART: u32 = 1;
 
 impl OpCode {
     /// All codes, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Read,
         Self::Write,
         Self::WriteZeroes,
@@ -106,6 +109,7 @@ impl OpCode {
         Self::DigestLayer,
         Self::CompareLayer,
         Self::VerifyLayer,
+        Self::Places,
     ];
 
     fn from_u8(n: u8) -> Option<Self> {

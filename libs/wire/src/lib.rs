@@ -8,6 +8,7 @@
 
 mod control;
 mod digest;
+mod grant;
 pub mod handshake;
 mod header;
 mod layer;
@@ -20,6 +21,10 @@ pub use control::{
 };
 pub use digest::{
     BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, block_hash, differing, part_bit, part_len,
+};
+pub use grant::{
+    COUNTERS, FILES_MAX, GRANT_LEN, Grant, GrantError, PIECE, PIECE_BLOCKS, Place, Places, PlacesError,
+    counter_of, piece_of, pieces_of,
 };
 pub use header::{
     DecodeError, HEADER_LEN, Header, IN_PART, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN,

@@ -26,8 +26,8 @@ use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, Realtime, block_size, process_name, size_or_none, unix_address,
-    volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, Reads, Realtime, block_size, process_name, size_or_none,
+    unix_address, volume_name,
 };
 
 /// Arguments of an engine.
@@ -99,6 +99,9 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=i64::from(QUEUES_MAX)))]
     pub queues: u8,
+    /// Who reads the blocks that a replica on this host has; else `here`
+    #[arg(long, env = "LONGHORN_READS", value_enum, value_name = "WHERE")]
+    pub reads: Option<Reads>,
     /// When threads are real time, to which the kernel gives memory where others wait; else `pressure`
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
     pub realtime: Option<Realtime>,
@@ -188,6 +191,9 @@ impl ControllerArgs {
         if self.queues != 0 {
             option("queues", self.queues.to_string());
         }
+        if let Some(place) = self.reads {
+            option("reads", place.to_string());
+        }
         if let Some(when) = self.realtime {
             option("realtime", when.to_string());
         }
@@ -274,6 +280,7 @@ mod tests {
             key_file: Some("/r/volumes/demo/key".into()),
             listen: "/r/run/demo-e-0.grpc.sock".into(),
             queues: 2,
+            reads: Some(Reads::Sent),
             realtime: Some(Realtime::Always),
             root: "/r".into(),
             as_longhorn: ControllerFlags::default(),

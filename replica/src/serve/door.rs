@@ -11,7 +11,7 @@ use lh_block::Generation;
 use lh_ring::sys::{random, receive_with_fds_now};
 use lh_ring::{Completion, Fd, Lent, Token};
 use lh_wire::handshake::{
-    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome, is_reader,
+    CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome, is_grantee, is_reader,
 };
 
 use super::core::{ConnId, Input, SessionHello};
@@ -213,7 +213,7 @@ impl Server {
             }
         };
         let is_unix = matches!(self.door.address, Address::Unix(_));
-        let challenge = if is_unix { Challenge::of_borrower(nonce) } else { Challenge::new(nonce) };
+        let challenge = if is_unix { Challenge::of_neighbour(nonce) } else { Challenge::new(nonce) };
         let bytes: [u8; CHALLENGE_LEN] = *challenge.as_bytes();
         let conn = self.peers.add(&self.pool, fd, challenge, is_unix, now + HELLO_PATIENCE_NS);
         if let Some(peer) = self.peers.get(conn) {
@@ -276,7 +276,11 @@ impl Server {
                     queue: hello.queue,
                     queues: hello.queues,
                 };
-                self.inputs.push_back(Input::Hello { conn, hello });
+                if is_grantee(&bytes) {
+                    self.admit_grantee(conn, &challenge, &bytes, hello);
+                } else {
+                    self.inputs.push_back(Input::Hello { conn, hello });
+                }
             }
             Err(verdict) => {
                 let generation = self.core.generation();

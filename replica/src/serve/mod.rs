@@ -12,6 +12,7 @@ mod flush;
 mod fold;
 mod fold_aside;
 mod fold_thread;
+mod grant;
 mod hash;
 mod marks;
 mod message;

@@ -12,6 +12,7 @@ use super::core::{Core, Facts, Trail};
 use super::door::Door;
 use super::flush::Flusher;
 use super::fold::Folder;
+use super::grant::Grants;
 use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::Peers;
@@ -131,6 +132,7 @@ impl Server {
             checksums,
             hasher,
             readers,
+            grants: Grants::default(),
             reverting,
             hungry: VecDeque::new(),
             parked: Vec::new(),

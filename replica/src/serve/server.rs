@@ -12,6 +12,7 @@ use super::core::{Core, Failure, Input, Job, Output, PersistId, Record, RequestI
 use super::door::Door;
 use super::flush::Flusher;
 use super::fold::Folder;
+use super::grant::Grants;
 use super::hash::Hasher;
 use super::marks::Marks;
 use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
@@ -95,6 +96,7 @@ pub(super) struct Server {
     pub(super) checksums: Checksums,
     pub(super) hasher: Hasher,
     pub(super) readers: Readers,
+    pub(super) grants: Grants,
     /// A prepared revert.
     pub(super) reverting: Option<Instance>,
     /// Requests that wait for memory, in order of arrival.
@@ -244,6 +246,8 @@ impl Server {
         while let Some(input) = self.inputs.pop_front() {
             let now = self.now();
             self.core.apply(now, input, &mut self.outputs);
+            // Before anybody hears of what has become of the session.
+            self.watch_grant();
             let mut outputs = std::mem::take(&mut self.outputs);
             outputs.drain(..).for_each(|output| self.carry_out(output));
             self.outputs = outputs;
@@ -347,6 +351,7 @@ impl Server {
             Job::DigestLayer(range) => self.start_digest(id, range, Digesting::Tell),
             Job::CompareLayer(range) => self.start_digest(id, range, Digesting::Compare),
             Job::VerifyLayer(range) => self.start_digest(id, range, Digesting::Verify),
+            Job::Places(range) => self.tell_places(id, range),
         }
     }
 
@@ -370,6 +375,7 @@ impl Server {
                 break;
             }
         }
+        self.watch_grant();
         self.pump_door(now);
         self.pump_streams(now);
         self.publish();

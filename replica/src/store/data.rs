@@ -21,6 +21,7 @@ use super::disk::Look;
 use super::index::Index;
 use super::intent::{self, Intent, IntentWrite};
 use super::load::{self, Layers, Own, Parts, blocks, bytes};
+use super::places::Places;
 use super::qcow2::{Image, Place};
 use super::ranges::RangeSet;
 use super::room;
@@ -113,9 +114,8 @@ pub struct Store {
     /// The directory's `engine/`, where there is room for marks on a full disk.
     engine: PathBuf,
     pub(super) layers: Vec<Layer>,
-    /// Numbers of the layers of the head's chain, base first.
-    pub(super) chain: Vec<LayerNo>,
-    pub(super) index: Index,
+    /// Where the blocks are, and the layers of the head's chain.
+    pub(super) places: Places,
     direct: Option<Alignment>,
     pub(super) intent: Intent,
     /// Lower layers may still get data: a hole is no zero.
@@ -159,8 +159,7 @@ impl Store {
             size,
             engine,
             layers: layers.collect(),
-            chain: chain.iter().map(|at| number(*at)).collect(),
-            index,
+            places: Places::new(index, chain.iter().map(|at| number(*at)).collect()),
             direct,
             intent,
             rebuilding,
@@ -195,14 +194,14 @@ impl Store {
     pub fn write_alignment(&self, extent: Extent) -> Option<(u32, u32)> {
         let direct = self.direct?;
         let head = self.at(self.head()).rank;
-        let filling = || self.index.runs(blocks(extent)).any(|(_, rank)| rank != head);
+        let filling = || self.places.runs(blocks(extent)).any(|(_, rank)| rank != head);
         let memory = if direct.filling > direct.memory && filling() { direct.filling } else { direct.memory };
         Some((memory, direct.offset))
     }
 
     /// The head.
     pub fn head(&self) -> LayerNo {
-        self.chain[self.chain.len() - 1]
+        self.chain()[self.chain().len() - 1]
     }
 
     /// The layer of a snapshot's name; the empty name is the head.
@@ -243,7 +242,7 @@ impl Store {
     /// Who holds the range, in order and without gaps, behind what `pieces` has. The range is inside the volume.
     /// Over a qcow2 backing file it may read 4 KiB of that file's tables, which are then kept.
     pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
-        for (range, held) in self.index.runs(blocks(extent)) {
+        for (range, held) in self.places.runs(blocks(extent)) {
             let layer = self.holder(held);
             let Some(extent) = bytes(range).intersection(extent) else { continue };
             match layer.map(|layer| (layer, self.at(layer).image.as_deref())) {
@@ -277,6 +276,9 @@ impl Store {
     /// punched there any more. `false`: a punch of [`Store::take_punch`] is in flight there; ask again after it.
     #[must_use]
     pub fn begin_write(&mut self, layer: LayerNo, extent: Extent) -> bool {
+        if layer != self.head() {
+            self.places.changed(blocks(extent));
+        }
         self.at_mut(layer).zero.as_mut().is_none_or(|zero| zero.begin_write(blocks(extent)))
     }
 
@@ -288,7 +290,7 @@ impl Store {
         layer.dirty = true;
         let rank = layer.rank;
         let wait = layer.zero.as_mut().is_some_and(|zero| zero.wrote(blocks(extent)));
-        self.index.set(blocks(extent), rank);
+        self.places.set(blocks(extent), rank);
         self.changed_head(extent);
         if wait { Answer::AfterFlush } else { Answer::Now }
     }
@@ -296,7 +298,7 @@ impl Store {
     /// The head itself holds data in the range.
     pub fn head_holds_any(&self, extent: Extent) -> bool {
         let head = self.at(self.head()).rank;
-        self.index.runs(blocks(extent)).any(|(_, rank)| rank == head)
+        self.places.runs(blocks(extent)).any(|(_, rank)| rank == head)
     }
 
     /// A write, punch or put of the range failed half-way: reads from the files what they now hold.
@@ -325,7 +327,7 @@ impl Store {
     pub fn plan_zero(&self, extent: Extent) -> io::Result<ZeroPlan> {
         let (head, base) = (self.at(self.head()), self.is_base(self.head()));
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
-        for (range, held) in self.index.runs(blocks(extent)) {
+        for (range, held) in self.places.runs(blocks(extent)) {
             if base {
                 if held != 0 {
                     punch.insert(range);
@@ -378,7 +380,7 @@ impl Store {
             }
         }
         for extent in plan.punch.iter().chain(&plan.marks) {
-            self.index.set(blocks(*extent), 0);
+            self.places.set(blocks(*extent), 0);
             self.changed_head(*extent);
         }
         Ok(())
@@ -423,12 +425,12 @@ impl Store {
         layer: LayerNo,
         extent: Extent,
     ) -> io::Result<Vec<(LayerNo, Vec<BlockState>)>> {
-        let Some(place) = self.chain.iter().position(|no| *no == layer) else {
+        let Some(place) = self.chain().iter().position(|no| *no == layer) else {
             return self.layer_states(layer, extent).map(|states| vec![(layer, states)]);
         };
         let mut found: Vec<(LayerNo, Vec<BlockState>)> = Vec::new();
         let mut said = vec![false; usize::try_from(extent.len / BLOCK).unwrap_or(0)];
-        let own_layers = self.chain[..=place].iter().rev().filter(|no| self.at(**no).name.is_some());
+        let own_layers = self.chain()[..=place].iter().rev().filter(|no| self.at(**no).name.is_some());
         for no in own_layers {
             let mut states = self.layer_states(*no, extent)?;
             for (state, said) in states.iter_mut().zip(&mut said) {
@@ -439,7 +441,7 @@ impl Store {
             }
             found.push((*no, states));
         }
-        let backed = self.chain.iter().any(|no| self.at(*no).name.is_none());
+        let backed = self.chain().iter().any(|no| self.at(*no).name.is_none());
         if let Some((_, last)) = found.last_mut().filter(|_| !backed) {
             let silent = last.iter_mut().zip(&said).filter(|(_, said)| !**said);
             silent.for_each(|(state, _)| *state = BlockState::Zero);
@@ -487,12 +489,12 @@ impl Store {
             for part in rest.clone().iter() {
                 let own = self.own(layer, part)?;
                 for (set, value) in [(&own.data, value), (&own.zero, 0)] {
-                    self.index.set_all(set.iter(), value);
+                    self.places.set_all(set.iter(), value);
                     rest.subtract(set);
                 }
             }
         }
-        self.index.set_all(rest.iter(), 0);
+        self.places.set_all(rest.iter(), 0);
         Ok(())
     }
 

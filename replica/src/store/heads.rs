@@ -49,7 +49,7 @@ impl Store {
                 LayerNo(self.layers() - 1)
             }
         };
-        self.chain.push(number);
+        self.places.push(number);
         self.touched = true;
         number
     }
@@ -57,7 +57,7 @@ impl Store {
     /// The layers stay as long as they are: what lies behind their ends reads as zero.
     fn grow(&mut self, size: u64) {
         self.size = size;
-        self.index.grow(size / BLOCK);
+        self.places.grow(size / BLOCK);
         for zero in self.layers.iter_mut().filter_map(|l| l.zero.as_mut()) {
             zero.grow(size / BLOCK);
         }
@@ -66,12 +66,12 @@ impl Store {
 
     /// Whose a value of the index is; `None` for zeroes.
     pub(super) fn holder(&self, value: u8) -> Option<LayerNo> {
-        self.chain.get(usize::from(value).wrapping_sub(1)).copied()
+        self.chain().get(usize::from(value).wrapping_sub(1)).copied()
     }
 
     /// The layers of the head's chain up to a rank, base first, each with its rank.
     pub(super) fn up_to(&self, rank: u8) -> impl DoubleEndedIterator<Item = (u8, LayerNo)> + '_ {
-        let places = (1..=rank).zip(&self.chain);
+        let places = (1..=rank).zip(self.chain());
         places.map(|(rank, layer)| (rank, *layer)).filter(|(rank, layer)| self.at(*layer).rank == *rank)
     }
 
@@ -82,19 +82,18 @@ impl Store {
 
     /// Counts the ranks anew if there are more than `most` places.
     pub(super) fn tidy_ranks(&mut self, most: usize) {
-        if self.chain.len() <= most {
+        if self.chain().len() <= most {
             return;
         }
         let chain: Vec<LayerNo> = self.up_to(u8::MAX).map(|(_, layer)| layer).collect();
         let mut ranks = [0; 256];
-        for (old, layer) in (1..=u8::MAX).zip(&self.chain) {
+        for (old, layer) in (1..=u8::MAX).zip(self.chain()) {
             let place = chain.iter().position(|l| l == layer).map_or(0, |place| place + 1);
             ranks[usize::from(old)] = u8::try_from(place).unwrap_or(0);
         }
-        self.index.remap(&ranks);
         for (rank, layer) in (1..=u8::MAX).zip(&chain) {
             self.at_mut(*layer).rank = rank;
         }
-        self.chain = chain;
+        self.places.remap(&ranks, chain);
     }
 }

@@ -148,6 +148,7 @@ impl Store {
             return Err(io::Error::other("zero marks for a layer without a zero map"));
         }
         if rank != 0 {
+            self.places.changed(blocks(plan.extent));
             self.index_put(plan, rank)?;
             self.changed_head(plan.extent);
         }
@@ -158,11 +159,11 @@ impl Store {
     fn index_put(&mut self, plan: &PutPlan, rank: u8) -> io::Result<()> {
         for extent in &plan.write {
             let open = self.open_above(blocks(*extent), rank);
-            self.index.set_all(open.iter(), rank);
+            self.places.set_all(open.iter(), rank);
         }
         for extent in &plan.marks {
             let open = self.open_above(blocks(*extent), rank);
-            self.index.set_all(open.iter(), 0);
+            self.places.set_all(open.iter(), 0);
         }
         for extent in &plan.punch {
             for part in self.open_above(blocks(*extent), rank).iter() {
@@ -175,7 +176,7 @@ impl Store {
     /// The blocks of the range of which no layer above a rank says anything.
     fn open_above(&self, range: Range<u64>, rank: u8) -> RangeSet {
         let mut open = RangeSet::default();
-        for (part, held) in self.index.runs(range.clone()) {
+        for (part, held) in self.places.runs(range.clone()) {
             if held <= rank {
                 open.insert(part);
             }

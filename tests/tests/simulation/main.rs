@@ -18,7 +18,7 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 23] = [
+const STATES: [&str; 25] = [
     "authority did not answer",
     "block rebuilt",
     "blocks repaired",
@@ -38,6 +38,8 @@ const STATES: [&str; 23] = [
     "member lost: slow",
     "no member kept what was not flushed",
     "no space on a replica's disk",
+    "read here",
+    "read here for nothing",
     "rebuild finished",
     "revert done",
     "snapshot done",
@@ -186,6 +188,8 @@ sabotage! {
     flush_answered_early_by_the_engine: queue Some(InQueue::FlushEarly);
     who_becomes_a_member_not_awaited: queue Some(InQueue::NotAwaited);
     lent_memory_used_again_before_the_replica_is_heard: returned_unheard true;
+    reads_where_blocks_were_once: counters_unseen true;
+    reads_in_files_that_are_granted_no_more: grants_endless true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
     part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);
     epoch_not_durable: conductor InConductor { epoch_not_durable: true, ..InConductor::default() };

@@ -261,3 +261,49 @@ fn a_block_that_is_rotten_everywhere_is_an_error() {
     assert_eq!(b.answers(), [(slot, Err(IoError::Io))]);
     b.assert_idle();
 }
+
+/// A member's files are there although nobody knows whether it still is one.
+#[test]
+fn what_is_read_here_is_no_sign_of_life() {
+    let here = |b: &mut Bench| {
+        let at = b.wire.iter().position(|t| t.op == OpCode::Read && t.member == A).expect("asks A");
+        let t = b.wire.remove(at);
+        let (member, tag, op) = (t.member, t.tag, t.op);
+        b.apply(Input::ReadHere(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 }));
+    };
+    let mut b = Bench::with(ranked(A), 2);
+    b.now += 2 * LEASE;
+    let slot = b.request(Op::Read, blocks(0, 1));
+    here(&mut b);
+    b.answer_pings(MemberSet::EMPTY.with(B));
+    assert!(b.answers().is_empty(), "nobody has heard of A");
+    b.answer_pings(MemberSet::EMPTY.with(A));
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    // One member proves itself: whoever read its files has seen that nobody else was let in.
+    let mut b = Bench::new(1);
+    b.now += 10 * LEASE;
+    let slot = b.request(Op::Read, blocks(0, 1));
+    here(&mut b);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn what_was_read_here_for_nothing_is_late() {
+    let mut b = Bench::with(ranked(A), 2);
+    let slot = b.request(Op::Read, blocks(0, 1));
+    let first = b.one(A);
+    b.switch(Switch::StopReads { member: A });
+    let (member, tag, op) = (A, first.tag, OpCode::Read);
+    let read = Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 };
+    b.apply(Input::ReadHere(read));
+    assert!(b.answers().is_empty());
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    // The link is gone, and with it all that was asked over it.
+    let slot = b.request(Op::Read, blocks(0, 1));
+    let second = b.one(B);
+    b.link_down(B);
+    b.apply(Input::ReadHere(Reply { member: B, tag: second.tag, ..read }));
+    assert!(!b.answers().contains(&(slot, Ok(()))));
+}

@@ -21,13 +21,27 @@ const CONTROL: usize = unsafe { libc::CMSG_SPACE((RIGHTS_MAX * size_of::<RawFd>(
 /// # Panics
 /// For more than [`RIGHTS_MAX`] descriptors.
 pub fn send_with_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    send(socket, bytes, fds, MsgFlags::empty())
+}
+
+/// The same without waiting.
+///
+/// # Errors
+/// Likewise; `WouldBlock` if nothing can be taken.
+///
+/// # Panics
+/// Likewise.
+pub fn send_with_fds_now(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    send(socket, bytes, fds, MsgFlags::MSG_DONTWAIT)
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: MsgFlags) -> io::Result<usize> {
     assert!(fds.len() <= RIGHTS_MAX, "{} descriptors", fds.len());
     let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
-    let sent =
-        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?;
-    Ok(sent)
+    let flags = flags | MsgFlags::MSG_NOSIGNAL;
+    Ok(sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?)
 }
 
 /// Receives bytes (0: the peer is gone), and the descriptors that came with them, closed on exec.

@@ -25,8 +25,8 @@ use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
 use super::show::{HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
-use crate::arguments::Checksum;
 use crate::arguments::Quorum;
+use crate::arguments::{Checksum, Reads};
 use crate::daemon::{GivesUp, freeze, memory};
 use crate::generation;
 use crate::tell::tell;
@@ -172,6 +172,7 @@ fn options(
         depth: DEPTH,
         io_timeout: Duration::from_secs(args.io_timeout),
         checksum_full: args.checksum == Checksum::Full,
+        reads_here: args.reads.unwrap_or_default() == Reads::Here,
         quorum: match args.quorum {
             Quorum::Any => conductor::Quorum::Any,
             Quorum::Majority => conductor::Quorum::Majority,

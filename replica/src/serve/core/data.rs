@@ -4,7 +4,7 @@
 //! passes [`Core::start`].
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::{Header, MAX_DATA, OpCode, Status, VERIFY_MAX, flags};
+use lh_wire::{Header, MAX_DATA, OpCode, Status, VERIFY_MAX, flags, pieces_of};
 
 use super::intent::Mark;
 use super::{Body, Completed, Core, Failure, Job, Output, RequestId, Stage, sabotaged};
@@ -24,6 +24,7 @@ fn job(header: &Header, size: u64) -> Option<Job> {
         OpCode::DigestLayer => (Job::DigestLayer(range), short),
         OpCode::CompareLayer => (Job::CompareLayer(range), short),
         OpCode::VerifyLayer => (Job::VerifyLayer(range), range.len <= VERIFY_MAX),
+        OpCode::Places => (Job::Places(range), bare && pieces_of(range).count() == 1),
         OpCode::PutLayer => {
             (Job::PutLayer { range, trailer: header.aux }, short && header.aux <= header.payload)
         }

@@ -208,6 +208,8 @@ pub enum Job {
     CompareLayer(Extent),
     /// Say of each block of a layer whether it fits its checksum on record.
     VerifyLayer(Extent),
+    /// Where the blocks of the range are, within a piece.
+    Places(Extent),
 }
 
 impl Job {
@@ -227,6 +229,7 @@ impl Job {
             | Self::DigestLayer(range)
             | Self::CompareLayer(range)
             | Self::VerifyLayer(range)
+            | Self::Places(range)
             | Self::PutLayer { range, .. } => range,
         }
     }

@@ -125,6 +125,14 @@ impl Core {
         }
     }
 
+    /// The session of this hello is let in and nothing stands against its reading the layers itself: whoever was granted their
+    /// files is not to use them any more when this is no longer so, and is told before anybody else is answered.
+    pub fn may_be_granted(&self, hello: &SessionHello) -> bool {
+        let is_let_in = |s: &Session| s.open && s.id == hello.session && s.is_engine(hello);
+        let serves = self.session.as_ref().is_some_and(is_let_in);
+        serves && !self.failed && !self.filling && self.directory == Directory::Open
+    }
+
     fn admit_connection(&mut self, conn: ConnId, hello: &SessionHello, out: &mut Vec<Output>) {
         if self.session.as_ref().is_none_or(|s| s.id != hello.session) {
             self.supersede(hello, out);

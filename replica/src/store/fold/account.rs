@@ -41,9 +41,9 @@ impl Store {
             return;
         }
         for run in runs {
-            let held = self.index.runs(blocks(*run)).filter(|(_, held)| self.holder(*held) == Some(source));
+            let held = self.places.runs(blocks(*run)).filter(|(_, held)| self.holder(*held) == Some(source));
             let held: Vec<_> = held.map(|(part, _)| part).collect();
-            self.index.set_all(held.into_iter(), to);
+            self.places.set_all(held.into_iter(), to);
         }
     }
 
@@ -84,10 +84,12 @@ impl Store {
             if rank != 0 {
                 // Whoever lies above the one lies above the other.
                 layer.rank = layer.rank.max(rank);
-                self.chain.iter_mut().filter(|place| **place == goes).for_each(|place| *place = stays);
+                self.places.merge(goes, stays);
             }
         }
         self.folding = None;
+        // Also of a layer that is gone with all that it held: the last descriptor of its file gives the space back.
+        self.places.end_grant();
         self.tidy_ranks(RANKS_TIDY);
     }
 

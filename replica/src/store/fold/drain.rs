@@ -192,7 +192,7 @@ impl Store {
     /// Everything that the head has in the range is to be moved.
     fn begin_draining(&mut self, head: LayerNo, range: Range<u64>) {
         let mut held = RangeSet::default();
-        for (part, value) in self.index.runs(range.clone()) {
+        for (part, value) in self.places.runs(range.clone()) {
             if self.holder(value) == Some(head) {
                 held.insert(part);
             }
@@ -219,7 +219,7 @@ impl Store {
         let parts: Vec<_> =
             undrained.runs(range.clone()).filter(|(_, is)| *is != 0).map(|(part, _)| part).collect();
         undrained.set(range, 0);
-        for (part, value) in parts.into_iter().flat_map(|part| self.index.runs(part)) {
+        for (part, value) in parts.into_iter().flat_map(|part| self.places.runs(part)) {
             if value == 0 {
                 zeroes.insert(part);
             } else if self.holder(value) == Some(head) {

@@ -366,7 +366,7 @@ impl Fold {
     fn plan_head(&mut self, store: &mut Store, range: Extent) -> io::Result<Option<Step>> {
         if self.moving.is_empty() && self.marking.is_empty() {
             let (mut data, mut nothing) = (RangeSet::default(), RangeSet::default());
-            for (part, held) in store.index.runs(blocks(range)) {
+            for (part, held) in store.places.runs(blocks(range)) {
                 if store.holder(held) == Some(self.parent) {
                     data.insert(part);
                 } else if held == 0 {

@@ -1,6 +1,6 @@
 //! Snapshots, removals, folds, reverts and expansions in any order, with writes and zeroes in between and the process
 //! killed at any point, against whole images in memory: the head and every snapshot that is not removed read as they
-//! should, and the index says what files and zero maps say.
+//! should, the index says what files and zero maps say, and who reads the granted files is not deceived.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use super::super::fold::Fold;
 use super::super::offline::SnapshotView;
 use super::super::ranges::RangeSet;
+use super::neighbour::Neighbour;
 use super::volume::{SIZE, Volume, extent, revert_op, temporary};
 
 const BLOCKS: u64 = SIZE / BLOCK;
@@ -40,6 +41,8 @@ enum Op {
     StopFold,
     Flush,
     Punch,
+    /// Whoever reads the granted files asks where blocks are.
+    Look,
     Kill,
     Close,
 }
@@ -58,6 +61,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::StopFold),
         3 => Just(Op::Flush),
         3 => Just(Op::Punch),
+        6 => Just(Op::Look),
         1 => Just(Op::Kill),
         1 => Just(Op::Close),
     ]
@@ -80,6 +84,7 @@ struct World {
     volume: Volume,
     model: Model,
     fold: Option<Fold>,
+    neighbour: Option<Neighbour>,
     /// Folds that came to their end.
     folded: usize,
 }
@@ -92,7 +97,7 @@ impl World {
             made: 0,
             operations: 0,
         };
-        Self { volume: Volume::create(path), model, fold: None, folded: 0 }
+        Self { volume: Volume::create(path), model, fold: None, neighbour: None, folded: 0 }
     }
 
     /// The n-th snapshot that is removed, or is not.
@@ -120,6 +125,7 @@ impl World {
     }
 
     fn step(&mut self) {
+        self.check_neighbour();
         let Some(fold) = &mut self.fold else { return };
         let name = fold.plan().name.clone();
         self.volume.fold_step(fold).unwrap();
@@ -187,6 +193,7 @@ impl World {
             Op::StopFold => self.stop_fold(),
             Op::Flush => self.volume.flush(),
             Op::Punch => drop(self.volume.punch()),
+            Op::Look => self.look(),
             Op::Kill => self.reopen(),
             Op::Close => {
                 self.stop_fold();
@@ -240,6 +247,21 @@ impl World {
         }
     }
 
+    fn look(&mut self) {
+        match self.neighbour.as_mut().filter(|neighbour| !neighbour.is_over()) {
+            Some(neighbour) => neighbour.look(&self.volume),
+            None => self.neighbour = Some(Neighbour::new(&mut self.volume)),
+        }
+        let read = self.neighbour.as_ref().map_or(0, |neighbour| neighbour.check(&self.model.head));
+        assert_eq!(read, self.model.head.len());
+    }
+
+    fn check_neighbour(&self) {
+        if let Some(neighbour) = &self.neighbour {
+            neighbour.check(&self.model.head);
+        }
+    }
+
     /// The process is killed and another one opens the directory.
     fn reopen(&mut self) {
         self.fold = None;
@@ -253,6 +275,7 @@ impl World {
 
     fn check(&self) {
         assert_eq!(self.volume.blocks(), self.model.head);
+        self.check_neighbour();
         check_index(&self.volume);
         let mut names: Vec<_> = self.volume.directory.state().chain.into_iter().map(|l| l.name).collect();
         names.sort();
@@ -281,7 +304,7 @@ fn check_index(volume: &Volume) {
             let own = store.own(layer, part).unwrap();
             for (set, holder) in [(&own.data, Some(layer)), (&own.zero, None)] {
                 for range in set.iter() {
-                    let said = store.index.runs(range.clone());
+                    let said = store.places.runs(range.clone());
                     let right = said.clone().all(|(_, value)| store.holder(value) == holder);
                     let name = &store.at(layer).name;
                     assert!(
@@ -295,7 +318,7 @@ fn check_index(volume: &Volume) {
         }
     }
     for range in rest.iter() {
-        assert_eq!(store.index.runs(range.clone()).collect::<Vec<_>>(), [(range, 0)]);
+        assert_eq!(store.places.runs(range.clone()).collect::<Vec<_>>(), [(range, 0)]);
     }
 }
 

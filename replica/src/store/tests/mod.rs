@@ -11,6 +11,7 @@ mod full;
 mod histories;
 mod model;
 mod names;
+mod neighbour;
 mod scrub;
 pub(super) mod tape;
 mod volume;

@@ -5,11 +5,16 @@
 //! power cut any one of its values may be what is left. What a process had submitted when it was killed still lands.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
-use lh_wire::{ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState};
+use lh_wire::{
+    ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, Place, Places, ReplicaState, counter_of,
+    piece_of,
+};
 use replica::serve::core::{Facts, Failure, Record, Trail};
 
+use super::grant::Words;
 use tests::dice::Dice;
 use tests::register::Stamp;
 
@@ -43,6 +48,8 @@ impl Slot {
 struct Layer {
     info: LayerInfo,
     slots: BTreeMap<u64, Slot>,
+    /// Number of its file: the same as long as the file is, whatever names it gets.
+    file: u64,
 }
 
 /// What the records say. Each change is durable at once: the simulation decides when it happens.
@@ -93,14 +100,31 @@ pub(crate) struct Disk {
     /// Lengths of every block's history at the start of the sync under way.
     syncing: Option<BTreeMap<(usize, u64), usize>>,
     fold: Option<Fold>,
+    /// Files so far.
+    files: u64,
+    /// What an engine was granted: the words that say when it does not hold any more, and the files.
+    grant: Option<(Rc<Words>, Vec<u64>)>,
+    /// Files without a name that somebody may have open.
+    gone: BTreeMap<u64, BTreeMap<u64, Slot>>,
 }
 
 impl Disk {
     /// A new directory for a volume of `size` bytes with intent chunks of `chunk` bytes.
     pub(crate) fn new(size: u64, chunk: u64) -> Self {
-        let head = Layer { info: LayerInfo { length: size, ..LayerInfo::default() }, slots: BTreeMap::new() };
-        let records = Records { clean: true, ..Records::default() };
-        Self { size, chunk, layers: vec![head], records, full_until: 0, syncing: None, fold: None }
+        let info = LayerInfo { length: size, ..LayerInfo::default() };
+        let head = Layer { info, slots: BTreeMap::new(), file: 0 };
+        Self {
+            size,
+            chunk,
+            layers: vec![head],
+            records: Records { clean: true, ..Records::default() },
+            full_until: 0,
+            syncing: None,
+            fold: None,
+            files: 0,
+            grant: None,
+            gone: BTreeMap::new(),
+        }
     }
 
     /// What a process that opens the directory finds.
@@ -172,13 +196,100 @@ impl Disk {
 
     /// Writes one block of the head.
     pub(crate) fn write(&mut self, block: u64, stamp: Stamp) {
-        self.head().slots.entry(block).or_default().since.push(Cell::Data(stamp));
+        self.moving(block, |disk| disk.head().slots.entry(block).or_default().since.push(Cell::Data(stamp)));
     }
 
     /// One block of the head reads as zero from now on.
     pub(crate) fn zero(&mut self, block: u64) {
         let cell = if self.head().info.parent.is_empty() { Cell::Absent } else { Cell::Zero };
-        self.head().slots.entry(block).or_default().since.push(cell);
+        self.moving(block, |disk| disk.head().slots.entry(block).or_default().since.push(cell));
+    }
+
+    /// The file that holds a block; `None` if it is zeroes.
+    fn place(&self, block: u64) -> Option<u64> {
+        for layer in self.path(self.layers.len() - 1) {
+            match layer.slots.get(&block).map_or(Cell::Absent, Slot::current) {
+                Cell::Absent => {}
+                Cell::Zero => return None,
+                Cell::Data(_) => return Some(layer.file),
+            }
+        }
+        None
+    }
+
+    /// Does something to a block. Whoever was granted the files is told if it is elsewhere then.
+    fn moving<T>(&mut self, block: u64, what: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.grant.is_some().then(|| self.place(block));
+        let done = what(self);
+        if before.is_some_and(|before| before != self.place(block)) {
+            self.raise(block);
+        }
+        done
+    }
+
+    fn raise(&self, block: u64) {
+        if let Some((words, _)) = &self.grant {
+            words.raise(counter_of(piece_of(block * BLOCK)));
+        }
+    }
+
+    /// Grants the files of all layers: their numbers.
+    pub(crate) fn grant(&mut self, words: Rc<Words>) -> Vec<u64> {
+        self.end_grant();
+        self.gone.clear();
+        let files: Vec<u64> = self.layers.iter().rev().take(lh_wire::FILES_MAX).map(|l| l.file).collect();
+        self.grant = Some((words, files.clone()));
+        files
+    }
+
+    /// What was granted holds no more.
+    pub(crate) fn end_grant(&mut self) {
+        if let Some((words, _)) = self.grant.take() {
+            words.end();
+        }
+    }
+
+    /// The process is gone that would have said so.
+    pub(crate) fn forget_grant(&mut self) {
+        self.grant = None;
+    }
+
+    /// Something is granted.
+    pub(crate) const fn is_granted(&self) -> bool {
+        self.grant.is_some()
+    }
+
+    /// Where the blocks of a range are.
+    pub(crate) fn tell_places(&self, range: Extent) -> Option<Places> {
+        let (words, files) = self.grant.as_ref()?;
+        let mut told = Places::new(words.told(counter_of(piece_of(range.offset))));
+        for block in blocks(range) {
+            let place = match self.place(block) {
+                None => Place::Zero,
+                Some(file) => files
+                    .iter()
+                    .position(|f| *f == file)
+                    .and_then(|n| u8::try_from(n).ok())
+                    .map_or(Place::Asked, Place::File),
+            };
+            told.push(1, place);
+        }
+        Some(told)
+    }
+
+    /// A block of a file that somebody has open; `None` if it is no more.
+    pub(crate) fn read_file(&self, file: u64, block: u64) -> Option<Stamp> {
+        let named = self.layers.iter().find(|l| l.file == file).map(|l| &l.slots);
+        let slots = named.or_else(|| self.gone.get(&file))?;
+        match slots.get(&block).map_or(Cell::Absent, Slot::current) {
+            Cell::Data(stamp) => Some(stamp),
+            Cell::Absent | Cell::Zero => Some(Stamp(0)),
+        }
+    }
+
+    fn new_file(&mut self) -> u64 {
+        self.files += 1;
+        self.files
     }
 
     fn layer_named(&self, name: &str) -> Option<usize> {
@@ -224,6 +335,7 @@ impl Disk {
             if slot.current() != *cell {
                 slot.since.push(*cell);
                 changed += 1;
+                self.raise(block);
             }
         }
         Ok(changed)
@@ -257,6 +369,7 @@ impl Disk {
     pub(crate) fn power_cut(&mut self, dice: &mut Dice) {
         self.syncing = None;
         self.fold = None;
+        self.gone.clear();
         for slot in self.layers.iter_mut().flat_map(|l| l.slots.values_mut()) {
             if !slot.since.is_empty() {
                 let pick = dice.below(slot.since.len() as u64 + 1);
@@ -345,6 +458,9 @@ impl Disk {
             return Err(Failure::Refused("another operation is prepared".into()));
         }
         self.records.committed = Some(id);
+        if !matches!(op, ChainOp::MarkRemoved { .. }) {
+            self.end_grant();
+        }
         match op {
             ChainOp::Snapshot { name, user_created, created, labels } => {
                 self.put_head_over(LayerInfo { name, user_created, created, labels, ..LayerInfo::default() });
@@ -358,7 +474,9 @@ impl Disk {
                 self.syncing = None;
                 self.fold = None;
                 let info = LayerInfo { parent: name, created, length: self.size, ..LayerInfo::default() };
-                *self.head() = Layer { info, slots: BTreeMap::new() };
+                let file = self.new_file();
+                let old = std::mem::replace(self.head(), Layer { info, slots: BTreeMap::new(), file });
+                self.gone.insert(old.file, old.slots);
             }
             ChainOp::MarkRemoved { name } => {
                 if let Some(layer) = self.layers.iter_mut().find(|l| l.info.name == name) {
@@ -376,7 +494,8 @@ impl Disk {
         let (name, created, length) = (info.name.clone(), info.created.clone(), head.info.length);
         head.info = LayerInfo { parent: std::mem::take(&mut head.info.parent), length, ..info };
         let info = LayerInfo { parent: name, created, length: size, ..LayerInfo::default() };
-        self.layers.push(Layer { info, slots: BTreeMap::new() });
+        let file = self.new_file();
+        self.layers.push(Layer { info, slots: BTreeMap::new(), file });
     }
 
     fn begin_fold(&mut self, name: &str) -> Result<(), Failure> {
@@ -421,7 +540,9 @@ impl Disk {
                 // Hidden below what the layer above has itself, whatever becomes of that.
                 let cell = self.layers[child].slots.get(&block).map_or(Cell::Absent, Slot::current);
                 if cell != Cell::Absent {
-                    self.layers[at].slots.entry(block).or_default().since.push(cell);
+                    self.moving(block, |disk| {
+                        disk.layers[at].slots.entry(block).or_default().since.push(cell)
+                    });
                 }
             }
             (Some(block), Some(child)) => self.move_up(at, child, block, between),
@@ -442,6 +563,10 @@ impl Disk {
 
     /// What a removed snapshot has of a block is in the layer above, unless that has something itself, or `over` it.
     fn move_up(&mut self, at: usize, child: usize, block: u64, over: bool) {
+        self.moving(block, |disk| disk.copy_up(at, child, block, over));
+    }
+
+    fn copy_up(&mut self, at: usize, child: usize, block: u64, over: bool) {
         let base = self.layers[at].info.parent.is_empty();
         let cell = self.layers[at].slots.get(&block).map_or(Cell::Absent, Slot::current);
         let slot = self.layers[child].slots.entry(block).or_default();
@@ -454,6 +579,7 @@ impl Disk {
     /// Everything is on stable storage, and the names change.
     fn end_fold(&mut self, at: usize, child: Option<usize>) {
         self.fold = None;
+        self.end_grant();
         for slot in self.layers.iter_mut().flat_map(|l| l.slots.values_mut()) {
             if let Some(last) = slot.since.last().copied() {
                 slot.durable = last;
@@ -466,7 +592,9 @@ impl Disk {
             let child = &mut self.layers[child].info;
             (child.parent, child.length) = (parent, child.length.max(length));
         }
-        let gone = self.layers.remove(at).info.name;
+        let gone = self.layers.remove(at);
+        self.gone.insert(gone.file, gone.slots);
+        let gone = gone.info.name;
         if self.records.settled.as_deref() == Some(&gone) {
             self.records.settled = at.checked_sub(1).map(|below| self.layers[below].info.name.clone());
         }
@@ -483,6 +611,7 @@ impl Disk {
     }
 
     fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo], keep: Option<&Keep>) {
+        self.end_grant();
         let r = &mut self.records;
         let based = r.epoch.is_some() && (!r.rebuilding || r.kept.is_some());
         r.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
@@ -500,7 +629,9 @@ impl Disk {
         self.fold = None;
         let mut old = std::mem::take(&mut self.layers);
         let mut head = old.pop();
+        let mut files = self.files;
         let layer = |info: &LayerInfo| {
+            files += 1;
             let slots = match keep {
                 Some(keep) if info.name == keep.head => head.take().map(|l| l.slots),
                 Some(_) if !info.name.is_empty() => {
@@ -508,9 +639,10 @@ impl Disk {
                 }
                 _ => None,
             };
-            Layer { info: info.clone(), slots: slots.unwrap_or_default() }
+            Layer { info: info.clone(), slots: slots.unwrap_or_default(), file: files }
         };
         self.layers = chain.iter().map(layer).collect();
+        self.files = files;
     }
 
     /// Where a layer holds something: few ranges in a page, so that there are many pages.

@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
-use datapath::link::{Loans, Unreturned};
+use datapath::link::{Found, Known, Loans, Unreturned, Watch};
 use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, ToQueue};
 use datapath::order::{Table, Ticket};
-use datapath::queue::{self, Data, Queue, Reply, Transmit};
+use datapath::queue::{self, Data, PLACES, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
-use lh_wire::{Control, Header, OpCode, Status, flags};
-use replica::serve::core::ConnId;
+use lh_wire::{Control, Header, OpCode, PIECE, Place, Status, flags, piece_of};
+use replica::serve::core::{ConnId, SessionHello};
 
+use super::grant::{Grant, Reading};
 use super::packet::{Body, Memory};
 use super::world::{Event, Outbox, Sabotage};
 use tests::register::{FlushBegan, ReadBegan, Stamp, WriteId};
@@ -30,6 +31,10 @@ pub(crate) enum Mail {
     Link(MemberId, ConnId),
     /// The conductor ends the session with a member.
     Close(MemberId),
+    /// A replica has granted its files.
+    Places(MemberId, Grant),
+    /// That grant is over.
+    PlacesOver(MemberId, u32),
     /// From another queue.
     Granted(Ticket),
 }
@@ -106,6 +111,14 @@ pub(crate) struct Engine {
     loans: Vec<Vec<Loans<Memory>>>,
     unreturned: Vec<Unreturned<Memory>>,
     returned_unheard: bool,
+    /// What replicas have granted, per member and queue, and what each queue knows of places.
+    granted: Vec<Vec<Option<Grant>>>,
+    known: Vec<Known>,
+    /// Reads under way in their files, and how many there were.
+    readings: BTreeMap<u64, (usize, Reading)>,
+    reading_count: u64,
+    /// Connections over which something was granted.
+    pub(crate) grant_conns: BTreeMap<ConnId, (MemberId, SessionHello, u32)>,
     lives: Rc<Cell<bool>>,
     layers: BTreeMap<u32, String>,
     controls: BTreeMap<ControlId, Control>,
@@ -161,6 +174,11 @@ impl Engine {
             loans: (0..members).map(|_| (0..queues).map(|_| Loans::default()).collect()).collect(),
             unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
             returned_unheard: sabotage.returned_unheard,
+            granted: vec![vec![None; usize::from(queues)]; members],
+            known: (0..queues).map(|_| Known::of(8)).collect(),
+            readings: BTreeMap::new(),
+            reading_count: 0,
+            grant_conns: BTreeMap::new(),
             lives: Rc::new(Cell::new(true)),
             layers: BTreeMap::new(),
             controls: BTreeMap::new(),
@@ -245,6 +263,17 @@ impl Engine {
     /// Something in a queue's mailbox.
     pub(crate) fn mail(&mut self, now: u64, q: usize, mail: Mail, out: &mut Outbox) {
         let input = match mail {
+            Mail::Places(member, grant) => {
+                let m = usize::from(member.0);
+                if self.links[m][q].is_some() && !grant.words.is_over() {
+                    self.granted[m][q] = Some(grant);
+                }
+                return;
+            }
+            Mail::PlacesOver(member, number) => {
+                self.granted[usize::from(member.0)][q].take_if(|grant| grant.number == number);
+                return;
+            }
             Mail::Message(message) => queue::Input::Message(message),
             Mail::Granted(ticket) => queue::Input::Granted { ticket },
             Mail::Link(member, conn) => {
@@ -265,6 +294,7 @@ impl Engine {
     /// A queue's link to a member is gone: what it has lent is kept.
     fn part(&mut self, member: MemberId, q: usize) -> Option<ConnId> {
         let m = usize::from(member.0);
+        self.granted[m][q] = None;
         let lent = std::mem::take(&mut self.loans[m][q]).into_payloads();
         if !self.returned_unheard {
             self.unreturned[q].keep(member, lent);
@@ -295,6 +325,14 @@ impl Engine {
         let Some((m, q)) = place else { return };
         if header.op == OpCode::Write {
             self.loans[m][q].end(header.tag);
+        }
+        if let (OpCode::Places, Body::Places(told)) = (header.op, &body) {
+            if let Some(grant) = &self.granted[m][q].as_ref().filter(|grant| grant.number == header.aux) {
+                self.known[q].keep(grant.number, piece_of(header.offset), told);
+            }
+        }
+        if header.op == OpCode::Places && header.status != Status::Stale {
+            return;
         }
         if header.status != Status::Ok {
             out.log(&format!(
@@ -360,7 +398,7 @@ impl Engine {
         use queue::Output as O;
         let queue_id = QueueId(u8::try_from(q).unwrap_or(0));
         match output {
-            O::Send(t) => self.send(q, &t, out),
+            O::Send(t) => self.send_or_read(q, &t, out),
             O::Store { slot, append } => {
                 let new = body.take().unwrap_or(Body::None);
                 let old = if append { self.stored(q, slot) } else { None };
@@ -424,6 +462,91 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Sends a request, or reads here what it asks for.
+    fn send_or_read(&mut self, q: usize, t: &Transmit, out: &mut Outbox) {
+        let m = usize::from(t.member.0);
+        let (Some(grant), OpCode::Read, Some(conn)) = (&self.granted[m][q], t.op, self.links[m][q]) else {
+            return self.send(q, t, out);
+        };
+        if grant.words.is_over() {
+            self.granted[m][q] = None;
+            return self.send(q, t, out);
+        }
+        match self.known[q].find(grant.number, t.range, &*grant.words) {
+            Found::Here(place, witness) => {
+                let reading =
+                    Reading { transmit: *t, conn, grant: grant.clone(), place, witness, read: None };
+                self.reading_count += 1;
+                self.readings.insert(self.reading_count, (q, reading));
+                out.read_here(self.number, m, self.reading_count);
+            }
+            Found::Unknown(piece) => {
+                self.send(q, t, out);
+                let range =
+                    Extent::new(piece * PIECE, PIECE).intersection(Extent::new(0, self.queues[q].size()));
+                let tag = piece << 16 | PLACES;
+                let (op, data) = (OpCode::Places, Data::None);
+                self.send(q, &Transmit { tag, op, data, range: range.unwrap_or_default(), ..*t }, out);
+            }
+            Found::Elsewhere | Found::Restless => self.send(q, t, out),
+        }
+    }
+
+    /// The kernel reads what a reading asks for: this block of this file, or zeroes.
+    pub(crate) fn reads(&mut self, id: u64, read: impl Fn(u64, u64) -> Option<Stamp>) {
+        let Some((_, reading)) = self.readings.get_mut(&id) else { return };
+        let blocks = super::disk::blocks(reading.transmit.range);
+        reading.read = match reading.place {
+            Place::Zero => Some(blocks.map(|_| Stamp(0)).collect()),
+            Place::File(n) => reading
+                .grant
+                .files
+                .get(usize::from(n))
+                .and_then(|file| blocks.map(|b| read(*file, b)).collect()),
+            Place::Asked => None,
+        };
+    }
+
+    /// The thread looks at what was read here.
+    pub(crate) fn has_read(&mut self, now: u64, id: u64, out: &mut Outbox) {
+        let Some((q, reading)) = self.readings.remove(&id) else { return };
+        let Transmit { member, tag, op, range, .. } = reading.transmit;
+        if self.links[usize::from(member.0)][q] != Some(reading.conn) {
+            return;
+        }
+        let Some(stamps) = reading.read.filter(|_| reading.witness.holds(&*reading.grant.words)) else {
+            out.note("read here for nothing", 1);
+            return self.send(q, &reading.transmit, out);
+        };
+        out.note("read here", 1);
+        let payload = u32::try_from(range.len).unwrap_or(u32::MAX);
+        let reply = Reply { member, tag, op, status: Status::Ok, aux: 0, payload };
+        self.queue(now, q, queue::Input::ReadHere(reply), Some(Body::Blocks(stamps)), out);
+    }
+
+    /// Something was granted over this connection.
+    pub(crate) fn is_granted(&mut self, conn: ConnId, grant: &Grant, out: &mut Outbox) {
+        let Some((member, _, number)) = self.grant_conns.get_mut(&conn) else { return };
+        *number = grant.number;
+        for q in (0..self.queues.len()).filter_map(|q| u8::try_from(q).ok()) {
+            out.queue_gets(self.number, QueueId(q), Mail::Places(*member, grant.clone()));
+        }
+    }
+
+    /// A connection has ended over which something was granted, or was asked for: whom to ask again.
+    pub(crate) fn grant_ends(&mut self, conn: ConnId, out: &mut Outbox) -> Option<(MemberId, SessionHello)> {
+        let (member, hello, number) = self.grant_conns.remove(&conn)?;
+        for q in (0..self.queues.len()).filter_map(|q| u8::try_from(q).ok()) {
+            out.queue_gets(self.number, QueueId(q), Mail::PlacesOver(member, number));
+        }
+        Some((member, hello))
+    }
+
+    /// All queues have a link to the member.
+    pub(crate) fn is_linked(&self, member: MemberId) -> bool {
+        self.links[usize::from(member.0)].iter().all(Option::is_some)
     }
 
     fn send(&mut self, q: usize, t: &Transmit, out: &mut Outbox) {

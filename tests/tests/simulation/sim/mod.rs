@@ -4,6 +4,7 @@
 pub(crate) mod disk;
 pub(crate) mod engine;
 pub(crate) mod faults;
+pub(crate) mod grant;
 pub(crate) mod node;
 pub(crate) mod packet;
 pub(crate) mod world;

@@ -5,13 +5,15 @@
 //! arrives meanwhile waits there.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
 
 use replica::serve::core::{
     Body as AnswerBody, Completed, ConnId, Core, Failure, Input, Job, Output, PersistId, Record, RequestId,
-    Sabotage,
+    Sabotage, SessionHello,
 };
 
 use super::disk::{Disk, blocks};
+use super::grant::{Grant, Words};
 use super::packet::{Body, Packet, written};
 use super::world::{Event, Outbox};
 use tests::dice::Dice;
@@ -63,13 +65,32 @@ pub(crate) struct Node {
     running: BTreeMap<(u64, RequestId), Running>,
     processes: u64,
     sabotage: Sabotage,
+    /// For whom the grant that holds was made, and its connection.
+    granted: Option<(SessionHello, ConnId)>,
+    /// Copies of the descriptors of the last grant, and how many grants there were.
+    locks: Weak<()>,
+    grants: u32,
+    /// What engines do not look at.
+    pub(crate) unseen: (bool, bool),
 }
 
 impl Node {
     /// A host with this disk, without a process.
     pub(crate) fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
         let weather = Weather { slow: 1, error: 0, folds: 1 };
-        Self { number, disk, weather, process: None, running: BTreeMap::new(), processes: 0, sabotage }
+        Self {
+            number,
+            disk,
+            weather,
+            process: None,
+            running: BTreeMap::new(),
+            processes: 0,
+            sabotage,
+            granted: None,
+            locks: Weak::new(),
+            grants: 0,
+            unseen: (false, false),
+        }
     }
 
     /// True if a process runs, stopped or not.
@@ -92,7 +113,7 @@ impl Node {
         if self.process.is_some() {
             return true;
         }
-        if !self.running.is_empty() {
+        if !self.running.is_empty() || self.locks.strong_count() > 0 {
             return false;
         }
         self.processes += 1;
@@ -115,6 +136,9 @@ impl Node {
     /// SIGKILL. What was submitted to the disk goes on; of records on their way the first may have been made.
     pub(crate) fn kill(&mut self, dice: &mut Dice) {
         self.disk.process_ended();
+        // Nobody is left who would end the grant: what holds it off is that the locks are held.
+        self.disk.forget_grant();
+        self.granted = None;
         if let Some(p) = self.process.take()
             && let Some((_, record)) = p.persists.front()
             && dice.chance(500)
@@ -127,16 +151,54 @@ impl Node {
     pub(crate) fn exchange_disk(&mut self, disk: Disk) {
         self.process = None;
         self.running.clear();
+        self.lose_power_of_grant();
         self.disk = disk;
     }
 
     /// The power goes: what was under way is done in part or not at all, what was not synced is lost in part.
     pub(crate) fn power_cut(&mut self, dice: &mut Dice) {
+        self.lose_power_of_grant();
         self.kill(dice);
         for running in std::mem::take(&mut self.running).into_values() {
             self.carry_out_partly(&running, dice);
         }
         self.disk.power_cut(dice);
+    }
+
+    /// Whoever shares the host has lost it, too: nobody reads in its files any more.
+    fn lose_power_of_grant(&mut self) {
+        self.disk.end_grant();
+        self.granted = None;
+        self.locks = Weak::new();
+    }
+
+    /// An engine on the host wants to be granted the files.
+    fn asked(&mut self, conn: ConnId, hello: SessionHello, out: &mut Outbox) {
+        if !self.process.as_ref().is_some_and(|p| p.core.may_be_granted(&hello)) {
+            out.engine_gets(conn, Packet::End);
+            return;
+        }
+        if let Some((_, before)) = self.granted.replace((hello, conn)) {
+            out.engine_gets(before, Packet::End);
+        }
+        let words = Rc::new(Words::new(self.unseen.0, self.unseen.1));
+        let files = Rc::new(self.disk.grant(Rc::clone(&words)));
+        let locks = Rc::new(());
+        self.locks = Rc::downgrade(&locks);
+        self.grants += 1;
+        let number = u32::try_from(self.number).unwrap_or(0) << 24 | self.grants;
+        out.engine_gets(conn, Packet::Grant(Grant { number, words, files, locks }));
+    }
+
+    /// Ends the grant if what it was made for is no longer so.
+    fn watch_grant(&mut self, out: &mut Outbox) {
+        let Some((hello, conn)) = &self.granted else { return };
+        let may = self.process.as_ref().is_some_and(|p| p.core.may_be_granted(hello));
+        if !(may && self.disk.is_granted()) {
+            out.engine_gets(*conn, Packet::End);
+            self.disk.end_grant();
+            self.granted = None;
+        }
     }
 
     fn carry_out_partly(&mut self, running: &Running, dice: &mut Dice) {
@@ -193,7 +255,8 @@ impl Node {
         let input = match packet {
             Packet::Hello(hello) => Input::Hello { conn, hello },
             Packet::End => Input::Closed { conn },
-            Packet::Verdict(_) => return,
+            Packet::Ask(hello) => return self.asked(conn, hello, out),
+            Packet::Verdict(_) | Packet::Grant(_) => return,
             Packet::Message(header, body) => {
                 let request = p.free.pop().unwrap_or_else(|| {
                     p.next_request += 1;
@@ -244,7 +307,10 @@ impl Node {
                 }
                 Input::Persisted { id, result }
             }
-            Ended::Fold if alive => return self.fold(now, number, dice, out),
+            Ended::Fold if alive => {
+                self.fold(now, number, dice, out);
+                return self.watch_grant(out);
+            }
             Ended::Describe(request) if alive => {
                 Input::Described { request, result: Ok(Box::new(self.disk.describe())) }
             }
@@ -352,6 +418,13 @@ impl Node {
             }
             // It has no checksums.
             (Job::VerifyLayer(_), _) => Ok((Body::None, 0)),
+            (Job::Places(range), _) => match self.disk.tell_places(*range) {
+                Some(places) => {
+                    let number = u32::try_from(self.number).unwrap_or(0) << 24 | self.grants;
+                    Ok((Body::Places(Box::new(places)), number))
+                }
+                None => Err(Failure::Refused("nothing is granted".into())),
+            },
             _ => Err(Failure::Invalid),
         }
     }
@@ -361,6 +434,7 @@ impl Node {
         let mut outputs = Vec::new();
         p.core.apply(now, input, &mut outputs);
         let number = p.number;
+        self.watch_grant(out);
         for output in outputs {
             self.carry(now, number, output, dice, out);
         }

@@ -1,13 +1,14 @@
 //! What travels between engine and replicas: headers as on the wire, payloads as block numbers.
 
 use lh_wire::handshake::Verdict;
-use lh_wire::{Control, Header, MapPage, ReplicaState};
+use lh_wire::{Control, Header, MapPage, Places, ReplicaState};
 use replica::serve::core::SessionHello;
 
 use std::cell::{Cell as Shared, RefCell};
 use std::rc::Rc;
 
 use super::disk::Cell;
+use super::grant::Grant;
 use tests::register::Stamp;
 
 /// What a piece of memory holds that is another request's by now.
@@ -91,6 +92,8 @@ pub(crate) enum Body {
     Map(Box<MapPage>),
     /// A refusal in words.
     Text(String),
+    /// Where blocks are.
+    Places(Box<Places>),
 }
 
 impl Body {
@@ -111,6 +114,7 @@ impl Body {
             | Self::Control(_)
             | Self::State(_)
             | Self::Map(_)
+            | Self::Places(_)
             | Self::Text(_) => (1, 0),
         }
     }
@@ -134,6 +138,10 @@ pub(crate) enum Packet {
     Verdict(Verdict),
     /// Either way.
     Message(Header, Body),
+    /// Engine to replica, over a connection of its own: wants to be granted the files.
+    Ask(SessionHello),
+    /// Replica to engine, over that connection, whose end is the grant's.
+    Grant(Grant),
     /// The other side has closed, or died.
     End,
 }

@@ -71,6 +71,10 @@ pub(crate) struct Sabotage {
     pub(crate) replica: replica::serve::core::Sabotage,
     /// What a link had lent that is gone counts as returned.
     pub(crate) returned_unheard: bool,
+    /// Who reads in granted files does not look at the counters of what has moved.
+    pub(crate) counters_unseen: bool,
+    /// Nor whether the grant is over.
+    pub(crate) grants_endless: bool,
 }
 
 /// Something that will happen.
@@ -109,6 +113,12 @@ pub(crate) enum Event {
     },
     /// A queue's tick.
     QueueTick(u64, usize),
+    /// The kernel reads for an engine in a node's file.
+    ReadHere(u64, usize, u64),
+    /// An engine looks at what was read for it.
+    HasRead(u64, u64),
+    /// An engine asks to be granted a replica's files in a session.
+    AskGrant(u64, MemberId, SessionHello),
     /// An answer leaves an engine.
     Answer(u64, Answer),
     /// A handshake has taken too long.
@@ -145,6 +155,7 @@ enum Effect {
     Answer(u64, Answer),
     Opened(u64),
     CommandDone(u64, bool),
+    ReadHere(u64, usize, u64),
 }
 
 /// Collects what somebody wants done.
@@ -189,6 +200,9 @@ impl Outbox {
     }
     pub(super) fn opened(&mut self, engine: u64) {
         self.effects.push(Effect::Opened(engine));
+    }
+    pub(super) fn read_here(&mut self, engine: u64, node: usize, reading: u64) {
+        self.effects.push(Effect::ReadHere(engine, node, reading));
     }
     pub(super) fn command_done(&mut self, command: CommandId, ok: bool) {
         self.effects.push(Effect::CommandDone(command.0, ok));
@@ -248,6 +262,7 @@ struct Conn {
 struct Handshake {
     conns: Vec<ConnId>,
     welcome: usize,
+    hello: SessionHello,
 }
 
 /// The world of one run.
@@ -279,6 +294,8 @@ pub(crate) struct World {
     conns: BTreeMap<ConnId, Conn>,
     conn_count: u64,
     handshakes: BTreeMap<(u64, MemberId, u64), Handshake>,
+    /// The last session of an engine with a replica.
+    sessions: BTreeMap<(u64, MemberId), Instance>,
     mail_at: BTreeMap<(u64, usize), u64>,
     report_at: BTreeMap<(u64, usize), u64>,
     history: History,
@@ -316,7 +333,7 @@ impl World {
             count: 0,
             events: BinaryHeap::new(),
             dice,
-            nodes: (0..3).map(|n| Node::new(n, Disk::new(SIZE, CHUNK), sabotage.replica)).collect(),
+            nodes: (0..3).map(|n| Self::node(n, sabotage)).collect(),
             cut_until: vec![0; 3],
             away_until: vec![0; 3],
             isolated: None,
@@ -334,6 +351,7 @@ impl World {
             conns: BTreeMap::new(),
             conn_count: 0,
             handshakes: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             mail_at: BTreeMap::new(),
             report_at: BTreeMap::new(),
             history: History::new(blocks),
@@ -353,6 +371,12 @@ impl World {
             watched_as: Default::default(),
             seen: BTreeMap::new(),
         }
+    }
+
+    fn node(number: usize, sabotage: Sabotage) -> Node {
+        let mut node = Node::new(number, Disk::new(SIZE, CHUNK), sabotage.replica);
+        node.unseen = (sabotage.counters_unseen, sabotage.grants_endless);
+        node
     }
 
     /// Tells what becomes of a block on every disk, if anything is told.
@@ -507,6 +531,8 @@ impl World {
             | Event::Report(e, _)
             | Event::ConductorTime { engine: e }
             | Event::QueueTick(e, _)
+            | Event::HasRead(e, _)
+            | Event::AskGrant(e, ..)
             | Event::Answer(e, _)
             | Event::HandshakeOver(e, ..) => Some(*e),
             _ => None,
@@ -543,6 +569,16 @@ impl World {
                 self.nodes[node].delivers(now, process, input, &mut self.dice, out);
                 self.look_at_node(node, out);
             }
+            // Whether or not the engine is stopped.
+            Event::ReadHere(engine, node, id) => {
+                let (nodes, dice) = (&self.nodes, &mut self.dice);
+                let failed = dice.chance(nodes[node].weather.error);
+                if let Some(e) = self.engines.get_mut(&engine) {
+                    e.reads(id, |file, block| nodes[node].disk.read_file(file, block).filter(|_| !failed));
+                }
+                let late = self.dice.between(1000, MS / 10);
+                out.later(now + late, Event::HasRead(engine, id));
+            }
             Event::StartNode(node) if now < self.away_until[node] => {
                 out.later(self.away_until[node], Event::StartNode(node));
             }
@@ -575,6 +611,12 @@ impl World {
                 self.handshake_failed(number, member, session, why, out);
             }
             Event::Answer(_, answer) => self.answer(number, answer, out),
+            Event::HasRead(_, id) => {
+                if let Some(e) = self.engines.get_mut(&number) {
+                    e.has_read(now, id, out);
+                }
+            }
+            Event::AskGrant(_, member, hello) => self.ask_grant(number, member, hello),
             Event::Mail(_, q, mail) => {
                 if let Some(e) = self.engines.get_mut(&number) {
                     e.mail(now, q, mail, out);
@@ -727,6 +769,15 @@ impl World {
                 self.at(now + delay, Event::Answer(engine, answer));
             }
             Effect::CommandDone(command, ok) => self.command_done(command, ok),
+            Effect::ReadHere(engine, node, id) => {
+                let slow = self.nodes[node].weather.slow;
+                let us = if self.dice.chance(20) {
+                    self.dice.between(1000, 20_000)
+                } else {
+                    self.dice.between(5, 400)
+                };
+                self.at(now + us * 1000 * slow, Event::ReadHere(engine, node, id));
+            }
             Effect::Opened(engine) => {
                 self.say(|| format!("engine {engine} is open"));
                 self.note("engine open".into());

@@ -14,8 +14,10 @@ impl World {
                 let Some(h) = self.handshakes.get_mut(&key) else { return };
                 h.welcome += 1;
                 if h.welcome == h.conns.len() {
-                    let conns = std::mem::take(&mut h.conns);
+                    let (conns, hello) = (std::mem::take(&mut h.conns), h.hello);
                     self.handshakes.remove(&key);
+                    // When all queues have their links.
+                    out.later(now + 25 * MS, Event::AskGrant(number, key.1, hello));
                     for (q, conn) in (0_u8..).zip(conns) {
                         out.queue_gets(number, QueueId(q), Mail::Link(key.1, conn));
                     }
@@ -37,6 +39,20 @@ impl World {
                 let why = ConnectError::Unreachable("connection closed".into());
                 self.handshake_failed(number, key.1, key.2, why, out);
             }
+            (Packet::Grant(grant), _) => {
+                if let Some(e) = self.engines.get_mut(&number) {
+                    e.is_granted(conn, &grant, out);
+                }
+            }
+            (Packet::End, None)
+                if self.engines.get(&number).is_some_and(|e| e.grant_conns.contains_key(&conn)) =>
+            {
+                let ended = self.engines.get_mut(&number).and_then(|e| e.grant_ends(conn, out));
+                if let Some((member, hello)) = ended {
+                    let pause = self.dice.between(5 * MS, 300 * MS);
+                    out.later(now + pause, Event::AskGrant(number, member, hello));
+                }
+            }
             (Packet::End, None) => {
                 if let Some(e) = self.engines.get_mut(&number) {
                     e.broken(now, conn, out);
@@ -49,6 +65,25 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// Asks for a replica's files, unless the session is over.
+    pub(super) fn ask_grant(&mut self, engine: u64, member: MemberId, hello: SessionHello) {
+        self.conn_count += 1;
+        let conn = ConnId(self.conn_count);
+        let Some(e) = self.engines.get_mut(&engine) else { return };
+        let asked = e.grant_conns.values().any(|(asked, ..)| *asked == member);
+        if asked || self.sessions.get(&(engine, member)) != Some(&hello.session) {
+            return;
+        }
+        if !e.is_linked(member) {
+            // Its links are on their way, or are gone: in the end there is another session.
+            return;
+        }
+        e.grant_conns.insert(conn, (member, hello, 0));
+        let node = usize::from(member.0);
+        self.conns.insert(conn, Conn { engine, node, to_node: 0, to_engine: 0, closed: false });
+        self.node_gets(conn, Packet::Ask(hello));
     }
 
     pub(super) fn handshake_failed(
@@ -113,7 +148,10 @@ impl World {
                 SessionHello { generation, instance, session: number, queue, queues: u16::from(QUEUES) };
             self.node_gets(conn, Packet::Hello(hello));
         }
-        self.handshakes.insert((engine, member, session), Handshake { conns, welcome: 0 });
+        self.sessions.insert((engine, member), number);
+        let hello =
+            SessionHello { generation, instance, session: number, queue: 0, queues: u16::from(QUEUES) };
+        self.handshakes.insert((engine, member, session), Handshake { conns, welcome: 0, hello });
         self.at(self.now + HANDSHAKE, Event::HandshakeOver(engine, member, session));
     }
 }
