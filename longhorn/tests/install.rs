@@ -338,6 +338,10 @@ fn schema_of(definition: &Definition) -> Value {
             let all: Vec<Value> = words.iter().map(|w| json!(w)).chain([Value::Null]).collect();
             json!({ "enum": all })
         }
+        // Helm's expressions are Go's.
+        Form::AnyCase(words) => {
+            json!({ "type": ["string", "null"], "pattern": format!("^(?i:{})$", words.join("|")) })
+        }
         Form::Text | Form::Words(_) => json!({ "type": ["string", "null"] }),
     }
 }
