@@ -314,7 +314,8 @@ fn the_chart_is_made_of_deploy() {
 #[test]
 fn the_dockerfile_builds_with_the_trees_toolchain() {
     let toolchain = read(&deploy().join("../rust-toolchain.toml"));
-    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
+    let channel =
+        toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
     let line = format!("\nARG RUST={channel}\n");
     assert!(read(&deploy().join("../Dockerfile")).contains(&line), "it has no {line:?}");
 }
