@@ -329,6 +329,7 @@ pub(super) fn engine_args(
         authority: Some(root.volume(&record.name)),
         key_file: root.key(&record.name),
         queues: 0,
+        reads: None,
         realtime: None,
         root: root.path().to_owned(),
         as_longhorn: ControllerFlags::default(),
