@@ -68,6 +68,8 @@ fn a_steady_load_allocates_nothing() {
     steady(Bench::new(3, false), 4096);
     println!("with lent bytes:");
     steady(Bench::lending(3, false), 16 << 10);
+    println!("with granted files:");
+    steady(Bench::granting(3), 4096);
 }
 
 fn steady(mut b: Bench, len: u32) {

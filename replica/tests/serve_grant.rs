@@ -5,7 +5,7 @@ mod serve_client;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,6 +92,8 @@ fn blocks_are_where_they_are_said_to_be() {
         assert_eq!(told.blocks()[..6], [0, 0, file, file, 0, 0]);
         // O_DIRECT wants memory that is aligned, which the page cache has.
         let file = File::open(place.path().join("replica/volume-head-000.img")).unwrap();
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        assert_eq!(granted.files.iter().map(inode).collect::<Vec<_>>(), [inode(&file)]);
         let mut bytes = vec![0; 8192];
         file.read_exact_at(&mut bytes, 8192).unwrap();
         assert_eq!(bytes, pattern(1, 8192));

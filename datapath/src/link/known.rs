@@ -163,13 +163,11 @@ impl Known {
 }
 
 /// Number of the block of a byte within its piece.
-#[expect(clippy::cast_possible_truncation, reason = "below the number of blocks in a piece")]
 const fn in_piece(offset: u64) -> usize {
     (offset % PIECE / BLOCK) as usize
 }
 
 /// Blocks of so many bytes within a piece.
-#[expect(clippy::cast_possible_truncation, reason = "at most the blocks of a piece")]
 const fn in_transfer(len: u64) -> usize {
     (len / BLOCK) as usize
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use datapath::link::{EngineQueue, Mail, News, Offer, Parts};
+use datapath::link::{EngineQueue, Granted, Mail, News, Offer, Parts};
 use datapath::message::{
     ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
 };
@@ -13,7 +13,7 @@ use datapath::order::Table;
 use datapath::queue::{Config, Queue};
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
 use lh_rig::Driven;
-use lh_ring::{Mailbox, Payload, Pool, QueueDevice};
+use lh_ring::{Changes, Mailbox, Payload, Pool, QueueDevice, Watched};
 
 use crate::replica::Replica;
 
@@ -34,6 +34,8 @@ pub(crate) struct Bench {
     tag: u64,
     switches: u64,
     answers: Vec<(u64, Answer)>,
+    /// What members have granted.
+    pub(crate) granted: Vec<Changes>,
 }
 
 impl Bench {
@@ -45,6 +47,29 @@ impl Bench {
     /// The same, with members that are lent the bytes of writes.
     pub(crate) fn lending(members: u8, checksums: bool) -> Self {
         Self::with(members, checksums, true, [0; MEMBERS_MAX])
+    }
+
+    /// The same, with members that have granted a file of zeroes each, which they say all blocks are in.
+    pub(crate) fn granting(members: u8) -> Self {
+        let mut b = Self::new(members, false);
+        for member in (0..members).map(MemberId) {
+            let file = tempfile::tempfile().expect("a file");
+            file.set_len(SIZE as u64).expect("its length");
+            let changes = Changes::new(lh_wire::COUNTERS).expect("counters");
+            let memory = changes.lend().expect("a descriptor");
+            let watched = Watched::open(memory, lh_wire::COUNTERS).expect("it is mapped");
+            let granted = Granted {
+                number: u32::from(member.0) + 1,
+                told_as: 0,
+                watched: Arc::new(watched),
+                files: vec![file],
+                in_memory: false,
+                returned: crossbeam_channel::unbounded().0,
+            };
+            b.mail(Mail::Places(member, Box::new(granted)));
+            b.granted.push(changes);
+        }
+        b
     }
 
     /// The same; reads go to the first member as long as it is there.
@@ -94,6 +119,7 @@ impl Bench {
             tag: 0,
             switches: 0,
             answers: Vec::new(),
+            granted: Vec::new(),
         };
         for member in (0..members).map(MemberId) {
             let (replica, socket) = Replica::start(SIZE, checksums, lends.then(|| b.memory()));

@@ -158,3 +158,18 @@ fn refused_requests_are_answered() {
     b.mail(datapath::link::Mail::Message(ToQueue::Switch(datapath::message::SwitchId(99), Switch::Stop)));
     assert_eq!(b.ask(Op::Read, Extent::new(0, 4096)), Err(IoError::ShuttingDown));
 }
+
+/// The fake replica holds its blocks in memory, and has granted a file of zeroes: which of the two was read shows.
+#[test]
+fn what_is_granted_is_read_until_a_block_has_moved() {
+    let mut b = Bench::granting(1);
+    let (range, piece) = (Extent::new(0, 4096), Extent::new(0, 1 << 20));
+    assert_eq!(b.write(piece, &vec![1; 1 << 20]), Ok(()));
+    assert_eq!(b.ask(Op::Read, range), Ok(vec![1; 4096]), "nothing is known of places");
+    b.spin(Duration::from_millis(50), true);
+    assert_eq!(b.ask(Op::Read, range), Ok(vec![0; 4096]));
+    assert_eq!(b.ask(Op::Read, piece), Ok(vec![0; 1 << 20]));
+    b.granted[0].raise(0);
+    assert_eq!(b.ask(Op::Read, range), Ok(vec![1; 4096]));
+    assert_eq!(b.ask(Op::Read, Extent::new(4096, 4096)), Ok(vec![1; 4096]), "of another counter");
+}

@@ -162,6 +162,17 @@ fn serve(socket: UnixStream, shared: &Shared, checksums: bool, memory: Option<Ow
     }
 }
 
+/// What is said of places: a counter that was never raised, and all blocks in the first file.
+const IN_THE_FIRST_FILE: [u8; lh_wire::Places::LEN_MAX] = {
+    let mut places = [1; lh_wire::Places::LEN_MAX];
+    let mut byte = 0;
+    while byte < 8 {
+        places[byte] = 0;
+        byte += 1;
+    }
+    places
+};
+
 /// `None` ends the connection.
 fn answer(s: &Shared, header: Header, data: &[u8], to: &mut impl Write, checksums: bool) -> Option<()> {
     let behaviour = s.behaviour();
@@ -178,6 +189,8 @@ fn answer(s: &Shared, header: Header, data: &[u8], to: &mut impl Write, checksum
         }
         OpCode::WriteZeroes | OpCode::Unmap => blocks[range].fill(0),
         OpCode::Control => body = data,
+        // A counter that was never raised, and all blocks in the first file.
+        OpCode::Places => body = &IN_THE_FIRST_FILE[..8 + header.length as usize / 4096],
         _ => {}
     }
     match behaviour {

@@ -110,10 +110,13 @@ struct Mover {
 }
 
 impl Mover {
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.dice.below(n as u64)).unwrap()
+    }
+
     fn range(&mut self) -> (usize, usize) {
-        let len = if self.dice.chance(800) { 1 } else { 1 + self.dice.below(64) as usize };
-        let first = self.dice.below((self.model.len() - len) as u64) as usize;
-        (first, len)
+        let len = if self.dice.chance(800) { 1 } else { 1 + self.below(64) };
+        (self.below(self.model.len() - len), len)
     }
 
     /// A few requests at one time, none of which touches another's blocks, and perhaps something that moves blocks.
@@ -137,7 +140,7 @@ impl Mover {
                     continue;
                 }
                 7 | 8 => {
-                    let byte = 1 + self.dice.below(250) as u8;
+                    let byte = 1 + u8::try_from(self.dice.below(250)).unwrap();
                     self.model[blocks].fill(byte);
                     e.submit(Op::Write { fua: false }, range, Some(vec![byte; len * BLOCK]))
                 }

@@ -177,7 +177,7 @@ fn folded_beside_a_repair() {
 fn another_snapshot_of_the_same_name_and_time() {
     let conductor = InConductor { same_time_again: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_from(5_001, "another_snapshot_of_the_same_name_and_time", sabotage);
+    noticed_from(19_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
 sabotage! {

@@ -326,10 +326,10 @@ impl Engine {
         if header.op == OpCode::Write {
             self.loans[m][q].end(header.tag);
         }
-        if let (OpCode::Places, Body::Places(told)) = (header.op, &body) {
-            if let Some(grant) = &self.granted[m][q].as_ref().filter(|grant| grant.number == header.aux) {
-                self.known[q].keep(grant.number, piece_of(header.offset), told);
-            }
+        if let (OpCode::Places, Body::Places(told)) = (header.op, &body)
+            && let Some(grant) = &self.granted[m][q].as_ref().filter(|grant| grant.number == header.aux)
+        {
+            self.known[q].keep(grant.number, piece_of(header.offset), told);
         }
         if header.op == OpCode::Places && header.status != Status::Stale {
             return;
