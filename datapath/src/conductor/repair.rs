@@ -21,6 +21,10 @@ use crate::message::{JobResult, LayerRef, MemberId, MemberSet, QueueId, SwitchId
 /// Bytes of one copy.
 const PIECE: u64 = lh_wire::MAX_DATA as u64;
 
+/// Copies of ranges in doubt at once, for each queue: nobody else wants anything of the replicas before the volume is open, and
+/// whoever uses it waits for them.
+const AT_ONCE: u32 = crate::queue::JOB_SLOTS as u32;
+
 /// Copies of one range that may fail without a member being blamed by its queue. Then the one that the copies failed
 /// on is put out: it answers, but not this.
 const FAILURES_MAX: u32 = 5;
@@ -115,7 +119,8 @@ impl Conductor {
     }
 
     pub(super) fn advance_in_doubt(&mut self) -> bool {
-        let (now, copies) = (self.now, self.config.limits.copies);
+        let at_once = self.config.limits.copies.max(AT_ONCE * u32::from(self.config.queues));
+        let now = self.now;
         let Phase::Repairing(in_doubt) = &mut self.phase else { return false };
         if in_doubt.left.is_empty() && in_doubt.flying == 0 {
             let dead = self.members().iter().filter(|m| !self.lived(*m)).collect();
@@ -124,7 +129,7 @@ impl Conductor {
             self.tell_resolved_after(Vec::new());
             return true;
         }
-        if in_doubt.flying >= copies || in_doubt.retry_at.is_some_and(|at| at > now) {
+        if in_doubt.flying >= at_once || in_doubt.retry_at.is_some_and(|at| at > now) {
             return false;
         }
         let Some(piece) = in_doubt.left.pop_front() else { return false };
