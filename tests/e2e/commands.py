@@ -409,8 +409,29 @@ def as_longhorn_says_it(host):
     shown("Longhorn's flags of engine and replica: idle ones are named, others are refused")
 
 
+def found_below_the_root(host):
+    """An engine that is started by hand needs no more than the volume's name and a socket: the root has the rest."""
+    volume = host.name("found")
+    replica = host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")["replicas"][0]
+    host.ctl("down", volume)
+    program, socket = os.path.join(BIN, "longhorn"), f"unix:{host.root}/found.sock"
+    children = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for words in (
+        [program, "replica", "--volume-name", volume, "--replica-instance-name", replica["name"], "--listen",
+         f"unix:{host.root}/run/{replica['name']}.grpc.sock", "--data-listen", replica["address"], "--key-file",
+         f"{host.root}/volumes/{volume}/key", replica["path"]],
+        [program, "controller", "--root", host.root, "--listen", socket, "--frontend", "none", volume])]
+    in_sync = lambda: " RW " in subprocess.run([program, "--url", socket, "ls"], capture_output=True, text=True).stdout
+    wait_for(f"{volume} by its name alone", in_sync, 60)
+    for child in reversed(children):
+        child.terminate()
+        expect(child.wait(60) == 0, f"{child.args}: {child.returncode}")
+    host.ctl("rm", volume, "--yes")
+    shown("an engine finds the key, record and size of its volume below the root")
+
+
 def main():
     host = Host()
+    found_below_the_root(host)
     broken_off(host)
     deaf_manager(host)
     not_root(host)

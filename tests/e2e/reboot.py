@@ -104,7 +104,8 @@ def not_all(host, data, served, stopped, quiet, device):
     """One volume cannot be read, one cannot be opened, one waits for another command; the fourth is up at once."""
     for volume in (data, served, stopped, quiet):
         host.up(volume)
-    lose_power(host, [data, served, stopped, quiet])
+    # Cleanly, so that nothing but the command starts any of them.
+    host.ctl("down", "--all", "--for-now")
     record = os.path.join(host.root, "volumes", served, "volume.json")
     text = open(record).read()
     open(record, "w").write("{")
@@ -113,12 +114,12 @@ def not_all(host, data, served, stopped, quiet, device):
             meta = os.path.join(host.root, "replicas", name, "volume.meta")
             sound = open(meta).read()
             open(meta, "w").write("nothing that was ever one")
-    # Held as by a command on that volume.
-    lock = open(os.path.join(host.root, "run", "volumes", stopped + ".lock"), "w")
+    # Held as by a command on that volume, the first in order.
+    lock = open(os.path.join(host.root, "run", "volumes", data + ".lock"), "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     command = [os.path.join(BIN, "longhornctl"), "--root", host.root, "up", "--all", "-o", "json"]
     starting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for("a volume beside one that waits", lambda: host.json("status", data)["state"] == "attached", 25)
+    wait_for("a volume beside one that waits", lambda: host.json("status", stopped)["state"] == "attached", 25)
     expect(starting.poll() is None, "nothing was waited for")
     lock.close()
     out, said = starting.communicate(timeout=120)
