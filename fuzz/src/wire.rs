@@ -7,16 +7,17 @@
 //! | 0 | the stream is the replica's, else the engine's |
 //! | 1 | checksums and proofs of the input stand as they are, else they are made right, so that what lies behind them is reached |
 //! | 2 | there is no handshake in the stream |
+//! | 3 | the stream begins with what a replica grants, and has no handshake |
 
 use hmac::{Hmac, KeyInit, Mac};
 use lh_block::{Generation, Instance};
 use lh_wire::handshake::{
-    Asked, CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN, decode_welcome,
-    encode_welcome,
+    Asked, CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
+    decode_welcome, encode_welcome,
 };
 use lh_wire::{
-    BlockState, Control, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, Pieces,
-    ReplicaState, Status, flags,
+    BlockState, Control, FILES_MAX, GRANT_LEN, Grant, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode,
+    PAYLOAD_ALIGN, PIECE_BLOCKS, Pieces, Place, Places, ReplicaState, Status, flags,
 };
 use sha2::Sha256;
 
@@ -111,6 +112,15 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// What an engine does with a replica's grant.
+    fn grant(&mut self) -> Option<()> {
+        let bytes = self.take::<GRANT_LEN>()?;
+        let grant = Grant::decode(&bytes).ok()?;
+        assert!(usize::from(grant.files) <= FILES_MAX);
+        assert_eq!(Grant::decode(&grant.encode()), Ok(grant));
+        Some(())
+    }
+
     fn messages(&mut self) -> Option<()> {
         loop {
             let mut bytes = self.take::<HEADER_LEN>()?;
@@ -146,8 +156,23 @@ fn message(header: &Header, payload: &[u8]) {
             }
         }
         OpCode::ReadLayer | OpCode::PutLayer => image(header, payload),
+        OpCode::Places => (0..=FILES_MAX).for_each(|files| places(header, payload, files)),
         _ => {}
     }
+}
+
+/// Where blocks are, as an engine is told that was granted so many files.
+fn places(header: &Header, payload: &[u8], files: usize) {
+    let blocks = (header.length / 4096) as usize;
+    let Ok(told) = Places::decode(payload, blocks, files) else { return };
+    assert!(blocks <= PIECE_BLOCKS && told.blocks().len() == blocks);
+    for code in told.blocks() {
+        assert!(
+            !matches!(Place::of_code(*code).expect("it was looked at"), Place::File(file) if usize::from(file) >= files)
+        );
+    }
+    let (bytes, len) = told.encode();
+    assert_eq!(&bytes[..len], payload);
 }
 
 /// Where the bytes of a write are, as a replica is told.
@@ -179,6 +204,7 @@ pub fn run(input: &[u8]) {
     let Some((circumstances, rest)) = input.split_first() else { return };
     let mut stream = Stream { rest, as_sent: circumstances & 2 != 0 };
     let begun = match (circumstances & 4 != 0, circumstances & 1 != 0) {
+        _ if circumstances & 8 != 0 => stream.grant(),
         (true, _) => Some(()),
         (false, true) => stream.welcome(),
         (false, false) => stream.hello(),
