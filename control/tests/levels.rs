@@ -73,7 +73,7 @@ async fn a_level_reaches_the_processes_that_run_and_those_that_start() {
         &root.engine_binaries().join("program"),
         "echo \"begins at <$LONGHORN_LOG_LEVEL>\"\nexec sleep 1000",
     );
-    let options = Options { root: root.clone(), program: launcher.into(), listen: None };
+    let options = Options { root: root.clone(), program: launcher.into(), listen: None, take_over: false };
     tokio::spawn(async move { manager::run(options, std::future::pending()).await.unwrap() });
     let channel = loop {
         match connect(&root.manager_socket()).await {
