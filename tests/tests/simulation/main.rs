@@ -169,7 +169,7 @@ fn map_believed_after_a_revert() {
 fn folded_beside_a_repair() {
     let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_in(Some(Mix::Folds), 3_001, "folded_beside_a_repair", sabotage);
+    noticed_in(Some(Mix::Folds), 1_001, "folded_beside_a_repair", sabotage);
 }
 
 /// Rare: a snapshot has to be folded away and another one to get its name while a replica is out that comes back to just that.
