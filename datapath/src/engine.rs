@@ -8,7 +8,7 @@
 
 mod authority;
 mod connector;
-mod keeper;
+mod grantee;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -69,7 +69,7 @@ pub struct Options {
     /// Every read is compared with the checksums on record (`--checksum full`).
     pub checksum_full: bool,
     /// Reads of what replicas on this host hold are done here where they permit it; else all are sent.
-    pub reads_here: bool,
+    pub local_reads: bool,
     /// When an epoch counts.
     pub quorum: Quorum,
     /// The manager of this node saw the engine before this one die.
@@ -213,9 +213,9 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         orders: orders_sender,
         events: events_sender,
         // A read that is compared with checksums is the replica's anyway.
-        reads_here: options.reads_here && !options.checksum_full,
+        local_reads: options.local_reads && !options.checksum_full,
         sessions: BTreeMap::new(),
-        grants: keeper::Numbers::default(),
+        grants: grantee::Numbers::default(),
         commands: BTreeMap::new(),
         command_count: 0,
         asked: Vec::new(),
@@ -298,10 +298,10 @@ struct ControlThread {
     authority: authority::Calls,
     orders: Sender<Order>,
     events: Sender<Event>,
-    reads_here: bool,
+    local_reads: bool,
     /// Held as long as the member's session lasts.
     sessions: BTreeMap<MemberId, Arc<()>>,
-    grants: keeper::Numbers,
+    grants: grantee::Numbers,
     commands: BTreeMap<CommandId, Sender<Result<(), CommandError>>>,
     command_count: u64,
     /// Control requests that are answered with more than a yes.
@@ -381,7 +381,7 @@ impl ControlThread {
                     let connector::Linked { socket, checksums, lends } = link;
                     mailbox.put(Mail::Link { member, socket, checksums, lends });
                 }
-                if grants && self.reads_here {
+                if grants && self.local_reads {
                     self.keep_grants(member, name, number);
                 }
                 self.conduct(Input::Connected { member, session });
@@ -479,7 +479,7 @@ impl ControlThread {
     fn keep_grants(&mut self, member: MemberId, replica: String, session: Instance) {
         let Some(address) = self.addresses.get(&replica).cloned() else { return };
         let lasts = Arc::new(());
-        let keeper = keeper::Keeper {
+        let grantee = grantee::Grantee {
             identity: self.identity.clone(),
             replica,
             address,
@@ -490,7 +490,7 @@ impl ControlThread {
             numbers: Arc::clone(&self.grants),
         };
         self.sessions.insert(member, lasts);
-        keeper.start();
+        grantee.start();
     }
 
     fn connect(&self, member: MemberId, name: String, session: u64) {

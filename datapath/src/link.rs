@@ -8,9 +8,9 @@
 
 mod connection;
 mod data;
-mod here;
-mod known;
 mod loan;
+mod local_reads;
+mod place_cache;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -29,13 +29,13 @@ use crate::queue::{Data, Input, JOB_SLOTS, Output, PLACES, Queue, Reply, Transmi
 
 use connection::{Connection, Received, Terms};
 use data::Slots;
-pub use here::Granted;
-use here::{Here, Reading, Taken};
-pub use known::{Found, Known, Watch, Witness};
 pub use loan::{Loans, Offer, Unreturned};
+pub use local_reads::Granted;
+use local_reads::{LocalReads, Reading, Taken};
+pub use place_cache::{Found, PlaceCache, Watch, Witness};
 
 /// [`Token::kind`] of a read in a replica's file; those of links are the links' own.
-const READ_HERE: u8 = 2;
+const LOCAL_READ: u8 = 2;
 
 /// Time between two ticks of a queue that wants them.
 const TICK: Duration = Duration::from_millis(50);
@@ -130,7 +130,7 @@ pub struct EngineQueue {
     links: [Option<Connection>; MEMBERS_MAX],
     /// What links lent that are gone.
     unreturned: Unreturned<Kept>,
-    here: Here,
+    local_reads: LocalReads,
     /// Reads that were done at once have ended since the last turn: their answers wait to be taken.
     answered_at_once: bool,
     /// Counts connections: completions of earlier ones are told by it.
@@ -167,7 +167,7 @@ impl EngineQueue {
             slots: Slots::new(depth, JOB_SLOTS),
             links: [const { None }; MEMBERS_MAX],
             unreturned: Unreturned::default(),
-            here: Here::new(depth),
+            local_reads: LocalReads::new(depth),
             answered_at_once: false,
             connections: 0,
             done: VecDeque::with_capacity(depth.into()),
@@ -217,10 +217,10 @@ impl EngineQueue {
             Mail::Vacated(member) => self.unreturned.settle(member),
             Mail::Places(member, granted) => {
                 if self.links.get(usize::from(member.0)).is_some_and(Option::is_some) {
-                    self.here.take_grant(member, *granted);
+                    self.local_reads.take_grant(member, *granted);
                 }
             }
-            Mail::PlacesOver(member, number) => self.here.let_go(member, Some(number)),
+            Mail::PlacesOver(member, number) => self.local_reads.let_go(member, Some(number)),
             Mail::Granted(ticket) => self.apply(Input::Granted { ticket }),
             Mail::End => self.ending = true,
         }
@@ -245,7 +245,7 @@ impl EngineQueue {
 
     /// Ends the member's connection, if there is one, and keeps what it has lent.
     fn part(&mut self, member: MemberId) -> bool {
-        self.here.let_go(member, None);
+        self.local_reads.let_go(member, None);
         let Some(link) = self.links.get_mut(usize::from(member.0)).and_then(Option::take) else {
             return false;
         };
@@ -306,7 +306,7 @@ impl EngineQueue {
         let link = self.links.get(usize::from(transmit.member.0)).and_then(Option::as_ref);
         let Some(link) = link.map(Connection::number) else { return };
         let taken = match transmit.op {
-            OpCode::Read => self.here.take(transmit, link, self.queue.size(), &self.pool),
+            OpCode::Read => self.local_reads.take(transmit, link, self.queue.size(), &self.pool),
             _ => Taken::Sent,
         };
         if taken != Taken::Here {
@@ -328,7 +328,7 @@ impl EngineQueue {
 
     /// Does the reads that need not wait for a disk.
     fn read_at_once(&mut self) {
-        while let Some((reading, payload, whole)) = self.here.next_at_once() {
+        while let Some((reading, payload, whole)) = self.local_reads.next_at_once() {
             self.read_clock();
             self.read_ended(&reading, payload, whole);
             self.answered_at_once = true;
@@ -349,7 +349,7 @@ impl EngineQueue {
         }
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         self.reply = Some(payload);
-        self.apply(Input::ReadHere(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: len }));
+        self.apply(Input::LocalRead(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: len }));
         self.reply = None;
     }
 
@@ -360,7 +360,7 @@ impl EngineQueue {
         }
         let range = Extent::new(header.offset, header.length.into());
         let places = (header.status == Status::Ok).then_some(&payload);
-        if !self.here.told(member, range, header.aux, places) {
+        if !self.local_reads.told(member, range, header.aux, places) {
             self.lose(member);
         }
     }
@@ -437,7 +437,7 @@ impl QueueDevice for EngineQueue {
     }
 
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
-        self.here.start(ring, |n| Token::new(OWNER_DEVICE, READ_HERE, n, 0));
+        self.local_reads.start(ring, |n| Token::new(OWNER_DEVICE, LOCAL_READ, n, 0));
         let mut starved = false;
         for (member, link) in (0_u16..).zip(&mut self.links) {
             if let Some(link) = link {
@@ -460,9 +460,9 @@ impl QueueDevice for EngineQueue {
 
     fn completion(&mut self, completion: Completion) {
         let Token { kind, slot: member, data: number, .. } = completion.token;
-        if kind == READ_HERE {
+        if kind == LOCAL_READ {
             self.read_clock();
-            if let Some(reading) = self.here.end(member) {
+            if let Some(reading) = self.local_reads.end(member) {
                 let whole = completion.result.is_ok_and(|n| u64::from(n) == reading.transmit.range.len);
                 self.read_ended(&reading, completion.payload.unwrap_or_default(), whole);
             }

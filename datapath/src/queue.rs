@@ -120,7 +120,7 @@ pub enum Input {
     Reply(Reply),
     /// What was asked of a member was read in its files instead, on this host: it ends as if the member had answered, but is no
     /// sign of life of it.
-    ReadHere(Reply),
+    LocalRead(Reply),
     /// This queue has a new connection to the member; its handshake is done.
     LinkUp {
         /// To whom.
@@ -373,7 +373,7 @@ impl Queue {
             Input::Request { slot, op, range } => self.request(now, slot, op, range, out),
             Input::Answered { slot } => self.answered(slot, out),
             Input::Reply(reply) => self.reply(now, reply, out),
-            Input::ReadHere(reply) => self.read_here(now, &reply, out),
+            Input::LocalRead(reply) => self.read_here(now, &reply, out),
             Input::LinkUp { member } => self.link_up(now, member, out),
             Input::LinkDown { member } => self.link_down(now, member, out),
             Input::Granted { ticket } => self.ready.push_back(ticket.0),

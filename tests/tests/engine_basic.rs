@@ -12,8 +12,8 @@ use lh_block::{Device, Done, Epoch, Extent, Generation, Op, Request};
 use lh_ring::{NoFrontend, Overseer, Payload, Pool, QueueDevice, Ring, run_queue};
 use replica::serve;
 
-#[path = "engine_basic/here.rs"]
-mod here;
+#[path = "engine_basic/local_reads.rs"]
+mod local_reads;
 
 const SIZE: u64 = 64 << 20;
 
@@ -128,7 +128,7 @@ impl Engine {
             depth: 64,
             io_timeout: Duration::from_secs(300),
             checksum_full: false,
-            reads_here: true,
+            local_reads: true,
             quorum: Quorum::Any,
             known_dead: true,
             authority: Box::new(authority.clone()),

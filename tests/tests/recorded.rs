@@ -240,7 +240,7 @@ fn live(socket: &Path) {
         depth: 64,
         io_timeout: Duration::from_secs(300),
         checksum_full: false,
-        reads_here: true,
+        local_reads: true,
         quorum: Quorum::Any,
         known_dead: true,
         authority: Box::new(Believing(None)),

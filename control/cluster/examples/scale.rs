@@ -158,7 +158,7 @@ impl Agent for PretendedNode {
 
     async fn replica(&self, name: &str) -> Option<ReplicaView> {
         let seen = *self.processes().replicas.get(name)?;
-        Some(ReplicaView { generation: Generation::from(seen), ..ReplicaView::default() })
+        Some(ReplicaView { generation: Generation::from(seen) })
     }
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {

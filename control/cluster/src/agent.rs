@@ -133,8 +133,6 @@ pub struct TrimView {
 pub struct ReplicaView {
     /// The highest generation that it has seen.
     pub generation: Generation,
-    /// The layers, base first, the head last.
-    pub chain: Vec<Layer>,
 }
 
 /// What was found where a disk should be.

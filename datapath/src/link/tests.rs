@@ -10,7 +10,7 @@ use crate::message::Shared;
 use crate::order::Table;
 use crate::queue::Config;
 
-mod here;
+mod local_reads;
 
 const A: MemberId = MemberId(0);
 

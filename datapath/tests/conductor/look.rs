@@ -2,7 +2,7 @@
 
 use datapath::conductor::{Command, CommandError, Quorum};
 
-use crate::stories::opened;
+use crate::stories::{opened, purging};
 use crate::world::World;
 
 impl World {
@@ -19,15 +19,7 @@ impl World {
 /// Nobody tells the engine what its replicas have folded: without a look the snapshot is in its picture for good.
 #[test]
 fn what_was_folded_is_gone_from_the_chain_after_a_look() {
-    let mut world = opened(Quorum::Any);
-    for name in ["a", "b"] {
-        let command = world.snapshot(name);
-        assert_eq!(world.finish(command), Ok(()));
-    }
-    let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
-    assert_eq!(world.finish(command), Ok(()));
-    let command = world.command(Command::Purge, "");
-    assert_eq!(world.finish(command), Ok(()));
+    let mut world = purging();
     world.run_until("a is gone everywhere", |w| w.replicas.iter().all(|r| r.layers.len() == 2));
     assert_eq!(world.snapshots(), ["a", "b"]);
     let command = world.looks();

@@ -625,17 +625,23 @@ fn a_full_chain_takes_a_snapshot_once_another_is_folded() {
     assert_eq!(world.finish(command), Ok(()));
 }
 
-#[test]
-fn a_purge_folds_what_is_removed_on_every_member() {
+/// A volume with the snapshots a and b, whose replicas have been told to fold a away.
+pub(crate) fn purging() -> World {
     let mut world = opened(Quorum::Any);
     for name in ["a", "b"] {
         let command = world.snapshot(name);
         assert_eq!(world.finish(command), Ok(()));
     }
-    let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
-    assert_eq!(world.finish(command), Ok(()));
-    let command = world.command(Command::Purge, "");
-    assert_eq!(world.finish(command), Ok(()));
+    for command in [Command::RemoveSnapshot { name: "a".into() }, Command::Purge] {
+        let command = world.command(command, "");
+        assert_eq!(world.finish(command), Ok(()));
+    }
+    world
+}
+
+#[test]
+fn a_purge_folds_what_is_removed_on_every_member() {
+    let mut world = purging();
     // Nobody takes it for done before a replica has said so.
     let through = |w: &World| w.status().folds.iter().filter(|f| f.fold.is_none()).count();
     assert_eq!((world.status().folds.len(), through(&world)), (3, 0));

@@ -231,10 +231,7 @@ async fn ask_chain(channel: Channel) -> Result<Vec<Layer>, Status> {
 
 async fn ask_replica(channel: Channel) -> Result<Option<ReplicaView>, Status> {
     let answer = ReplicaServiceClient::new(channel).replica_get(()).await?.into_inner();
-    Ok(answer.replica.map(|replica| ReplicaView {
-        generation: replica.generation.into(),
-        chain: control::replica::layers_of(&replica),
-    }))
+    Ok(answer.replica.map(|replica| ReplicaView { generation: replica.generation.into() }))
 }
 
 #[async_trait]

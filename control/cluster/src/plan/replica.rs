@@ -228,7 +228,7 @@ mod tests {
         view: Option<u64>,
     ) -> Vec<Action> {
         let process = process.map(|state| ProcessView { state, ..ProcessView::default() });
-        let view = view.map(|g| ReplicaView { generation: Generation::from(g), ..ReplicaView::default() });
+        let view = view.map(|g| ReplicaView { generation: Generation::from(g) });
         plan(&Observed {
             replica,
             node: "n1",

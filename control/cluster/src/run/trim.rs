@@ -71,7 +71,7 @@ async fn remove_snapshots(context: &Context, volume: &Volume) -> Done<Removed> {
     };
     // As it is now: a revert may have put another snapshot behind the head since the engine's resource was written.
     let Some(layers) = context.agent.engine(&engine).await.and_then(|view| view.chain) else {
-        return stay("no replica on the engine's node tells what there is");
+        return stay("the engine does not tell what there is");
     };
     let resources = context.cache.snapshots.of(&name);
     let mut in_use = being_copied(context, &name).await?;

@@ -231,7 +231,7 @@ impl Agent for FakeAgent {
 
     async fn replica(&self, name: &str) -> Option<ReplicaView> {
         let seen = *self.machine().replicas.get(&(self.node.clone(), name.to_owned()))?;
-        Some(ReplicaView { generation: seen, ..ReplicaView::default() })
+        Some(ReplicaView { generation: seen })
     }
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {

@@ -269,7 +269,7 @@ fn what_is_read_here_is_no_sign_of_life() {
         let at = b.wire.iter().position(|t| t.op == OpCode::Read && t.member == A).expect("asks A");
         let t = b.wire.remove(at);
         let (member, tag, op) = (t.member, t.tag, t.op);
-        b.apply(Input::ReadHere(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 }));
+        b.apply(Input::LocalRead(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 }));
     };
     let mut b = Bench::with(ranked(A), 2);
     b.now += 2 * LEASE;
@@ -296,7 +296,7 @@ fn what_was_read_here_for_nothing_is_late() {
     b.switch(Switch::StopReads { member: A });
     let (member, tag, op) = (A, first.tag, OpCode::Read);
     let read = Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 };
-    b.apply(Input::ReadHere(read));
+    b.apply(Input::LocalRead(read));
     assert!(b.answers().is_empty());
     b.answer(B, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
@@ -304,6 +304,6 @@ fn what_was_read_here_for_nothing_is_late() {
     let slot = b.request(Op::Read, blocks(0, 1));
     let second = b.one(B);
     b.link_down(B);
-    b.apply(Input::ReadHere(Reply { member: B, tag: second.tag, ..read }));
+    b.apply(Input::LocalRead(Reply { member: B, tag: second.tag, ..read }));
     assert!(!b.answers().contains(&(slot, Ok(()))));
 }

@@ -172,7 +172,7 @@ fn options(
         depth: DEPTH,
         io_timeout: Duration::from_secs(args.io_timeout),
         checksum_full: args.checksum == Checksum::Full,
-        reads_here: args.reads.unwrap_or_default() == Reads::Here,
+        local_reads: args.reads.unwrap_or_default() == Reads::Here,
         quorum: match args.quorum {
             Quorum::Any => conductor::Quorum::Any,
             Quorum::Majority => conductor::Quorum::Majority,

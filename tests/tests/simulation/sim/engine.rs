@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
-use datapath::link::{Found, Known, Loans, Unreturned, Watch};
+use datapath::link::{Found, Loans, PlaceCache, Unreturned, Watch};
 use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, ToQueue};
 use datapath::order::{Table, Ticket};
 use datapath::queue::{self, Data, PLACES, Queue, Reply, Transmit};
@@ -113,7 +113,7 @@ pub(crate) struct Engine {
     returned_unheard: bool,
     /// What replicas have granted, per member and queue, and what each queue knows of places.
     granted: Vec<Vec<Option<Grant>>>,
-    known: Vec<Known>,
+    known: Vec<PlaceCache>,
     /// Reads under way in their files, and how many there were.
     readings: BTreeMap<u64, (usize, Reading)>,
     reading_count: u64,
@@ -175,7 +175,7 @@ impl Engine {
             unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
             returned_unheard: sabotage.returned_unheard,
             granted: vec![vec![None; usize::from(queues)]; members],
-            known: (0..queues).map(|_| Known::of(8)).collect(),
+            known: (0..queues).map(|_| PlaceCache::of(8)).collect(),
             readings: BTreeMap::new(),
             reading_count: 0,
             grant_conns: BTreeMap::new(),
@@ -523,7 +523,7 @@ impl Engine {
         out.note("read here", 1);
         let payload = u32::try_from(range.len).unwrap_or(u32::MAX);
         let reply = Reply { member, tag, op, status: Status::Ok, aux: 0, payload };
-        self.queue(now, q, queue::Input::ReadHere(reply), Some(Body::Blocks(stamps)), out);
+        self.queue(now, q, queue::Input::LocalRead(reply), Some(Body::Blocks(stamps)), out);
     }
 
     /// Something was granted over this connection.

@@ -114,7 +114,7 @@ pub(crate) enum Event {
     /// A queue's tick.
     QueueTick(u64, usize),
     /// The kernel reads for an engine in a node's file.
-    ReadHere(u64, usize, u64),
+    LocalRead(u64, usize, u64),
     /// An engine looks at what was read for it.
     HasRead(u64, u64),
     /// An engine asks to be granted a replica's files in a session.
@@ -155,7 +155,7 @@ enum Effect {
     Answer(u64, Answer),
     Opened(u64),
     CommandDone(u64, bool),
-    ReadHere(u64, usize, u64),
+    LocalRead(u64, usize, u64),
 }
 
 /// Collects what somebody wants done.
@@ -202,7 +202,7 @@ impl Outbox {
         self.effects.push(Effect::Opened(engine));
     }
     pub(super) fn read_here(&mut self, engine: u64, node: usize, reading: u64) {
-        self.effects.push(Effect::ReadHere(engine, node, reading));
+        self.effects.push(Effect::LocalRead(engine, node, reading));
     }
     pub(super) fn command_done(&mut self, command: CommandId, ok: bool) {
         self.effects.push(Effect::CommandDone(command.0, ok));
@@ -570,7 +570,7 @@ impl World {
                 self.look_at_node(node, out);
             }
             // Whether or not the engine is stopped.
-            Event::ReadHere(engine, node, id) => {
+            Event::LocalRead(engine, node, id) => {
                 let (nodes, dice) = (&self.nodes, &mut self.dice);
                 let failed = dice.chance(nodes[node].weather.error);
                 if let Some(e) = self.engines.get_mut(&engine) {
@@ -769,14 +769,14 @@ impl World {
                 self.at(now + delay, Event::Answer(engine, answer));
             }
             Effect::CommandDone(command, ok) => self.command_done(command, ok),
-            Effect::ReadHere(engine, node, id) => {
+            Effect::LocalRead(engine, node, id) => {
                 let slow = self.nodes[node].weather.slow;
                 let us = if self.dice.chance(20) {
                     self.dice.between(1000, 20_000)
                 } else {
                     self.dice.between(5, 400)
                 };
-                self.at(now + us * 1000 * slow, Event::ReadHere(engine, node, id));
+                self.at(now + us * 1000 * slow, Event::LocalRead(engine, node, id));
             }
             Effect::Opened(engine) => {
                 self.say(|| format!("engine {engine} is open"));

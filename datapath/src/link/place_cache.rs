@@ -79,18 +79,18 @@ struct Entry {
 
 /// Where blocks are. See the module's documentation.
 #[derive(Debug)]
-pub struct Known {
+pub struct PlaceCache {
     entries: Vec<Entry>,
     codes: Vec<u8>,
 }
 
-impl Default for Known {
+impl Default for PlaceCache {
     fn default() -> Self {
         Self::of(ENTRIES)
     }
 }
 
-impl Known {
+impl PlaceCache {
     /// For so many pieces at one time.
     pub fn of(entries: usize) -> Self {
         // Each page is touched here, so that no request waits for memory.
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_lies_in_one_place_is_found_and_nothing_else() {
-        let (mut known, counts) = (Known::of(64), Counts::default());
+        let (mut known, counts) = (PlaceCache::of(64), Counts::default());
         assert_eq!(known.find(1, blocks(0, 1), &counts), Found::Unknown(0));
         known.keep(1, 0, &told(0, &[(100, Place::Zero), (56, Place::File(3)), (100, Place::Asked)]));
         known.keep(1, 1, &told(0, &[(10, Place::Asked), (90, Place::File(0))]));
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn across_two_pieces_both_have_to_hold() {
-        let (mut known, counts) = (Known::of(64), Counts::default());
+        let (mut known, counts) = (PlaceCache::of(64), Counts::default());
         for piece in 0..2 {
             known.keep(1, piece, &told(0, &[(256, Place::File(1))]));
         }
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn nothing_holds_any_more_when_the_grant_is_over() {
-        let (mut known, counts) = (Known::of(64), Counts::default());
+        let (mut known, counts) = (PlaceCache::of(64), Counts::default());
         known.keep(1, 0, &told(0, &[(256, Place::Zero)]));
         let Found::Here(_, witness) = known.find(1, blocks(0, 1), &counts) else { panic!("it is there") };
         counts.over.set(true);
@@ -273,7 +273,7 @@ mod tests {
     /// Places that were told before a change, and come after it.
     #[test]
     fn what_is_old_when_it_comes_is_of_no_use() {
-        let (mut known, counts) = (Known::of(64), Counts::default());
+        let (mut known, counts) = (PlaceCache::of(64), Counts::default());
         let before = told(0, &[(256, Place::File(0))]);
         counts.raise(0);
         known.keep(1, 0, &before);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_piece_gives_way_to_one_that_is_asked_for_twice() {
-        let (mut known, counts) = (Known::of(64), Counts::default());
+        let (mut known, counts) = (PlaceCache::of(64), Counts::default());
         known.keep(1, 0, &told(0, &[(256, Place::Zero)]));
         let (one, other) = (blocks(64 * 256, 1), blocks(128 * 256, 1));
         for _ in 0..4 {

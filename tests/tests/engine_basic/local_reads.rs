@@ -317,7 +317,7 @@ fn of_child(top: &Path) -> serve::Options {
 fn start_child(top: &Path) -> Killable {
     let _ = std::fs::remove_file(top.join("v-r-1.sock"));
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "here::child", "--nocapture"])
+        .args(["--exact", "local_reads::child", "--nocapture"])
         .env(CHILD, top)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

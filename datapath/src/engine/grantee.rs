@@ -45,7 +45,7 @@ const TMPFS: u64 = 0x0102_1994;
 pub(super) type Numbers = Arc<AtomicU32>;
 
 /// One session with a replica on this host.
-pub(super) struct Keeper {
+pub(super) struct Grantee {
     pub(super) identity: Identity,
     pub(super) replica: String,
     pub(super) address: Address,
@@ -67,7 +67,7 @@ struct Received {
     in_memory: bool,
 }
 
-impl Keeper {
+impl Grantee {
     /// Begins on a thread of its own, which ends some time after the session.
     pub(super) fn start(self) {
         let thread = std::thread::Builder::new().name("grants".into()).stack_size(STACK);

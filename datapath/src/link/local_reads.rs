@@ -3,7 +3,7 @@
 //!
 //! Such a read stands for one that was sent: it has the same tag, and either it ends as the member's answer would have, or it is
 //! sent after all, because what it was read by does not hold any more, or because the disk has an error, about which the replica
-//! decides. It is no sign of life of the member ([`crate::queue::Input::ReadHere`]).
+//! decides. It is no sign of life of the member ([`crate::queue::Input::LocalRead`]).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +15,7 @@ use lh_block::{BLOCK, Extent};
 use lh_ring::{Fd, Payload, Pool, Ring, Watched};
 use lh_wire::{PIECE, Place, Places, piece_of};
 
-use super::known::{Found, Known, Witness};
+use super::place_cache::{Found, PlaceCache, Witness};
 use crate::message::{MEMBERS_MAX, MemberId};
 use crate::queue::Transmit;
 
@@ -111,9 +111,9 @@ pub(super) enum Taken {
 
 /// The reads of a queue.
 #[derive(Debug)]
-pub(super) struct Here {
+pub(super) struct LocalReads {
     /// Made with the first grant.
-    known: Option<Known>,
+    places: Option<PlaceCache>,
     holding: [Option<Rc<Holding>>; MEMBERS_MAX],
     reads: Vec<Option<Reading>>,
     free: Vec<u16>,
@@ -125,14 +125,14 @@ pub(super) struct Here {
     asked_max: usize,
 }
 
-impl Here {
+impl LocalReads {
     /// For a queue of this depth.
     pub(super) fn new(depth: u16) -> Self {
         let reads = depth.saturating_add(GIVEN_UP).min(NONE - 1);
         // What a connection may have in flight is bounded by the replica.
         let room = 448_usize.saturating_sub(depth.into());
         Self {
-            known: None,
+            places: None,
             holding: [const { None }; MEMBERS_MAX],
             reads: (0..reads).map(|_| None).collect(),
             free: (0..reads).rev().collect(),
@@ -154,7 +154,7 @@ impl Here {
             _ => Source::Ring(Fd::new(file)),
         });
         let files = files.collect();
-        self.known.get_or_insert_default();
+        self.places.get_or_insert_default();
         *place = Some(Rc::new(Holding { number, told_as, watched, files, in_memory, _returned: returned }));
     }
 
@@ -175,8 +175,8 @@ impl Here {
             *place = None;
             return Taken::Sent;
         }
-        let Some(known) = &mut self.known else { return Taken::Sent };
-        let (place, witness) = match known.find(holding.number, transmit.range, &*holding.watched) {
+        let Some(places) = &mut self.places else { return Taken::Sent };
+        let (place, witness) = match places.find(holding.number, transmit.range, &*holding.watched) {
             Found::Here(place, witness) => (place, witness),
             Found::Elsewhere | Found::Restless => return Taken::Sent,
             Found::Unknown(piece) => return self.asking(transmit.member, piece, size),
@@ -238,8 +238,8 @@ impl Here {
         let blocks = usize::try_from(range.len / BLOCK).unwrap_or(usize::MAX);
         match Places::decode(bytes, blocks, holding.files.len()) {
             Ok(told) => {
-                if let Some(known) = &mut self.known {
-                    known.keep(holding.number, piece, &told);
+                if let Some(places) = &mut self.places {
+                    places.keep(holding.number, piece, &told);
                 }
                 true
             }
