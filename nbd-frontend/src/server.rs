@@ -166,8 +166,7 @@ impl Server {
     /// Serves a connection that was accepted elsewhere, from its handshake on: its slot and serial number, unless it was
     /// refused.
     pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) -> Option<(u16, u32)> {
-        if self.ending.is_some() || self.places.len() >= self.limits.connections {
-            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
+        if !self.has_place() {
             return None;
         }
         tune_served(&connection);
@@ -176,6 +175,26 @@ impl Server {
         let (slot, serial) = self.places.insert(handshake);
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
         Some((slot, serial))
+    }
+
+    /// Serves a connection from its first request on, for a client that agreed on simple replies with an earlier server of this
+    /// export, or with this one on another connection. To be followed by a turn.
+    pub fn adopt_agreed(&mut self, connection: OwnedFd) {
+        if !self.has_place() {
+            return;
+        }
+        tune_served(&connection);
+        let handshake = Handshake::said(Fd::from(connection), self.clock.now(), &mut self.scratch);
+        let (slot, serial) = self.places.insert(handshake);
+        self.begin_transmission(slot, serial, Agreed::default());
+    }
+
+    fn has_place(&self) -> bool {
+        let has = self.ending.is_none() && self.places.len() < self.limits.connections;
+        if !has {
+            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
+        }
+        has
     }
 
     /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].

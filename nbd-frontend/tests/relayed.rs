@@ -81,6 +81,24 @@ fn a_relayed_device_does_what_a_device_does() {
     }
 }
 
+/// As the kernel's client is given its connection: before there is a server that could answer. What it has sent meanwhile is done.
+#[test]
+fn a_client_that_has_agreed_before_is_served_from_its_first_request() {
+    let server = Running::start();
+    let mut queue = Queue::new(GEOMETRY);
+    let (clients, servers) = UnixStream::pair().unwrap();
+    queue.link(clients);
+    queue.submit(1, WRITE, Extent::new(0, 64 << 10), 3);
+    queue.submit(2, Op::Flush, Extent::default(), 0);
+    queue.turn_for(Duration::from_millis(50));
+    assert!(queue.answers.is_empty());
+    server.inside(move |inside| inside.server.adopt_agreed(servers.into()));
+    assert_eq!(queue.answer(1).result, Ok(()));
+    assert_eq!(queue.answer(2).result, Ok(()));
+    assert!(server.store.bytes(Extent::new(0, 64 << 10)).iter().all(|b| *b == 3));
+    assert_eq!(server.load().transmissions, 1);
+}
+
 /// The first copy of a write is at work in the device while its client comes again: it is not greeted before that has come
 /// to its end, so that nothing that it writes then can be undone.
 #[test]

@@ -67,6 +67,8 @@ pub(super) enum Order {
     Nbd(Export, Option<Listener>),
     /// Serve a client that another queue has accepted.
     Client(OwnedFd),
+    /// Serve the kernel's client on a connection that it was given without a handshake.
+    Kernel(OwnedFd),
     /// Serve a relay that has proved the volume's key.
     Relay(OwnedFd, Lane),
     /// Show the volume as a FUSE file.
@@ -327,6 +329,11 @@ impl Conduct {
             Order::Client(client) => {
                 if let Shown::Nbd(server) = shown {
                     server.adopt(ring, client);
+                }
+            }
+            Order::Kernel(client) => {
+                if let Shown::Nbd(server) = shown {
+                    server.adopt_agreed(client);
                 }
             }
             Order::Relay(relay, lane) => {

@@ -2,6 +2,10 @@
 //!
 //! - Nobody listens: the engine makes both ends, hands one to its queue and the other to the kernel. The kernel keeps the
 //!   device when this process dies, and the next engine hands it a new end.
+//! - It gets that as soon as the next engine starts, long before the volume is open: what it sends waits in the socket. The kernel
+//!   sends a request again when that request's timer runs out and there is another connection by then, else the timer runs
+//!   once more, and that is what users would wait for. There is no handshake on it, which only an open volume could answer: the device
+//!   has its flags from the first connection, and its size is set when the volume is shown.
 //! - One connection (`docs/decisions/0007-one-connection-to-the-nbd-client.md`): with several, a disk that is slower than
 //!   the kernel's timer would lose its connections, and with them the answers to what it has done.
 
@@ -9,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -36,6 +41,9 @@ const DEAD: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long this process's own queue may take to say hello.
 const HELLO: Duration = Duration::from_secs(10);
 
+/// Somebody else has taken the device apart.
+const DISCONNECTED: &str = "the device has been disconnected";
+
 /// Between two tries to give the kernel a connection, while it does not know yet that the last one is dead.
 const AGAIN: Duration = Duration::from_millis(5);
 
@@ -43,6 +51,8 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub(in crate::daemon::controller) struct Nbd {
     volume: String,
     identifier: String,
+    /// A device that an engine before this one has left gets its connection.
+    coming: Option<JoinHandle<Result<OwnedFd>>>,
     shown: Option<ShownNbd>,
 }
 
@@ -55,17 +65,26 @@ struct ShownNbd {
 }
 
 impl Nbd {
-    /// What can be missing is looked for before anything is started.
+    /// What can be missing is looked for before anything is started. The engine before this one has ended.
     pub(super) fn prepare(volume: &str, root: &Path) -> Result<Self> {
         if let Some(missing) = kernel::missing() {
             let text = format!("frontend nbd needs {missing}: run modprobe nbd, or use another frontend");
             return Err(GivesUp(text).into());
         }
         let identifier = identifier(root, volume);
-        let own: Vec<u64> =
-            kernel::find(&identifier).and_then(|d| node::rdev(&d.path())).into_iter().collect();
+        let left = kernel::find(&identifier);
+        let own: Vec<u64> = left.as_ref().and_then(|d| node::rdev(&d.path())).into_iter().collect();
         node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
-        Ok(Self { volume: volume.to_owned(), identifier, shown: None })
+        let coming = match left {
+            Some(_) => {
+                let identifier = identifier.clone();
+                let thread = std::thread::Builder::new().name("nbd-connection".into());
+                let started = thread.spawn(move || hand_over(&identifier));
+                Some(started.context("a thread that gives the kernel a connection")?)
+            }
+            None => None,
+        };
+        Ok(Self { volume: volume.to_owned(), identifier, coming, shown: None })
     }
 
     pub(super) fn show(&mut self, queues: &Queues) -> Result<Endpoint> {
@@ -76,8 +95,12 @@ impl Nbd {
         })?;
         let (device, connection) = match kernel::find(&self.identifier) {
             Some(device) => {
+                let connection = match self.coming.take() {
+                    Some(thread) => thread.join().map_err(|_| anyhow!("its thread has panicked"))??,
+                    None => hand_over(&self.identifier)?,
+                };
+                self.take_over(&connection, queues)?;
                 tracing::info!(device = %device.path().display(), "taken over");
-                let connection = self.reconnect(&device, queues)?;
                 (device, connection)
             }
             None => self.connect(queues)?,
@@ -104,24 +127,15 @@ impl Nbd {
         Ok((device, ours))
     }
 
-    /// Gives the kernel a new connection, as soon as it takes one: only in the place of one that it knows to be dead.
-    fn reconnect(&self, device: &Device, queues: &Queues) -> Result<OwnedFd> {
-        let deadline = Instant::now() + PREDECESSOR;
-        loop {
-            let (served, ours, theirs) = self.connection(queues)?;
-            let mut device = kernel::find(device.identifier()).context("the device has been disconnected")?;
-            device.reconnect(vec![theirs])?;
-            device.let_go();
-            if !is_lost(&ours)? {
-                // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
-                device.adopt(&served, TIMER)?;
-                return Ok(ours);
-            }
-            if Instant::now() > deadline {
-                bail!("{} is served by another process", device.path().display());
-            }
-            std::thread::sleep(AGAIN);
-        }
+    /// Serves a device on a connection that the kernel has been given, and makes it what the volume is now.
+    fn take_over(&self, connection: &OwnedFd, queues: &Queues) -> Result<()> {
+        // Said on a connection that is for nothing else.
+        let (served, ..) = self.connection(queues)?;
+        let queues_end = connection.try_clone().context("a copy of a socket")?;
+        queues.tell(QUEUE, Order::Kernel(queues_end))?;
+        // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
+        let mut device = kernel::find(&self.identifier).context(DISCONNECTED)?;
+        Ok(device.adopt(&served, TIMER)?)
     }
 
     /// A connection to the queue on which the handshake is done: what was told, the queue's end, the kernel's end.
@@ -152,7 +166,8 @@ impl Nbd {
             );
         }
         tracing::warn!(device = %shown.device.path().display(), "its connection was lost; it gets a new one");
-        let connection = self.reconnect(&shown.device, queues)?;
+        let connection = hand_over(&self.identifier)?;
+        self.take_over(&connection, queues)?;
         if let Some(shown) = &mut self.shown {
             shown.connection = connection;
         }
@@ -175,6 +190,26 @@ impl Nbd {
 /// What the kernel knows a volume's device by. Volumes of one name under two roots have two.
 pub(crate) fn identifier(root: &Path, volume: &str) -> String {
     format!("longhorn:{}:{volume}", root.display())
+}
+
+/// Gives the kernel a connection to a device, as soon as it takes one: only in the place of one that it knows to be dead. The
+/// queue's end of it.
+fn hand_over(identifier: &str) -> Result<OwnedFd> {
+    let deadline = Instant::now() + PREDECESSOR;
+    loop {
+        let (kernels, ours) = UnixStream::pair().context("a pair of sockets")?;
+        let mut device = kernel::find(identifier).context(DISCONNECTED)?;
+        device.reconnect(vec![kernels.into()])?;
+        device.let_go();
+        let ours = ours.into();
+        if !is_lost(&ours)? {
+            return Ok(ours);
+        }
+        if Instant::now() > deadline {
+            bail!("{} is served by another process", device.path().display());
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// True if the kernel has closed its end.
