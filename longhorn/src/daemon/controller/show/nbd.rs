@@ -95,9 +95,11 @@ impl Nbd {
         })?;
         let (device, connection) = match kernel::find(&self.identifier) {
             Some(device) => {
-                let connection = match self.coming.take() {
-                    Some(thread) => thread.join().map_err(|_| anyhow!("its thread has panicked"))??,
-                    None => hand_over(&self.identifier)?,
+                let coming = self.coming.take().map(JoinHandle::join).transpose();
+                let given = coming.map_err(|_| anyhow!("its thread has panicked"))?.transpose()?;
+                let connection = match given {
+                    Some(connection) if !is_lost(&connection)? => connection,
+                    _ => hand_over(&self.identifier)?,
                 };
                 self.take_over(&connection, queues)?;
                 tracing::info!(device = %device.path().display(), "taken over");
