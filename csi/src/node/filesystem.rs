@@ -1,5 +1,6 @@
 //! Making, checking, mounting and growing file systems, by the programs that come with them.
 
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{ExitStatus, Output, Stdio};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
+use super::mounts::block_numbers;
 use crate::Refused;
 
 /// How long a program may take. A check of a large file system after a power cut takes minutes.
@@ -230,10 +232,12 @@ pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
     must("resize2fs", &[path]).await.map(drop)
 }
 
-/// True for a device that takes no writes.
-pub(super) async fn is_read_only(device: &Path) -> Result<bool, Refused> {
-    let output = must("blockdev", &["--getro", text(device)?]).await?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim() == "1")
+/// True for a device that takes no writes. It is not opened.
+pub(super) fn is_read_only(device: &Path) -> Result<bool, Refused> {
+    let failed = |why: &dyn std::fmt::Display| Refused::Failed(format!("{}: {why}", device.display()));
+    let (major, minor) = block_numbers(device).ok_or_else(|| failed(&"this is no device"))?;
+    let said = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).map_err(|e| failed(&e))?;
+    Ok(said.trim() == "1")
 }
 
 /// Bytes of a device.
@@ -261,6 +265,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_device_is_neither_writable_nor_protected() {
+        for path in ["/dev/null", "/nowhere"] {
+            assert!(is_read_only(Path::new(path)).is_err(), "{path}");
+        }
+    }
+
+    #[test]
     fn only_errors_that_are_left_need_people() {
         use std::os::unix::process::ExitStatusExt;
         // As wait(2) gives them: an exit status is the second byte, a signal the first.
@@ -283,7 +294,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("disk");
         for (kind, size) in [("ext4", 16 << 20), ("xfs", 300 << 20)] {
-            std::fs::File::create(&file).unwrap().set_len(size).unwrap();
+            fs::File::create(&file).unwrap().set_len(size).unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::Nothing);
             make(&file, kind, "", false).await.unwrap();
             assert_eq!(look(&file).await.unwrap(), Content::FileSystem(kind.to_owned()));
@@ -296,7 +307,7 @@ mod tests {
     async fn an_unmounted_ext4_grows_to_its_device() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
-        let file = std::fs::File::create(&image).unwrap();
+        let file = fs::File::create(&image).unwrap();
         file.set_len(16 << 20).unwrap();
         make(&image, "ext4", "-b1024", false).await.unwrap();
         // Blocks of a file system, of 1 KiB (ext4's s_blocks_count_lo, 4 bytes into the second KiB).

@@ -237,7 +237,7 @@ pub(super) async fn publish_device(
                 target.display()
             )));
         }
-        if filesystem::is_read_only(device).await? != read_only {
+        if filesystem::is_read_only(device)? != read_only {
             return Err(Refused::Different(format!(
                 "{} is published already, and not {}: unpublish it first",
                 target.display(),
@@ -248,7 +248,7 @@ pub(super) async fn publish_device(
     }
     match bound(device)? {
         Some(there) if one_pod => return Err(taken(&there)),
-        Some(there) if filesystem::is_read_only(device).await? != read_only => {
+        Some(there) if filesystem::is_read_only(device)? != read_only => {
             return Err(Refused::Precondition(format!(
                 "the device is published {} at {}: it cannot be had {} meanwhile",
                 words(!read_only),
@@ -280,7 +280,12 @@ pub(super) fn bound(device: &Path) -> Result<Option<Mount>, Refused> {
 
 /// Lets the device itself refuse writes, or take them again: a bind mount keeps nobody from writing to a device. The
 /// kernel's number may serve another volume next, and would refuse for that one, too.
+///
+/// A device that is so already is not opened: where it is lost, whoever opens it may wait for ever.
 pub(super) async fn write_protect(device: &Path, protect: bool) -> Result<(), Refused> {
+    if filesystem::is_read_only(device).is_ok_and(|is| is == protect) {
+        return Ok(());
+    }
     let how = if protect { "--setro" } else { "--setrw" };
     must("blockdev", &[how, text(device)?]).await.map(drop)
 }
