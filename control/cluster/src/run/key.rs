@@ -50,11 +50,14 @@ async fn store_key(desk: &Desk, volume: &Volume, key: Vec<u8>) -> Done {
 /// Lays the volume's key on this node.
 pub(super) async fn lay_key(context: &Context, volume: &str) -> Done {
     let secrets = context.desk.api::<Secret>();
-    if secrets.get_opt(&key_secret(volume)).await?.is_none() {
-        make_again(context, volume).await?;
-    }
-    // Somebody else may have been faster.
-    let secret = secrets.get(&key_secret(volume)).await?;
+    let secret = match secrets.get_opt(&key_secret(volume)).await? {
+        Some(secret) => secret,
+        None => {
+            make_again(context, volume).await?;
+            // Somebody else may have been faster.
+            secrets.get(&key_secret(volume)).await?
+        }
+    };
     let key = secret.data.as_ref().and_then(|data| data.get(ENTRY));
     let key =
         key.ok_or_else(|| ReconcileError::NotYet(format!("secret {} has no key", key_secret(volume))))?;
