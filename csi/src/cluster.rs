@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node as KubeNode;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
@@ -113,6 +113,17 @@ impl Cluster {
     /// Deletes an object. One that is not there is as good.
     pub(crate) async fn delete<K: Kind>(&self, name: &str) -> Result<(), Refused> {
         match self.api::<K>().delete(name, &DeleteParams::default()).await {
+            Err(e) if !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Deletes an object that is still as it was read. One that is not there is as good.
+    pub(crate) async fn delete_read<K: Kind>(&self, read: &K) -> Result<(), Refused> {
+        let meta = read.meta();
+        let seen = Preconditions { uid: meta.uid.clone(), resource_version: meta.resource_version.clone() };
+        let name = meta.name.as_deref().unwrap_or_default();
+        match self.api::<K>().delete(name, &DeleteParams::default().preconditions(seen)).await {
             Err(e) if !is_missing(&e) => Err(e.into()),
             _ => Ok(()),
         }

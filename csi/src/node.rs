@@ -184,7 +184,9 @@ impl NodeService {
         let id = required("the volume's id", &request.volume_id)?;
         let path = required("the volume's path", &request.volume_path)?;
         let device = self.device(id)?;
-        stats::stats(&device, Path::new(path)).await
+        // The kubelet asks again and again, and does not wait for the answer to the question before. One thread is enough.
+        let held = self.guard.take(&format!("{id} at {path}"))?;
+        stats::stats(&device, Path::new(path), held).await
     }
 
     async fn topology(&self) -> Result<Topology, Refused> {

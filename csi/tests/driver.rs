@@ -293,6 +293,18 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_goes_keeps_no_volume() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    // Its volume's engine may never serve again: then nobody else lets it go.
+    cluster.server.apply("snapshots", "s", &json!({ "metadata": { "finalizers": ["longhorn.io"] } }));
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition));
+    cluster.server.delete("snapshots", "s");
+    cluster.delete("v").await.unwrap();
+}
+
+#[tokio::test]
 async fn a_clone_says_what_it_waits_for_and_one_without_a_source_is_not_waited_for() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();
@@ -543,6 +555,12 @@ async fn a_group_is_of_one_moment_or_refused() {
     groups.delete_volume_group_snapshot(delete()).await.unwrap();
     groups.delete_volume_group_snapshot(delete()).await.unwrap();
     assert_eq!(cluster.server.all("snapshots").len(), 2);
+    // One of its volumes has no room for it: nothing is left that nobody was told of.
+    cluster.create(wish("full", 64)).await.unwrap();
+    let refused = groups.create_volume_group_snapshot(request("j", &["b", "full"])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert_eq!(cluster.server.all("snapshots").len(), 2);
+    cluster.delete("full").await.unwrap();
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use thiserror::Error;
-use tonic::async_trait;
+use tonic::{Code, Status, async_trait};
 
 use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
@@ -195,6 +195,16 @@ pub enum AgentError {
     /// It was not answered in time. It may be done, or be done yet.
     #[error("the node was asked {0}, and did not answer within {1:?}")]
     Late(&'static str, Duration),
+}
+
+/// What a gRPC status means here.
+fn refusal(status: &Status) -> AgentError {
+    let text = status.message().to_owned();
+    match status.code() {
+        Code::Unavailable => AgentError::Away(text),
+        Code::Unimplemented => AgentError::Unbuilt(text),
+        _ => AgentError::Failed(text),
+    }
 }
 
 /// One node.

@@ -15,6 +15,7 @@ mod engines;
 mod facts;
 mod here;
 mod instance_pod;
+mod key;
 mod lead;
 mod leader;
 mod leadership;

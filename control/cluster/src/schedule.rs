@@ -46,6 +46,8 @@ pub struct Node {
     pub protected: bool,
     /// Kubernetes has it no more, and its manager is silent: nobody is left to end or to remove what was there.
     pub gone: bool,
+    /// Nobody answers there now, or nothing can be started.
+    pub silent: bool,
     /// Since when its manager does not answer; `None`: it does, or nobody knows.
     pub silent_since: Option<Timestamp>,
     /// Its tags.
@@ -73,6 +75,8 @@ pub enum Emptying {
 pub struct Disk {
     /// It works, and takes new replicas.
     pub schedulable: bool,
+    /// It does not work, or another one is in its place.
+    pub broken: bool,
     /// Its replicas are to be moved elsewhere.
     pub evicting: bool,
     /// Its tags.
@@ -147,6 +151,12 @@ impl Cluster {
     /// The zone of a node; empty if the node is not known.
     pub fn zone(&self, node: &str) -> &str {
         self.nodes.get(node).map_or("", |n| n.zone.as_str())
+    }
+
+    /// True for a disk that works, on a node that answers.
+    pub fn is_readable(&self, node: &str, disk: &str) -> bool {
+        let node = self.nodes.get(node).filter(|n| !n.silent);
+        node.and_then(|n| n.disks.get(disk)).is_some_and(|d| !d.broken)
     }
 
     /// Takes the room of a replica on a disk, so that the next decision sees it taken.

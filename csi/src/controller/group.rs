@@ -61,7 +61,10 @@ impl ControllerService {
         let mut taken = Vec::new();
         for volume in &volumes {
             let full = format!("{given}/{volume}");
-            taken.push(self.take_snapshot(&snapshot_name(&full), &full, volume, Some(&group)).await?);
+            match self.take_snapshot(&snapshot_name(&full), &full, volume, Some(&group)).await {
+                Ok(snapshot) => taken.push(snapshot),
+                Err(e) => return Err(self.taken_back(&group, e).await),
+            }
         }
         if let Err(e) = self.check_one_moment(&volumes).await {
             for snapshot in &taken {
@@ -70,6 +73,21 @@ impl ControllerService {
             return Err(e);
         }
         Ok(group_of(&group, &taken))
+    }
+
+    /// Lets go of what was taken of a group that is not to be had, as far as that can be said now. Whoever asked may never ask
+    /// again, and was told of no snapshot that could be deleted; the volumes of those that are left could not be, either.
+    async fn taken_back(&self, group: &str, why: Refused) -> Refused {
+        if matches!(why, Refused::NotYet(_) | Refused::Unavailable(_)) {
+            return why;
+        }
+        let members = self.members(group).await.unwrap_or_default();
+        for snapshot in members {
+            if let Err(e) = self.cluster.delete::<Snapshot>(&snapshot.name_any()).await {
+                tracing::warn!(snapshot = snapshot.name_any(), error = %e, "a part of a group is left");
+            }
+        }
+        why
     }
 
     /// Refuses volumes of which more than one may be written to.

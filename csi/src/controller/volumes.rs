@@ -55,7 +55,7 @@ impl ControllerService {
         let volume = match ready {
             // Without room the orchestrator tries elsewhere, or gives up: it does not come back for this one.
             Err(e @ (Refused::Exhausted(_) | Refused::Precondition(_))) => {
-                self.cluster.delete::<Volume>(&name).await?;
+                self.give_up(&name).await?;
                 return Err(e);
             }
             Err(Refused::NotYet(why)) => return Err(self.unmade(&name, source.as_ref(), why).await?),
@@ -63,6 +63,14 @@ impl ControllerService {
         };
         let volume = self.grown(volume, &wish).await?;
         Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
+    }
+
+    /// Deletes a volume that is not made, and will not be. If it is by now, another request may have been told of it.
+    async fn give_up(&self, name: &str) -> Result<(), Refused> {
+        match self.cluster.find::<Volume>(name).await? {
+            Some(volume) if is_made(Some(&volume)).is_err() => self.cluster.delete_read(&volume).await,
+            _ => Ok(()),
+        }
     }
 
     /// Why a volume is not made yet. One whose source went before anything was copied never will be: it goes, too, and whoever asks
@@ -163,9 +171,13 @@ impl ControllerService {
             }
             // They lie in the volume's replicas and would go with it.
             let snapshots = self.cluster.all::<Snapshot>(None).await?;
-            let kept =
-                snapshots.iter().filter(|s| s.spec.volume == id && s.annotations().contains_key(GIVEN_NAME));
-            let names: Vec<String> = kept.map(ResourceExt::name_any).collect();
+            let is_asked_for = |s: &&Snapshot| {
+                // One that is deleted already waits for the volume's engine, which may never serve again, or goes with the volume.
+                let stays = s.metadata.deletion_timestamp.is_none();
+                s.spec.volume == id && stays && s.annotations().contains_key(GIVEN_NAME)
+            };
+            let names: Vec<String> =
+                snapshots.iter().filter(is_asked_for).map(ResourceExt::name_any).collect();
             if !names.is_empty() {
                 return Err(Refused::Precondition(format!(
                     "volume {id} has snapshots, which would go with it: delete them first: {}",

@@ -120,11 +120,17 @@ fn prefix(node: &str) -> String {
     format!("{TICKET}-{node}-")
 }
 
+/// True for a ticket of that node's driver. A node's name may begin as another one's.
+fn is_of(ticket: &str, node: &str) -> bool {
+    let number = ticket.strip_prefix(&prefix(node)).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+}
+
 /// Takes off what a driver of this node that is gone has left on attachments.
 pub(crate) async fn forget_tickets(cluster: &Cluster, node: &str) -> Result<(), Refused> {
     for attachment in cluster.all::<VolumeAttachment>(None).await? {
         let tickets = attachment.spec.attachment_tickets.keys();
-        for ticket in tickets.filter(|id| id.starts_with(&prefix(node))) {
+        for ticket in tickets.filter(|id| is_of(id, node)) {
             cluster.set_ticket(&attachment.name_any(), ticket, None).await?;
         }
     }
@@ -149,4 +155,18 @@ fn in_sync(engine: Option<&Engine>) -> Result<Option<BTreeSet<String>>, Refused>
         .map(|(name, _)| name.clone())
         .collect();
     Ok((!members.is_empty()).then_some(members))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_forgets_its_own_tickets_and_no_other_nodes() {
+        let ticket = |node: &str, number: u64| format!("{}{number}", prefix(node));
+        assert!(is_of(&ticket("n", 0), "n") && is_of(&ticket("n-1", 20), "n-1"));
+        for other in [ticket("n-1", 0), ticket("m", 0), prefix("n"), "n-0".to_owned()] {
+            assert!(!is_of(&other, "n"), "{other}");
+        }
+    }
 }

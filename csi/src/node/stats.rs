@@ -7,11 +7,16 @@ use nix::sys::statvfs::statvfs;
 use super::filesystem;
 use super::mounts::{block_numbers, mount_at};
 use crate::Refused;
+use crate::guard::Held;
 use crate::proto::csi::volume_usage::Unit;
 use crate::proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 
-/// The figures of a volume that is mounted, or bound as a device, at a path.
-pub(super) async fn stats(device: &Path, path: &Path) -> Result<NodeGetVolumeStatsResponse, Refused> {
+/// The figures of a volume that is mounted, or bound as a device, at a path. `held` ends with the last of it that may hang.
+pub(super) async fn stats(
+    device: &Path,
+    path: &Path,
+    held: Held,
+) -> Result<NodeGetVolumeStatsResponse, Refused> {
     let missing = || Refused::Missing(format!("the volume is not at {}", path.display()));
     let ours = block_numbers(device).ok_or_else(missing)?;
     if block_numbers(path) == Some(ours) {
@@ -20,9 +25,14 @@ pub(super) async fn stats(device: &Path, path: &Path) -> Result<NodeGetVolumeSta
         return Ok(told(vec![usage], String::new()));
     }
     let mount = mount_at(path)?.filter(|m| m.device == ours).ok_or_else(missing)?;
-    // A file system whose volume waits for its replicas may keep whoever asks.
+    // A file system whose volume waits for its replicas may keep whoever asks, and a thread with it.
     let place = path.to_owned();
-    let asked = tokio::task::spawn_blocking(move || statvfs(&place)).await;
+    let ask = move || {
+        let found = statvfs(&place);
+        drop(held);
+        found
+    };
+    let asked = tokio::task::spawn_blocking(ask).await;
     let found = asked.map_err(|e| Refused::Failed(e.to_string()))?;
     let found = found.map_err(|e| Refused::Failed(format!("{}: {e}", path.display())))?;
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);

@@ -4,6 +4,7 @@ use kube::ResourceExt;
 
 use super::{Change, Facts, Verdict};
 use crate::api::{Engine, InstanceState, Replica, ReplicaMode, Volume};
+use crate::plan::replica::holds_everything;
 
 pub(super) fn judge(change: Change<'_, Replica>, facts: &Facts) -> Verdict {
     match change {
@@ -35,28 +36,31 @@ fn may_go(replica: &Replica, facts: &Facts) -> Result<(), String> {
     let Some(volume) = facts.volume.as_ref().filter(|v| v.metadata.deletion_timestamp.is_none()) else {
         return Ok(());
     };
-    let holds = |r: &Replica| holds_everything(r, volume, facts.engine.as_ref());
+    let holds = |r: &Replica| is_whole(r, volume, facts.engine.as_ref());
     let own = replica.name_any();
-    let mut others =
-        facts.replicas.iter().filter(|r| r.name_any() != own && r.metadata.deletion_timestamp.is_none());
+    // One that nobody can read now may be lost for good.
+    let is_there = |r: &Replica| facts.cluster.is_readable(&r.spec.node_id, &r.spec.disk_id);
+    let stays = |r: &Replica| r.name_any() != own && r.metadata.deletion_timestamp.is_none() && is_there(r);
+    let mut others = facts.replicas.iter().filter(|r| stays(r));
     if holds(replica) && !others.any(holds) {
         return Err(format!(
-            "replica {own} is the only one that holds everything of volume {name}: wait until another one does, or delete the volume"
+            "replica {own} is the only one that holds everything of volume {name} and can be read: wait until another one does, or delete the volume"
         ));
     }
     Ok(())
 }
 
-/// True if the replica holds every acknowledged write, as far as resources tell.
-fn holds_everything(replica: &Replica, volume: &Volume, engine: Option<&Engine>) -> bool {
+/// True if the replica holds every acknowledged write, as its volume's running engine says, or as resources tell.
+fn is_whole(replica: &Replica, volume: &Volume, engine: Option<&Engine>) -> bool {
     let name = replica.name_any();
-    let status = volume.status.as_ref();
-    let is_member = |members: &[String]| members.contains(&name);
-    let counts = status.and_then(|s| s.epoch.as_ref()).is_none_or(|epoch| is_member(&epoch.members));
     let told = engine.and_then(|e| e.status.as_ref()).filter(|s| s.current_state == InstanceState::Running);
+    let epoch = volume.status.as_ref().and_then(|s| s.epoch.as_ref());
     match told {
-        Some(told) => counts && told.replica_mode_map.get(&name) == Some(&ReplicaMode::ReadWrite),
-        None => counts && replica.spec.failed_at.is_empty() && !replica.spec.healthy_at.is_empty(),
+        Some(told) => {
+            let counts = epoch.is_none_or(|epoch| epoch.members.contains(&name));
+            counts && told.replica_mode_map.get(&name) == Some(&ReplicaMode::ReadWrite)
+        }
+        None => holds_everything(replica, Some(volume)),
     }
 }
 
@@ -64,6 +68,7 @@ fn holds_everything(replica: &Replica, volume: &Volume, engine: Option<&Engine>)
 mod tests {
     use super::*;
     use crate::api::{EngineSpec, EngineStatus, EpochRecord, ReplicaSpec, VolumeSpec, VolumeStatus};
+    use crate::schedule::{Cluster, Disk, Node};
 
     fn replica(name: &str) -> Replica {
         let spec = ReplicaSpec {
@@ -85,8 +90,17 @@ mod tests {
         Facts {
             volume: Some(Volume::new("demo", VolumeSpec::default())),
             replicas: replicas.to_vec(),
+            cluster: cluster(false),
             ..Facts::default()
         }
+    }
+
+    /// The node of all replicas, and one more.
+    fn cluster(silent: bool) -> Cluster {
+        let node =
+            |silent| Node { silent, disks: [(String::new(), Disk::default())].into(), ..Node::default() };
+        let nodes = [("n1".to_owned(), node(false)), ("n2".to_owned(), node(silent))].into();
+        Cluster { nodes, ..Cluster::default() }
     }
 
     fn delete(name: &str, facts: &Facts) -> Verdict {
@@ -109,6 +123,19 @@ mod tests {
             delete("a", &facts(&[replica("a"), fresh])).is_err(),
             "one that never was in sync does not count"
         );
+    }
+
+    #[test]
+    fn one_that_nobody_can_read_does_not_count() {
+        let mut away = replica("b");
+        away.spec.node_id = "n2".into();
+        let mut facts = facts(&[replica("a"), away]);
+        delete("a", &facts).unwrap();
+        facts.cluster = cluster(true);
+        assert!(delete("a", &facts).unwrap_err().contains("can be read"));
+        delete("b", &facts).unwrap();
+        facts.cluster.nodes.remove("n2");
+        assert!(delete("a", &facts).is_err());
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub enum About {
     Volume(String),
     /// The replicas of this volume, all nodes, and what is promised of their disks.
     RoomFor(String),
-    /// This volume, its engine and its replicas.
+    /// This volume, its engine and its replicas, and which disks can be read.
     ReplicasOf(String),
     /// What is on this node, and whether Kubernetes has it.
     Node(String),

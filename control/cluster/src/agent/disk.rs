@@ -53,6 +53,24 @@ pub fn inspect(path: &Path) -> Result<DiskView, String> {
     })
 }
 
+/// Makes sure that a disk is the one that is expected. What is told of a disk may be older than the node's last start: where
+/// it is not mounted yet a replica would begin empty in the directory below, and be filled there.
+///
+/// # Errors
+/// Another one is there, or none: one sentence.
+pub(super) fn is_disk(path: &Path, expected: &str) -> Result<(), String> {
+    let config = path.join(DISK_CONFIG);
+    let found = fs::read(&config).and_then(|bytes| Ok(serde_json::from_slice::<DiskConfig>(&bytes)?));
+    match found {
+        Ok(found) if found.disk_uuid == expected => Ok(()),
+        Ok(found) => {
+            let found = found.disk_uuid;
+            Err(format!("disk {expected} was expected at {}, and {found} is there", path.display()))
+        }
+        Err(e) => Err(format!("disk {expected} is not at {}: {}: {e}", path.display(), config.display())),
+    }
+}
+
 /// Reads the identity, or gives one. A file that cannot be understood is left alone.
 fn identity(config: &Path) -> io::Result<String> {
     match fs::read(config) {
@@ -112,6 +130,19 @@ mod tests {
         assert_eq!((again.uuid, again.directories), (first.uuid, vec!["demo-0a1b2c3d".to_owned()]));
         let files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(files.len(), 2, "{files:?}");
+    }
+
+    #[test]
+    fn a_replica_begins_on_its_own_disk_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = is_disk(dir.path(), "u1").unwrap_err();
+        assert!(
+            missing.contains("is not at") && fs::read_dir(dir.path()).unwrap().next().is_none(),
+            "{missing}"
+        );
+        let uuid = inspect(dir.path()).unwrap().uuid;
+        is_disk(dir.path(), &uuid).unwrap();
+        assert!(is_disk(dir.path(), "u1").unwrap_err().contains(&uuid));
     }
 
     #[test]

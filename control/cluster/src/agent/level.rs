@@ -10,8 +10,7 @@ use control::proto::process::logging_client::LoggingClient;
 use control::transport::connect;
 use tonic::{Code, Response, Status};
 
-use super::AgentError;
-use super::local::refusal;
+use super::{AgentError, refusal};
 
 /// Tells the instance manager that serves at this socket.
 pub(super) async fn tell_manager(socket: &Path, level: Level) -> Result<(), AgentError> {

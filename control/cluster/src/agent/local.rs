@@ -32,9 +32,10 @@ use tonic::{Code, Status, async_trait};
 
 use super::at_disk::AtDisk;
 use super::device::device_at;
+use super::disk::is_disk;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
-    ReplicaView, TrimView, engine_command, inspect, level, replica_command,
+    ReplicaView, TrimView, engine_command, inspect, level, refusal, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
@@ -151,16 +152,6 @@ impl LocalAgent {
     }
 }
 
-/// What a gRPC status means here.
-pub(super) fn refusal(status: &Status) -> AgentError {
-    let text = status.message().to_owned();
-    match status.code() {
-        Code::Unavailable => AgentError::Away(text),
-        Code::Unimplemented => AgentError::Unbuilt(text),
-        _ => AgentError::Failed(text),
-    }
-}
-
 fn process_view(process: ProcessResponse) -> ProcessView {
     let (spec, status) = (process.spec.unwrap_or_default(), process.status.unwrap_or_default());
     let state = InstanceState::parse(&status.state).unwrap_or(InstanceState::Unknown);
@@ -257,6 +248,10 @@ impl Agent for LocalAgent {
     }
 
     async fn start_replica(&self, name: &str, spec: &ReplicaSpec) -> Result<(), AgentError> {
+        let (disk, expected) = (PathBuf::from(&spec.disk_path), spec.disk_id.clone());
+        let place = disk.join("replicas").join(&spec.data_directory_name);
+        let is_it = move |_: &Path| if expected.is_empty() { Ok(()) } else { is_disk(&disk, &expected) };
+        self.at_disk.run(place, is_it).await.and_then(|is_it| is_it).map_err(AgentError::Failed)?;
         self.create(self.process(name, Part::Replica(spec))).await
     }
 

@@ -113,7 +113,7 @@ fn target<'a>(
         return Some(Target::default());
     }
     // A device is added or taken away only by attaching anew; a workload's wish counts before a background one's.
-    let front = here().max_by_key(|(_, t)| priority(t.kind)).map(|(_, t)| t)?;
+    let front = best(here())?;
     (disables_frontend(front) != spec.disable_frontend && !background_only).then(Target::default)
 }
 

@@ -7,8 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::replica::holds_everything;
 use crate::api::{DesireState, Engine, InstanceState, Replica, Volume};
-use crate::schedule::Emptying;
+use crate::schedule::{Cluster, Emptying};
 
 /// What has to hold before a cordoned node may be drained, beside that no volume is attached there: the setting
 /// node-drain-policy.
@@ -61,6 +62,8 @@ pub struct Observed<'a> {
     pub engines: &'a [&'a Engine],
     /// All replicas.
     pub replicas: &'a [&'a Replica],
+    /// Which disks work, and which nodes answer.
+    pub cluster: &'a Cluster,
     /// The setting.
     pub policy: DrainPolicy,
 }
@@ -111,7 +114,8 @@ fn is_stopped(replica: &Replica) -> bool {
     replica.spec.desire_state == DesireState::Stopped && state == InstanceState::Stopped
 }
 
-/// True if the replica never held anything, or another one on a protected node holds everything.
+/// True if the replica never held anything, or another one on a protected node holds everything. One that nobody can read now
+/// does not count: its node may be down for good, and the one that is drained is often deleted next.
 fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str>) -> bool {
     let spec = &replica.spec;
     let is_unused = spec.healthy_at.is_empty() && spec.failed_at.is_empty();
@@ -121,23 +125,16 @@ fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str
             other.spec.volume_name == spec.volume_name
                 && other.spec.node_id != spec.node_id
                 && protected.contains(other.spec.node_id.as_str())
+                && o.cluster.is_readable(&other.spec.node_id, &other.spec.disk_id)
                 && holds_everything(other, volume.copied())
         })
-}
-
-/// True if the replica is healthy, and a member of the epoch that counts where there is one.
-fn holds_everything(replica: &Replica, volume: Option<&Volume>) -> bool {
-    let (spec, meta) = (&replica.spec, &replica.metadata);
-    let epoch = volume.and_then(|v| v.status.as_ref()?.epoch.as_ref());
-    let is_member = epoch.is_none_or(|e| e.members.iter().any(|m| Some(m) == meta.name.as_ref()));
-    let is_healthy = !spec.healthy_at.is_empty() && spec.failed_at.is_empty();
-    is_healthy && is_member && meta.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::{EngineSpec, EpochRecord, ReplicaSpec, ReplicaStatus, VolumeSpec, VolumeStatus};
+    use crate::schedule::{self, Disk};
 
     /// `"v1@n1 v1@n2! v1@n3? v2@n1."`: replicas of volumes on nodes, healthy ones that run; failed (`!`), unused (`?`),
     /// healthy and stopped (`.`).
@@ -168,12 +165,23 @@ mod tests {
         text.split_whitespace().map(one).collect()
     }
 
+    /// The same nodes: on those with `~` nobody answers, and on those with `!` the disk does not work.
+    fn cluster(text: &str) -> Cluster {
+        let one = |word: &str| {
+            let disk = Disk { broken: word.contains('!'), ..Disk::default() };
+            let disks = [(String::new(), disk)].into();
+            let node = schedule::Node { silent: word.contains('~'), disks, ..schedule::Node::default() };
+            (word.trim_end_matches([':', '-', '~', '!']).to_owned(), node)
+        };
+        Cluster { nodes: text.split_whitespace().map(one).collect(), ..Cluster::default() }
+    }
+
     /// `"n1: n2 n3-"`: nodes with a budget; cordoned (`:`), without one (`-`).
     fn nodes(text: &str) -> BTreeMap<String, NodeView> {
         let one = |word: &str| {
             let (cordoned, protected) = (word.contains(':'), !word.contains('-'));
             let view = NodeView { cordoned, protected, gone: false };
-            (word.trim_end_matches([':', '-']).to_owned(), view)
+            (word.trim_end_matches([':', '-', '~', '!']).to_owned(), view)
         };
         text.split_whitespace().map(one).collect()
     }
@@ -186,6 +194,7 @@ mod tests {
             volumes: &[],
             engines: &[&engine],
             replicas: &replicas.iter().collect::<Vec<_>>(),
+            cluster: &cluster(on),
             policy,
         })
     }
@@ -242,6 +251,16 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_can_read_is_no_other_copy() {
+        for (on, lets_go) in [("n1: n2", true), ("n1: n2~", false), ("n1: n2!", false), ("n1: n2~ n3", true)]
+        {
+            let there = if on.contains("n3") { "v1@n1 v1@n2 v1@n3" } else { "v1@n1 v1@n2" };
+            let actions = decide(on, there, "", DrainPolicy::BlockLast);
+            assert_eq!(!released(&actions).is_empty(), lets_go, "{on}");
+        }
+    }
+
+    #[test]
     fn of_two_nodes_at_once_only_one_goes() {
         let both = |policy| decide("n1: n2:", "v1@n1 v1@n2", "n3", policy);
         assert_eq!(released(&both(DrainPolicy::BlockLast)), ["n1"]);
@@ -255,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_replica_that_is_no_member_of_the_epoch_does_not_count() {
-        let (nodes, replicas) = (nodes("n1: n2"), replicas("v1@n1 v1@n2"));
+        let (nodes, replicas, cluster) = (nodes("n1: n2"), replicas("v1@n1 v1@n2"), cluster("n1: n2"));
         let with = |members: &[&str]| {
             let mut volume = Volume::new("v1", VolumeSpec::default());
             let members = members.iter().map(|m| (*m).to_owned()).collect();
@@ -266,6 +285,7 @@ mod tests {
                 volumes: &[&volume],
                 engines: &[],
                 replicas: &replicas.iter().collect::<Vec<_>>(),
+                cluster: &cluster,
                 policy: DrainPolicy::BlockLast,
             })
         };

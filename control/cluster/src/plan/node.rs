@@ -186,6 +186,12 @@ fn to_u64(bytes: i64) -> u64 {
     u64::try_from(bytes).unwrap_or_default()
 }
 
+/// True if the node answers and that disk of it works, as the resource tells.
+pub fn is_readable(node: &Node, disk: &str) -> bool {
+    let Some(status) = node.status.as_ref().filter(|s| s.conditions.holds(READY)) else { return false };
+    status.disk_status.values().any(|d| d.disk_uuid == disk && d.conditions.holds(READY))
+}
+
 /// Since when the leader says of a node whose manager is silent that it is.
 fn silent_since(status: &NodeStatus) -> Option<Timestamp> {
     let ready = status.conditions.get_condition(READY).filter(|c| !c.is_true())?;
@@ -224,6 +230,7 @@ pub fn picture<'a>(
             paths.insert((name.clone(), disk.disk_uuid.clone()), spec.path.clone());
             let seen = schedule::Disk {
                 schedulable: disk.conditions.holds(SCHEDULABLE) && spec.allow_scheduling,
+                broken: !disk.conditions.holds(READY),
                 evicting: spec.eviction_requested,
                 tags: spec.tags.iter().cloned().collect(),
                 maximum: to_u64(disk.storage_maximum),
@@ -244,6 +251,7 @@ pub fn picture<'a>(
             cordoned: drain.cordoned,
             protected: drain.protected,
             gone: drain.gone && !nodes_up.contains(&name),
+            silent: !is_up,
             silent_since: if nodes_up.contains(&name) { None } else { silent_since(status) },
             tags: node.spec.tags.iter().cloned().collect(),
             programs: programs.get(&name).cloned().unwrap_or_default(),
@@ -381,8 +389,16 @@ mod tests {
         assert!(seen.schedulable && seen.disks["u1"].schedulable && seen.programs.contains("image"));
         assert_eq!((seen.disks["u1"].scheduled, seen.disks["u1"].reserved), (70, 10));
         assert_eq!(paths[&("n1".to_owned(), "u1".to_owned())], "/a");
-        let (cluster, _) = picture([&one], [], &BTreeSet::new(), &drains, &programs, &settings);
-        assert!(!cluster.nodes["n1"].schedulable);
+        let readable = |cluster: &Cluster| cluster.is_readable("n1", "u1");
+        assert!(readable(&cluster) && is_readable(&one, "u1"));
+        assert!(
+            !cluster.is_readable("n1", "u2") && !cluster.is_readable("n2", "u1") && !is_readable(&one, "u2")
+        );
+        let (silent, _) = picture([&one], [], &BTreeSet::new(), &drains, &programs, &settings);
+        assert!(!silent.nodes["n1"].schedulable && !readable(&silent));
+        one.status = Some(look(&one, Some(&plain), &[("a", Err("gone".to_owned()))], &[], None));
+        let (broken, _) = picture([&one], [], &up, &drains, &programs, &settings);
+        assert!(!readable(&broken) && !is_readable(&one, "u1"));
     }
 
     #[test]

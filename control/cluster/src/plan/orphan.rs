@@ -41,8 +41,9 @@ pub struct Observed<'a> {
     pub node: &'a str,
     /// Its disks.
     pub disks: &'a [DiskContent],
-    /// Directories that replicas have, by disk and name. Those of all nodes: a disk may have moved here.
-    pub known: &'a BTreeSet<(String, String)>,
+    /// Names of directories that replicas have, wherever: a disk may have moved here, or have lost the file with its identity and
+    /// been given another one.
+    pub known: &'a BTreeSet<String>,
     /// Names of the processes on the node.
     pub processes: &'a BTreeSet<String>,
     /// Names of all engines and replicas there are.
@@ -115,13 +116,11 @@ fn identity(spec: &OrphanSpec) -> Option<Identity> {
     }
 }
 
-/// True for `VOLUME-` and eight hex digits: what a replica's directory is called. Others are somebody else's.
-fn is_replica_directory(name: &str) -> bool {
-    name.rsplit_once('-').is_some_and(|(volume, suffix)| {
-        !volume.is_empty()
-            && suffix.len() == 8
-            && suffix.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    })
+/// The volume of `VOLUME-` and eight hex digits, which is what a replica's directory is called; `None`: it is somebody else's.
+pub fn volume_of_directory(name: &str) -> Option<&str> {
+    let (volume, suffix) = name.rsplit_once('-')?;
+    let is_suffix = suffix.len() == 8 && suffix.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    (is_suffix && !volume.is_empty()).then_some(volume)
 }
 
 /// Decides for one node.
@@ -173,8 +172,8 @@ fn found(o: &Observed<'_>) -> BTreeMap<Identity, OrphanSpec> {
     };
     let mut found = BTreeMap::new();
     for disk in o.disks {
-        for directory in disk.directories.iter().filter(|d| is_replica_directory(d)) {
-            if !o.known.contains(&(disk.uuid.clone(), directory.clone())) {
+        for directory in disk.directories.iter().filter(|d| volume_of_directory(d).is_some()) {
+            if !o.known.contains(directory) {
                 let identity = (REPLICA_DATA, disk.uuid.clone(), directory.clone());
                 let parameters =
                     [(DATA_NAME, directory.as_str()), (DISK_UUID, &disk.uuid), (DISK_PATH, &disk.path)];
@@ -235,7 +234,7 @@ mod tests {
         plan(&Observed {
             node: "n1",
             disks: &[DiskContent { uuid: "u1".into(), path: "/disk".into(), directories }],
-            known: &case.known.iter().map(|d| ("u1".to_owned(), (*d).to_owned())).collect(),
+            known: &owned(&case.known),
             processes: &owned(&case.processes),
             instances: &owned(&case.instances),
             orphans: &case.orphans.iter().collect::<Vec<_>>(),

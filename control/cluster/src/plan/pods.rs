@@ -130,7 +130,9 @@ pub enum Fate {
 /// makes anew is its user's.
 pub fn after_loss(pod: &Pod, claims: &[Claim], lost: Timestamp, policy: &Remount) -> Fate {
     let began = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
-    let is_older = began.is_some_and(|began| began.0 < lost);
+    // The kubelet's clock may be behind: it would be deleted again and again.
+    let is_new = pod.metadata.creation_timestamp.as_ref().is_some_and(|made| made.0 >= lost);
+    let is_older = began.is_some_and(|began| began.0 < lost) && !is_new;
     if !is_older || !claims.iter().any(|c| mounts(pod, &c.namespace, &c.name)) {
         return Fate::Stays;
     }
@@ -272,7 +274,10 @@ mod tests {
         let spared = |kinds: &[&str]| Remount { spared: kinds.iter().map(|k| (*k).to_owned()).collect() };
         let ours = || vec![claim("data", None)];
         let none = spared(&[]);
+        let mut late = began("StatefulSet", None, Some(-1));
+        late.metadata.creation_timestamp = Some(Time(at(1)));
         let cases = [
+            ("made since, on a node whose clock is behind", late, ours(), none.clone(), Fate::Stays),
             ("older", began("StatefulSet", None, Some(-1)), ours(), none.clone(), Fate::Delete(name())),
             ("any owner", began("DaemonSet", None, Some(-1)), ours(), none.clone(), Fate::Delete(name())),
             ("goes already", began("ReplicaSet", Some(5), Some(-1)), ours(), none.clone(), Fate::Goes),

@@ -10,7 +10,7 @@ use super::engine::trouble;
 use super::upgrade::{self, Programs, UPGRADED};
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
-use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus};
+use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus, Volume};
 
 /// The condition that says why a replica does not serve.
 pub const SERVES: &str = "Serves";
@@ -60,6 +60,37 @@ pub enum Action {
     SetStatus(Box<ReplicaStatus>),
     /// Look again after this time.
     LookAgain(Duration),
+}
+
+/// True if the replica holds every acknowledged write, as far as resources tell: it is healthy, stays, and is a member of the
+/// epoch that counts where there is one.
+pub fn holds_everything(replica: &Replica, volume: Option<&Volume>) -> bool {
+    let (spec, meta) = (&replica.spec, &replica.metadata);
+    let is_healthy = !spec.healthy_at.is_empty() && spec.failed_at.is_empty();
+    is_healthy && is_member(replica, volume).unwrap_or(true) && meta.deletion_timestamp.is_none()
+}
+
+/// True for a member of the epoch that counts; `None`: there is none.
+fn is_member(replica: &Replica, volume: Option<&Volume>) -> Option<bool> {
+    let epoch = volume.and_then(|v| v.status.as_ref()?.epoch.as_ref())?;
+    Some(epoch.members.iter().any(|m| Some(m) == replica.metadata.name.as_ref()))
+}
+
+/// Which of all replicas of the volume hold everything, of which one has to be readable before the data of a deleted replica
+/// goes; `None`: it goes whatever the others hold, since its volume goes, too, or since it holds nothing that counts. The
+/// controllers ask for nothing else; but a garbage collector that does not find a replica's owner (a volume that was restored
+/// has another UID) deletes it without asking anybody, and so does whoever is faster than what they ask.
+pub fn successors<'a>(
+    deleted: &Replica,
+    volume: Option<&Volume>,
+    all: &'a [Replica],
+) -> Option<Vec<&'a Replica>> {
+    let volume = volume.filter(|v| v.metadata.deletion_timestamp.is_none())?;
+    let was_filled = || !deleted.spec.healthy_at.is_empty();
+    is_member(deleted, Some(volume)).unwrap_or_else(was_filled).then(|| {
+        let others = all.iter().filter(|r| r.metadata.name != deleted.metadata.name);
+        others.filter(|r| holds_everything(r, Some(volume))).collect()
+    })
 }
 
 /// Decides for one replica.
@@ -208,7 +239,7 @@ mod tests {
     use lh_block::Generation;
 
     use super::*;
-    use crate::api::ReplicaSpec;
+    use crate::api::{EpochRecord, ReplicaSpec, VolumeSpec, VolumeStatus};
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_700_000_000).unwrap()
@@ -314,6 +345,55 @@ mod tests {
         replica.spec.node_id = "n1".into();
         replica.metadata.finalizers = None;
         assert_eq!(decide(&replica, None, None, None), []);
+    }
+
+    #[test]
+    fn the_data_of_a_deleted_replica_goes_where_its_volume_goes_or_needs_it_no_more() {
+        let volume = |members: Option<&[&str]>, goes: bool| {
+            let mut volume = Volume::new("v", VolumeSpec::default());
+            let epoch = members.map(|all| EpochRecord {
+                members: all.iter().map(|m| (*m).to_owned()).collect(),
+                ..EpochRecord::default()
+            });
+            volume.status = Some(VolumeStatus { epoch, ..VolumeStatus::default() });
+            volume.metadata.deletion_timestamp = goes.then(|| now().into());
+            volume
+        };
+        // `a+`: it was filled; `a!`: and has failed since; `a-`: and is deleted, too.
+        let all = |text: &str| -> Vec<Replica> {
+            let one = |word: &str| {
+                let mut replica = replica("n1", DesireState::Stopped);
+                replica.metadata.name = Some(word[..1].to_owned());
+                let at = |set: bool| if set { "2026-01-01T00:00:00Z".to_owned() } else { String::new() };
+                replica.spec.healthy_at = at(word.len() > 1);
+                replica.spec.failed_at = at(word.ends_with('!'));
+                replica.metadata.deletion_timestamp = word.ends_with('-').then(|| now().into());
+                replica
+            };
+            text.split_whitespace().map(one).collect()
+        };
+        let cases = [
+            ("its volume goes", Some(volume(None, true)), "a- b-", None),
+            ("its volume is gone", None, "a- b-", None),
+            ("it never held anything", Some(volume(None, false)), "a b+", None),
+            ("the engine has let go of it", Some(volume(Some(&["b"]), false)), "a- b!", None),
+            ("another holds everything", Some(volume(None, false)), "a- b+ c!", Some(vec!["b"])),
+            ("the other is no member", Some(volume(Some(&["a"]), false)), "a- b+", Some(vec![])),
+            ("the others go, too", Some(volume(None, false)), "a- b- c-", Some(vec![])),
+            (
+                "a member that failed counts for itself",
+                Some(volume(Some(&["a"]), false)),
+                "a! b!",
+                Some(vec![]),
+            ),
+        ];
+        for (what, volume, text, expected) in cases {
+            let replicas = all(text);
+            let left = successors(&replicas[0], volume.as_ref(), &replicas);
+            let names = left
+                .map(|all| all.into_iter().filter_map(|r| r.metadata.name.as_deref()).collect::<Vec<_>>());
+            assert_eq!(names, expected, "{what}");
+        }
     }
 
     #[test]

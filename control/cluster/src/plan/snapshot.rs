@@ -3,6 +3,8 @@
 //! Decided by the manager of the node that the engine runs on; where none runs, the leader asks for the volume to be
 //! attached for as long as there is something to do ([`needs_engine`]).
 
+use std::collections::BTreeSet;
+
 use super::{FINALIZER, written};
 use crate::api::{Engine, InstanceState, Snapshot, SnapshotStatus, Volume};
 use k8s_openapi::jiff::Timestamp;
@@ -93,6 +95,37 @@ pub fn needs_engine(o: &Observed<'_>) -> bool {
     let to_take =
         o.snapshot.spec.create_snapshot && status.creation_time.is_empty() && status.error.is_empty();
     volume_stays && (to_take && !is_going || is_going && is_kept(o.snapshot))
+}
+
+/// What to do about the ticket by which a volume is attached for its snapshots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ticket {
+    /// Nothing.
+    Leave,
+    /// Ask for the volume on this node, and on no other one.
+    Ask(String),
+    /// Let it go.
+    Drop,
+}
+
+/// Decides about that ticket. `asked`: the node that it names, if there is one; `rests`: the volume is on no node; `near`: the
+/// nodes of its replicas. One on a node that does not answer goes to one that does: it may be gone for good.
+pub fn ticket(
+    needed: bool,
+    asked: Option<&str>,
+    rests: bool,
+    near: &[String],
+    nodes_up: &BTreeSet<String>,
+) -> Ticket {
+    // Where its replicas are, so that nothing has to travel.
+    let place =
+        || near.iter().find(|node| nodes_up.contains(*node)).cloned().map_or(Ticket::Leave, Ticket::Ask);
+    match asked {
+        Some(_) if !needed => Ticket::Drop,
+        Some(node) if !nodes_up.contains(node) => place(),
+        None if needed && rests => place(),
+        Some(_) | None => Ticket::Leave,
+    }
 }
 
 /// Decides for one snapshot of a volume whose engine runs here, or whose volume is gone.
@@ -202,6 +235,30 @@ mod tests {
     fn decide(snapshot: &Snapshot, volume: Option<&Volume>, engine: Option<&Engine>) -> (Vec<Action>, bool) {
         let observed = Observed { snapshot, volume, engine, in_use: false, now: now() };
         (plan(&observed), needs_engine(&observed))
+    }
+
+    #[test]
+    fn a_volume_is_attached_for_its_snapshots_where_somebody_answers() {
+        let near = ["n1", "n2"].map(str::to_owned);
+        let ask = |node: &str| Ticket::Ask(node.to_owned());
+        // Needed, asked on, rests, who answers.
+        let cases = [
+            ((true, None, true, "n1 n2"), ask("n1")),
+            ((true, None, true, "n2"), ask("n2")),
+            ((true, None, true, "n3"), Ticket::Leave),
+            ((true, None, false, "n1 n2"), Ticket::Leave),
+            ((true, Some("n1"), false, "n1 n2"), Ticket::Leave),
+            ((true, Some("n1"), false, "n2"), ask("n2")),
+            ((true, Some("n1"), false, ""), Ticket::Leave),
+            ((true, Some("n3"), false, "n1 n3"), Ticket::Leave),
+            ((false, Some("n1"), false, ""), Ticket::Drop),
+            ((false, None, true, "n1"), Ticket::Leave),
+        ];
+        for ((needed, asked, rests, up), expected) in cases {
+            let nodes_up = up.split_whitespace().map(str::to_owned).collect();
+            let decided = ticket(needed, asked, rests, &near, &nodes_up);
+            assert_eq!(decided, expected, "{needed} {asked:?} {rests} {up:?}");
+        }
     }
 
     #[test]

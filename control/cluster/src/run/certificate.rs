@@ -114,7 +114,8 @@ fn served(secret: &Secret) -> Option<Arc<ServerConfig>> {
 fn is_due(secret: Option<&Secret>, now: Timestamp) -> bool {
     let Some(secret) = secret.filter(|s| served(s).is_some()) else { return true };
     let renew: Option<Timestamp> = secret.annotations().get(RENEW_AFTER).and_then(|text| text.parse().ok());
-    renew.is_none_or(|renew| renew <= now)
+    // Made by a clock that was ahead it is not valid yet, and nobody would renew it for as long.
+    renew.is_none_or(|renew| renew <= now || renew > now + RENEWED_AFTER + SKEW)
 }
 
 /// The first authority of several: the one that the certificate in use has.
@@ -284,6 +285,11 @@ mod tests {
         assert!(!is_due(Some(&secret), now));
         assert!(!is_due(Some(&secret), later(RENEWED_AFTER - SKEW)));
         assert!(is_due(Some(&secret), later(RENEWED_AFTER + SKEW)));
+        assert!(!is_due(Some(&secret), now - SignedDuration::try_from(SKEW / 2).unwrap()));
+        assert!(
+            is_due(Some(&secret), now - SignedDuration::try_from(SKEW * 2).unwrap()),
+            "the clock was ahead"
+        );
         assert!(is_due(None, now));
         let mut damaged = secret.clone();
         damaged.data.as_mut().unwrap().insert(KEY.to_owned(), ByteString(b"nonsense".to_vec()));

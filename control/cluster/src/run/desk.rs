@@ -117,7 +117,16 @@ impl Desk {
 
     /// Asks for an object to go that is still as it was read. One that is gone is gone.
     pub(super) async fn delete_read<K: Kind>(&self, read: &K) -> Done {
-        let seen = Preconditions { uid: read.uid(), resource_version: read.resource_version() };
+        self.delete_if(read, read.resource_version()).await
+    }
+
+    /// Asks for an object to go that is the one that was read, however it is by now, and no other one of its name.
+    pub(super) async fn delete_same<K: Kind>(&self, read: &K) -> Done {
+        self.delete_if(read, None).await
+    }
+
+    async fn delete_if<K: Kind>(&self, read: &K, resource_version: Option<String>) -> Done {
+        let seen = Preconditions { uid: read.uid(), resource_version };
         match self.api::<K>().delete(&read.name_any(), &DeleteParams::default().preconditions(seen)).await {
             Err(e) if !is_missing(&e) => Err(e.into()),
             _ => Ok(()),

@@ -78,11 +78,13 @@ fn decide(context: &Context, lead: &Lead, nodes: &BTreeMap<String, NodeView>) ->
     }
     let cache = &lead.cache;
     let (volumes, engines, replicas) = (cache.volumes.all(), cache.engines.all(), cache.replicas.all());
+    let picture = lead.picture(context);
     plan(&Observed {
         nodes,
         volumes: &volumes.iter().map(Arc::as_ref).collect::<Vec<_>>(),
         engines: &engines.iter().map(Arc::as_ref).collect::<Vec<_>>(),
         replicas: &replicas.iter().map(Arc::as_ref).collect::<Vec<_>>(),
+        cluster: &picture.cluster,
         policy: context.cache.settings().drain(),
     })
 }

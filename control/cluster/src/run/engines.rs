@@ -8,15 +8,16 @@ use kube::api::ListParams;
 use lh_block::Generation;
 
 use super::cache::instance_manager;
-use super::desk::{Desk, Done};
-use super::processes::{SOON, lay_key, resource_of, tell_failure};
+use super::desk::Done;
+use super::key::lay_key;
+use super::processes::{SOON, engines_of, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, authority, programs};
 use crate::agent::{AgentError, EngineStart, Part};
 use crate::api::{DesireState, Engine, EngineSpec, Replica, Volume};
 use crate::plan::upgrade::{Images, target};
 use crate::plan::volume::volume_of_engine;
-use crate::plan::{VOLUME_LABEL, engine, written};
+use crate::plan::{engine, written};
 
 /// How often something that others have to finish first is looked at.
 const LATER: Duration = Duration::from_secs(10);
@@ -132,12 +133,6 @@ async fn end_what_was_left(context: &Context, name: &str) -> Done<Outcome> {
     tracing::info!(engine = name, has_other, "what was left of the volume here is ended");
     context.agent.stop(name).await?;
     Ok(Outcome::Again(SOON))
-}
-
-/// The engines of a volume, wherever they are.
-pub(super) async fn engines_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Engine>> {
-    let those = ListParams::default().labels(&format!("{VOLUME_LABEL}={volume}"));
-    desk.api::<Engine>().list(&those).await.map(|found| found.items)
 }
 
 /// Notes why an expansion did not begin. Gives back the version to go on from.

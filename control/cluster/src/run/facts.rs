@@ -8,11 +8,22 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
-use super::engines::engines_of;
+use super::desk::Desk;
+use super::processes::engines_of;
 use crate::admission::{About, Facts};
 use crate::api::{Node, Replica, Volume};
 use crate::plan::node::picture;
 use crate::plan::volume::pair;
+use crate::schedule::Cluster;
+use crate::settings::Settings;
+
+/// The nodes and what their disks have, with these replicas on them. Whether a node takes new ones is not told.
+async fn disks(desk: &Desk, replicas: &[Replica], settings: &Settings) -> kube::Result<Cluster> {
+    let nodes = desk.api::<Node>().list(&ListParams::default()).await?.items;
+    let up = nodes.iter().map(kube::ResourceExt::name_any).collect();
+    let (drains, programs) = (BTreeMap::new(), BTreeMap::new());
+    Ok(picture(&nodes, replicas, &up, &drains, &programs, settings).0)
+}
 
 /// Reads what is needed.
 ///
@@ -38,14 +49,11 @@ pub(super) async fn gather(context: &Context, about: About) -> kube::Result<Fact
             let engines = engines_of(desk, &name).await?;
             facts.engine = facts.volume.as_ref().and_then(|v| pair(v, &engines).0).cloned();
             facts.replicas = replicas("spec.volumeName", &name).await?;
+            facts.cluster = disks(desk, &[], &facts.settings).await?;
         }
         About::RoomFor(name) => {
-            let nodes = desk.api::<Node>().list(&ListParams::default()).await?.items;
             let all = desk.api::<Replica>().list(&ListParams::default()).await?.items;
-            // Only what the disks have counts: whether a node takes new replicas does not.
-            let up = nodes.iter().map(kube::ResourceExt::name_any).collect();
-            let (drains, programs) = (BTreeMap::new(), BTreeMap::new());
-            facts.cluster = picture(&nodes, &all, &up, &drains, &programs, &facts.settings).0;
+            facts.cluster = disks(desk, &all, &facts.settings).await?;
             facts.replicas = all.into_iter().filter(|r| r.spec.volume_name == name).collect();
         }
         About::Node(name) => {

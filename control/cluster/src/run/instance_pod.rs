@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 
 use super::Context;
@@ -33,7 +32,11 @@ pub(super) async fn look(context: &Context, processes: Option<&BTreeMap<String, 
     });
     match action {
         Some(Action::Create(pod)) => context.desk.create(&*pod).await,
-        Some(Action::Delete) => context.desk.delete::<Pod>(&name).await,
+        Some(Action::Delete) => {
+            let Some(pod) = pod else { return Ok(()) };
+            // The next one of its name has everything of the node in it.
+            context.desk.delete_same(pod.as_ref()).await
+        }
         None => Ok(()),
     }
 }

@@ -3,37 +3,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use control::random;
-use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, ObjectMeta};
+use kube::api::ListParams;
 use kube::core::object::HasSpec;
 use kube::{Api, Resource, ResourceExt};
 
 use super::Context;
 use super::cache::{Global, Key};
-use super::desk::{Done, Kind, ReconcileError, is_missing};
-use super::engines::engines_of;
+use super::desk::{Done, Kind, ReconcileError};
+use super::key::{create_key, key_secret};
 use super::lead::Lead;
+use super::processes::engines_of;
 use super::queue::Outcome;
 use crate::api::{
     AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
 use crate::plan::rebuild::Filling;
-use crate::plan::snapshot::FOR_CLONE;
+use crate::plan::snapshot::{FOR_CLONE, Ticket};
 use crate::plan::volume::{self, Action, CLONED, CloneSource, Source, Wish};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
-
-/// Bytes of a volume's key.
-const KEY_LEN: usize = 32;
-
-/// The secret that holds a volume's key.
-pub(super) fn key_secret(volume: &str) -> String {
-    format!("longhorn-volume-key-{volume}")
-}
 
 /// The ticket of one of our own controllers.
 fn ticket_id(kind: TicketType) -> String {
@@ -143,7 +134,7 @@ impl Hands<'_> {
         match action {
             Action::AddFinalizer => {
                 // The key is there before anything that needs it.
-                self.create_key().await?;
+                create_key(desk, self.volume).await?;
                 self.version = desk.set_finalizer(self.volume, true).await?;
             }
             Action::RemoveFinalizer => {
@@ -167,7 +158,11 @@ impl Hands<'_> {
                     desk.set_spec(replica.as_ref(), replica.spec(), &*spec).await?;
                 }
             }
-            Action::DeleteEngine(name) => desk.delete::<Engine>(&name).await?,
+            Action::DeleteEngine(name) => {
+                if let Some(engine) = engines.iter().find(|e| e.name_any() == name) {
+                    desk.delete_read(engine.as_ref()).await?;
+                }
+            }
             Action::DeleteReplica(name) => {
                 if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
                     self.confirm(engines, replicas).await?;
@@ -178,11 +173,15 @@ impl Hands<'_> {
                 if let Some(replica) = replicas.iter().find(|r| r.name_any() == name) {
                     confirm_gone(self.context, &replica.spec.node_id).await?;
                     tracing::info!(replica = name, node = replica.spec.node_id, "forgotten with its node");
-                    desk.delete::<Replica>(&name).await?;
+                    desk.delete_same(replica.as_ref()).await?;
                     forget(self.context, replica.as_ref()).await?;
                 }
             }
-            Action::DeleteAttachment => desk.delete::<VolumeAttachment>(&self.volume.name_any()).await?,
+            Action::DeleteAttachment => {
+                if let Some(attachment) = attachment {
+                    desk.delete_same(attachment).await?;
+                }
+            }
             Action::DeleteSnapshots => self.delete_snapshots().await?,
             Action::CreateSourceSnapshot(name, spec) => {
                 let mut snapshot = Snapshot::new(&name, *spec);
@@ -233,17 +232,6 @@ impl Hands<'_> {
         self.context.desk.create(&self.owned(VolumeAttachment::new(&name, spec))).await
     }
 
-    async fn create_key(&self) -> Done {
-        let key = random::bytes::<KEY_LEN>().map_err(|e| ReconcileError::NotYet(e.to_string()))?.to_vec();
-        let name = key_secret(&self.volume.name_any());
-        let secret = Secret {
-            metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
-            data: Some([("key".to_owned(), ByteString(key))].into()),
-            ..Secret::default()
-        };
-        self.context.desk.create(&self.owned(secret)).await
-    }
-
     async fn delete_snapshots(&self) -> Done {
         for snapshot in self.context.cache.snapshots.of(&self.volume.name_any()) {
             if snapshot.metadata.deletion_timestamp.is_none() {
@@ -269,12 +257,10 @@ fn versions<'a, K: Kind + 'a>(all: impl IntoIterator<Item = &'a K>) -> BTreeMap<
     all.into_iter().map(|object| (object.name_any(), object.resource_version())).collect()
 }
 
-/// Takes the finalizer off an object that nobody else is left to finish.
+/// Takes the finalizer off an object that nobody else is left to finish. Another one of its name is left alone.
 async fn forget<K: Kind>(context: &Context, object: &K) -> Done {
-    let fresh = match context.desk.api::<K>().get(&object.name_any()).await {
-        Err(e) if is_missing(&e) => return Ok(()),
-        other => other?,
-    };
+    let fresh = context.desk.api::<K>().get_opt(&object.name_any()).await?;
+    let Some(fresh) = fresh.filter(|fresh| fresh.uid() == object.uid()) else { return Ok(()) };
     context.desk.set_finalizer(&fresh, false).await.map(drop)
 }
 
@@ -336,18 +322,14 @@ async fn keep_attached_for_snapshots(context: &Context, lead: &Lead, volume: &Vo
     let needed = snapshots.iter().any(|s| snapshot::needs_engine(&observed(s, Some(volume))));
     let attachment = cache.attachments.get(&name);
     let id = ticket_id(TicketType::Snapshot);
-    let asked = attachment.as_ref().is_some_and(|a| a.spec.attachment_tickets.contains_key(&id));
-    let wish = match (needed, asked) {
-        (true, false) if volume.spec.node_id.is_empty() => {
-            // Where its replicas are, so that nothing has to travel.
-            let up = context.nodes_up();
-            let near = cache.replicas.of(&name);
-            let node = near.iter().map(|r| r.spec.node_id.clone()).find(|node| up.contains(node));
-            let Some(node) = node else { return Ok(()) };
-            Some(Wish { node, ..Wish::default() })
-        }
-        (false, true) => None,
-        _ => return Ok(()),
+    let asked =
+        attachment.as_ref().and_then(|a| a.spec.attachment_tickets.get(&id)).map(|t| t.node_id.as_str());
+    let near: Vec<String> = cache.replicas.of(&name).iter().map(|r| r.spec.node_id.clone()).collect();
+    let rests = volume.spec.node_id.is_empty();
+    let wish = match snapshot::ticket(needed, asked, rests, &near, &context.nodes_up()) {
+        Ticket::Leave => return Ok(()),
+        Ticket::Ask(node) => Some(Wish { node, ..Wish::default() }),
+        Ticket::Drop => None,
     };
     set_ticket(context, attachment.as_deref(), TicketType::Snapshot, wish).await
 }

@@ -11,21 +11,20 @@ use super::desk::Done;
 use crate::agent::DiskView;
 use crate::api::{Engine, Node, Orphan, Replica};
 use crate::plan::FINALIZER;
-use crate::plan::orphan::{self, Action, DiskContent};
+use crate::plan::orphan::{self, Action, DiskContent, volume_of_directory};
 use crate::plan::volume::volume_of_engine;
 
 /// What resources know, wherever they are.
 struct Known {
-    /// Directories of replicas, by disk and name.
-    directories: BTreeSet<(String, String)>,
+    /// Names of replicas' directories.
+    directories: BTreeSet<String>,
     /// Names of engines and replicas.
     instances: BTreeSet<String>,
 }
 
 impl Known {
     fn add(&mut self, replica: &Replica) {
-        let spec = &replica.spec;
-        self.directories.insert((spec.disk_id.clone(), spec.data_directory_name.clone()));
+        self.directories.insert(replica.spec.data_directory_name.clone());
         self.instances.insert(replica.name_any());
     }
 
@@ -39,7 +38,7 @@ impl Known {
     }
 
     /// What is known of everything: a disk may have come from another node, and a process may have been left behind by an
-    /// engine that went to one.
+    /// engine that went to one. Directories go by their names, which no two replicas of a volume have.
     async fn everywhere(
         context: &Context,
         disks: &[DiskContent],
@@ -49,6 +48,14 @@ impl Known {
         for disk in disks {
             let on_it = ListParams::default().fields(&format!("spec.diskID={}", disk.uuid));
             let replicas = context.desk.api::<Replica>().list(&on_it).await?;
+            replicas.items.iter().for_each(|replica| known.add(replica));
+        }
+        // The disk may have lost its identity: its replicas name another one.
+        let unknown = disks.iter().flat_map(|d| &d.directories).filter(|d| !known.directories.contains(*d));
+        let volumes: BTreeSet<&str> = unknown.filter_map(|d| volume_of_directory(d)).collect();
+        for volume in volumes {
+            let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}"));
+            let replicas = context.desk.api::<Replica>().list(&of_volume).await?;
             replicas.items.iter().for_each(|replica| known.add(replica));
         }
         for process in processes.difference(&known.instances.clone()) {

@@ -1,19 +1,19 @@
-//! What engines and replicas of this node have in common: a process, a resource that names it, the key of their volume.
+//! What engines and replicas of this node have in common: a process, and a resource that names it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
 use super::Context;
 use super::cache::Key;
-use super::desk::{Done, Kind, ReconcileError};
-use super::leader::key_secret;
+use super::desk::{Desk, Done, Kind, ReconcileError};
 use super::shelf::{Item, Shelf};
-use crate::plan;
+use crate::api::Engine;
 use crate::plan::volume::volume_of_engine;
+use crate::plan::{self, VOLUME_LABEL};
 
 /// How often something that is on its way is looked at.
 pub(super) const SOON: Duration = Duration::from_millis(500);
@@ -67,11 +67,8 @@ pub(super) async fn tell_failure<K: Kind>(context: &Context, about: &K, why: &Re
     }
 }
 
-/// Lays the volume's key on this node.
-pub(super) async fn lay_key(context: &Context, volume: &str) -> Done {
-    let secret = context.desk.api::<Secret>().get(&key_secret(volume)).await?;
-    let key = secret.data.as_ref().and_then(|data| data.get("key"));
-    let key =
-        key.ok_or_else(|| ReconcileError::NotYet(format!("secret {} has no key", key_secret(volume))))?;
-    Ok(context.agent.store_key(volume, &key.0).await?)
+/// The engines of a volume, wherever they are.
+pub(super) async fn engines_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Engine>> {
+    let those = ListParams::default().labels(&format!("{VOLUME_LABEL}={volume}"));
+    desk.api::<Engine>().list(&those).await.map(|found| found.items)
 }

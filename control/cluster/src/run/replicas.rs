@@ -2,19 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
 use super::cache::{OwnPod, instance_manager};
 use super::desk::Done;
-use super::processes::{SOON, lay_key, resource_of, tell_failure};
+use super::key::lay_key;
+use super::processes::{SOON, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, programs};
 use crate::agent::{AgentError, Part, ProcessView};
-use crate::api::{Conditions, Replica, ReplicaSpec};
+use crate::api::{Conditions, Node, Replica, ReplicaSpec, Volume};
 use crate::plan::upgrade::{Images, target};
-use crate::plan::{self, node, replica};
+use crate::plan::{self, FINALIZER, node, replica};
+
+/// How often it is looked whether the volume of a deleted replica can do without it by now.
+const KEPT: Duration = Duration::from_secs(10);
 
 /// The processes of this node. Where there is no pod of its instance manager, all of them ended with it: the data of a replica that
 /// is deleted would stay for as long as a drained node is cordoned.
@@ -98,18 +104,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 context.agent.stop(name).await?;
                 outcome = Outcome::Again(SOON);
             }
-            replica::Action::RemoveData => {
-                let spec = &resource.spec;
-                let (disk, directory) = (PathBuf::from(&spec.disk_path), spec.data_directory_name.clone());
-                if let Err(e) = context.agent.remove_directory(disk, directory).await {
-                    // Much data takes its time.
-                    if !matches!(e, AgentError::Late(..)) {
-                        tell_not_removed(context, &resource, &e).await;
-                    }
-                    return Err(e.into());
-                }
-                context.desk.set_finalizer(resource.as_ref(), false).await?;
-            }
+            replica::Action::RemoveData => outcome = remove_data(context, &resource).await?,
             replica::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
                 context.desk.set_status::<Replica, _>(name, version.as_deref(), &old, &*status).await?;
@@ -123,6 +118,56 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     }
     let on_its_way = process.is_some() && view.is_none();
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Removes what a deleted replica has on its disk, and lets it go.
+async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
+    if is_last_copy(context, resource).await? {
+        tell_kept(context, resource).await;
+        return Ok(Outcome::Again(KEPT));
+    }
+    let spec = &resource.spec;
+    let (disk, directory) = (PathBuf::from(&spec.disk_path), spec.data_directory_name.clone());
+    if let Err(e) = context.agent.remove_directory(disk, directory).await {
+        // Much data takes its time.
+        if !matches!(e, AgentError::Late(..)) {
+            tell_not_removed(context, resource, &e).await;
+        }
+        return Err(e.into());
+    }
+    context.desk.set_finalizer(resource, false).await?;
+    Ok(Outcome::Done)
+}
+
+/// True for a deleted replica whose volume stays and has no other one that holds everything and can be read. All of that is
+/// asked of the API server itself: there is no way back.
+async fn is_last_copy(context: &Context, resource: &Replica) -> Done<bool> {
+    let (desk, name) = (&context.desk, &resource.spec.volume_name);
+    let volume = desk.api::<Volume>().get_opt(name).await?;
+    if volume.as_ref().is_none_or(|v| v.metadata.deletion_timestamp.is_some()) {
+        return Ok(false);
+    }
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={name}"));
+    let all = desk.api::<Replica>().list(&of_volume).await?.items;
+    let Some(others) = replica::successors(resource, volume.as_ref(), &all) else { return Ok(false) };
+    for other in others {
+        let node = desk.api::<Node>().get_opt(&other.spec.node_id).await?;
+        if node.is_some_and(|node| node::is_readable(&node, &other.spec.disk_id)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Tells people why a deleted replica stays.
+async fn tell_kept(context: &Context, replica: &Replica) {
+    let (spec, name) = (&replica.spec, replica.name_any());
+    let message = format!(
+        "its data, {}/replicas/{} on node {}, is kept: volume {} stays, and no other replica that can be read holds everything. It goes when one does, or with the volume; to use it again take the finalizer {FINALIZER} off {name} and make the same Replica anew",
+        spec.disk_path, spec.data_directory_name, spec.node_id, spec.volume_name
+    );
+    tracing::warn!(replica = name, "{message}");
+    context.desk.tell(replica, &plan::Event { warning: true, reason: "DataKept", message }).await;
 }
 
 /// Tells people what keeps a deleted replica.

@@ -344,7 +344,7 @@ prop_compose! {
         schedulable in prop::bool::weighted(0.9), evicting in prop::bool::weighted(0.1), tagged in any::<bool>(),
     ) -> Disk {
         Disk {
-            schedulable, evicting, maximum, available: maximum.saturating_sub(used), reserved, scheduled,
+            schedulable, broken: false, evicting, maximum, available: maximum.saturating_sub(used), reserved, scheduled,
             tags: if tagged { tags("ssd") } else { BTreeSet::new() },
         }
     }

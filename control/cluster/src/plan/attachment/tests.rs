@@ -105,6 +105,16 @@ fn maintenance_is_attached_without_a_device_and_left_for_a_workload() {
 }
 
 #[test]
+fn of_two_that_are_equal_one_decides_about_the_device_whatever_the_volume_is() {
+    let two = attachment("a=longhorn-api@n1! b=longhorn-api@n1");
+    let detached = volume("", "", VolumeState::Detached);
+    let target = plan(&two, Some(&detached), NOW).target.unwrap();
+    let mut attached = volume("n1", "n1", VolumeState::Attached);
+    attached.spec.disable_frontend = target.disable_frontend;
+    assert_eq!(plan(&two, Some(&attached), NOW).target, None, "it would be attached and detached for ever");
+}
+
+#[test]
 fn tickets_say_how_they_fare() {
     use VolumeState::{Attached, Attaching, Detached};
     let two = attachment("a=csi-attacher@n1 b=csi-attacher@n2");

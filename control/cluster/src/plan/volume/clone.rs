@@ -87,6 +87,8 @@ impl Draft<'_> {
         source.volume.clone_into(&mut clone.source_volume);
         clone.snapshot = source.snapshot_name(&self.name);
         let waits = match self.replicas.keys().next().cloned() {
+            // It was there before; only that was not written yet, or is not any more.
+            _ if self.replicas.values().any(|r| !r.healthy_at.is_empty()) => None,
             Some(replica) => self.follow_copy(&replica, source),
             None => self.begin_copy(source),
         };
@@ -188,10 +190,6 @@ impl Draft<'_> {
         let state = self.replica_state(name);
         let now = self.now.clone();
         let spec = self.replicas.get_mut(name)?;
-        if !spec.healthy_at.is_empty() {
-            // It was there before; only that was not written yet.
-            return None;
-        }
         if spec.clone_from == CloneOrigin::default() {
             // An API server with definitions that lack the field drops it, and an empty directory would serve as the clone.
             spec.desire_state = DesireState::Stopped;
@@ -393,6 +391,22 @@ mod tests {
         assert!(!spec.healthy_at.is_empty(), "empty replicas must not count as good as this one");
         world.look();
         assert_eq!(world.replicas.len(), 1, "the others are filled once it is attached");
+    }
+
+    #[test]
+    fn a_clone_whose_status_was_lost_is_what_it_was() {
+        let mut world = World::new("vol://src");
+        let replica = |name: &str, healthy_at: &str| {
+            let spec =
+                ReplicaSpec { node_id: "n1".into(), healthy_at: healthy_at.into(), ..ReplicaSpec::default() };
+            Replica::new(name, spec)
+        };
+        world.replicas = vec![replica("new-r-1", ""), replica("new-r-2", "2026-01-01T00:00:00Z")];
+        world.replica_is(InstanceState::Error);
+        world.look();
+        let status = world.clone.status.clone().unwrap();
+        assert_eq!((status.clone_status.state.as_str(), status.state), (CLONED, VolumeState::Detached));
+        assert_eq!(world.replicas.len(), 2, "the one that was being filled is no copy that failed");
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Draft<'_> {
             engine.relay_from.clear();
         }
         let was_attached = self.status.state != VolumeState::Creating;
-        if was_attached && (self.second.is_some() || self.waits_for_replicas()) {
+        if was_attached && (self.waits_for_second() || self.waits_for_replicas()) {
             self.begin_to_detach();
             return;
         }
@@ -96,6 +96,23 @@ impl Draft<'_> {
         self.tell(true, "EngineNotEnded", message);
         // The replicas' processes are told to end only now, and have a time of their own.
         self.status.conditions.retain(|c| c.kind != ENDED);
+        false
+    }
+
+    /// True while a relay, or the engine before it, may end soon. What is left of it is told to end for as long as it is there.
+    fn waits_for_second(&mut self) -> bool {
+        let Some(node) = self.second.as_ref().map(|second| second.node_id.clone()) else { return false };
+        if self.status.state == VolumeState::Detached {
+            return false;
+        }
+        if let Some(rest) = self.end_patience() {
+            self.look_again(rest);
+            return true;
+        }
+        let message = format!(
+            "detached without the end of a process on node {node} that showed the volume there, too: no engine answers it any more"
+        );
+        self.tell(true, "EngineNotEnded", message);
         false
     }
 

@@ -98,9 +98,12 @@ impl Draft<'_> {
         was_never_served(self.o.volume, self.o.replicas.iter().copied())
     }
 
-    /// True before the volume was ever written to: every replica is as good as another, and all are needed.
+    /// True before the volume was ever written to: every replica is as good as another, and all are needed. One that is being
+    /// deleted counts: what it holds may be all that there is (`crate::plan::replica::successors`).
     pub(super) fn is_new(&self) -> bool {
-        self.status.epoch.is_none() && self.replicas.values().all(|r| r.healthy_at.is_empty())
+        let goes = |r: &&&Replica| r.metadata.deletion_timestamp.is_some();
+        let going = self.o.replicas.iter().filter(goes).map(|r| &r.spec);
+        self.status.epoch.is_none() && self.replicas.values().chain(going).all(|r| r.healthy_at.is_empty())
     }
 
     /// Marks replicas on nodes and disks that are being emptied.
@@ -127,10 +130,11 @@ impl Draft<'_> {
         leaves_node || node.disks.get(&spec.disk_id).is_some_and(|disk| disk.evicting)
     }
 
-    /// True for a healthy replica on a node that is not about to be drained.
+    /// True for a healthy replica that can be read, on a node that is not about to be drained.
     fn is_safe(&self, spec: &ReplicaSpec) -> bool {
         let is_protected = self.o.cluster.nodes.get(&spec.node_id).is_some_and(|n| n.protected);
-        is_protected && !spec.healthy_at.is_empty() && spec.failed_at.is_empty()
+        let is_readable = self.o.cluster.is_readable(&spec.node_id, &spec.disk_id);
+        is_protected && is_readable && !spec.healthy_at.is_empty() && spec.failed_at.is_empty()
     }
 
     pub(super) fn has_ticket(&self, kind: TicketType) -> bool {
@@ -276,14 +280,19 @@ impl Draft<'_> {
         self.tell(false, "Balancing", why);
     }
 
-    /// True for a replica that was made to take another one's place and is not filled yet: it is not one too many.
-    fn is_moving_in(&self, resident: &Resident) -> bool {
-        let is_made_for_it =
-            |spec: &ReplicaSpec| !spec.hard_node_affinity.is_empty() && spec.healthy_at.is_empty();
-        self.replicas.get(&resident.name).is_some_and(is_made_for_it)
-            && !resident.healthy
-            && !resident.failed
-            && !resident.leaving
+    /// True for a replica that was made to take another one's place and is not filled yet: it is not one too many. One that
+    /// failed before it was stays for as long as a failed one is waited for: nothing moves while it is there, or a disk that
+    /// cannot take a replica would be filled again and again.
+    fn is_moving_in(&mut self, resident: &Resident) -> bool {
+        let Some(spec) = self.replicas.get(&resident.name) else { return false };
+        let is_made_for_it = !spec.hard_node_affinity.is_empty() && spec.healthy_at.is_empty();
+        if !is_made_for_it || resident.healthy || resident.leaving {
+            return false;
+        }
+        let Some(failed) = age(&spec.failed_at, self.o.now) else { return true };
+        let left = self.o.settings.replenishment_wait().checked_sub(failed).filter(|left| !left.is_zero());
+        left.into_iter().for_each(|left| self.look_again(left));
+        left.is_some()
     }
 
     /// Moves one replica if that spreads them better: the new one is made now, the old one goes once it is filled.

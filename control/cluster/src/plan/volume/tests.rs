@@ -340,6 +340,12 @@ fn a_drained_node_is_left_by_the_last_replica_alone_and_to_the_end() {
     three.settle();
     assert!(!three.nodes().contains(&"n2"), "{:?}: those on the others may go at any moment", three.nodes());
 
+    let mut unreadable = spread(3);
+    unreadable.cluster.nodes.get_mut("n1").unwrap().disks.get_mut("n1-d").unwrap().broken = true;
+    unreadable.cluster.nodes.get_mut("n3").unwrap().silent = true;
+    drain(&mut unreadable, "n2");
+    assert!(!unreadable.nodes().contains(&"n2"), "{:?}: nobody can read the others now", unreadable.nodes());
+
     let mut one = spread(1);
     let last = one.nodes()[0].to_owned();
     one.rebuilds_end = false;

@@ -80,6 +80,29 @@ fn names(world: &World) -> Vec<&str> {
 }
 
 #[test]
+fn a_relay_that_does_not_end_keeps_no_volume_from_being_detached() {
+    let mut moving = Moving::attached_to("n1");
+    moving.tickets(&["n1", "n2"]);
+    moving.settle();
+    let relay = moving.0.pair().1.and_then(|e| e.metadata.name.clone()).expect("a relay");
+    moving.0.stuck.insert(relay.clone());
+    moving.tickets(&[]);
+    moving.settle();
+    assert_eq!(moving.0.status().state, VolumeState::Detaching);
+    moving.0.pass(59);
+    assert_eq!(moving.0.status().state, VolumeState::Detaching);
+    moving.0.pass(1);
+    assert_eq!(moving.0.status().state, VolumeState::Detached);
+    assert!(moving.0.told.contains(&"EngineNotEnded"), "{:?}", moving.0.told);
+    moving.tickets(&["n3"]);
+    moving.settle();
+    assert_eq!((moving.at().0, moving.0.status().state), ("n3", VolumeState::Attached));
+    moving.0.stuck.clear();
+    moving.settle();
+    assert_eq!(moving.0.engines.len(), 1, "it is forgotten once it has ended");
+}
+
+#[test]
 fn it_is_shown_on_a_second_node_and_then_has_its_engine_there_again_and_again() {
     let mut moving = Moving::attached_to("n1");
     let route = [("n1", "n4"), ("n4", "n2"), ("n2", "n1")];

@@ -50,9 +50,17 @@ fn one_that_moves_in_and_fails_goes_and_one_that_is_not_needed_any_more_too() {
     world.rebuilds_end = false;
     world.settle();
     let coming = world.replica_on("n4");
-    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
-    world.broken.insert(coming);
+    world.broken.insert(coming.clone());
     world.settle();
+    world.pass(599);
+    let begun = |world: &World| world.told.iter().filter(|t| **t == "Balancing").count();
+    assert!(
+        world.replicas.contains_key(&coming) && begun(&world) == 1,
+        "that disk is not filled again at once"
+    );
+    assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
+    world.pass(1);
     assert_eq!(world.nodes(), ["n1", "n2"]);
 
     let mut fewer = crowded("least-effort");

@@ -1,0 +1,130 @@
+//! What is deleted, lost or silent around a volume that stays: its data does not go with it, and nothing waits for ever.
+
+mod api_server;
+mod fake_nodes;
+
+use std::time::Duration;
+
+use fake_nodes::{Cluster, nodes_ready};
+use serde_json::{Value, json};
+
+/// Longer than a manager takes for anything that it would do.
+const LONG: Duration = Duration::from_secs(3);
+
+fn replicas(cluster: &Cluster) -> Vec<String> {
+    let name = |r: &Value| r["metadata"]["name"].as_str().unwrap().to_owned();
+    cluster.server.all("replicas").iter().map(name).collect()
+}
+
+async fn detached_volume(cluster: &Cluster) {
+    cluster.attached_volume().await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached" && c.machine().replicas.is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_last_copy_of_a_volume_that_stays_is_not_deleted_whoever_deletes_its_replica() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 31).await;
+    detached_volume(&cluster).await;
+    // As Kubernetes' garbage collector does with those of a volume that was restored: it has another UID than their owner.
+    let all = replicas(&cluster);
+    all.iter().for_each(|name| cluster.server.delete("replicas", name));
+    tokio::time::sleep(LONG).await;
+    let kept = cluster.machine().directories.clone();
+    assert_eq!(
+        (kept.len(), replicas(&cluster)),
+        (3, all),
+        "nothing else holds what they hold, and nothing is begun anew"
+    );
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty());
+}
+
+#[tokio::test]
+async fn a_copy_goes_only_while_another_one_can_be_read() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 32).await;
+    detached_volume(&cluster).await;
+    let on = |c: &Cluster, node: &str| {
+        let all = c.server.all("replicas");
+        let found = all.iter().find(|r| r["spec"]["nodeID"] == *node);
+        found.map(|r| r["metadata"]["name"].as_str().unwrap().to_owned())
+    };
+    let (first, second) = (on(&cluster, "n1").unwrap(), on(&cluster, "n2").unwrap());
+    cluster.server.delete("replicas", &first);
+    cluster.wait("two others hold everything", |c| c.server.get("replicas", &first).is_none()).await;
+    drop(cluster.stops.remove("n3"));
+    let silent = |c: &Cluster| c.server.get("nodes", "n3").unwrap().to_string().contains("ManagerPodDown");
+    cluster.wait("n3 is silent", silent).await;
+    cluster.server.delete("replicas", &second);
+    tokio::time::sleep(LONG).await;
+    let data = |c: &Cluster| c.machine().directories.iter().any(|(disk, _)| disk == "/root-n2");
+    assert!(
+        data(&cluster) && cluster.server.get("replicas", &second).is_some(),
+        "nobody knows whether n3 is lost"
+    );
+}
+
+#[tokio::test]
+async fn the_data_of_replicas_is_no_orphan_when_their_disk_has_lost_its_identity() {
+    let cluster = Cluster::new(&["n1"], 33).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    for name in ["orphan-resource-auto-deletion", "orphan-resource-auto-deletion-grace-period"] {
+        let value = if name.ends_with("period") { "0" } else { "replica-data;instance" };
+        cluster.server.apply("settings", name, &json!({ "value": value }));
+    }
+    // What the disk was before longhorn-disk.cfg was lost; of this node, and of one that it came from.
+    for (volume, node) in [("here", "n1"), ("there", "n2")] {
+        let directory = format!("{volume}-0a1b2c3d");
+        let spec = json!({ "volumeName": volume, "nodeID": node, "diskID": "before", "dataDirectoryName": directory });
+        cluster.server.apply("replicas", &format!("{volume}-r-11112222"), &json!({ "spec": spec }));
+        cluster.machine().directories.insert(("/root-n1".to_owned(), directory));
+    }
+    cluster.machine().directories.insert(("/root-n1".to_owned(), "gone-0a1b2c3d".to_owned()));
+    let there = |c: &Cluster, name: &str| c.machine().directories.iter().any(|(_, d)| d.starts_with(name));
+    cluster.wait("what nobody knows goes by itself", |c| !there(c, "gone")).await;
+    tokio::time::sleep(LONG).await;
+    assert!(there(&cluster, "here") && there(&cluster, "there"), "the data of replicas");
+}
+
+#[tokio::test]
+async fn a_volume_whose_key_was_deleted_is_attached_with_another_one() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 34).await;
+    detached_volume(&cluster).await;
+    let secret = || cluster.server.get("core/secrets", "longhorn-volume-key-demo");
+    let owner = |secret: &Value| secret["metadata"]["ownerReferences"][0]["kind"].clone();
+    let before = secret().unwrap();
+    cluster.server.delete("core/secrets", "longhorn-volume-key-demo");
+    cluster.ticket(Some("n2"));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    let after = secret().unwrap();
+    assert_eq!(owner(&after), owner(&before), "it goes with the volume");
+    assert_ne!(after["data"], before["data"]);
+    cluster.ticket(None);
+    cluster.server.delete("volumes", "demo");
+    cluster
+        .wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("core/secrets").is_empty())
+        .await;
+}
+
+#[tokio::test]
+async fn a_snapshot_is_taken_elsewhere_when_the_node_that_its_volume_was_attached_to_for_it_is_lost() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 35).await;
+    detached_volume(&cluster).await;
+    {
+        let mut machine = cluster.machine();
+        (machine.chains_are_told, machine.chains_are_held) = (true, true);
+    }
+    let snapshot = json!({ "spec": { "volume": "demo", "createSnapshot": true } });
+    cluster.server.apply("snapshots", "s1", &snapshot);
+    cluster.wait("attached for it", |c| c.volume("state") == "attached").await;
+    let node = cluster.volume("currentNodeID").as_str().unwrap().to_owned();
+    drop(cluster.stops.remove(&node));
+    cluster.machine().chains_are_held = false;
+    let taken =
+        |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("taken from another node", taken).await;
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+}
