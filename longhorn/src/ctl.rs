@@ -1,5 +1,5 @@
 //! `longhornctl`: volumes for people. Results go to standard output, progress and errors to standard error; the exit
-//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
+//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong, 130 or 143 if it was interrupted.
 
 mod activity;
 mod all;
@@ -13,6 +13,7 @@ mod down;
 mod engine;
 mod import;
 mod install;
+mod interrupt;
 mod lock;
 mod manager;
 mod members;
@@ -23,6 +24,7 @@ mod release;
 mod remove;
 mod replica;
 mod resize;
+mod room;
 mod salvage;
 mod scrub;
 mod show;
@@ -101,6 +103,8 @@ fn run(program: Program) -> Result<()> {
         Ok(root) => root,
     };
     let context = Context { root, output: program.output };
+    interrupt::leaves(interrupt::left_by(&program.command));
+    interrupt::listen();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(dispatch(&context, program.command))
 }

@@ -50,6 +50,26 @@ def requests_wait_for_the_next_server():
     disk.stop()
 
 
+def a_server_that_dies_while_its_size_is_awaited():
+    """A larger size needs everything in flight to be answered. A server that dies meanwhile is replaced all the same: nobody
+    holds the locks of the kernel's that the next one needs."""
+    disk = Nbd("dies", size=64 * MIB, connections=1)
+    # It dies with a request in its hands: that comes again when the kernel's timer has run out.
+    os.kill(disk.server.pid, signal.SIGSTOP)
+    writer = subprocess.Popen(["dd", "if=/dev/urandom", f"of={disk.device}", "bs=64k", "count=16", "oflag=direct",
+                               "conv=fsync", "status=none"])
+    wait_for("a request in flight", lambda: attribute(disk.device, "inflight").split()[1] != "0")
+    disk.kill()
+    disk.size += 32 * MIB
+    disk.serve()
+    time.sleep(0.3)
+    disk.kill()
+    disk.serve()
+    expect(writer.wait(60) == 0, "the write failed")
+    wait_for("the disk's size", lambda: int(attribute(disk.device, "size")) * 512 == disk.size)
+    disk.stop()
+
+
 def a_device_whose_maker_died_is_made_ready():
     disk = Nbd("unready", size=64 * MIB, connections=1)
     disk.keeper.kill()
@@ -106,7 +126,7 @@ def a_disk_whose_engine_died_too_early_is_patient():
     disk.stop()
 
 
-STORIES = {"nbd": [requests_wait_for_the_next_server, a_device_whose_maker_died_is_made_ready],
+STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
            "iscsi-volume": [a_disk_whose_engine_died_too_early_is_patient]}
 
