@@ -95,6 +95,17 @@ def frozen(host):
         child = freezer(60000)
         child.stdin.close()
         expect(child.wait(20) == 0 and writes_in_time(place, 20), "the end of the engine does not thaw")
+        # Mounted where the engine does not see it: what was to rest does not, so there is no snapshot.
+        run("umount", place)
+        elsewhere = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c",
+                                      'mount "$0" "$1" && echo mounted && read -r _', device, place],
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        expect(elsewhere.stdout.readline() == "mounted\n", "not mounted in another namespace")
+        text = refused(host, "snapshot", "create", volume, "unseen", "--freeze")
+        expect("does not see" in text, text)
+        elsewhere.stdin.close()
+        elsewhere.wait()
+        run("mount", device, place)
         # Somebody else has frozen it: no snapshot, and it stays as they have it.
         run("fsfreeze", "--freeze", place)
         text = refused(host, "snapshot", "create", volume, "never", "--freeze")
@@ -111,7 +122,8 @@ def frozen(host):
         run("umount", place)
     limits(host, volume)
     host.ctl("down", volume)
-    shown("a snapshot of a frozen ext4 needs no journal; it thaws by limit, by the engine's end, and after both died")
+    shown("a snapshot of a frozen ext4 needs no journal, and there is none where it cannot freeze; it thaws by limit, by the engine's end, "
+          "and after both died")
 
 
 def limits(host, volume):
