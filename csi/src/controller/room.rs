@@ -23,7 +23,13 @@ const AGE: Duration = Duration::from_secs(5);
 /// The settings and disks as they were read last.
 #[derive(Clone, Default)]
 pub(super) struct Rooms {
-    read: Arc<Mutex<Option<(Instant, Arc<(Settings, Picture)>)>>>,
+    last: Arc<Mutex<Option<Arc<Read>>>>,
+}
+
+struct Read {
+    at: Instant,
+    settings: Settings,
+    picture: Picture,
 }
 
 impl ControllerService {
@@ -33,9 +39,9 @@ impl ControllerService {
     ) -> Result<GetCapacityResponse, Refused> {
         let spec = parameters::volume(&request.parameters)?;
         let segments = request.accessible_topology.map(|t| t.segments).unwrap_or_default();
-        let read = self.disks().await?;
-        let (settings, picture) = &*read;
-        let (sum, largest) = room(settings, picture, &spec, segments.get(node::HOST).map(String::as_str));
+        let disks = self.disks().await?;
+        let used_on = segments.get(node::HOST).map(String::as_str);
+        let (sum, largest) = room(&disks.settings, &disks.picture, &spec, used_on);
         let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         Ok(GetCapacityResponse {
             available_capacity: bytes(sum),
@@ -45,16 +51,15 @@ impl ControllerService {
     }
 
     /// The settings and disks, not older than [`AGE`]. Whoever asks while they are read waits for that.
-    async fn disks(&self) -> Result<Arc<(Settings, Picture)>, Refused> {
-        let mut read = self.rooms.read.lock().await;
-        if let Some((at, disks)) = &*read
-            && at.elapsed() < AGE
-        {
-            return Ok(Arc::clone(disks));
+    async fn disks(&self) -> Result<Arc<Read>, Refused> {
+        let mut last = self.rooms.last.lock().await;
+        if let Some(read) = last.as_ref().filter(|read| read.at.elapsed() < AGE) {
+            return Ok(Arc::clone(read));
         }
-        let disks = Arc::new(self.cluster.picture().await?);
-        *read = Some((Instant::now(), Arc::clone(&disks)));
-        Ok(disks)
+        let (settings, picture) = self.cluster.picture().await?;
+        let read = Arc::new(Read { at: Instant::now(), settings, picture });
+        *last = Some(Arc::clone(&read));
+        Ok(read)
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) async fn look(context: &Context) -> Done<Outcome> {
     if driver.spec.storage_capacity.unwrap_or_default() != wanted {
         let change = json!({ "spec": { "storageCapacity": wanted } });
         api.patch(DRIVER, &PatchParams::default(), &Patch::Merge(change)).await?;
-        tracing::info!(wanted, "the scheduler heeds the room that nodes have");
+        tracing::info!(wanted, "whether the scheduler heeds the room that nodes have");
     }
     Ok(Outcome::Done)
 }
