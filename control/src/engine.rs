@@ -83,6 +83,9 @@ pub enum EngineError {
     /// It would be beyond the volume's limits; room has to be made first.
     #[error("{0}")]
     NoRoom(String),
+    /// The file system on the device should have been frozen for a snapshot, and was not: there is no snapshot.
+    #[error("{0}")]
+    NotFrozen(String),
     /// It was tried and failed.
     #[error("{0}")]
     Failed(String),
@@ -99,6 +102,7 @@ impl From<EngineError> for Status {
             EngineError::NotFound(text) => Self::not_found(text),
             EngineError::NotNow(text) => Self::failed_precondition(text),
             EngineError::NoRoom(text) => Self::resource_exhausted(text),
+            EngineError::NotFrozen(text) => Self::aborted(text),
             EngineError::Failed(text) => Self::internal(text),
             // As for one that is gone.
             EngineError::Ending => Self::unavailable(e.to_string()),

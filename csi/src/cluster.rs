@@ -214,8 +214,8 @@ impl Cluster {
         Ok(tickets.collect())
     }
 
-    /// Everything that placement depends on.
-    pub(crate) async fn picture(&self) -> Result<lh_cluster::schedule::Cluster, Refused> {
+    /// The settings in force, and everything that placement depends on.
+    pub(crate) async fn picture(&self) -> Result<(Settings, lh_cluster::schedule::Cluster), Refused> {
         let (nodes, replicas) = (self.all::<Node>(None).await?, self.all::<Replica>(None).await?);
         let settings = self.all::<Setting>(None).await?;
         let settings = Settings::of(
@@ -224,7 +224,9 @@ impl Cluster {
         let up = nodes.iter().filter_map(|n| n.metadata.name.clone()).collect();
         // What a cordoned node takes its own condition says, and a new volume is of the managers' image, which is everywhere.
         let (drains, programs) = (BTreeMap::new(), BTreeMap::new());
-        Ok(lh_cluster::plan::node::picture(&nodes, &replicas, &up, &drains, &programs, &settings).0)
+        let picture =
+            lh_cluster::plan::node::picture(&nodes, &replicas, &up, &drains, &programs, &settings).0;
+        Ok((settings, picture))
     }
 
     /// A setting's value; empty if there is none.

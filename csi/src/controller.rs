@@ -4,6 +4,7 @@ mod group;
 mod growth;
 mod look;
 mod publish;
+mod room;
 mod snapshots;
 mod volumes;
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status, async_trait};
 
+use self::room::Rooms;
 use crate::cluster::Cluster;
 use crate::guard::Guard;
 use crate::proto::csi::controller_server::Controller;
@@ -56,11 +58,18 @@ pub(crate) struct ControllerService {
     most_volumes: i64,
     /// Held from counting a node's volumes until one more is on it.
     counting: Arc<Mutex<()>>,
+    rooms: Rooms,
 }
 
 impl ControllerService {
     pub(crate) fn new(cluster: Cluster, most_volumes: i64) -> Self {
-        Self { cluster, guard: Guard::default(), most_volumes, counting: Arc::default() }
+        Self {
+            cluster,
+            guard: Guard::default(),
+            most_volumes,
+            counting: Arc::default(),
+            rooms: Rooms::default(),
+        }
     }
 }
 

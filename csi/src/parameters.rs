@@ -100,12 +100,7 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         "ioTimeout" => spec.io_timeout = Some(value.parse().map_err(|_| wrong(key, value, "seconds"))?),
         "disableRevisionCounter" => spec.revision_counter_disabled = flag(key, value)?,
         "unmapMarkSnapChainRemoved" => spec.unmap_mark_snap_chain_removed = toggle(key, value)?,
-        "freezeFilesystemForSnapshot" => {
-            spec.freeze_filesystem_for_snapshot = toggle(key, value)?;
-            if spec.freeze_filesystem_for_snapshot == Toggle::Enabled {
-                return Err(not_built(key, value, "ignored or disabled"));
-            }
-        }
+        "freezeFilesystemForSnapshot" => spec.freeze_filesystem_for_snapshot = toggle(key, value)?,
         "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
         "ublkNumberOfQueue" => spec.ublk_number_of_queue = number(key, value, 0, 64)?,
         "migratable" => spec.migratable = flag(key, value)?,
@@ -316,12 +311,9 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_as_something_that_may_be_had_later() {
-        for (key, value) in [
-            ("share", "true"),
-            ("recurringJobSelector", "[{\"name\":\"x\"}]"),
-            ("freezeFilesystemForSnapshot", "enabled"),
-            ("cloneMode", "linked-clone"),
-        ] {
+        for (key, value) in
+            [("share", "true"), ("recurringJobSelector", "[{\"name\":\"x\"}]"), ("cloneMode", "linked-clone")]
+        {
             let refused = volume(&of(&[(key, value)])).unwrap_err();
             assert!(
                 matches!(&refused, Refused::Precondition(text) if text.contains(key)),

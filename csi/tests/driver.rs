@@ -368,9 +368,11 @@ async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
     cluster.snapshot("v", "s").await.unwrap();
     let why = "admission webhook \"validator.longhorn.io\" denied the request: volume v has 1 snapshots";
     // Its engine's own word is told at once, and leaves nothing behind: it may be asked for again.
-    for _ in 0..2 {
-        assert_eq!(cluster.snapshot("v", "full").await, Err(Code::ResourceExhausted));
-        assert!(cluster.server.get("snapshots", "full").is_none());
+    for (name, code) in [("full", Code::ResourceExhausted), ("restless", Code::FailedPrecondition)] {
+        for _ in 0..2 {
+            assert_eq!(cluster.snapshot("v", name).await, Err(code));
+            assert!(cluster.server.get("snapshots", name).is_none());
+        }
     }
     cluster.server.refuse("snapshots", 422, "TooManySnapshots", why);
     assert_eq!(cluster.snapshot("v", "t").await, Err(Code::ResourceExhausted));

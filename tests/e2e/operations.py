@@ -95,6 +95,18 @@ def frozen(host):
         child = freezer(60000)
         child.stdin.close()
         expect(child.wait(20) == 0 and writes_in_time(place, 20), "the end of the engine does not thaw")
+        # Mounted where the engine does not see it: what was to rest does not, so there is no snapshot.
+        run("umount", place)
+        elsewhere = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c",
+                                      'mount "$0" "$1" && echo mounted && read -r _', device, place],
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        expect(elsewhere.stdout.readline() == "mounted\n", "not mounted in another namespace")
+        text = refused(host, "snapshot", "create", volume, "unseen", "--freeze")
+        expect("does not see" in text, text)
+        elsewhere.stdin.close()
+        elsewhere.wait()
+        run("mount", device, place)
+        freezers_killed(host, volume, place)
         # Somebody else has frozen it: no snapshot, and it stays as they have it.
         run("fsfreeze", "--freeze", place)
         text = refused(host, "snapshot", "create", volume, "never", "--freeze")
@@ -105,13 +117,49 @@ def frozen(host):
             note.write(place)
         kill(host.status(volume)["engine_pid"], signal.SIGKILL)
         expect(writes_in_time(place, 60), "the next engine does not thaw what the one before has left frozen")
-        expect(len(host.json("snapshot", "ls", volume)) == 2, "a refused snapshot is there")
+        expect(live(host, volume) == {"hot", "cold"}, f"a refused snapshot is there: {live(host, volume)}")
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", place], capture_output=True)
         run("umount", place)
     limits(host, volume)
     host.ctl("down", volume)
-    shown("a snapshot of a frozen ext4 needs no journal; it thaws by limit, by the engine's end, and after both died")
+    shown("a snapshot of a frozen ext4 needs no journal, and there is none where it cannot freeze; it thaws by limit, by the engine's end, "
+          "and after both died")
+
+
+def live(host, volume):
+    return {s["name"] for s in host.json("snapshot", "ls", volume) if not s.get("removed")}
+
+
+def freezers_killed(host, volume, place):
+    """The process that freezes is killed at any moment: what is called a snapshot of a frozen file system is one, and all write."""
+    over, delay, made, late = threading.Event(), [0.0], 0, 0
+
+    def killer():
+        while not over.is_set():
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+                    if b"fs-freeze" in words and place.encode() in words:
+                        time.sleep(delay[0])
+                        os.kill(int(pid), signal.SIGKILL)
+                except (OSError, ProcessLookupError):
+                    pass
+    thread = threading.Thread(target=killer)
+    thread.start()
+    for n in range(20):
+        name, delay[0] = f"killed-{n}", n % 10 * 0.02
+        done = host.ctl("snapshot", "create", volume, name, "--freeze", check=False)
+        expect((done.returncode == 0) == (name in live(host, volume)), f"{name}: {done.stdout}{done.stderr}")
+        if done.returncode == 0:
+            made += 1
+            expect(not needs_recovery(host, volume, name), "the journal of a snapshot whose freezer was killed is not empty")
+            host.ctl("snapshot", "rm", volume, name)
+        late += "removed again" in done.stderr
+        expect(writes_in_time(place, 30), "the file system is frozen though its freezer is dead")
+    over.set()
+    thread.join()
+    print(f"of 20 snapshots whose freezers were killed {made} were taken in time, and {late} too late")
 
 
 def limits(host, volume):

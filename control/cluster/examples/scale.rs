@@ -11,7 +11,8 @@ use std::time::Duration;
 use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, RebuildLimits,
+    ReplicaView,
 };
 use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -197,11 +198,17 @@ impl Agent for PretendedNode {
         Ok(())
     }
 
-    async fn limit_rebuilds(&self, _: &str, _: u64) -> Result<(), AgentError> {
+    async fn limit_rebuilds(&self, _: &str, _: RebuildLimits) -> Result<(), AgentError> {
         Ok(())
     }
 
-    async fn take_snapshot(&self, _: &str, _: &str, _: &BTreeMap<String, String>) -> Result<(), AgentError> {
+    async fn take_snapshot(
+        &self,
+        _: &str,
+        _: &str,
+        _: &BTreeMap<String, String>,
+        _: bool,
+    ) -> Result<(), AgentError> {
         Err(AgentError::Unbuilt("nothing is snapshotted here".to_owned()))
     }
 

@@ -88,6 +88,15 @@ impl std::fmt::Display for DeviceId {
     }
 }
 
+/// How the rebuilds of a volume are held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RebuildLimits {
+    /// Bytes that all of them together may copy in a second; 0: as much as they can.
+    pub bytes_per_second: u64,
+    /// How much each copies at once, in Longhorn's count of files: 1 is the least; 0: the engine does not tell.
+    pub at_once: u32,
+}
+
 /// What an engine says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineView {
@@ -107,8 +116,8 @@ pub struct EngineView {
     pub expanding: bool,
     /// Beyond them it takes no snapshot.
     pub snapshot_limits: SnapshotLimits,
-    /// Bytes that its rebuilds may copy in a second; 0: as much as they can.
-    pub rebuild_rate: u64,
+    /// How its rebuilds are held back.
+    pub rebuild_limits: RebuildLimits,
     /// Its replicas.
     pub replicas: Vec<EngineReplica>,
     /// The layers, base first, the head last; `None`: the engine has not told them.
@@ -189,6 +198,9 @@ pub enum AgentError {
     /// It would be beyond the volume's limits, until room is made.
     #[error("{0}")]
     NoRoom(String),
+    /// The file system should have been frozen for a snapshot, and was not: there is no snapshot.
+    #[error("{0}")]
+    NotFrozen(String),
     /// It was refused or failed.
     #[error("{0}")]
     Failed(String),
@@ -268,15 +280,17 @@ pub trait Agent: Send + Sync + 'static {
     /// Limits the snapshots that a running engine takes from now on.
     async fn limit_snapshots(&self, engine: &str, limits: SnapshotLimits) -> Result<(), AgentError>;
 
-    /// Lets the rebuilds of a running engine copy so many bytes in a second from now on; 0: as much as they can.
-    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError>;
+    /// Holds back the rebuilds of a running engine from now on.
+    async fn limit_rebuilds(&self, engine: &str, limits: RebuildLimits) -> Result<(), AgentError>;
 
-    /// Takes a snapshot.
+    /// Takes a snapshot. With `freeze` the file system that is mounted from the volume rests meanwhile, if one is; refused
+    /// ([`AgentError::NotFrozen`]) where it cannot.
     async fn take_snapshot(
         &self,
         engine: &str,
         name: &str,
         labels: &BTreeMap<String, String>,
+        freeze: bool,
     ) -> Result<(), AgentError>;
 
     /// Marks a snapshot for removal.

@@ -7,6 +7,7 @@
 mod alone;
 mod authority;
 mod cache;
+mod capacity;
 mod certificate;
 mod clients;
 mod desk;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use control::logging::{self, Level};
 use lh_block::REPLICAS_MAX;
 
-use crate::api::{AutoBalance, DataLocality};
+use crate::api::{AutoBalance, DataLocality, Toggle};
 use crate::plan::drain::DrainPolicy;
 use crate::plan::orphan::AutoDeletion;
 use crate::plan::pods::{NodeDown, Remount};
@@ -55,7 +55,8 @@ const fn stored(name: &'static str, default: &'static str, form: Form, idle: &'s
 }
 
 const NO_BACKUPS: &str = "backups are not built yet";
-const NO_CHECKSUMS: &str = "checksums of snapshots are taken by rebuilds, scrubs and whoever asks for them (SnapshotHash), and not by a schedule";
+/// Also what there is to say of a volume's own word.
+pub(crate) const NO_CHECKSUMS: &str = "checksums of snapshots are taken by rebuilds, scrubs and whoever asks for them (SnapshotHash), and not by a schedule";
 
 const LOCALITY: Form = Form::Word(&["disabled", "best-effort", "strict-local"]);
 const BALANCE: Form = Form::Word(&["disabled", "least-effort", "best-effort"]);
@@ -93,12 +94,7 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("concurrent-replica-rebuild-per-node-limit", "5", Form::Number(0, 1000)),
     acts("create-default-disk-labeled-nodes", "false", Form::Bool),
     acts("csi-allowed-topology-keys", "", Form::Text),
-    stored(
-        "csi-storage-capacity-tracking",
-        "false",
-        Form::Bool,
-        "the driver tells capacities, and csi-provisioner is not told to publish them (--enable-capacity)",
-    ),
+    acts("csi-storage-capacity-tracking", "false", Form::Bool),
     stored("default-backup-block-size", "2", Form::Number(2, 16), NO_BACKUPS),
     acts("default-data-locality", "disabled", LOCALITY),
     acts("default-data-path", "/var/lib/longhorn/", Form::Text),
@@ -118,12 +114,7 @@ pub const DEFINITIONS: &[Definition] = &[
         Form::Bool,
         "a rebuild always compares by checksums and copies what differs",
     ),
-    stored(
-        "freeze-filesystem-for-snapshot",
-        "false",
-        Form::Bool,
-        "file systems are not frozen for snapshots yet",
-    ),
+    acts("freeze-filesystem-for-snapshot", "false", Form::Bool),
     acts("log-level", "Info", Form::AnyCase(&["Panic", "Fatal", "Error", "Warn", "Info", "Debug", "Trace"])),
     stored("node-disk-health-monitoring", "true", Form::Bool, "what disks tell of their health is not read"),
     acts("node-down-pod-deletion-policy", "do-nothing", NODE_DOWN),
@@ -134,6 +125,7 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("remove-snapshots-during-filesystem-trim", "false", Form::Bool),
     acts("replica-auto-balance", "disabled", BALANCE),
     acts("replica-disk-soft-anti-affinity", "true", Form::Bool),
+    acts("replica-rebuild-concurrent-sync-limit", "1", Form::Number(1, 5)),
     acts("replica-rebuilding-bandwidth-limit", "0", Form::Number(0, 1_000_000)),
     acts("replica-replenishment-wait-interval", "600", Form::Number(0, 1_000_000)),
     acts("replica-soft-anti-affinity", "false", Form::Bool),
@@ -345,6 +337,12 @@ impl Settings {
         own.unwrap_or_else(|| self.number("replica-rebuilding-bandwidth-limit")).saturating_mul(MEGABYTE)
     }
 
+    /// How much a rebuild of a volume copies at once, in Longhorn's count of files, of which itself says so much, or nothing (0).
+    pub fn rebuild_concurrency(&self, own: i64) -> u32 {
+        let own = u32::try_from(own).ok().filter(|own| *own > 0);
+        own.unwrap_or_else(|| self.number32("replica-rebuild-concurrent-sync-limit"))
+    }
+
     /// A volume that rests and lacks replicas is attached to be rebuilt, if it does not say.
     pub fn offline_rebuilding(&self) -> bool {
         self.flag("offline-replica-rebuilding")
@@ -403,6 +401,20 @@ impl Settings {
     /// Snapshots go with what is trimmed, for volumes that do not say.
     pub fn trim_removes_snapshots(&self) -> bool {
         self.flag("remove-snapshots-during-filesystem-trim")
+    }
+
+    /// The scheduler places pods where there is room for the volumes that are made for them.
+    pub fn tracks_capacity(&self) -> bool {
+        self.flag("csi-storage-capacity-tracking")
+    }
+
+    /// The file system on a volume that says so, or leaves it to the setting, rests while a snapshot is taken.
+    pub fn freezes(&self, own: Toggle) -> bool {
+        match own {
+            Toggle::Enabled => true,
+            Toggle::Disabled => false,
+            Toggle::Ignored => self.flag("freeze-filesystem-for-snapshot"),
+        }
     }
 
     /// Most snapshots of a volume that does not say.

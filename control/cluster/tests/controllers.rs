@@ -59,19 +59,27 @@ async fn a_volume_from_its_creation_to_its_end() {
         })
         .await;
 
-    let rate = |c: &Cluster| c.machine().engines["demo-e-0"][0].rebuild_rate;
-    assert_eq!(rate(&cluster), 0, "what the settings say");
+    let rebuilds = |c: &Cluster| {
+        let limits = c.machine().engines["demo-e-0"][0].rebuild_limits;
+        (limits.bytes_per_second, limits.at_once)
+    };
+    assert_eq!(rebuilds(&cluster), (0, 1), "what the settings say");
     cluster.server.apply("settings", "replica-rebuilding-bandwidth-limit", &json!({ "value": "50" }));
-    cluster.wait("rebuilds are held back", |c| rate(c) == 50 << 20).await;
-    cluster.server.apply("volumes", "demo", &json!({ "spec": { "replicaRebuildingBandwidthLimit": 3 } }));
-    cluster.wait("as the volume itself says", |c| rate(c) == 3 << 20).await;
+    cluster.server.apply("settings", "replica-rebuild-concurrent-sync-limit", &json!({ "value": "3" }));
+    cluster.wait("rebuilds are held back", |c| rebuilds(c) == (50 << 20, 3)).await;
+    let own = json!({ "spec": { "replicaRebuildingBandwidthLimit": 3, "rebuildConcurrentSyncLimit": 5 } });
+    cluster.server.apply("volumes", "demo", &own);
+    cluster.wait("as the volume itself says", |c| rebuilds(c) == (3 << 20, 5)).await;
+    let told =
+        |c: &Cluster| c.server.get("engines", "demo-e-0").map(|e| e["status"].clone()).unwrap_or_default();
+    cluster.wait("it says so", |c| told(c)["rebuildConcurrentSyncLimit"] == 5).await;
 
     cluster.ticket(Some("n2"));
     cluster
         .wait("attached to n2", |c| c.volume("currentNodeID") == "n2" && c.volume("state") == "attached")
         .await;
     assert!(cluster.machine().engines["demo-e-0"].iter().all(|e| e.node == "n2"), "one engine, on n2");
-    cluster.wait("the next engine is told, too", |c| rate(c) == 3 << 20).await;
+    cluster.wait("the next engine is told, too", |c| rebuilds(c) == (3 << 20, 5)).await;
     assert_eq!(cluster.volume("generation"), (2_u64 << 32).to_string());
     assert_eq!(cluster.machine().engines["demo-e-0"][0].limits, limits(7, 1 << 32), "from its start");
 
@@ -433,6 +441,42 @@ async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_
         |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
     cluster.wait("taken", taken).await;
     assert_eq!(error(&cluster), "");
+}
+
+#[tokio::test]
+async fn a_file_system_rests_for_a_snapshot_where_the_volume_or_the_setting_says_so() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 29).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    let status = |c: &Cluster, name: &str| {
+        c.server.get("snapshots", name).map(|s| s["status"].clone()).unwrap_or_default()
+    };
+    let cases =
+        [("false", "ignored"), ("true", "ignored"), ("true", "disabled"), ("false", "enabled")].into_iter();
+    for (i, (setting, own)) in cases.enumerate() {
+        let name = format!("s{i}");
+        cluster.server.apply("settings", "freeze-filesystem-for-snapshot", &json!({ "value": setting }));
+        let applied = |c: &Cluster| {
+            c.server.get("settings", "freeze-filesystem-for-snapshot").unwrap()["status"]["applied"] == true
+        };
+        cluster.wait("the setting counts", applied).await;
+        cluster.server.apply("volumes", "demo", &json!({ "spec": { "freezeFilesystemForSnapshot": own } }));
+        // Managers hear of both before they hear of what is made afterwards, on one watch each.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        cluster.server.apply("snapshots", &name, &json!({ "spec": spec }));
+        cluster.wait(&name, |c| status(c, &name)["readyToUse"] == true).await;
+    }
+    let frozen: Vec<String> = cluster.machine().frozen.iter().cloned().collect();
+    assert_eq!(frozen, ["s1", "s3"]);
+
+    cluster.machine().nothing_freezes = true;
+    cluster.server.apply("snapshots", "s4", &json!({ "spec": spec }));
+    cluster.wait("refused", |c| status(c, "s4")["error"] == "NotFrozen: it is frozen already").await;
+    assert!(!cluster.machine().snapshots.contains("s4"));
+    cluster.machine().nothing_freezes = false;
+    cluster.wait("tried again", |c| status(c, "s4")["readyToUse"] == true).await;
+    assert!(cluster.machine().frozen.contains("s4") && status(&cluster, "s4")["error"].is_null());
 }
 
 /// Asks for the migratable volume on these nodes.

@@ -33,6 +33,7 @@ impl Service {
             snapshot_max_count: i32::try_from(status.limits.snapshot_max_count).unwrap_or(i32::MAX),
             snapshot_max_size: i64::try_from(status.limits.snapshot_max_size).unwrap_or(i64::MAX),
             rebuild_rate: status.limits.rebuild_rate,
+            rebuild_concurrency: status.limits.rebuild_concurrency,
             device,
             uri,
             generation: status.generation.into(),

@@ -72,7 +72,7 @@ impl ControllerService {
             )));
         }
         let replicas = self.cluster.all::<Replica>(Some(&format!("{VOLUME_LABEL}={id}"))).await?;
-        let picture = self.cluster.picture().await?;
+        let (_, picture) = self.cluster.picture().await?;
         if let Some(why) = refuses(id, &picture, &replicas, bytes) {
             // To Kubernetes' resizer this size is infeasible: it tries seldom, and lets the claim ask for less.
             return Err(Refused::Range(why));

@@ -1,23 +1,20 @@
-//! What there is: volumes, how they are, what room is left.
-
-use std::collections::BTreeMap;
+//! What there is: volumes, and how they are.
 
 use kube::ResourceExt;
 use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment};
 
 use super::ControllerService;
 use super::volumes::{content_source, must_migrate};
+use crate::Refused;
 use crate::capability::Use;
 use crate::parameters;
 use crate::proto::csi::validate_volume_capabilities_response::Confirmed;
 use crate::proto::csi::{
-    ControllerGetVolumeRequest, ControllerGetVolumeResponse, GetCapacityRequest, GetCapacityResponse,
-    ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
-    ValidateVolumeCapabilitiesResponse, Volume as Told, VolumeCondition, controller_get_volume_response,
-    list_volumes_response,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ListVolumesRequest, ListVolumesResponse,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume as Told, VolumeCondition,
+    controller_get_volume_response, list_volumes_response,
 };
 use crate::refused::required;
-use crate::{Refused, node};
 
 impl ControllerService {
     pub(super) async fn list_volumes(
@@ -88,33 +85,6 @@ impl ControllerService {
                 message: String::new(),
             },
             Err(why) => ValidateVolumeCapabilitiesResponse { confirmed: None, message: why.to_string() },
-        })
-    }
-
-    pub(super) async fn get_capacity(
-        &self,
-        request: GetCapacityRequest,
-    ) -> Result<GetCapacityResponse, Refused> {
-        let spec = parameters::volume(&request.parameters)?;
-        let segments = request.accessible_topology.map(|t| t.segments).unwrap_or_default();
-        let only = segments.get(node::HOST);
-        let picture = self.cluster.picture().await?;
-        let want = lh_cluster::schedule::Want {
-            node_selector: spec.node_selector.iter().cloned().collect(),
-            disk_selector: spec.disk_selector.iter().cloned().collect(),
-            tagged_nodes_serve_all: true,
-            tagged_disks_serve_all: true,
-            ..lh_cluster::schedule::Want::default()
-        };
-        let rooms: BTreeMap<_, u64> =
-            picture.rooms(&want).into_iter().filter(|(at, _)| only.is_none_or(|n| *n == at.node)).collect();
-        let sum = rooms.values().fold(0_u64, |sum, room| sum.saturating_add(*room));
-        let largest = rooms.values().copied().max().unwrap_or_default();
-        let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        Ok(GetCapacityResponse {
-            available_capacity: bytes(sum),
-            maximum_volume_size: Some(bytes(largest)),
-            minimum_volume_size: None,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use lh_cluster::api::{Snapshot, SnapshotSpec};
-use lh_cluster::plan::snapshot::refusal;
+use lh_cluster::plan::snapshot::Refusal;
 
 use super::ControllerService;
 use super::look::page;
@@ -64,8 +64,8 @@ impl ControllerService {
         }
         let taken =
             self.cluster.wait::<Snapshot, Snapshot>(name, "the snapshot is being taken", is_taken).await;
-        if let Err(Refused::Exhausted(_)) = taken {
-            // Nobody takes it unasked once there is room: whoever wants it then asks again.
+        if let Err(Refused::Exhausted(_) | Refused::Precondition(_)) = taken {
+            // Nobody takes it unasked once it could be: whoever wants it then asks again.
             self.cluster.delete::<Snapshot>(name).await?;
         }
         taken
@@ -153,8 +153,10 @@ fn is_taken(snapshot: Option<&Snapshot>) -> Result<Option<Snapshot>, Refused> {
         return Err(Refused::NotYet("the snapshot was removed meanwhile".to_owned()));
     };
     let status = snapshot.status.clone().unwrap_or_default();
-    if let Some(why) = refusal(&status) {
-        return Err(Refused::Exhausted(why.to_owned()));
+    match Refusal::of(&status) {
+        Some(Refusal::NoRoom(why)) => return Err(Refused::Exhausted(why.to_owned())),
+        Some(Refusal::NotFrozen(why)) => return Err(Refused::Precondition(why.to_owned())),
+        None => {}
     }
     if !status.error.is_empty() {
         return Err(Refused::Failed(status.error));

@@ -13,7 +13,7 @@ use api_server::ApiServer;
 use csi::proto::csi as proto;
 use csi::{Options, Source, run};
 use lh_cluster::api::SnapshotStatus;
-use lh_cluster::plan::snapshot::refused;
+use lh_cluster::plan::snapshot::Refusal;
 use proto::controller_client::ControllerClient;
 use proto::volume_capability::access_mode::Mode;
 use proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
@@ -241,8 +241,14 @@ async fn manage(server: ApiServer) {
         for snapshot in server.all("snapshots") {
             let name = snapshot["metadata"]["name"].as_str().unwrap();
             // Its engine counts otherwise than who asks beforehand.
-            if name == "full" || snapshot["spec"]["volume"] == "full" {
-                let refused = refused(SnapshotStatus::default(), "the volume has as many as it may");
+            let refusal = match name {
+                _ if snapshot["spec"]["volume"] == "full" => Some(Refusal::NoRoom("the volume has as many as it may")),
+                "full" => Some(Refusal::NoRoom("the volume has as many as it may")),
+                "restless" => Some(Refusal::NotFrozen("it is frozen already")),
+                _ => None,
+            };
+            if let Some(refusal) = refusal {
+                let refused = refusal.told(SnapshotStatus::default());
                 server.apply("snapshots", name, &json!({ "status": refused }));
             } else if snapshot["status"]["readyToUse"] != true {
                 server.apply(

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use lh_ring::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::mounts::mount_of;
+use crate::mounts::{kind_mounted_anywhere, mount_of};
 
 /// How long a file system may be frozen: programs that write wait so long at most. A snapshot takes milliseconds, but
 /// may wait for one before it.
@@ -45,16 +45,19 @@ pub(super) struct FreezeArgs {
 
 /// Freezes, waits, thaws. Does not return if the time was over: the exit status says so.
 pub(super) fn run(args: &FreezeArgs) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_millis(args.limit);
     let place = args.mount_point.display();
-    let frozen = File::open(&args.mount_point).and_then(|root| sys::freeze(&root).map(|()| root));
-    let root = match frozen {
-        Ok(root) => root,
-        Err(e) => {
-            let _ = writeln!(io::stderr(), "error: freezing {place}: {e}");
-            std::process::exit(NOT_FROZEN);
-        }
+    let not_frozen = |why: &dyn std::fmt::Display| -> ! {
+        let _ = writeln!(io::stderr(), "error: freezing {place}: {why}");
+        std::process::exit(NOT_FROZEN);
     };
+    // What is dirty is written while everybody goes on, so that freezing, for which they wait, has little left to write.
+    let synced = File::open(&args.mount_point).and_then(|root| Ok(rustix::fs::syncfs(&root).map(|()| root)?));
+    let root = synced.unwrap_or_else(|e| not_frozen(&e));
+    if wait_for_end(Instant::now()) {
+        not_frozen(&"writing what was dirty took too long");
+    }
+    let deadline = Instant::now() + Duration::from_millis(args.limit);
+    sys::freeze(&root).unwrap_or_else(|e| not_frozen(&e));
     // From here on every way leads to the thaw.
     let said = writeln!(io::stdout(), "{FROZEN}").and_then(|()| io::stdout().flush());
     let in_time = said.is_ok() && wait_for_end(deadline);
@@ -66,19 +69,17 @@ pub(super) fn run(args: &FreezeArgs) -> Result<()> {
     Ok(())
 }
 
-/// True once the other end of standard input is closed; false if the time is over first.
+/// True once the other end of standard input is closed; false if the time is over first. It is looked at once in any case.
 fn wait_for_end(deadline: Instant) -> bool {
     let stdin = io::stdin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         let mut wait = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
         match poll(&mut wait, timeout) {
             // Nothing is ever written to it: what is to be read is its end.
             Ok(ready) if ready > 0 => return true,
+            Ok(_) | Err(nix::errno::Errno::EINTR) if left.is_zero() => return false,
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(_) => return false,
         }
@@ -98,9 +99,17 @@ impl Frozen {
     /// Freezes the file system that is mounted from a volume's device. `None`: none is.
     ///
     /// # Errors
-    /// It cannot be frozen: it is frozen already, of a kind that does not freeze, or does not come to rest in time.
+    /// It cannot be frozen: it is frozen already, of a kind that does not freeze, does not come to rest in time, or is mounted
+    /// where this process does not see it.
     pub(super) fn of_device(volume: &str, device: &Path) -> Result<Option<Self>> {
-        let Some(mount_point) = mount_of(device)? else { return Ok(None) };
+        let Some(mount_point) = mount_of(device)? else {
+            return match kind_mounted_anywhere(device)? {
+                Some(kind) => {
+                    bail!("the {kind} on {} is mounted where its engine does not see it", device.display())
+                }
+                None => Ok(None),
+            };
+        };
         let program = std::env::current_exe().context("this program's own path")?;
         let note = note(volume);
         std::fs::write(&note, mount_point.as_os_str().as_encoded_bytes())

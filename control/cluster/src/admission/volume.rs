@@ -3,10 +3,10 @@
 use kube::ResourceExt;
 
 use super::{Change, Facts, Verdict};
-use crate::api::{DataLocality, Int64Text, Toggle, Volume, VolumeSpec, VolumeState};
+use crate::api::{DataLocality, Int64Text, SnapshotIntegrity, Volume, VolumeSpec, VolumeState};
 use crate::plan::growth::refuses;
 use crate::plan::volume::{CLONED, unbuilt};
-use crate::settings::Settings;
+use crate::settings::{NO_CHECKSUMS, Settings};
 
 /// Volumes are whole pieces of this many bytes, as Longhorn's are: its backups copy blocks of that size.
 const PIECE: i64 = 2 << 20;
@@ -48,6 +48,7 @@ fn whole(size: Int64Text) -> Int64Text {
 }
 
 pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
+    let mut warnings = Vec::new();
     match change {
         Change::Create(new) => {
             let name = new.name_any();
@@ -64,20 +65,29 @@ pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
             if let Some(what) = unbuilt(&new.spec) {
                 return Err(format!("this version cannot do that yet: {what}"));
             }
-            freezes_nothing(&new.spec)?;
             snapshot_limits(&new.spec)?;
             stays_where_its_replica_is(&new.spec)?;
+            warnings.extend(idle(&VolumeSpec::default(), &new.spec));
         }
         Change::Update { old, new } => {
             // One that goes only loses its finalizers.
             if new.metadata.deletion_timestamp.is_none() && new.spec != old.spec {
                 judge_update(old, new)?;
                 has_room(old, new, facts)?;
+                warnings.extend(idle(&old.spec, &new.spec));
             }
         }
         Change::Delete(_) => {}
     }
-    Ok(Vec::new())
+    Ok(warnings)
+}
+
+/// What to know of a wish that is stored, and on which nothing acts, of those that were not there before.
+fn idle(before: &VolumeSpec, after: &VolumeSpec) -> Option<String> {
+    let (was, is) = (before.snapshot_data_integrity, after.snapshot_data_integrity);
+    let is_wish = matches!(is, SnapshotIntegrity::Enabled | SnapshotIntegrity::FastCheck);
+    (is_wish && was != is)
+        .then(|| format!("spec.snapshotDataIntegrity is stored and nothing acts on it: {NO_CHECKSUMS}"))
 }
 
 fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
@@ -94,9 +104,6 @@ fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
     }
     if let (None, Some(what)) = (unbuilt(before), unbuilt(after)) {
         return Err(format!("this version cannot do that yet: {what}"));
-    }
-    if before.freeze_filesystem_for_snapshot != after.freeze_filesystem_for_snapshot {
-        freezes_nothing(after)?;
     }
     if before.snapshot_max_count != after.snapshot_max_count
         || before.snapshot_max_size != after.snapshot_max_size
@@ -152,17 +159,6 @@ fn has_room(old: &Volume, new: &Volume, facts: &Facts) -> Result<(), String> {
 fn stays_where_its_replica_is(spec: &VolumeSpec) -> Result<(), String> {
     if spec.migratable && spec.data_locality == DataLocality::StrictLocal {
         return Err("a strict-local volume is used where its replica is and does not migrate: choose another dataLocality"
-            .to_owned());
-    }
-    Ok(())
-}
-
-/// Whoever asks for snapshots of a file system at rest would take others for it. A volume that has been Longhorn's and has asked
-/// for it goes on without.
-fn freezes_nothing(spec: &VolumeSpec) -> Result<(), String> {
-    if spec.freeze_filesystem_for_snapshot == Toggle::Enabled {
-        return Err("this version cannot do that yet: file systems that are frozen for a snapshot \
-                    (freezeFilesystemForSnapshot); a snapshot is as after a power cut, which file systems recover from"
             .to_owned());
     }
     Ok(())
@@ -262,7 +258,6 @@ mod tests {
         let cases: &[Case] = &[
             (|s| s.size = Int64Text(0), "spec.size is missing"),
             (|s| s.encrypted = true, "encryption"),
-            (|s| s.freeze_filesystem_for_snapshot = Toggle::Enabled, "frozen for a snapshot"),
             (|s| s.data_source = "nonsense".into(), "dataSource"),
             (|s| s.snapshot_max_count = 1, "2 to 250"),
             (|s| s.snapshot_max_size = Int64Text(2 * GIB - 1), "twice"),
@@ -277,6 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn whoever_sets_what_nothing_acts_on_is_told_so_once() {
+        let wishes = |s: &mut VolumeSpec| s.snapshot_data_integrity = SnapshotIntegrity::FastCheck;
+        let warned = judge(Change::Create(&volume(wishes))).unwrap();
+        assert!(matches!(&warned[..], [text] if text.contains("spec.snapshotDataIntegrity")), "{warned:?}");
+        assert_eq!(judge(Change::Create(&volume(|_| {}))).unwrap(), Vec::<String>::new());
+        let (plain, old) = (volume(|_| {}), volume(wishes));
+        let mut other = volume(wishes);
+        other.spec.number_of_replicas = 2;
+        let update = |old, new| judge(Change::Update { old, new }).unwrap().len();
+        assert_eq!((update(&plain, &old), update(&old, &other), update(&old, &plain)), (1, 0, 0));
+    }
+
+    #[test]
     fn what_a_volume_was_made_of_does_not_change() {
         let old = in_state(VolumeState::Detached, |_| {});
         let cases: &[Case] = &[
@@ -284,7 +292,6 @@ mod tests {
             (|s| s.from_backup = "s3://b".into(), "spec.fromBackup"),
             (|s| s.backing_image = "image".into(), "spec.backingImage"),
             (|s| s.encrypted = true, "encryption"),
-            (|s| s.freeze_filesystem_for_snapshot = Toggle::Enabled, "frozen for a snapshot"),
             (|s| s.snapshot_max_count = 1, "2 to 250"),
         ];
         for (change, says) in cases {
@@ -292,14 +299,6 @@ mod tests {
             assert!(refused.contains(says), "{refused}");
         }
         judge(Change::Update { old: &old, new: &volume(|s| s.size = Int64Text(2 * GIB)) }).unwrap();
-        // One that was Longhorn's goes on, and may give the wish up.
-        let freezes: fn(&mut VolumeSpec) = |s| s.freeze_filesystem_for_snapshot = Toggle::Enabled;
-        let old = in_state(VolumeState::Detached, freezes);
-        for next in [freezes, |_| {}] {
-            let mut new = volume(next);
-            new.spec.number_of_replicas = 2;
-            judge(Change::Update { old: &old, new: &new }).unwrap();
-        }
     }
 
     #[test]

@@ -14,7 +14,10 @@ use control::logging::Level;
 use tonic::async_trait;
 
 use super::local;
-use super::{Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, ReplicaView, TrimView};
+use super::{
+    Agent, AgentError, DiskView, EngineStart, EngineView, Part, ProcessView, RebuildLimits, ReplicaView,
+    TrimView,
+};
 use crate::api::{ReplicaSpec, SnapshotLimits};
 
 /// How long a call may take. What a healthy engine is asked to change takes it less than a second; one that waits for its
@@ -135,8 +138,8 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         self.ends("to limit snapshots", self.node.limit_snapshots(engine, limits)).await
     }
 
-    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
-        self.ends("to limit rebuilds", self.node.limit_rebuilds(engine, bytes_per_second)).await
+    async fn limit_rebuilds(&self, engine: &str, limits: RebuildLimits) -> Result<(), AgentError> {
+        self.ends("to limit rebuilds", self.node.limit_rebuilds(engine, limits)).await
     }
 
     async fn take_snapshot(
@@ -144,8 +147,9 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         engine: &str,
         name: &str,
         labels: &BTreeMap<String, String>,
+        freeze: bool,
     ) -> Result<(), AgentError> {
-        self.ends("to take a snapshot", self.node.take_snapshot(engine, name, labels)).await
+        self.ends("to take a snapshot", self.node.take_snapshot(engine, name, labels, freeze)).await
     }
 
     async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {

@@ -20,8 +20,8 @@ use control::proto::node::file_systems_client::FileSystemsClient;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::{
-    self, VolumeExpandRequest, VolumeSnapshotMaxCountSetRequest, VolumeSnapshotMaxSizeSetRequest,
-    VolumeSnapshotRequest,
+    self, ReplicaRebuildConcurrentSyncLimitSetRequest, VolumeExpandRequest, VolumeSnapshotMaxCountSetRequest,
+    VolumeSnapshotMaxSizeSetRequest, VolumeSnapshotRequest,
 };
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, RebuildRate, ReplicaName, SnapshotName};
@@ -35,7 +35,7 @@ use super::device::device_at;
 use super::disk::is_disk;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
-    ReplicaView, TrimView, engine_command, inspect, level, refusal, replica_command,
+    RebuildLimits, ReplicaView, TrimView, engine_command, inspect, level, refusal, replica_command,
 };
 use crate::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
@@ -207,7 +207,10 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
             bytes: u64::try_from(volume.snapshot_max_size).unwrap_or_default(),
         },
         replicas: replicas.into_iter().map(replica).collect(),
-        rebuild_rate: volume.rebuild_rate,
+        rebuild_limits: RebuildLimits {
+            bytes_per_second: volume.rebuild_rate,
+            at_once: volume.rebuild_concurrency,
+        },
         device: None,
         chain: None,
         relay_from: volume.relay_from,
@@ -363,9 +366,15 @@ impl Agent for LocalAgent {
         size.map(drop).map_err(|e| refusal(&e))
     }
 
-    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
-        let answer = self.operations(engine).await?.rebuild_rate_set(RebuildRate { bytes_per_second }).await;
-        answer.map(drop).map_err(|e| refusal(&e))
+    async fn limit_rebuilds(&self, engine: &str, limits: RebuildLimits) -> Result<(), AgentError> {
+        let rate = RebuildRate { bytes_per_second: limits.bytes_per_second };
+        let rate = self.operations(engine).await?.rebuild_rate_set(rate).await;
+        rate.map_err(|e| refusal(&e))?;
+        let limit = i32::try_from(limits.at_once).unwrap_or(i32::MAX);
+        let mut client = ControllerServiceClient::new(self.channel(engine).await?);
+        let request = ReplicaRebuildConcurrentSyncLimitSetRequest { limit };
+        let at_once = client.replica_rebuild_concurrent_sync_limit_set(request).await;
+        at_once.map(drop).map_err(|e| refusal(&e))
     }
 
     async fn take_snapshot(
@@ -373,13 +382,17 @@ impl Agent for LocalAgent {
         engine: &str,
         name: &str,
         labels: &BTreeMap<String, String>,
+        freeze: bool,
     ) -> Result<(), AgentError> {
         let mut client = ControllerServiceClient::new(self.channel(engine).await?);
         let labels = labels.clone().into_iter().collect();
-        let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: false };
+        let request = VolumeSnapshotRequest { name: name.to_owned(), labels, freeze_filesystem: freeze };
         match client.volume_snapshot(request).await {
             Err(status) if status.code() == Code::ResourceExhausted => {
                 Err(AgentError::NoRoom(status.message().to_owned()))
+            }
+            Err(status) if status.code() == Code::Aborted => {
+                Err(AgentError::NotFrozen(status.message().to_owned()))
             }
             Err(status) if status.code() != Code::AlreadyExists => Err(refusal(&status)),
             Ok(_) | Err(_) => Ok(()),

@@ -66,7 +66,7 @@ pub struct EngineSpec {
     /// The node.
     #[serde(rename = "nodeID", skip_serializing_if = "is_default")]
     pub node_id: String,
-    /// How many replicas a rebuild copies from at once; 0 for the setting.
+    /// How much a rebuild copies at once, in Longhorn's count of files; 0 for the setting.
     #[serde(skip_serializing_if = "is_default")]
     pub rebuild_concurrent_sync_limit: i64,
     /// Where the engine reaches its replicas, by name.
@@ -215,7 +215,7 @@ pub struct EngineStatus {
     #[serde(skip_serializing_if = "is_default", deserialize_with = "null_is_default")]
     #[schemars(extend("nullable" = true))]
     pub purge_status: BTreeMap<String, PurgeProgress>,
-    /// How many replicas a rebuild copies from at once; 0 for the setting.
+    /// How much a rebuild copies at once, in Longhorn's count of files; 0 for the setting.
     #[serde(skip_serializing_if = "is_default")]
     pub rebuild_concurrent_sync_limit: i64,
     /// Rebuilds in progress, by the replica's address.

@@ -149,8 +149,9 @@ pub struct VolumeSpec {
     pub number_of_replicas: i64,
     /// A degraded volume that is detached is attached to be rebuilt.
     pub offline_rebuilding: Toggle,
-    /// How many replicas a rebuild copies from at once; 0 for the setting.
+    /// How much a rebuild copies at once, in Longhorn's count of files; 0 for the setting.
     #[serde(skip_serializing_if = "is_default")]
+    #[schemars(range(min = 0, max = 5))]
     pub rebuild_concurrent_sync_limit: i64,
     /// Whether replicas are moved to spread evenly.
     #[serde(skip_serializing_if = "is_default")]

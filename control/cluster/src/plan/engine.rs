@@ -14,7 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::upgrade::{self, Programs, UPGRADED};
 use super::{Event, age, written};
-use crate::agent::{DeviceId, EngineReplica, EngineView, ProcessView};
+use crate::agent::{DeviceId, EngineReplica, EngineView, ProcessView, RebuildLimits};
 use crate::api::{
     Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
     ReplicaMode, SnapshotInfo, SnapshotLimits,
@@ -44,8 +44,8 @@ pub struct Observed<'a> {
     pub view: Option<&'a EngineView>,
     /// Where relays reach it, if it is one that listens.
     pub relay_address: &'a str,
-    /// Bytes that its rebuilds should copy in a second at most, 0 for any number; `None`: nobody here knows.
-    pub rebuild_rate: Option<u64>,
+    /// How its rebuilds should be held back; `None`: nobody here knows.
+    pub rebuild_limits: Option<RebuildLimits>,
     /// The time.
     pub now: Timestamp,
 }
@@ -79,8 +79,8 @@ pub enum Action {
     Expand(u64),
     /// Let the engine take so many snapshots from now on.
     LimitSnapshots(SnapshotLimits),
-    /// Let its rebuilds copy so many bytes in a second from now on.
-    LimitRebuilds(u64),
+    /// Hold back its rebuilds from now on.
+    LimitRebuilds(RebuildLimits),
     /// Write the engine's status.
     SetStatus(Box<EngineStatus>),
     /// Tell people.
@@ -245,6 +245,7 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     }
     status.snapshot_max_count = view.snapshot_limits.count.into();
     status.snapshot_max_size = Int64Text::of_bytes(view.snapshot_limits.bytes);
+    status.rebuild_concurrent_sync_limit = view.rebuild_limits.at_once.into();
     // Before it is up, too: the one that it waits for may be among them.
     let has = |name: &String| view.replicas.iter().any(|r| r.name == *name);
     for (name, address) in spec.replica_address_map.iter().filter(|(name, _)| !has(name)) {
@@ -273,9 +274,12 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     if view.snapshot_limits != spec.snapshot_limits() {
         actions.push(Action::LimitSnapshots(spec.snapshot_limits()));
     }
-    if let Some(rate) = o.rebuild_rate.filter(|rate| *rate != view.rebuild_rate) {
-        actions.push(Action::LimitRebuilds(rate));
-    }
+    let differ = |wanted: &RebuildLimits| {
+        let now = view.rebuild_limits;
+        let can_copy_more = now.at_once > 0;
+        wanted.bytes_per_second != now.bytes_per_second || can_copy_more && wanted.at_once != now.at_once
+    };
+    actions.extend(o.rebuild_limits.filter(differ).map(Action::LimitRebuilds));
     status.is_expanding = view.expanding;
     let wanted = spec.volume_size.bytes();
     if view.size < wanted && !view.expanding {

@@ -54,18 +54,43 @@ pub enum Action {
     SetStatus(Box<SnapshotStatus>),
 }
 
-/// How the error of a snapshot begins that its engine refused for the volume's limits.
-const REFUSED: &str = "TooManySnapshots: ";
+/// How the error of a snapshot begins that its engine refused.
+const NO_ROOM: &str = "TooManySnapshots: ";
+const NOT_FROZEN: &str = "NotFrozen: ";
 
-/// What a snapshot says of itself that its engine refused for the volume's limits, in these words. It is asked for again
-/// whenever the engine tells of something new; the volume is not attached for that alone.
-pub fn refused(status: SnapshotStatus, why: &str) -> SnapshotStatus {
-    SnapshotStatus { error: format!("{REFUSED}{why}"), ..status }
+/// Why an engine refused a snapshot, in its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal<'a> {
+    /// The volume's limits leave no room. It is asked for again whenever the engine tells of something new; the volume is not
+    /// attached for that alone.
+    NoRoom(&'a str),
+    /// The file system could not be frozen. It is asked for again until it can, or is not mounted any more.
+    NotFrozen(&'a str),
 }
 
-/// Why the engine refused a snapshot for the volume's limits; `None`: it did not, or has taken it since.
-pub fn refusal(status: &SnapshotStatus) -> Option<&str> {
-    status.error.strip_prefix(REFUSED)
+impl<'a> Refusal<'a> {
+    /// Why the engine refused a snapshot that says this of itself; `None`: it did not, or has taken it since.
+    pub fn of(status: &'a SnapshotStatus) -> Option<Self> {
+        let error = status.error.as_str();
+        let no_room = error.strip_prefix(NO_ROOM).map(Self::NoRoom);
+        no_room.or_else(|| error.strip_prefix(NOT_FROZEN).map(Self::NotFrozen))
+    }
+
+    /// What the snapshot says of itself.
+    pub fn told(self, status: SnapshotStatus) -> SnapshotStatus {
+        let (begin, why) = match self {
+            Self::NoRoom(why) => (NO_ROOM, why),
+            Self::NotFrozen(why) => (NOT_FROZEN, why),
+        };
+        SnapshotStatus { error: format!("{begin}{why}"), ..status }
+    }
+
+    /// The engine's words.
+    pub const fn why(self) -> &'a str {
+        match self {
+            Self::NoRoom(why) | Self::NotFrozen(why) => why,
+        }
+    }
 }
 
 fn name(snapshot: &Snapshot) -> &str {
@@ -92,8 +117,8 @@ pub fn needs_engine(o: &Observed<'_>) -> bool {
     let volume_stays = o.volume.is_some_and(|v| v.metadata.deletion_timestamp.is_none());
     let status = o.snapshot.status.clone().unwrap_or_default();
     let is_going = o.snapshot.metadata.deletion_timestamp.is_some();
-    let to_take =
-        o.snapshot.spec.create_snapshot && status.creation_time.is_empty() && status.error.is_empty();
+    let may_be_taken = status.error.is_empty() || matches!(Refusal::of(&status), Some(Refusal::NotFrozen(_)));
+    let to_take = o.snapshot.spec.create_snapshot && status.creation_time.is_empty() && may_be_taken;
     volume_stays && (to_take && !is_going || is_going && is_kept(o.snapshot))
 }
 
@@ -171,7 +196,10 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             if status.restore_size == 0 {
                 status.restore_size = o.volume.map_or(0, |v| v.spec.size.0);
             }
-            status.error.clear();
+            // One that was taken after the file system thawed was removed again, and says why.
+            if !info.removed || !matches!(Refusal::of(&status), Some(Refusal::NotFrozen(_))) {
+                status.error.clear();
+            }
         }
         None if o.snapshot.spec.create_snapshot && status.creation_time.is_empty() => {
             if status.requested_time.is_empty() {
@@ -265,8 +293,9 @@ mod tests {
     fn one_that_is_refused_waits_for_room_and_keeps_no_volume_attached() {
         use InstanceState::{Running, Stopped};
         let (mut snapshot, volume) = (snapshot(), volume());
-        let status = refused(SnapshotStatus::default(), "5 are enough");
-        assert_eq!(refusal(&status), Some("5 are enough"));
+        let refusal = Refusal::NoRoom("5 are enough");
+        let status = refusal.told(SnapshotStatus::default());
+        assert_eq!(Refusal::of(&status), Some(refusal));
         snapshot.status = Some(status);
         assert_eq!(decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))), (vec![], false));
         let (actions, needed) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
@@ -274,6 +303,28 @@ mod tests {
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[("s1", false)])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
         assert!(status.ready_to_use && status.error.is_empty());
+    }
+
+    #[test]
+    fn one_whose_file_system_does_not_rest_is_tried_on_and_is_not_what_was_taken_too_late() {
+        use InstanceState::{Running, Stopped};
+        let (mut snapshot, volume) = (snapshot(), volume());
+        let refused = Refusal::NotFrozen("it is frozen already").told(SnapshotStatus::default());
+        snapshot.status = Some(refused.clone());
+        let (actions, needed) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
+        assert!(actions.contains(&Action::Take) && needed, "{actions:?}");
+        assert_eq!(
+            decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))),
+            (vec![], true),
+            "nothing is mounted then"
+        );
+        let told = |removed| {
+            let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[("s1", removed)])));
+            let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
+            (status.ready_to_use, status.error.clone())
+        };
+        assert_eq!(told(true), (false, refused.error.clone()));
+        assert_eq!(told(false), (true, String::new()));
     }
 
     #[test]
@@ -290,7 +341,7 @@ mod tests {
         assert_eq!((status.size, status.restore_size), (4096, 100));
         snapshot.status = Some((**status).clone());
         assert_eq!(decide(&snapshot, Some(&volume), Some(&taken)), (vec![], false));
-        assert_eq!(refusal(status), None);
+        assert_eq!(Refusal::of(status), None);
         // Gone behind our back: it is not taken again.
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };

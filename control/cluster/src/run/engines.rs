@@ -13,7 +13,7 @@ use super::key::lay_key;
 use super::processes::{SOON, engines_of, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, authority, programs};
-use crate::agent::{AgentError, EngineStart, Part};
+use crate::agent::{AgentError, EngineStart, Part, RebuildLimits};
 use crate::api::{DesireState, Engine, EngineSpec, Replica, Volume};
 use crate::plan::upgrade::{Images, target};
 use crate::plan::volume::volume_of_engine;
@@ -55,7 +55,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         process,
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
-        rebuild_rate: rebuild_rate(context, &resource.spec.volume_name),
+        rebuild_limits: rebuild_limits(context, &resource.spec.volume_name),
         relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
         now: Timestamp::now(),
     });
@@ -84,8 +84,8 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
             engine::Action::LimitSnapshots(limits) => {
                 refusal = context.agent.limit_snapshots(name, limits).await.err().or(refusal);
             }
-            engine::Action::LimitRebuilds(rate) => {
-                refusal = context.agent.limit_rebuilds(name, rate).await.err().or(refusal);
+            engine::Action::LimitRebuilds(limits) => {
+                refusal = context.agent.limit_rebuilds(name, limits).await.err().or(refusal);
             }
             engine::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();
@@ -112,10 +112,14 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
 }
 
-/// Bytes that a volume's rebuilds may copy in a second: its own word, or the setting's. `None` for one that is not to be here.
-fn rebuild_rate(context: &Context, volume: &str) -> Option<u64> {
-    let own = context.cache.volumes.get(volume)?.spec.replica_rebuilding_bandwidth_limit;
-    Some(context.cache.settings().rebuild_rate(own))
+/// How a volume's rebuilds are held back: by its own words, or the settings'. `None` for one that is not to be here.
+fn rebuild_limits(context: &Context, volume: &str) -> Option<RebuildLimits> {
+    let volume = context.cache.volumes.get(volume)?;
+    let settings = context.cache.settings();
+    Some(RebuildLimits {
+        bytes_per_second: settings.rebuild_rate(volume.spec.replica_rebuilding_bandwidth_limit),
+        at_once: settings.rebuild_concurrency(volume.spec.rebuild_concurrent_sync_limit),
+    })
 }
 
 /// Ends an engine that no resource names, if its volume has another one, or goes: its node was silent when a migration

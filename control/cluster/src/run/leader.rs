@@ -9,13 +9,13 @@ use kube::api::ListParams;
 use kube::core::object::HasSpec;
 use kube::{Api, Resource, ResourceExt};
 
-use super::Context;
 use super::cache::{Global, Key};
 use super::desk::{Done, Kind, ReconcileError};
 use super::key::{create_key, key_secret};
 use super::lead::Lead;
 use super::processes::engines_of;
 use super::queue::Outcome;
+use super::{Context, capacity};
 use crate::api::{
     AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
@@ -354,7 +354,7 @@ pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
     let new = SettingStatus { applied };
     let version = setting.resource_version();
     context.desk.set_status::<Setting, _>(name, version.as_deref(), &old, &new).await?;
-    Ok(Outcome::Done)
+    if name == capacity::SETTING { capacity::look(context).await } else { Ok(Outcome::Done) }
 }
 
 /// What has to be looked at anew when nodes come or go.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -14,8 +15,12 @@ use super::processes::SOON;
 use super::queue::Outcome;
 use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
+use crate::plan::snapshot::Refusal;
 use crate::plan::volume::{CLONED, pair};
 use crate::plan::{Event, snapshot};
+
+/// How long a file system that could not be frozen is left alone: whoever writes to it may have waited.
+const FREEZE_AGAIN: Duration = Duration::from_secs(15);
 
 /// Looks at a snapshot of a volume whose engine runs here.
 pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
@@ -48,10 +53,17 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 version = context.desk.set_finalizer(resource.as_ref(), false).await?;
             }
             snapshot::Action::Take => {
-                match context.agent.take_snapshot(&engine_name, name, &resource.spec.labels).await {
+                let freeze = cache.settings().freezes(volume.spec.freeze_filesystem_for_snapshot);
+                let labels = &resource.spec.labels;
+                match context.agent.take_snapshot(&engine_name, name, labels, freeze).await {
                     Ok(()) => {}
                     Err(AgentError::NoRoom(why)) => {
-                        return say_refused(context, &resource, version.as_deref(), &why).await;
+                        say_refused(context, &resource, version.as_deref(), Refusal::NoRoom(&why)).await?;
+                        return Ok(Outcome::Done);
+                    }
+                    Err(AgentError::NotFrozen(why)) => {
+                        say_refused(context, &resource, version.as_deref(), Refusal::NotFrozen(&why)).await?;
+                        return Ok(Outcome::Again(FREEZE_AGAIN));
                     }
                     Err(e) => return Err(e.into()),
                 }
@@ -72,21 +84,21 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     Ok(outcome)
 }
 
-/// Notes that the engine refused a snapshot for the volume's limits: whoever waits for it hears so at once.
+/// Notes that the engine refused a snapshot: whoever waits for it hears so at once.
 async fn say_refused(
     context: &Context,
     resource: &Snapshot,
     version: Option<&str>,
-    why: &str,
-) -> Done<Outcome> {
+    refusal: Refusal<'_>,
+) -> Done {
     let old = resource.status.clone().unwrap_or_default();
-    let new = snapshot::refused(old.clone(), why);
+    let new = refusal.told(old.clone());
     if new != old {
-        let event = Event { warning: true, reason: "SnapshotRefused", message: why.to_owned() };
-        context.desk.tell(resource, &event).await;
+        let message = refusal.why().to_owned();
+        context.desk.tell(resource, &Event { warning: true, reason: "SnapshotRefused", message }).await;
     }
     context.desk.set_status::<Snapshot, _>(&resource.name_any(), version, &old, &new).await?;
-    Ok(Outcome::Done)
+    Ok(())
 }
 
 /// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.

@@ -40,9 +40,12 @@ pub(super) async fn look(context: &Context, lead: Option<&Lead>, name: &str) -> 
         Step::Ask => {
             let told = match context.agent.trim(name, request).await {
                 Ok(state) => Told::State(state),
-                Err(AgentError::Unbuilt(why) | AgentError::NoRoom(why) | AgentError::Failed(why)) => {
-                    Told::Refused(why)
-                }
+                Err(
+                    AgentError::Unbuilt(why)
+                    | AgentError::NoRoom(why)
+                    | AgentError::NotFrozen(why)
+                    | AgentError::Failed(why),
+                ) => Told::Refused(why),
                 Err(e @ (AgentError::Away(_) | AgentError::DriverAway(_) | AgentError::Late(..))) => {
                     Told::Away(e.to_string())
                 }

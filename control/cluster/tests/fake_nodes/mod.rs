@@ -9,8 +9,8 @@ use control::logging::Level;
 use control::replica::Layer;
 use lh_block::Generation;
 use lh_cluster::agent::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, ReplicaView,
-    TrimView,
+    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, RebuildLimits,
+    ReplicaView, TrimView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -41,6 +41,10 @@ pub(crate) struct Machine {
     pub(crate) away: BTreeSet<String>,
     /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
     pub(crate) chains_are_full: bool,
+    /// No engine can freeze a file system.
+    pub(crate) nothing_freezes: bool,
+    /// Snapshots that were taken while a file system rested.
+    pub(crate) frozen: BTreeSet<String>,
     /// Engines tell of the snapshots, and remove them.
     pub(crate) chains_are_told: bool,
     /// The level at which each node was told to log, last.
@@ -56,7 +60,7 @@ pub(crate) struct FakeEngine {
     pub(crate) generation: Generation,
     pub(crate) size: u64,
     pub(crate) limits: SnapshotLimits,
-    pub(crate) rebuild_rate: u64,
+    pub(crate) rebuild_limits: RebuildLimits,
     pub(crate) replicas: BTreeMap<String, String>,
     pub(crate) relay_from: String,
 }
@@ -92,7 +96,7 @@ impl FakeAgent {
             generation: start.generation,
             size: start.spec.volume_size.bytes(),
             limits: start.spec.snapshot_limits(),
-            rebuild_rate: 0,
+            rebuild_limits: RebuildLimits { bytes_per_second: 0, at_once: 1 },
             replicas: start.spec.replica_address_map.clone(),
             relay_from: start.spec.relay_from.clone(),
         };
@@ -219,7 +223,7 @@ impl Agent for FakeAgent {
             up: !engine.relay_from.is_empty() || engine.replicas.keys().any(|name| runs(name)),
             size: engine.size,
             snapshot_limits: engine.limits,
-            rebuild_rate: engine.rebuild_rate,
+            rebuild_limits: engine.rebuild_limits,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
@@ -271,9 +275,9 @@ impl Agent for FakeAgent {
         Ok(())
     }
 
-    async fn limit_rebuilds(&self, engine: &str, bytes_per_second: u64) -> Result<(), AgentError> {
+    async fn limit_rebuilds(&self, engine: &str, limits: RebuildLimits) -> Result<(), AgentError> {
         for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
-            engine.rebuild_rate = bytes_per_second;
+            engine.rebuild_limits = limits;
         }
         Ok(())
     }
@@ -283,14 +287,22 @@ impl Agent for FakeAgent {
         _: &str,
         name: &str,
         _: &BTreeMap<String, String>,
+        freeze: bool,
     ) -> Result<(), AgentError> {
         if self.machine().chains_are_held {
             std::future::pending::<()>().await;
         }
+        if freeze && self.machine().nothing_freezes {
+            return Err(AgentError::NotFrozen("it is frozen already".to_owned()));
+        }
         if self.machine().chains_are_full {
             return Err(AgentError::NoRoom("the volume has as many snapshots as it may".to_owned()));
         }
-        self.machine().snapshots.insert(name.to_owned());
+        let mut machine = self.machine();
+        machine.snapshots.insert(name.to_owned());
+        if freeze {
+            machine.frozen.insert(name.to_owned());
+        }
         Ok(())
     }
 

@@ -66,6 +66,8 @@ pub(super) struct Face {
     pub(super) shown: Arc<Mutex<Shown>>,
     pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
+    /// Held while the file system on the device is frozen: only one freezes it, and notes that it did.
+    pub(super) freezing: Arc<Mutex<()>>,
     pub(super) root: Root,
     /// The volume's key.
     pub(super) key: [u8; 32],
@@ -110,15 +112,20 @@ impl EngineControl for Face {
         if let Err(refused) = self.check_no_clone(&name) {
             return Box::pin(std::future::ready(Err(refused)));
         }
+        let removal = Command::RemoveSnapshot { name: name.clone() };
         let command = Command::Snapshot { name, user_created: true, created: clock::now(), labels };
         if !freeze {
             return ended(self.engine.command(command));
         }
         let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
-        let (volume, engine) = (self.volume.clone(), self.engine.clone());
+        let (volume, engine, freezing) =
+            (self.volume.clone(), self.engine.clone(), Arc::clone(&self.freezing));
         // A thread of its own: whoever asked may go away, and the file system thaws all the same.
         let taken = tokio::task::spawn_blocking(move || {
-            at_rest(&volume, device.as_deref(), || engine.command(command).recv())
+            let _alone = lock(&freezing);
+            let carry_out =
+                |command| engine.command(command).recv().unwrap_or(Err(CommandError::ShuttingDown));
+            at_rest(&volume, device.as_deref(), || carry_out(command), || carry_out(removal))
         });
         Box::pin(async move { taken.await.unwrap_or(Err(EngineError::Ending)) })
     }
@@ -196,27 +203,34 @@ fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
     })
 }
 
-/// Takes a snapshot while the file system on the device, if one is mounted, is frozen.
-fn at_rest<E>(
+/// Takes a snapshot while the file system on the device, if one is mounted, is frozen. One that was taken after it thawed is
+/// removed again: whoever asked, or asks once more, would take it for what it is not.
+fn at_rest(
     volume: &str,
     device: Option<&std::path::Path>,
-    take: impl FnOnce() -> Result<Result<(), CommandError>, E>,
+    take: impl FnOnce() -> Result<(), CommandError>,
+    remove: impl FnOnce() -> Result<(), CommandError>,
 ) -> Result<(), EngineError> {
     let not_frozen = |e: anyhow::Error| {
-        EngineError::NotNow(format!("no snapshot was taken, because the file system was not frozen: {e:#}"))
+        EngineError::NotFrozen(format!(
+            "no snapshot was taken, because the file system was not frozen: {e:#}"
+        ))
     };
     let frozen =
         device.map(|device| Frozen::of_device(volume, device)).transpose().map_err(not_frozen)?.flatten();
-    let taken = take().unwrap_or(Err(CommandError::ShuttingDown)).map_err(refusal);
+    let taken = take().map_err(refusal);
     let Some(frozen) = frozen else { return taken };
     match (frozen.thaw(), taken) {
         (_, Err(e)) => Err(e),
         (Ok(true), Ok(())) => Ok(()),
-        (Ok(false), Ok(())) => Err(EngineError::Failed(
-            "the snapshot was taken, but the file system thawed before it: remove it, or keep it as one after a \
-             power cut"
-                .to_owned(),
-        )),
+        (Ok(false), Ok(())) => Err(match remove() {
+            Ok(()) => EngineError::NotFrozen(
+                "the file system thawed before the snapshot was taken, which was removed again".to_owned(),
+            ),
+            Err(e) => EngineError::Failed(format!(
+                "the file system thawed before the snapshot was taken, which is as after a power cut: remove it ({e})"
+            )),
+        }),
         (Err(e), Ok(())) => Err(EngineError::Failed(format!("the snapshot was taken; {e:#}"))),
     }
 }

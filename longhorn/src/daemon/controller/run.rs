@@ -75,6 +75,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         shown: shown.clone(),
         errands: sender,
         looks: Mutex::new(Looks::new(Instant::now())),
+        freezing: Arc::default(),
         key,
         root,
         progress: progress.clone(),

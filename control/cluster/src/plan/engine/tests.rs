@@ -47,7 +47,7 @@ fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineVi
         programs: RUNS,
         view,
         relay_address: "unix:/relay",
-        rebuild_rate: None,
+        rebuild_limits: None,
         now: now(),
     })
 }
@@ -178,7 +178,7 @@ fn one_that_gave_up_is_tried_again_after_a_while() {
         programs: RUNS,
         view: None,
         relay_address: "",
-        rebuild_rate: None,
+        rebuild_limits: None,
         now: now() + RETRY,
     };
     assert_eq!(plan(&observed), [Action::Stop]);
@@ -217,7 +217,7 @@ fn another_program_takes_over_while_the_engine_is_said_to_run() {
             programs,
             view,
             relay_address: "",
-            rebuild_rate: None,
+            rebuild_limits: None,
             now: now(),
         })
     };
@@ -359,7 +359,7 @@ fn a_stay_begins_before_anything_is_started_and_once_what_was_here_is_gone() {
             programs: RUNS,
             view: None,
             relay_address: "",
-            rebuild_rate: None,
+            rebuild_limits: None,
             now: now() + Duration::from_secs(after),
         });
         assert_eq!(actions.last(), Some(&Action::Start), "{actions:?}");

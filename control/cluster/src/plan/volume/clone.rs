@@ -152,7 +152,9 @@ impl Draft<'_> {
             return Some((SOURCE_MISSING, format!("snapshot {name} is of volume {}", snapshot.spec.volume)));
         }
         if !snapshot.status.as_ref().is_some_and(|s| s.ready_to_use) {
-            return Some(("Snapshot", format!("snapshot {name} is not ready to use yet")));
+            let why = snapshot.status.as_ref().map(|s| s.error.as_str()).filter(|why| !why.is_empty());
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            return Some(("Snapshot", format!("snapshot {name} is not ready to use yet{why}")));
         }
         let members = volume.status.as_ref().and_then(|s| s.epoch.as_ref()).map(|e| &e.members);
         let holds = |r: &&&Replica| {
