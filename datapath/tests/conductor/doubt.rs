@@ -117,3 +117,33 @@ fn going_on_without_what_was_not_flushed_is_said() {
         assert_eq!(said(&world), !lives);
     }
 }
+
+/// Many copies are on their way at once, and all of them fail for one reason.
+#[test]
+fn disks_that_are_full_for_a_moment_while_ranges_are_repaired_cost_no_replica() {
+    for (full_for, stay) in [(2_500, true), (20_000, false)] {
+        let mut world = opened(Quorum::Any);
+        (0..8).for_each(|n| world.writes_to(2 * n));
+        world.crash_engine();
+        world.replicas[1..].iter_mut().for_each(|r| r.full = true);
+        world.run_for(full_for);
+        world.replicas[1..].iter_mut().for_each(|r| r.full = false);
+        world.run_until("the volume opens", World::is_open);
+        let log = &world.engines.last().expect("an engine").log;
+        assert_eq!(log.iter().all(|line| !line.contains("copies fail on it")), stay, "{log:#?}");
+        world.settle();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_moment_while_chunks_are_repaired_costs_no_replica() {
+    let mut world = opened(Quorum::Any);
+    world.three_and_the_engine_die();
+    world.replicas[2].full = true;
+    world.run_for(2_500);
+    assert!(world.status().chunks_in_doubt > 0);
+    world.replicas[2].full = false;
+    world.nothing_is_in_doubt();
+    let log = &world.engines[0].log;
+    assert!(log.iter().all(|line| !line.contains("copies fail on it")), "{log:#?}");
+}
