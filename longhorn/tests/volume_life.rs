@@ -228,6 +228,39 @@ fn whatever_dies_comes_back() {
     host.ok(&["rm", volume, "--yes"]);
 }
 
+/// What a host had up when it lost its power is known by the note of whoever started it, and by what its manager remembers of the
+/// engine: either is enough, since the power may go before the second is there, and programs of before left no note.
+#[test]
+fn what_was_noted_or_is_remembered_is_started_again() {
+    let Some(host) = Host::new("again") else { return };
+    let volume = host.volume.as_str();
+    let note = host.dir.path().join(format!("volumes/{volume}/up"));
+    let memory = host.dir.path().join(format!("run/processes/{volume}-e-0.json"));
+    let is_up = || host.status()["state"] == "attached";
+    let again = |gone: &[&Path]| {
+        host.kill_everything();
+        gone.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        host.ok(&["up", "--all"]);
+        is_up()
+    };
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    assert!(again(&[&memory]), "it was noted");
+    assert!(again(&[&note]), "it is remembered");
+    assert!(note.exists(), "and noted since");
+    assert!(!again(&[&note, &memory]), "nobody knows of it");
+    // What is stopped for a while is noted then, at the latest.
+    host.ok(&["up", volume]);
+    std::fs::remove_file(&note).unwrap();
+    host.ok(&["down", volume, "--for-now"]);
+    assert!(note.exists() && !memory.exists() && !is_up());
+    assert!(again(&[]), "it was stopped for a while");
+    host.ok(&["down", volume]);
+    assert!(!note.exists() && !again(&[]));
+    // One that was down is not to be up for that.
+    host.ok(&["down", volume, "--for-now"]);
+    assert!(!note.exists());
+}
+
 #[test]
 fn a_name_that_lives_under_another_root_is_refused() {
     let (Some(host), Some(mut other)) = (Host::new("two-roots"), Host::new("two-roots")) else { return };

@@ -331,6 +331,7 @@ impl Conductor {
                 }
                 // What they were filled with is gone.
                 self.drop_rebuilds("the volume is reverted");
+                self.expect_folds_stopped();
             }
             Some(ChainOp::MarkRemoved { name }) => {
                 for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {

@@ -35,6 +35,8 @@ pub struct FoldStatus {
 #[derive(Debug, Default)]
 struct Folder {
     step: Step,
+    /// The last fold was stopped from here, and none has begun since: that it did not end says nothing of it.
+    stopped: bool,
     failed: Vec<(String, String)>,
     kept: Vec<(String, usize)>,
     state: Option<FoldState>,
@@ -105,10 +107,11 @@ impl Conductor {
         true
     }
 
-    /// A replica is being brought in sync, or chunks are made equal.
+    /// A replica is being brought in sync, or will be once nobody folds, or chunks are made equal.
     fn copies_layers(&self) -> bool {
         let doubts = !self.doubt.is_empty() && !sabotaged!(self, fold_beside_repair);
-        doubts || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
+        let joins = || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
+        doubts || joins() || self.ids().any(|member| self.is_rebuild_due(member))
     }
 
     /// A replica's state, asked for here.
@@ -127,7 +130,7 @@ impl Conductor {
         if let Some(FoldState { name, error: Some(why), .. }) =
             state.fold.clone().filter(|f| is_left(&f.name))
             && folder.failed.iter().all(|(n, _)| *n != name)
-            && !held
+            && !(held || folder.stopped)
         {
             folder.failed.push((name, why));
         }
@@ -141,6 +144,7 @@ impl Conductor {
             None => folder.step = Step::Through,
             Some(name) => {
                 folder.step = Step::Beginning(name.clone());
+                folder.stopped = false;
                 self.ask(member, ControlFor::Fold, Control::Fold { name, bytes_per_second: rate });
             }
         }
@@ -178,13 +182,26 @@ impl Conductor {
                 Step::Looking | Step::Through => continue,
                 Step::Running { .. } => {
                     folder.step = Step::Stopping;
-                    self.ask(member, ControlFor::Fold, Control::FoldStop);
+                    self.stop_fold(member);
                 }
                 Step::Asked { .. } | Step::Beginning(_) | Step::Stopping => {}
             }
             busy = true;
         }
         busy
+    }
+
+    /// Whatever this member folds is to rest. What this engine has begun is begun again later.
+    pub(super) fn stop_fold(&mut self, member: MemberId) {
+        if let Some(folder) = self.folds.folders.get_mut(&member) {
+            folder.stopped = true;
+        }
+        self.ask(member, ControlFor::Fold, Control::FoldStop);
+    }
+
+    /// Replicas stop what they fold by themselves, for an operation that changes the chain below it.
+    pub(super) fn expect_folds_stopped(&mut self) {
+        self.folds.folders.values_mut().for_each(|folder| folder.stopped = true);
     }
 
     /// Something is folded, or is to be.

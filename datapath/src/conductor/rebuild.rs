@@ -133,13 +133,7 @@ impl Conductor {
 
     /// Rebuilds are set up only while nothing else changes: the chain that the target gets is the volume's.
     fn begin_rebuild(&mut self, member: MemberId) -> bool {
-        let replica = self.replica(member);
-        let known = replica.link.is_up() && replica.state.is_some() && replica.rebuild_at <= self.now;
-        let busy =
-            self.closing.is_some() || self.chain_is_wanted() || !self.doubt.is_empty() || !self.is_calm();
-        let folds = known && !busy && self.stop_folds();
-        let old_copies = self.jobs.count(|p| matches!(p, JobFor::Rebuild(m, ..) if m == member)) > 0;
-        if !known || busy || old_copies || folds || self.replica(member).unwanted {
+        if !self.is_rebuild_due(member) || self.stop_folds() {
             return false;
         }
         let Some(source) = self.nearest(self.serving()) else { return false };
@@ -163,6 +157,23 @@ impl Conductor {
             Rebuild { attempt, source, stage, plan, base: None, copy, rests_until: 0, rotten: false };
         self.replica_mut(member).role = Role::Joining(Box::new(rebuild));
         true
+    }
+
+    /// Nothing but folds stands against bringing this replica in sync. Until that has begun none begins: members whose folds are
+    /// stopped one after the other would each be at the next one when the last of them rests.
+    pub(super) fn is_rebuild_due(&self, member: MemberId) -> bool {
+        let replica = self.replica(member);
+        let known = matches!(replica.role, Role::Out)
+            && replica.link.is_up()
+            && replica.state.is_some()
+            && replica.rebuild_at <= self.now;
+        if !known || replica.unwanted {
+            return false;
+        }
+        let busy =
+            self.closing.is_some() || self.chain_is_wanted() || !self.doubt.is_empty() || !self.is_calm();
+        let old_copies = || self.jobs.count(|p| matches!(p, JobFor::Rebuild(m, ..) if m == member)) > 0;
+        !busy && !old_copies()
     }
 
     fn rebuild(&mut self, member: MemberId) -> Option<&mut Rebuild> {
@@ -223,7 +234,7 @@ impl Conductor {
         };
         if theirs.fold.as_ref().is_some_and(|fold| fold.error.is_none()) {
             // It moves blocks from layer to layer: whoever began it, it has to rest before anything is read.
-            self.ask(source, ControlFor::Fold, Control::FoldStop);
+            self.stop_fold(source);
             self.ask_state(source);
             return true;
         }

@@ -25,8 +25,8 @@ const PIECE: u64 = lh_wire::MAX_DATA as u64;
 /// whoever uses it waits for them.
 const AT_ONCE: u32 = crate::queue::JOB_SLOTS as u32;
 
-/// Copies of one range that may fail without a member being blamed by its queue. Then the one that the copies failed
-/// on is put out: it answers, but not this.
+/// How often copies may fail without a member being blamed by its queue. Then the one that they failed on is put out: it answers,
+/// but not this. What fails at once has failed once, however many were on their way: a disk may be full for a moment.
 const FAILURES_MAX: u32 = 5;
 
 /// Ranges in doubt that are being made equal.
@@ -199,7 +199,7 @@ impl Conductor {
             | JobResult::Compared { .. }
             | JobResult::Verified(_) => {
                 in_doubt.left.push_back(piece);
-                in_doubt.failures += 1;
+                in_doubt.failures += u32::from(in_doubt.retry_at.is_none());
                 in_doubt.retry_at = Some(retry_at);
                 if let (JobResult::Failed { member }, true) = (result, in_doubt.failures > FAILURES_MAX) {
                     self.lose(member, "copies fail on it");
@@ -384,7 +384,7 @@ impl Conductor {
                 chunk.spoilt = true;
                 // Whatever it failed for, the next attempt is by what is there then.
                 self.doubt.view.reset();
-                self.doubt.failures += 1;
+                self.doubt.failures += u32::from(self.doubt.retry_at <= self.now);
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry_ns);
                 if let (JobResult::Failed { member }, true) = (result, self.doubt.failures > FAILURES_MAX) {
                     self.lose(member, "copies fail on it");

@@ -143,6 +143,7 @@ impl Grantee {
                         watched: Arc::clone(&watched),
                         files,
                         in_memory,
+                        session: Weak::clone(&self.lasts),
                         returned: returned.clone(),
                     }),
                 )),

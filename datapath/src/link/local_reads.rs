@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crossbeam_channel::Sender;
 use lh_block::{BLOCK, Extent};
@@ -48,6 +48,8 @@ pub struct Granted {
     pub files: Vec<File>,
     /// They lie in memory: reading them never waits.
     pub in_memory: bool,
+    /// Somebody holds it as long as the session lasts that it was granted to, and not after the next one's links are there.
+    pub session: Weak<()>,
     /// Dropped with it.
     pub returned: Sender<std::convert::Infallible>,
 }
@@ -143,12 +145,12 @@ impl LocalReads {
         }
     }
 
-    /// A member has granted something, in place of what it had granted before.
+    /// A member has granted something, in place of what it had granted before. It may come late: the member's number may be
+    /// another replica's by then, and the one that granted it be stopped, so that it does not say that it is over.
     pub(super) fn take_grant(&mut self, member: MemberId, granted: Granted) {
-        let Granted { number, told_as, watched, files, in_memory, returned } = granted;
-        let Some(place) = self.holding.get_mut(usize::from(member.0)).filter(|_| !watched.is_over()) else {
-            return;
-        };
+        let Granted { number, told_as, watched, files, in_memory, session, returned } = granted;
+        let holds = !watched.is_over() && session.strong_count() > 0;
+        let Some(place) = self.holding.get_mut(usize::from(member.0)).filter(|_| holds) else { return };
         let files = files.into_iter().map(|file| match in_memory.then(|| file.try_clone()) {
             Some(Ok(again)) => Source::Memory(again, Fd::new(file)),
             _ => Source::Ring(Fd::new(file)),

@@ -2,6 +2,7 @@
 //! what is gone, and no branch is left before it is settled.
 
 use datapath::conductor::{Command, Quorum};
+use lh_block::{BLOCK, Extent, Op};
 
 use crate::stories::opened;
 use crate::world::World;
@@ -116,4 +117,63 @@ fn going_on_without_what_was_not_flushed_is_said() {
         world.run_until("the volume opens", World::is_open);
         assert_eq!(said(&world), !lives);
     }
+}
+
+/// Many copies are on their way at once, and all of them fail for one reason.
+#[test]
+fn disks_that_are_full_for_a_moment_while_ranges_are_repaired_cost_no_replica() {
+    for (full_for, stay) in [(2_500, true), (20_000, false)] {
+        let mut world = opened(Quorum::Any);
+        (0..8).for_each(|n| world.writes_to(2 * n));
+        world.crash_engine();
+        world.replicas[1..].iter_mut().for_each(|r| r.full = true);
+        world.run_for(full_for);
+        world.replicas[1..].iter_mut().for_each(|r| r.full = false);
+        world.run_until("the volume opens", World::is_open);
+        let log = &world.engines.last().expect("an engine").log;
+        assert_eq!(log.iter().all(|line| !line.contains("copies fail on it")), stay, "{log:#?}");
+        world.settle();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_moment_while_chunks_are_repaired_costs_no_replica() {
+    let mut world = opened(Quorum::Any);
+    world.three_and_the_engine_die();
+    world.replicas[2].full = true;
+    world.run_for(2_500);
+    assert!(world.status().chunks_in_doubt > 0);
+    world.replicas[2].full = false;
+    world.nothing_is_in_doubt();
+    let log = &world.engines[0].log;
+    assert!(log.iter().all(|line| !line.contains("copies fail on it")), "{log:#?}");
+}
+
+/// A single one of three is not told that nothing is in doubt: the start begins again with the one that comes, and what the first alone
+/// remembers of a write in flight is made equal then.
+#[test]
+fn what_is_in_doubt_is_remembered_until_enough_members_are_equal() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(3);
+    world.writes();
+    let block = World::hot(6);
+    let read =
+        |w: &World| [0, 1].map(|n: usize| w.replicas[n].read(usize::try_from(block).expect("small"), 0));
+    world.replicas[1].stalled_until = u64::MAX;
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(block * BLOCK, BLOCK)));
+    world.run_until("1 alone has it", |w| read(w)[0] != read(w)[1]);
+    world.dies(2);
+    world.crash_engine();
+    // The third has missed writes, and nothing can be copied to it.
+    world.replicas[2].full = true;
+    world.returns(3);
+    world.run_for(8_000);
+    assert!(!world.is_open(), "one of three goes on");
+    world.replicas[1].stalled_until = 0;
+    world.returns(2);
+    world.run_until("the volume opens", World::is_open);
+    let [first, second] = read(&world);
+    assert_eq!(first, second);
+    world.replicas[2].full = false;
+    world.settle();
 }

@@ -13,6 +13,7 @@ macro_rules! trace {
 
 mod doubt;
 mod engine;
+mod folds;
 mod look;
 mod members;
 mod oracle;

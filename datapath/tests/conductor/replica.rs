@@ -76,6 +76,8 @@ pub(crate) struct Replica {
     pub(crate) alive: bool,
     /// Takes no messages before this time.
     pub(crate) stalled_until: u64,
+    /// Has no space for layer images.
+    pub(crate) full: bool,
     /// Engine and session that are let in.
     pub(crate) session: Option<(u64, u64)>,
     pub(crate) size: u64,
@@ -94,6 +96,9 @@ pub(crate) struct Replica {
     pub(crate) settled: Option<String>,
     /// The snapshot that is being folded, by an engine before: it goes on until it is stopped.
     folding: Option<String>,
+    /// Folds do not end at once, and how the last one was stopped.
+    pub(crate) slow_folds: bool,
+    fold_stopped: Option<FoldState>,
     intent: BTreeSet<u64>,
     clean: bool,
     lived: bool,
@@ -109,6 +114,7 @@ impl Replica {
             name: name.into(),
             alive: true,
             stalled_until: 0,
+            full: false,
             session: None,
             size,
             chunk,
@@ -123,6 +129,8 @@ impl Replica {
             unsettled: Vec::new(),
             settled: None,
             folding: None,
+            slow_folds: false,
+            fold_stopped: None,
             intent: BTreeSet::new(),
             clean: true,
             lived: true,
@@ -200,6 +208,30 @@ impl Replica {
 
     pub(crate) fn goes_on_folding(&mut self, name: &str) {
         self.folding = Some(name.into());
+    }
+
+    pub(crate) const fn is_folding(&self) -> bool {
+        self.folding.is_some()
+    }
+
+    /// What it folds is in the layer above.
+    pub(crate) fn end_fold(&mut self) {
+        let Some(name) = self.folding.take() else { return };
+        let at = self.layers.iter().position(|l| l.name == name).expect("it was there");
+        let gone = self.layers.remove(at);
+        for (block, below) in self.layers[at].blocks.iter_mut().zip(gone.blocks) {
+            *block = block.or(below);
+        }
+        self.layers[at].recorded = None;
+        self.unsettled.retain(|n| *n != name);
+    }
+
+    /// What it tells of a fold that did not end, until the next one begins.
+    fn stop_folding(&mut self, why: &str) {
+        if let Some(name) = self.folding.take() {
+            let error = Some(why.to_owned());
+            self.fold_stopped = Some(FoldState { name, error, ..FoldState::default() });
+        }
     }
 
     pub(crate) const fn unsettled(&self) -> &Vec<String> {
@@ -302,6 +334,7 @@ impl Replica {
             (OpCode::PutLayer, Payload::Image(name, _)) if verify && self.is_sound(range, name) => {
                 (Status::Ok, 0, Payload::None)
             }
+            (OpCode::PutLayer, _) if self.full => (Status::NoSpace, 0, Payload::None),
             (OpCode::PutLayer, Payload::Image(name, image)) => self.put_layer(range, name, image),
             (OpCode::ClearIntent, _) => {
                 for chunk in range.offset / self.chunk..range.end().div_ceil(self.chunk) {
@@ -406,22 +439,21 @@ impl Replica {
                 self.layers = chain.iter().map(layer).collect();
             }
             Control::Fold { name, .. } => {
-                let Some(at) = self.layers.iter().position(|l| l.name == *name && l.removed) else {
+                if !self.layers.iter().any(|l| l.name == *name && l.removed) {
                     return Err(Refusal::Said("there is no removed snapshot of that name".into()));
-                };
-                let gone = self.layers.remove(at);
-                for (block, below) in self.layers[at].blocks.iter_mut().zip(gone.blocks) {
-                    *block = block.or(below);
                 }
-                self.layers[at].recorded = None;
-                self.unsettled.retain(|n| n != name);
+                self.fold_stopped = None;
+                self.folding = Some(name.clone());
+                if !self.slow_folds {
+                    self.end_fold();
+                }
             }
             Control::Hash { snapshots, .. } => {
                 for layer in self.layers.iter_mut().filter(|l| snapshots.contains(&l.name)) {
                     layer.recorded.get_or_insert_with(|| layer.blocks.clone());
                 }
             }
-            Control::FoldStop => self.folding = None,
+            Control::FoldStop => self.stop_folding("it was stopped"),
             Control::HashStop => {}
             Control::RebuildEnd => {
                 self.sync();
@@ -459,6 +491,7 @@ impl Replica {
                     }
                     // Only ever to the last snapshot: the layers here have no branches.
                     ChainOp::Revert { .. } => {
+                        self.stop_folding("the chain is changed");
                         assert!(self.unsettled.is_empty(), "what is left behind is settled by nobody");
                         let blocks = self.layers.pop().expect("a head").blocks.len();
                         self.layers.push(Layer::empty("", blocks));
@@ -517,7 +550,9 @@ impl Replica {
             clean: self.clean,
             imported: false,
             kept: self.kept.clone(),
-            fold: self.folding.clone().map(|name| FoldState { name, ..FoldState::default() }),
+            fold: (self.folding.clone())
+                .map(|name| FoldState { name, ..FoldState::default() })
+                .or_else(|| self.fold_stopped.clone()),
             hash: None,
         }
     }

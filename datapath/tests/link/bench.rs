@@ -36,6 +36,8 @@ pub(crate) struct Bench {
     answers: Vec<(u64, Answer)>,
     /// What members have granted.
     pub(crate) granted: Vec<Changes>,
+    /// Held as long as the sessions last.
+    session: Arc<()>,
 }
 
 impl Bench {
@@ -64,6 +66,7 @@ impl Bench {
                 watched: Arc::new(watched),
                 files: vec![file],
                 in_memory: false,
+                session: Arc::downgrade(&b.session),
                 returned: crossbeam_channel::unbounded().0,
             };
             b.mail(Mail::Places(member, Box::new(granted)));
@@ -120,6 +123,7 @@ impl Bench {
             switches: 0,
             answers: Vec::new(),
             granted: Vec::new(),
+            session: Arc::new(()),
         };
         for member in (0..members).map(MemberId) {
             let (replica, socket) = Replica::start(SIZE, checksums, lends.then(|| b.memory()));

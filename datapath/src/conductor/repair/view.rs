@@ -66,7 +66,7 @@ impl Conductor {
         let folds = state.fold.as_ref().is_some_and(|fold| fold.error.is_none());
         self.on_state(member, state);
         if folds && !sabotaged!(self, fold_beside_repair) {
-            self.ask(member, ControlFor::Fold, Control::FoldStop);
+            self.stop_fold(member);
             self.ask(member, ControlFor::Doubt(number), Control::State);
         } else {
             self.doubt.view.told = self.doubt.view.told.with(member);

@@ -20,13 +20,28 @@ struct Bench {
     far: UnixStream,
     ring: Ring,
     changes: Changes,
+    session: Arc<()>,
     returned: Receiver<Infallible>,
-    _place: tempfile::TempDir,
+    place: tempfile::TempDir,
     tag: u64,
 }
 
 fn blocks(first: u64, count: u64) -> Extent {
     Extent::new(first * BLOCK, count * BLOCK)
+}
+
+/// A grant, and what tells that nobody has it any more.
+fn granted(
+    number: u32,
+    told_as: u32,
+    changes: &Changes,
+    files: Vec<File>,
+    session: &Arc<()>,
+) -> (Granted, Receiver<Infallible>) {
+    let watched = Arc::new(Watched::open(changes.lend().unwrap(), COUNTERS).unwrap());
+    let session = Arc::downgrade(session);
+    let (sender, returned) = crossbeam_channel::unbounded();
+    (Granted { number, told_as, watched, files, in_memory: false, session, returned: sender }, returned)
 }
 
 impl Bench {
@@ -45,18 +60,11 @@ impl Bench {
             File::options().create_new(true).read(true).write(true).open(place.path().join("f")).unwrap();
         (0..16_u8).for_each(|n| file.write_all_at(&[n; 4096], u64::from(n) * BLOCK).unwrap());
         let changes = Changes::new(COUNTERS).unwrap();
-        let (sender, returned) = crossbeam_channel::unbounded();
-        let granted = Granted {
-            number: 1,
-            told_as: 7,
-            watched: Arc::new(Watched::open(changes.lend().unwrap(), COUNTERS).unwrap()),
-            files: vec![file],
-            in_memory,
-            returned: sender,
-        };
-        queue.take(Mail::Places(A, Box::new(granted)));
+        let session = Arc::new(());
+        let (granted, returned) = granted(1, 7, &changes, vec![file], &session);
+        queue.take(Mail::Places(A, Box::new(Granted { in_memory, ..granted })));
         let ring = Ring::new(16).unwrap();
-        Self { queue, _news: news, far, ring, changes, returned, _place: place, tag: 0 }
+        Self { queue, _news: news, far, ring, changes, session, returned, place, tag: 0 }
     }
 
     /// Submits a read, and lets everything go on that can.
@@ -109,6 +117,13 @@ impl Bench {
         assert_eq!(b.sent(), [OpCode::Read, OpCode::Places]);
         b.tell(7, &[(16, Place::File(0)), (40, Place::Zero), (200, Place::Asked)]);
         b
+    }
+
+    /// A file of another replica.
+    fn strangers_file(&self) -> File {
+        let path = self.place.path().join("g");
+        std::fs::write(&path, [0xff; 16 * 4096]).unwrap();
+        File::open(path).unwrap()
     }
 
     fn is_linked(&self) -> bool {
@@ -219,10 +234,19 @@ fn files_are_let_go_of_when_the_grant_is_over() {
     // Who has no link has no files.
     let mut b = Bench::known(true);
     b.queue.take(Mail::Close(A));
-    let (sender, returned) = crossbeam_channel::unbounded::<Infallible>();
-    let watched = Arc::new(Watched::open(b.changes.lend().unwrap(), COUNTERS).unwrap());
-    let (files, in_memory) = (Vec::new(), false);
-    let granted = Granted { number: 2, told_as: 8, watched, files, in_memory, returned: sender };
+    let (granted, returned) = granted(2, 8, &b.changes, Vec::new(), &b.session);
     b.queue.take(Mail::Places(A, Box::new(granted)));
     assert_eq!(returned.try_recv(), Err(TryRecvError::Disconnected));
+}
+
+/// A replica was stopped when it had granted its files, and was taken out of the volume. Its number is another's by now, and whoever
+/// hands grants out only gets to it.
+#[test]
+fn what_was_granted_in_a_session_that_is_over_is_nobody_elses() {
+    let mut b = Bench::known(true);
+    let stranger = b.strangers_file();
+    let (late, returned) = granted(2, 7, &b.changes, vec![stranger], &Arc::new(()));
+    b.queue.take(Mail::Places(A, Box::new(late)));
+    assert_eq!(returned.try_recv(), Err(TryRecvError::Disconnected));
+    assert_eq!(b.read(blocks(3, 1)), Some(Ok(vec![3; 4096])), "in the file of the one that is linked");
 }
