@@ -32,6 +32,9 @@ impl ReadSnapshots for Nothing {
     }
 }
 
+/// How long a driver waits for what a test never lets happen: far more than what does happen takes, on a loaded machine, too.
+const IN_VAIN: Duration = Duration::from_secs(5);
+
 fn no_snapshots() -> Snapshots {
     Arc::new(Nothing)
 }
@@ -123,7 +126,7 @@ async fn a_volume_is_on_one_node_in_one_way_and_a_node_has_so_many() {
 
 #[tokio::test]
 async fn a_volume_that_is_not_attached_in_time_says_why() {
-    let cluster = Cluster::start(0, no_snapshots()).await;
+    let cluster = Cluster::with_patience(IN_VAIN, 0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();
     cluster.hold_attachments("the volume is attached to node n7");
     let replicas = json!({ "type": "ReplicasReady", "status": "False", "message": "no replica runs" });
@@ -306,7 +309,7 @@ async fn a_snapshot_that_goes_keeps_no_volume() {
 
 #[tokio::test]
 async fn a_clone_says_what_it_waits_for_and_one_without_a_source_is_not_waited_for() {
-    let cluster = Cluster::start(0, no_snapshots()).await;
+    let cluster = Cluster::with_patience(IN_VAIN, 0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();
     cluster.snapshot("v", "s").await.unwrap();
     let source = Source::Snapshot(SnapshotSource { snapshot_id: "snap://v/s".to_owned() });

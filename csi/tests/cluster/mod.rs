@@ -39,6 +39,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start(most_volumes: i64, snapshots: Source) -> Self {
+        Self::with_patience(PATIENCE, most_volumes, snapshots).await
+    }
+
+    /// One whose driver waits so long for what it has asked of the cluster: where that never comes, a test waits as long.
+    pub(crate) async fn with_patience(patience: Duration, most_volumes: i64, snapshots: Source) -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let server = ApiServer::new(1);
         for node in ["n1", "n2"] {
@@ -48,7 +53,7 @@ impl Cluster {
                 &json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} }),
             );
         }
-        let options = options(scratch.path(), most_volumes);
+        let options = Options { patience: Some(patience), ..options(scratch.path(), most_volumes) };
         let endpoint = options.endpoint.clone();
         tokio::spawn(run(options, server.client(), snapshots, std::future::pending()));
         tokio::spawn(manage(server.clone()));
