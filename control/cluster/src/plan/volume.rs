@@ -41,7 +41,7 @@ pub use eviction::EVICTION;
 pub use image::exchanges;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
-pub use replicas::lost;
+pub use replicas::{is_gone, lost};
 pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.

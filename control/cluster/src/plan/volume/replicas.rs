@@ -479,7 +479,7 @@ pub fn lost<'a>(
 }
 
 /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
-fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
+pub fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
     let is_known = cluster.nodes.get(node).is_some_and(|n| !n.gone);
     !is_known && !nodes_up.contains(node)
 }
