@@ -10,7 +10,7 @@ use crate::api::{
     TicketType,
 };
 use crate::plan::engine::SERVES;
-use crate::plan::{FINALIZER, age};
+use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
     choose_removal, place, place_all, replenish,
@@ -335,7 +335,7 @@ impl Draft<'_> {
                 .o
                 .engine
                 .and_then(|e| e.metadata.name.clone())
-                .unwrap_or_else(|| super::engine_name(&self.name)),
+                .unwrap_or_else(|| engine_name(&self.name)),
             data_engine: spec.data_engine,
             active: true,
             image: self.image(),
