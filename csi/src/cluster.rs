@@ -15,8 +15,8 @@ use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
     VolumeAttachment,
 };
-use lh_cluster::plan::VOLUME_LABEL;
-use lh_cluster::plan::volume::{engine_name, pair};
+use lh_cluster::plan::volume::pair;
+use lh_cluster::plan::{VOLUME_LABEL, engine_name};
 use lh_cluster::settings::Settings;
 use serde_json::{Value, json};
 use tokio::time::Instant;

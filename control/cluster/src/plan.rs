@@ -43,6 +43,19 @@ pub struct Event {
     pub message: String,
 }
 
+/// Longhorn's name of a volume's first engine. A migration makes another one, `VOLUME-e-1`, which stays, and the next one is
+/// of this name again.
+pub fn engine_name(volume: &str) -> String {
+    format!("{volume}-e-0")
+}
+
+/// The volume of an engine's name; `None`: it is none.
+pub fn volume_of_engine(name: &str) -> Option<&str> {
+    let (volume, number) = name.rsplit_once("-e-")?;
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    (is_number && !volume.is_empty()).then_some(volume)
+}
+
 /// As the times in resources are written.
 pub fn written(time: Timestamp) -> String {
     format!("{}", time.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -334,6 +334,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
         (Key::Volume(name), Some(lead)) => leader::volume(context, lead, name).await,
         (Key::Attachment(name), Some(lead)) => leader::attachment(context, lead, name).await,
         (Key::Setting(name), Some(_)) => leader::setting(context, name).await,
+        (Key::Orphan(name), Some(lead)) => leader::orphan(context, lead, name).await,
         (Key::Nodes, Some(lead)) => nodes::look(context, lead).await,
         (Key::PodsOf(node), Some(_)) => pods::of_dead_node(context, node).await,
         (Key::Remount(volume), Some(lead)) => pods::after_loss(context, lead, volume).await,

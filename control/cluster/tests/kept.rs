@@ -128,3 +128,20 @@ async fn a_snapshot_is_taken_elsewhere_when_the_node_that_its_volume_was_attache
     cluster.wait("taken from another node", taken).await;
     cluster.wait("detached", |c| c.volume("state") == "detached").await;
 }
+
+#[tokio::test]
+async fn an_orphan_of_a_node_that_is_gone_for_good_can_be_deleted() {
+    let mut cluster = Cluster::new(&["n1", "n2"], 36).await;
+    cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
+    cluster.machine().directories.insert(("/root-n2".to_owned(), "gone-0a1b2c3d".to_owned()));
+    cluster.wait("told", |c| c.server.all("orphans").len() == 1).await;
+    drop(cluster.stops.remove("n2"));
+    let silent = |c: &Cluster| c.server.get("nodes", "n2").unwrap().to_string().contains("ManagerPodDown");
+    cluster.wait("n2 is silent", silent).await;
+    let name = cluster.server.all("orphans")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    cluster.server.delete("orphans", &name);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(cluster.server.all("orphans").len(), 1, "n2 may be back, and remove what it stands for");
+    cluster.server.delete("core/nodes", "n2");
+    cluster.wait("forgotten with its node", |c| c.server.all("orphans").is_empty()).await;
+}

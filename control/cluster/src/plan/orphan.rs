@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::FINALIZER;
-use super::volume::volume_of_engine;
+use super::{FINALIZER, volume_of_engine};
 use crate::api::{Orphan, OrphanSpec};
 
 /// Longhorn's types of orphans.

@@ -41,7 +41,7 @@ pub use eviction::EVICTION;
 pub use image::exchanges;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
-pub use replicas::lost;
+pub use replicas::{is_gone, lost};
 pub use unbuilt::unbuilt;
 
 /// The condition that says whether every replica has a place; Longhorn's.
@@ -179,17 +179,4 @@ pub fn was_never_served<'a>(volume: &Volume, replicas: impl IntoIterator<Item = 
     let has_epoch = volume.status.as_ref().is_some_and(|s| s.epoch.is_some());
     let was_filled = |r: &Replica| !r.spec.healthy_at.is_empty();
     volume.spec.quorum == Quorum::Any && !has_epoch && !replicas.into_iter().any(was_filled)
-}
-
-/// Longhorn's name of a volume's first engine. A migration makes another one, `VOLUME-e-1`, which stays, and the next one is
-/// of this name again.
-pub fn engine_name(volume: &str) -> String {
-    format!("{volume}-e-0")
-}
-
-/// The volume of an engine's name; `None`: it is none.
-pub fn volume_of_engine(name: &str) -> Option<&str> {
-    let (volume, number) = name.rsplit_once("-e-")?;
-    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    (is_number && !volume.is_empty()).then_some(volume)
 }

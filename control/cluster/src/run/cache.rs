@@ -42,6 +42,8 @@ pub(super) enum Key {
     Trim(String),
     /// Leader: one setting.
     Setting(String),
+    /// Leader: an orphan, whose node may be gone for good.
+    Orphan(String),
     /// Leader: which nodes are alive, and what stands for all of them.
     Nodes,
     /// Leader: the pods of a node whose manager is silent.
@@ -283,6 +285,7 @@ pub(super) struct Global {
     pub(super) attachments: Shelf<VolumeAttachment>,
     pub(super) nodes: Shelf<Node>,
     pub(super) kube_nodes: Shelf<KubeNode>,
+    pub(super) orphans: Shelf<Orphan>,
     /// Those of instance managers among others.
     pub(super) budgets: Shelf<PodDisruptionBudget>,
 }
@@ -309,6 +312,7 @@ impl Global {
             }),
             nodes: to.watch(desk.watched(), "", |_: &Node| vec![Key::Nodes]),
             kube_nodes: to.watch(Api::all(desk.watching.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
+            orphans: to.watch(desk.watched(), "", |o: &Orphan| vec![Key::Orphan(o.name_any())]),
             budgets: to.watch(desk.watched(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
         };
         (global, to.all)
@@ -323,6 +327,7 @@ impl Global {
             self.attachments.ready(),
             self.nodes.ready(),
             self.kube_nodes.ready(),
+            self.orphans.ready(),
             self.budgets.ready(),
         );
     }

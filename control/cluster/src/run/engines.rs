@@ -16,8 +16,7 @@ use super::{Context, authority, programs};
 use crate::agent::{AgentError, EngineStart, Part, RebuildLimits};
 use crate::api::{DesireState, Engine, EngineSpec, Replica, Volume};
 use crate::plan::upgrade::{Images, target};
-use crate::plan::volume::volume_of_engine;
-use crate::plan::{engine, written};
+use crate::plan::{engine, volume_of_engine, written};
 
 /// How often something that others have to finish first is looked at.
 const LATER: Duration = Duration::from_secs(10);

@@ -346,6 +346,19 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
     Ok(Outcome::Done)
 }
 
+/// Looks at an orphan: one that is deleted and whose node is gone for good has nobody else to let it go.
+pub(super) async fn orphan(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
+    let Some(orphan) = lead.cache.orphans.get(name) else { return Ok(Outcome::Done) };
+    let node = &orphan.spec.node_id;
+    let is_lost = || volume::is_gone(node, &lead.picture(context).cluster, &context.nodes_up());
+    if orphan.metadata.deletion_timestamp.is_some() && is_lost() {
+        confirm_gone(context, node).await?;
+        tracing::info!(orphan = name, node, "forgotten with its node");
+        forget(context, orphan.as_ref()).await?;
+    }
+    Ok(Outcome::Done)
+}
+
 /// Says of a setting whether its value is in force.
 pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
     let Some(setting) = context.cache.settings.get(name) else { return Ok(Outcome::Done) };
@@ -366,5 +379,6 @@ pub(super) fn everything(context: &Context, lead: &Lead) -> Vec<Key> {
     let attachments = cache.attachments.all().into_iter().map(|a| Key::Attachment(a.name_any()));
     let settings = own.settings.all().into_iter().map(|s| Key::Setting(s.name_any()));
     let snapshots = own.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
-    volumes.chain(left).chain(attachments).chain(settings).chain(snapshots).collect()
+    let orphans = cache.orphans.all().into_iter().map(|o| Key::Orphan(o.name_any()));
+    volumes.chain(left).chain(attachments).chain(settings).chain(snapshots).chain(orphans).collect()
 }

@@ -10,9 +10,8 @@ use super::Context;
 use super::desk::Done;
 use crate::agent::DiskView;
 use crate::api::{Engine, Node, Orphan, Replica};
-use crate::plan::FINALIZER;
 use crate::plan::orphan::{self, Action, DiskContent, volume_of_directory};
-use crate::plan::volume::volume_of_engine;
+use crate::plan::{FINALIZER, volume_of_engine};
 
 /// What resources know, wherever they are.
 struct Known {

@@ -12,8 +12,7 @@ use super::cache::Key;
 use super::desk::{Desk, Done, Kind, ReconcileError};
 use super::shelf::{Item, Shelf};
 use crate::api::Engine;
-use crate::plan::volume::volume_of_engine;
-use crate::plan::{self, VOLUME_LABEL};
+use crate::plan::{self, VOLUME_LABEL, volume_of_engine};
 
 /// How often something that is on its way is looked at.
 pub(super) const SOON: Duration = Duration::from_millis(500);

@@ -12,9 +12,10 @@
 //!
 //! The engine that is not `active` never is the volume's: the old one's is taken away before the new one's is given.
 
+use super::Action;
 use super::draft::Draft;
-use super::{Action, engine_name};
 use crate::api::{DesireState, Engine, EngineSpec, InstanceState, Volume};
+use crate::plan::engine_name;
 
 /// The volume's engine, and a second one: a migration's relay, or the engine before it. The volume's is the active one; between
 /// two writes neither may be, and then it is the one on the volume's node, else what is no relay.

@@ -10,7 +10,7 @@ use crate::api::{
     TicketType,
 };
 use crate::plan::engine::SERVES;
-use crate::plan::{FINALIZER, age};
+use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
     choose_removal, place, place_all, replenish,
@@ -335,7 +335,7 @@ impl Draft<'_> {
                 .o
                 .engine
                 .and_then(|e| e.metadata.name.clone())
-                .unwrap_or_else(|| super::engine_name(&self.name)),
+                .unwrap_or_else(|| engine_name(&self.name)),
             data_engine: spec.data_engine,
             active: true,
             image: self.image(),
@@ -479,7 +479,7 @@ pub fn lost<'a>(
 }
 
 /// True for a node that nobody will hear of again. One that is only out of reach is none: it has its data, and may be back.
-fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
+pub fn is_gone(node: &str, cluster: &Cluster, nodes_up: &BTreeSet<String>) -> bool {
     let is_known = cluster.nodes.get(node).is_some_and(|n| !n.gone);
     !is_known && !nodes_up.contains(node)
 }
