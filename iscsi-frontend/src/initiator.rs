@@ -18,6 +18,14 @@ use crate::scsi::DISK_LUN;
 
 const PROGRAM: &str = "iscsiadm";
 
+/// What it asks, and what logs in again.
+const DAEMON: &str = "iscsid";
+
+const CONFIGURATION: &str = "/etc/iscsi/iscsid.conf";
+
+/// systemd runs this host if this is there (`sd_booted(3)`).
+const SYSTEMD: &str = "/run/systemd/system";
+
 /// Where programs for root are, whatever this process's own path says.
 const PROGRAM_PATHS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
@@ -84,7 +92,13 @@ pub struct Session {
 
 /// What this host lacks for it, in words that name it; `None` if nothing.
 pub fn missing() -> Option<String> {
-    if program().is_none() {
+    missing_but_daemon().or_else(|| is_idle().then(|| format!("a running {DAEMON} ({START_DAEMON})")))
+}
+
+/// The same of a host whose initiator is to look after a session that it has: one that nobody serves now is served
+/// again whenever `iscsid` is.
+pub fn missing_but_daemon() -> Option<String> {
+    if program(PROGRAM).is_none() {
         return Some("open-iscsi (iscsiadm, package open-iscsi)".to_owned());
     }
     // iscsiadm has the kernel load it; where there are no modules to load it has to be there.
@@ -94,8 +108,35 @@ pub fn missing() -> Option<String> {
     (!has_tcp && !has_modules).then(|| "the kernel's iSCSI initiator (kernel module iscsi_tcp)".to_owned())
 }
 
-fn program() -> Option<PathBuf> {
-    PROGRAM_PATHS.iter().map(|path| Path::new(path).join(PROGRAM)).find(|path| path.exists())
+/// What starts `iscsid`, for people.
+pub const START_DAEMON: &str = "systemctl enable --now iscsid.socket, or iscsid as root";
+
+/// True if nobody will answer `iscsiadm`.
+fn is_idle() -> bool {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    !daemon_listens(&text("/proc/net/unix")) && !starts_daemon(&text(CONFIGURATION))
+}
+
+/// Whether somebody answers `iscsiadm`: `iscsid`, or systemd, which starts it then. Its socket has an abstract name, which
+/// is this network namespace's.
+fn daemon_listens(sockets: &str) -> bool {
+    sockets.lines().any(|line| line.ends_with("@ISCSIADM_ABSTRACT_NAMESPACE"))
+}
+
+/// Whether `iscsiadm` starts it by itself, by the command that its configuration names.
+fn starts_daemon(configuration: &str) -> bool {
+    let command = configuration.lines().find_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        (name.trim() == "iscsid.startup").then(|| value.trim())
+    });
+    let Some(program) = command.and_then(|command| command.split_whitespace().next()) else { return false };
+    // systemctl starts nothing where systemd does not run the host.
+    let is_systemctl = Path::new(program).file_name().is_some_and(|name| name == "systemctl");
+    Path::new(program).exists() && (!is_systemctl || Path::new(SYSTEMD).is_dir())
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    PROGRAM_PATHS.iter().map(|path| Path::new(path).join(name)).find(|path| path.exists())
 }
 
 /// The session of this target, if the initiator has one.
@@ -172,7 +213,7 @@ fn node(target: &str, portal: SocketAddr, rest: &[&str]) -> Vec<String> {
 }
 
 fn iscsiadm(what: &'static str, arguments: &[String]) -> Result<(), InitiatorError> {
-    let program = program().ok_or(InitiatorError::Missing)?;
+    let program = program(PROGRAM).ok_or(InitiatorError::Missing)?;
     let done = Command::new(program).args(arguments).output();
     let done = done.map_err(|source| InitiatorError::Io { what: PROGRAM.to_owned(), source })?;
     if done.status.success() { Ok(()) } else { Err(InitiatorError::Refused { what, said: words(&done) }) }
@@ -316,6 +357,28 @@ fn write(path: &Path, text: &str) -> Result<(), InitiatorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_daemon_is_found_by_its_socket() {
+        let head = "Num       RefCount Protocol Flags    Type St Inode Path\n";
+        let daemon =
+            "0000000000000000: 00000002 00000000 00010000 0001 01 20817 @ISCSIADM_ABSTRACT_NAMESPACE\n";
+        assert!(daemon_listens(&format!("{head}{daemon}")));
+        assert!(!daemon_listens(head));
+    }
+
+    #[test]
+    fn a_daemon_that_is_started_when_it_is_asked_is_none_that_is_missing() {
+        let here = std::env::current_exe().unwrap();
+        let here = here.display();
+        assert!(starts_daemon(&format!("# comment\niscsid.startup = {here} start\nnode.startup = manual\n")));
+        assert!(!starts_daemon(&format!("#iscsid.startup = {here}\n")));
+        assert!(!starts_daemon("iscsid.startup = /no/such/program\n"));
+        assert!(!starts_daemon("node.startup = manual\n"));
+        let systemctl = "iscsid.startup = /bin/systemctl start iscsid.socket\n";
+        let runs = Path::new(SYSTEMD).is_dir() && Path::new("/bin/systemctl").exists();
+        assert_eq!(starts_daemon(systemctl), runs);
+    }
 
     #[test]
     fn a_target_is_named_as_iscsiadm_wants_it() {

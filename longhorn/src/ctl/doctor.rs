@@ -11,6 +11,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use control::host::Root;
+use iscsi_frontend::initiator;
 use lh_block::format_size;
 use lh_ring::sys::{Class, PressureTrigger, set_class};
 use nix::sys::resource::{Resource, getrlimit};
@@ -136,11 +137,6 @@ fn kernel_version(release: &str) -> Finding {
     )
 }
 
-/// Whether somebody answers `iscsiadm`: `iscsid`, or systemd, which starts it then. Its socket has an abstract name.
-fn iscsid_listens(sockets: &str) -> bool {
-    sockets.lines().any(|line| line.ends_with("@ISCSIADM_ABSTRACT_NAMESPACE"))
-}
-
 fn io_uring() -> Finding {
     match lh_ring::Ring::new(8) {
         Ok(_) => Finding::ok("io_uring", "works"),
@@ -178,16 +174,10 @@ fn frontend(check: &'static str, frontend: Frontend) -> Finding {
             "here, in a version that may crash the kernel or lose the device when an engine is killed",
             "leave the choice to --frontend auto, or use Linux 6.16 or newer",
         ),
-        None if frontend == Frontend::Iscsi
-            && !iscsid_listens(&fs::read_to_string("/proc/net/unix").unwrap_or_default()) =>
-        {
-            Finding::warn(
-                check,
-                "open-iscsi is here, and nobody answers it",
-                "systemctl enable --now iscsid.socket, or start iscsid",
-            )
-        }
         None => Finding::ok(check, format!("here; {waits}")),
+        Some(_) if frontend == Frontend::Iscsi && initiator::missing_but_daemon().is_none() => {
+            Finding::warn(check, "open-iscsi is here, and nobody answers it", initiator::START_DAEMON)
+        }
         // Another one takes its place.
         Some(missing) => Finding::ok(check, format!("not here: it needs {missing}")),
     }
@@ -370,14 +360,5 @@ mod tests {
         ] {
             assert_eq!(kernel_version(release).verdict, verdict, "{release}");
         }
-    }
-
-    #[test]
-    fn the_initiators_daemon_is_found_by_its_socket() {
-        let head = "Num       RefCount Protocol Flags    Type St Inode Path\n";
-        let daemon =
-            "0000000000000000: 00000002 00000000 00010000 0001 01 20817 @ISCSIADM_ABSTRACT_NAMESPACE\n";
-        assert!(iscsid_listens(&format!("{head}{daemon}")));
-        assert!(!iscsid_listens(head));
     }
 }
