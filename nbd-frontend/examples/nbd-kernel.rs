@@ -33,6 +33,9 @@ type Failure = Box<dyn std::error::Error>;
 
 const EXPORT: &str = "disk";
 
+/// How long requests in flight may take to be answered, before it is looked whether their server lives.
+const ANSWERED: Duration = Duration::from_millis(500);
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run() {
@@ -83,7 +86,7 @@ fn run() -> Result<(), Failure> {
             let mut device = found(arguments.word(1)?)?;
             let (served, sockets) = sockets(Path::new(arguments.word(2)?), arguments.connections)?;
             device.reconnect(sockets)?;
-            device.adopt(&served, Duration::from_secs(arguments.timeout))?;
+            while !device.adopt(&served, Duration::from_secs(arguments.timeout), ANSWERED)? {}
             say("reconnected");
         }
         "resize" => {
@@ -156,7 +159,13 @@ fn keep(arguments: &Arguments) -> Result<(), Failure> {
         }
         let again = sockets(path, arguments.connections).and_then(|(served, sockets)| {
             device.reconnect(sockets)?;
-            Ok(device.adopt(&served, Duration::from_secs(arguments.timeout))?)
+            let timeout = Duration::from_secs(arguments.timeout);
+            while !device.adopt(&served, timeout, ANSWERED)? {
+                if device.has_lost_connection(Duration::ZERO)? {
+                    return Err("the server has died again".into());
+                }
+            }
+            Ok(())
         });
         match again {
             Ok(()) => say("reconnected"),

@@ -6,13 +6,16 @@
 //!   server and calls [`Device::reconnect`]; the kernel sends again what had not been answered. It does so for a request
 //!   only when that request's timer has run out, so a long timer is a long pause.
 //! - A device is found again by the identifier that it was made with: [`find`].
-//! - Most of what can be set of a device waits until no request is in flight (the kernel freezes its queue). So while requests
-//!   wait for a connection nothing is set: first the connection ([`Device::reconnect`]), then the rest ([`Device::adopt`]).
+//! - Most of what can be set of a device waits until no request is in flight (the kernel freezes its queue), and nothing ends that
+//!   wait: not a signal, and for a new size not even another connection, which needs the lock that is held meanwhile. A
+//!   server that dies then leaves a device, and processes, that only a restart of the host ends. So first comes the connection
+//!   ([`Device::reconnect`]), then the rest ([`Device::adopt`]), and that only in a moment in which requests are answered.
 //!
 //! What the timer means besides that depends on [`Slow`]: with several connections a request that a living server leaves
 //! unanswered for longer ends its connection, too, and somebody has to look ([`Device::has_lost_connection`]) also while
 //! the server lives.
 
+mod flow;
 mod message;
 mod netlink;
 
@@ -20,7 +23,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lh_block::SECTOR;
 use lh_ring::sys;
@@ -31,6 +34,7 @@ use thiserror::Error;
 use crate::client::Served;
 use crate::proto::transmission_flag as flag;
 
+use flow::Flow;
 use message::{Request, attributes, find as attribute, number, u32_at};
 use netlink::Netlink;
 
@@ -61,6 +65,9 @@ pub struct Settings {
     /// How long requests wait for a new connection when none is left, before they fail; whole seconds.
     pub dead_timeout: Duration,
 }
+
+/// Between two looks whether requests are answered.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Why the kernel's client did not do it.
 #[derive(Debug, Error)]
@@ -271,30 +278,66 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a device that an earlier process has left what its new server says: its size, its longest request, and all that
-    /// [`connect`] sets where that process died before it had. To be called when the kernel has taken connections, since it may
-    /// wait for all requests in flight; where there is nothing to be changed it does not.
+    /// Makes a device that an earlier process has left, or one whose server's disk has grown, what its server says now: its size,
+    /// its longest request, and all that [`connect`] sets where that process died before it had. To be called when the kernel has
+    /// taken connections. What is in flight then has `within` to be answered: `false` if it was not, and nothing was
+    /// changed. Then it is to be asked for again.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn adopt(&mut self, served: &Served, timeout: Duration) -> Result<(), ClientError> {
+    pub fn adopt(
+        &mut self,
+        served: &Served,
+        timeout: Duration,
+        within: Duration,
+    ) -> Result<bool, ClientError> {
         let timeout = timeout.as_secs().max(1);
-        let made_ready = || match number_in(&self.setting("io_timeout"))? == timeout * 1000 {
+        let is_ready = number_in(&self.setting("io_timeout")).map_err(unlike)? == timeout * 1000;
+        let longest = number_in(&self.setting("max_sectors_kb")).map_err(unlike)?;
+        let is_limited = longest <= (served.longest >> 10).into();
+        let sectors = number_in(format!("/sys/block/nbd{}/size", self.index).as_ref()).map_err(unlike)?;
+        let is_as_large = sectors * SECTOR == served.size;
+        if is_ready && is_limited && is_as_large {
+            return Ok(true);
+        }
+        if !self.is_answered(within).map_err(unlike)? {
+            return Ok(false);
+        }
+        let made_ready = match is_ready {
             // What has been set since then is its users' affair, as long as the server takes what they send.
             true => self.limit(served.longest),
             false => self.prepare(served, timeout),
         };
-        made_ready().map_err(unlike)?;
-        let sectors = number_in(format!("/sys/block/nbd{}/size", self.index).as_ref()).map_err(unlike)?;
-        if sectors * SECTOR == served.size { Ok(()) } else { self.resize(served.size) }
+        made_ready.map_err(unlike)?;
+        if !is_as_large {
+            self.resize(served.size)?;
+        }
+        Ok(true)
     }
 
-    /// Changes the device's size, in use or not.
+    /// Changes the device's size, in use or not, when everything in flight has been answered: see [`Device::adopt`], which
+    /// sees to it that it will be.
     ///
     /// # Errors
     /// As for [`Device::reconnect`].
     pub fn resize(&mut self, size: u64) -> Result<(), ClientError> {
         self.reconfigure("take the new size", |request| request.number(number::SIZE, size))
+    }
+
+    /// Waits until as many requests have been answered as were in flight at the beginning, or none is any more. False if that
+    /// is not so when the time is over: somebody waits for a replica, or for a timer of the kernel's.
+    fn is_answered(&self, within: Duration) -> io::Result<bool> {
+        let directory = PathBuf::from(format!("/sys/block/nbd{}", self.index));
+        let (first, deadline) = (Flow::of(&directory)?, Instant::now() + within);
+        loop {
+            if Flow::of(&directory)?.has_answered(&first) {
+                return Ok(true);
+            }
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     fn reconfigure(&self, what: &'static str, fill: impl FnOnce(&mut Request)) -> Result<(), ClientError> {

@@ -36,6 +36,13 @@ const DEAD: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long this process's own queue may take to say hello.
 const HELLO: Duration = Duration::from_secs(10);
 
+/// How long what is in flight when the device is to be changed may take to be answered, at a start. The kernel sends again what
+/// the engine before has left when its timer has run out.
+const ANSWERED: Duration = Duration::from_secs(5);
+
+/// The same where the engine has looked already and comes back to it.
+const AGAIN_ANSWERED: Duration = Duration::from_secs(1);
+
 /// Between two tries to give the kernel a connection, while it does not know yet that the last one is dead.
 const AGAIN: Duration = Duration::from_millis(5);
 
@@ -50,6 +57,10 @@ struct ShownNbd {
     device: Device,
     /// The queue's end of the connection, to see when the kernel has let go of the other.
     connection: OwnedFd,
+    /// What the device is to be.
+    served: Served,
+    /// It is that.
+    is_as_served: bool,
     place: PathBuf,
     rdev: u64,
 }
@@ -74,22 +85,26 @@ impl Nbd {
             let export = Export { name, description: "Longhorn volume".to_owned(), read_only: false };
             Ok(if number == QUEUE { Order::Nbd(export, None) } else { Order::Nothing })
         })?;
-        let (device, connection) = match kernel::find(&self.identifier) {
+        let (device, connection, served) = match kernel::find(&self.identifier) {
             Some(device) => {
                 tracing::info!(device = %device.path().display(), "taken over");
-                let connection = self.reconnect(&device, queues)?;
-                (device, connection)
+                let (served, connection) = self.reconnect(&device, queues)?;
+                (device, connection, served)
             }
             None => self.connect(queues)?,
         };
         let rdev = numbers(&device)?;
         let place = device_of(&self.volume);
         node::place(&place, rdev, &[rdev]).map_err(|e: NodeError| GivesUp(e.to_string()))?;
-        self.shown = Some(ShownNbd { device, connection, place: place.clone(), rdev });
+        let mut shown =
+            ShownNbd { device, connection, served, is_as_served: false, place: place.clone(), rdev };
+        // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
+        shown.make_as_served(ANSWERED)?;
+        self.shown = Some(shown);
         Ok(Endpoint { device: Some(place), uri: None })
     }
 
-    fn connect(&self, queues: &Queues) -> Result<(Device, OwnedFd)> {
+    fn connect(&self, queues: &Queues) -> Result<(Device, OwnedFd, Served)> {
         let (served, ours, theirs) = self.connection(queues)?;
         let settings = Settings {
             index: None,
@@ -101,11 +116,11 @@ impl Nbd {
         };
         let mut device = kernel::connect(&settings, vec![theirs])?;
         device.let_go();
-        Ok((device, ours))
+        Ok((device, ours, served))
     }
 
     /// Gives the kernel a new connection, as soon as it takes one: only in the place of one that it knows to be dead.
-    fn reconnect(&self, device: &Device, queues: &Queues) -> Result<OwnedFd> {
+    fn reconnect(&self, device: &Device, queues: &Queues) -> Result<(Served, OwnedFd)> {
         let deadline = Instant::now() + PREDECESSOR;
         loop {
             let (served, ours, theirs) = self.connection(queues)?;
@@ -113,9 +128,7 @@ impl Nbd {
             device.reconnect(vec![theirs])?;
             device.let_go();
             if !is_lost(&ours)? {
-                // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
-                device.adopt(&served, TIMER)?;
-                return Ok(ours);
+                return Ok((served, ours));
             }
             if Instant::now() > deadline {
                 bail!("{} is served by another process", device.path().display());
@@ -136,14 +149,17 @@ impl Nbd {
     }
 
     pub(super) fn resize(&mut self, size: u64) -> Result<()> {
-        Ok(self.shown.as_mut().map_or(Ok(()), |shown| shown.device.resize(size))?)
+        let Some(shown) = &mut self.shown else { return Ok(()) };
+        shown.served.size = size;
+        shown.is_as_served = false;
+        shown.make_as_served(ANSWERED)
     }
 
-    /// Gives the device a new connection if it has lost the one it had.
+    /// Gives the device a new connection if it has lost the one it had, and makes it what it is not yet.
     pub(super) fn look_after(&mut self, queues: &Queues) -> Result<()> {
-        let Some(shown) = &self.shown else { return Ok(()) };
+        let Some(shown) = &mut self.shown else { return Ok(()) };
         if !is_lost(&shown.connection)? {
-            return Ok(());
+            return shown.make_as_served(AGAIN_ANSWERED);
         }
         if !shown.device.is_connected() {
             bail!(
@@ -152,9 +168,11 @@ impl Nbd {
             );
         }
         tracing::warn!(device = %shown.device.path().display(), "its connection was lost; it gets a new one");
-        let connection = self.reconnect(&shown.device, queues)?;
+        let Some(shown) = &self.shown else { return Ok(()) };
+        let (served, connection) = self.reconnect(&shown.device, queues)?;
         if let Some(shown) = &mut self.shown {
-            shown.connection = connection;
+            (shown.served, shown.connection, shown.is_as_served) = (served, connection, false);
+            shown.make_as_served(ANSWERED)?;
         }
         Ok(())
     }
@@ -169,6 +187,21 @@ impl Nbd {
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
         queues.leave(queues.len());
         wait_until_hidden(queues)
+    }
+}
+
+impl ShownNbd {
+    /// Makes the device what is served, if requests are answered. If not, it is tried again: the kernel would hold its locks until
+    /// they are, and no next engine could come if this one died.
+    fn make_as_served(&mut self, within: Duration) -> Result<()> {
+        if !self.is_as_served {
+            self.is_as_served = self.device.adopt(&self.served, TIMER, within)?;
+        }
+        if !self.is_as_served && within == ANSWERED {
+            let device = self.device.path();
+            tracing::warn!(device = %device.display(), "requests are not answered: it gets its size once they are");
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,87 @@
+//! Whether a block device's requests are answered, as the kernel counts them (Documentation/block/stat.rst).
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// The requests of one direction: how many are in flight, and how many have been answered since there is the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Count {
+    in_flight: u64,
+    answered: u64,
+}
+
+impl Count {
+    fn has_answered(&self, first: &Self) -> bool {
+        self.in_flight == 0 || self.answered.wrapping_sub(first.answered) >= first.in_flight
+    }
+}
+
+/// A device's requests at one moment. Of a device whose statistics are turned off (`queue/iostats`) none are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flow {
+    reads: Count,
+    /// And flushes, and what gives space back.
+    writes: Count,
+}
+
+impl Flow {
+    /// Those of the device with this directory in sysfs.
+    ///
+    /// # Errors
+    /// The files cannot be read, or are not understood.
+    pub(super) fn of(directory: &Path) -> io::Result<Self> {
+        // In this order: an answer in between makes it look slower, never faster.
+        let stat = fs::read_to_string(directory.join("stat"))?;
+        let in_flight = fs::read_to_string(directory.join("inflight"))?;
+        Self::read(&in_flight, &stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn read(in_flight: &str, stat: &str) -> Option<Self> {
+        let numbers =
+            |text: &str| text.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>().ok();
+        let (in_flight, stat) = (numbers(in_flight)?, numbers(stat)?);
+        // Kernels before 4.18 do not count discards, before 5.5 no flushes.
+        let answered = |at: usize| stat.get(at).copied().unwrap_or(0);
+        let writes = stat.get(4)? + answered(11) + answered(15);
+        Some(Self {
+            reads: Count { in_flight: *in_flight.first()?, answered: *stat.first()? },
+            writes: Count { in_flight: *in_flight.get(1)?, answered: writes },
+        })
+    }
+
+    /// True if since `first` as many have been answered as were in flight then, or none is now.
+    pub(super) fn has_answered(&self, first: &Self) -> bool {
+        self.reads.has_answered(&first.reads) && self.writes.has_answered(&first.writes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "     100        0      800       10       50        0      400       20        3       30       30        4        0        0        0        6        5\n";
+
+    #[test]
+    fn what_the_kernel_tells_is_read() {
+        let flow = Flow::read("       2        3\n", STAT).unwrap();
+        assert_eq!(flow.reads, Count { in_flight: 2, answered: 100 });
+        assert_eq!(flow.writes, Count { in_flight: 3, answered: 60 });
+        assert_eq!(Flow::read("1", STAT), None);
+        assert_eq!(Flow::read("1 2", "3 four"), None);
+    }
+
+    #[test]
+    fn requests_are_answered_when_each_direction_goes_on() {
+        let at = |reads: (u64, u64), writes: (u64, u64)| Flow {
+            reads: Count { in_flight: reads.0, answered: reads.1 },
+            writes: Count { in_flight: writes.0, answered: writes.1 },
+        };
+        let first = at((2, 100), (3, 60));
+        assert!(!first.has_answered(&first));
+        assert!(at((0, 102), (0, 60)).has_answered(&first), "nothing is in flight");
+        assert!(at((9, 102), (9, 63)).has_answered(&first), "others have come");
+        assert!(!at((9, 200), (3, 62)).has_answered(&first), "a write waits beside reads that do not");
+        assert!(at((0, 0), (0, 0)).has_answered(&at((0, 0), (0, 0))));
+    }
+}
