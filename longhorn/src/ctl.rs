@@ -1,5 +1,5 @@
 //! `longhornctl`: volumes for people. Results go to standard output, progress and errors to standard error; the exit
-//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong.
+//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong, 130 or 143 if it was interrupted.
 
 mod activity;
 mod all;
@@ -13,6 +13,7 @@ mod down;
 mod engine;
 mod import;
 mod install;
+mod interrupt;
 mod lock;
 mod manager;
 mod members;
@@ -23,6 +24,7 @@ mod release;
 mod remove;
 mod replica;
 mod resize;
+mod room;
 mod salvage;
 mod scrub;
 mod show;
@@ -37,7 +39,7 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use control::host::Root;
 
@@ -62,7 +64,11 @@ struct Context {
 
 /// Runs the command that the command line asks for.
 pub fn main() -> ExitCode {
-    let program = Program::parse();
+    let program = Program::try_parse().unwrap_or_else(|e| match e.kind() {
+        // With a root in the environment there is an argument, and clap shows no help by itself.
+        ErrorKind::MissingSubcommand => show_help(&e),
+        _ => e.exit(),
+    });
     match run(program) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
@@ -72,6 +78,20 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Shows the help of the command whose subcommand is missing.
+fn show_help(missing: &clap::Error) -> ! {
+    let mut program = Program::command();
+    program.build();
+    let mut command = &program;
+    if let Some(ContextValue::String(name)) = missing.get(ContextKind::InvalidSubcommand) {
+        for word in name.split_whitespace().skip(1) {
+            command = command.find_subcommand(word).unwrap_or(command);
+        }
+    }
+    tell!("{}", command.clone().render_help());
+    std::process::exit(missing.exit_code())
 }
 
 fn run(program: Program) -> Result<()> {
@@ -101,6 +121,8 @@ fn run(program: Program) -> Result<()> {
         Ok(root) => root,
     };
     let context = Context { root, output: program.output };
+    interrupt::leaves(interrupt::left_by(&program.command));
+    interrupt::listen();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(dispatch(&context, program.command))
 }

@@ -1,10 +1,30 @@
 //! What is being waited for: a moving line on a terminal, plain lines elsewhere, always on standard error.
 
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::tell::tell;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
+
+/// What is drawn on the terminal now, for whoever ends the process from another thread.
+static DRAWN: Mutex<Vec<WeakProgressBar>> = Mutex::new(Vec::new());
+
+/// Takes everything off the terminal that is drawn there. True if there was anything.
+pub(crate) fn clear() -> bool {
+    let drawn = std::mem::take(&mut *DRAWN.lock().unwrap_or_else(PoisonError::into_inner));
+    let bars: Vec<ProgressBar> = drawn.iter().filter_map(WeakProgressBar::upgrade).collect();
+    bars.iter().for_each(ProgressBar::finish_and_clear);
+    !bars.is_empty()
+}
+
+/// A bar that [`clear`] knows of.
+fn known(bar: ProgressBar) -> ProgressBar {
+    let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
+    drawn.retain(|bar| bar.upgrade().is_some());
+    drawn.push(bar.downgrade());
+    bar
+}
 
 /// Tells what is being done until it is dropped.
 pub(crate) struct Progress {
@@ -18,7 +38,7 @@ impl Progress {
     /// Nothing is said yet.
     pub(crate) fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner();
+            let bar = known(ProgressBar::new_spinner());
             bar.enable_steady_tick(Duration::from_millis(100));
             bar
         });
@@ -34,9 +54,10 @@ impl Progress {
     pub(crate) fn of_bytes(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}");
-            ProgressBar::no_length()
+            let bar = ProgressBar::no_length()
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-                .with_message(what.to_owned())
+                .with_message(what.to_owned());
+            known(bar)
         });
         Self { bar, last: String::new(), about: None }
     }

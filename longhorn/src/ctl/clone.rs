@@ -15,7 +15,7 @@ use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
 use super::snapshot::directory_in_sync;
-use super::{Context, lock, remove};
+use super::{Context, interrupt, lock, remove};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -45,8 +45,15 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     }
     // There before its data is: what a broken off clone has taken of the disk belongs to a volume that can be removed.
     record.state = VolumeState::Cloning;
+    let held = interrupt::hold();
     record.create(root)?;
-    let taken = match fill(&view, &record, &snapshot) {
+    let stop = || {
+        if held.has_come() {
+            take_back(root, &record);
+            held.end();
+        }
+    };
+    let taken = match fill(&view, &record, &snapshot, stop) {
         Ok(taken) => taken,
         Err(e) => {
             take_back(root, &record);
@@ -55,6 +62,8 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     };
     record.state = VolumeState::Ready;
     record.store(root)?;
+    interrupt::leaves(format!("volume {new} is there, and whole"));
+    held.let_go();
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?);
     }
@@ -99,7 +108,8 @@ async fn look_at(
     Ok((view, name))
 }
 
-fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str) -> Result<Cloned> {
+/// Fills the new volume's directories. `between` is called again and again meanwhile.
+fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str, between: impl Fn()) -> Result<Cloned> {
     let progress = Progress::of_bytes("cloning");
     let options = CloneOptions { snapshot: snapshot.to_owned(), ..CloneOptions::default() };
     let count = record.replicas.len() as u64;
@@ -107,6 +117,7 @@ fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str) -> Result<Cl
     for (number, replica) in (0..).zip(&record.replicas) {
         make_parent(&replica.directory)?;
         let taken = clone_snapshot(view, &replica.directory, &options, &Pace::new(0), &mut |done, of| {
+            between();
             progress.at(number * of + done, count * of);
         })?;
         sum.shared += taken.shared;

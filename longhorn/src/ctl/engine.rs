@@ -1,12 +1,12 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 
 use super::manager::Manager;
 use super::observe::ask_engine;
-use super::{Context, down, lock, up};
+use super::{Context, down, interrupt, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
 
@@ -50,15 +50,27 @@ pub(super) async fn with_engine<T>(
     let mut manager = Manager::ensure(root).await?;
     let mut quiet = record.clone();
     (quiet.frontend, quiet.listen) = (QUIET.to_string(), None);
-    let started = async {
+    // Whoever interrupts it leaves no engine behind that nobody knows of.
+    let held = interrupt::hold();
+    let worked = async {
         up::start(root, &quiet, &mut manager, false, &mut progress).await?;
-        up::wait_until_usable(root, &quiet, &mut manager, &mut progress).await
+        up::wait_until_usable(root, &quiet, &mut manager, &mut progress).await?;
+        work(&mut record, &mut progress).await
     };
-    let done = match started.await {
-        Ok(_) => work(&mut record, &mut progress).await,
-        Err(e) => Err(e),
+    let done = tokio::select! {
+        done = worked => done,
+        () = held.wait() => Err(anyhow!("interrupted")),
     };
+    if held.has_come() {
+        interrupt::leaves(format!("volume {volume} has an engine: `longhornctl down {volume}` ends it"));
+    }
     let stopped = down::stop(context, &record, &mut progress).await;
+    if stopped.is_ok() {
+        interrupt::leaves(format!(
+            "volume {volume} is down again, and what its engine had not done is not done"
+        ));
+        held.let_go();
+    }
     let done = done?;
     stopped?;
     Ok(done)

@@ -18,7 +18,7 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{print, print_json};
-use super::{lock, remove, up};
+use super::{interrupt, lock, remove, room, up};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -43,7 +43,10 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let (lock, mut record) = lock::volume(root, volume)?;
     let mut engine = connect(root, volume).await?;
     let replica = new_replica(root, &mut record, directory)?;
+    room::check_replica(&replica.directory)?;
     let mut manager = Manager::ensure(root).await?;
+    // The record has a replica that the engine knows, or has it no more.
+    let held = interrupt::hold();
     record.store(root)?;
     manager.create(&replica.name, up::replica_args(root, &record, &replica).command_line()).await?;
     let address = format!("unix:{}", root.data_socket(&replica.name).display());
@@ -52,6 +55,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
         take_back(root, &mut record, &mut manager, &replica).await?;
         return Err(refused).with_context(|| format!("volume {volume} does not take another replica"));
     }
+    held.let_go();
     drop(lock);
     wait_until_in_sync(context, &record, &replica.name, &mut progress).await?;
     drop(progress);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::print_json;
-use super::{Context, lock};
+use super::{Context, interrupt, lock};
 use crate::tell::tell;
 
 /// What is gone, as `rm -o json` prints it.
@@ -32,6 +32,7 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     if !yes && !confirmed(&record)? {
         bail!("nothing was deleted");
     }
+    interrupt::leaves(format!("some of volume {volume} may be gone: finish with `longhornctl rm {volume}`"));
     record.note_down(root)?;
     record.state = VolumeState::Removing;
     record.store(root)?;

@@ -13,11 +13,11 @@ use replica::store::SnapshotView;
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use serde::Serialize;
 
-use super::Context;
 use super::args::{ImageFormat, Output, ReplicaExportArgs};
 use super::observe::observe;
 use super::output::print_json;
 use super::show::print_replicas;
+use super::{Context, interrupt};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -53,15 +53,24 @@ pub(super) fn write_out(
     file: &Path,
 ) -> Result<()> {
     let cannot = || format!("{} cannot be written", file.display());
+    let held = interrupt::hold();
     let new = NewFile::beside(file)?;
     let progress = Progress::of_bytes("writing");
-    let mut told = |done, of| progress.at(done, of);
+    let mut told = |done, of| {
+        if held.has_come() {
+            new.forget();
+            held.end();
+        }
+        progress.at(done, of);
+    };
     let written = match format {
         ImageFormat::Raw => view.export(&new.file, &mut told),
         ImageFormat::Qcow2 => view.export_qcow2(&new.file, &mut told),
     };
     drop(progress);
     written.and_then(|()| new.take_place()).with_context(cannot)?;
+    interrupt::leaves(format!("{} is written", file.display()));
+    held.let_go();
     if context.output == Output::Json {
         return print_json(&ExportView { file, format, size: view.size() });
     }
@@ -122,12 +131,19 @@ impl NewFile {
     }
 }
 
-impl Drop for NewFile {
-    fn drop(&mut self) {
+impl NewFile {
+    /// Takes away what has a name already.
+    fn forget(&self) {
         if self.named {
             // Best effort: the error that counts is the one before.
             let _ = fs::remove_file(&self.temporary);
         }
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

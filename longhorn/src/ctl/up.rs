@@ -20,7 +20,7 @@ use super::args::{Output, UpArgs, UpCommand};
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host, observe};
 use super::output::{print, print_json};
-use super::{all, down, engine, lock, remove};
+use super::{all, down, engine, interrupt, lock, remove, room};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
@@ -78,7 +78,11 @@ async fn bring_up(
         down::stop(context, &record, progress).await?;
     }
     let (record, is_new) = record_of(root, volume, &args)?;
+    if is_new {
+        room::check(root, &record)?;
+    }
     let mut manager = Manager::ensure(root).await?;
+    let held = is_new.then(interrupt::hold);
     if is_new {
         record.create(root)?;
     } else if !super::observe::has_processes(root, &record)? && record.mend_key(root)? {
@@ -87,31 +91,36 @@ async fn bring_up(
     if let Err(e) = record.note_up(root) {
         progress.say(&format!("it cannot be noted that it is up ({e}): a later `up --all` leaves it out"));
     }
-    let started = start(root, &record, &mut manager, is_new, progress).await;
-    let ready = match started {
-        Ok(()) => {
-            // Nothing but waiting is left, unless a new volume may have to be taken back.
-            let lock = if is_new { Some(lock) } else { None };
-            let mut ready = wait_until_usable(root, &record, &mut manager, progress).await;
-            drop(lock);
-            if let (Ok(_), Some(limits)) = (&ready, limits_of(&args, &record)) {
-                ready = tell_limits(root, &record, limits).await.and(ready);
-            }
-            ready
+    let mut lock = Some(lock);
+    let coming_up = async {
+        start(root, &record, &mut manager, is_new, progress).await?;
+        // Nothing but waiting is left, unless a new volume may have to be taken back.
+        lock = lock.take().filter(|_| is_new);
+        let view = wait_until_usable(root, &record, &mut manager, progress).await?;
+        if let Some(limits) = limits_of(&args, &record) {
+            tell_limits(root, &record, limits).await?;
         }
-        Err(e) => Err(e),
+        Ok(view)
     };
-    match ready {
-        Ok(view) => Ok((view, is_new)),
-        Err(e) if is_new => {
-            progress.say("taking back what was begun");
-            Err(match take_back(root, &record, &mut manager).await {
-                Ok(()) => e,
-                Err(left) => e.context(format!("(and the new volume could not be taken back: {left:#})")),
-            })
+    let ready = tokio::select! {
+        ready = coming_up => ready,
+        () = interrupt::wait(held.as_ref()) => Err(anyhow!("interrupted")),
+    };
+    let Some(held) = held else { return Ok((ready?, false)) };
+    let e = match ready {
+        Ok(view) => {
+            held.let_go();
+            return Ok((view, true));
         }
-        Err(e) => Err(e),
+        Err(e) => e,
+    };
+    progress.say("taking back what was begun");
+    if let Err(left) = take_back(root, &record, &mut manager).await {
+        return Err(e.context(format!("(and the new volume could not be taken back: {left:#})")));
     }
+    interrupt::leaves(format!("there is no volume {volume}"));
+    held.let_go();
+    Err(e)
 }
 
 /// The volume's record, and whether it is yet to be created.

@@ -18,7 +18,7 @@ use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
 use super::up::failure_since;
-use super::{Context, lock, members};
+use super::{Context, interrupt, lock, members};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -40,6 +40,8 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
     let before = observe(root, &record).await?;
     let running = manager.list().await?.remove(&engine_name(volume)).and_then(|process| process.spec);
     let running = running.with_context(|| format!("volume {volume} has no engine"))?;
+    // Nobody else would go back to the program before.
+    let held = interrupt::hold();
     progress.say("replacing the engine");
     let path = binary.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
     let next = ProcessSpec { binary: path, ..running.clone() };
@@ -55,6 +57,7 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
             });
         }
     };
+    held.let_go();
     drop(progress);
     if context.output == Output::Json {
         return print_json(&view);

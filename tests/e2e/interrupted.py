@@ -1,0 +1,274 @@
+"""Commands that are interrupted, by Ctrl-C or SIGTERM, in the middle of what they do: the exit status says so, one line says what is
+left and what goes on, the terminal has nothing of the progress any more, and nothing is half made that a command would stumble
+over."""
+import glob, json, os, pty, re, signal, subprocess, threading, time
+from harness import BIN, Host, expect, shown, wait_for
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Command:
+    """A command in a terminal of its own, or without one."""
+
+    def __init__(self, host, *words, terminal=False):
+        self.words = words
+        line = [os.path.join(BIN, "longhornctl"), "--root", host.root, *words]
+        self.terminal, theirs = pty.openpty() if terminal else (None, None)
+        self.process = subprocess.Popen(line, stdin=theirs if terminal else subprocess.DEVNULL,
+                                        stdout=theirs if terminal else subprocess.PIPE,
+                                        stderr=theirs if terminal else subprocess.PIPE, start_new_session=True)
+        self.seen = b""
+        if terminal:
+            os.close(theirs)
+            # Read all the time: a terminal that takes nothing more holds up who writes to it.
+            self.reader = threading.Thread(target=self.read, daemon=True)
+            self.reader.start()
+
+    def read(self):
+        while True:
+            try:
+                more = os.read(self.terminal, 65536)
+            except OSError:
+                return
+            self.seen += more
+
+    def interrupt(self, sign=signal.SIGINT, within=60):
+        """What it said, and how it ended."""
+        expect(self.process.poll() is None, f"{self.words} ended before it was interrupted: {self.process.returncode}")
+        self.process.send_signal(sign)
+        return self.end(sign, within)
+
+    def end(self, sign, within):
+        try:
+            said = self.process.communicate(timeout=within)[1]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            expect(False, f"{self.words} goes on though it was interrupted")
+        if self.terminal:
+            self.reader.join(10)
+        text = self.seen.decode(errors="replace") if self.terminal else said.decode()
+        expect(self.process.returncode == STATUS[sign], f"{self.words}: exit status {self.process.returncode}: {text}")
+        return text
+
+
+def as_seen(text):
+    """The last lines of a terminal that was told this."""
+    lines = [""]
+    for part in re.split(r"(\r\n|\r|\n|\x1b\[[0-9;?]*[A-Za-z])", text):
+        if part in ("\r\n", "\n"):
+            lines.append("")
+        elif part == "\r" or part.startswith("\x1b["):
+            if part in ("\r", "\x1b[2K"):
+                lines[-1] = ""
+        else:
+            lines[-1] += part
+    return lines
+
+
+def process_of(host, word):
+    """The first process of this root with this word in its command line."""
+    for pid in host.processes():
+        try:
+            words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+        except OSError:
+            continue
+        if word.encode() in words:
+            return pid
+    return None
+
+
+def soon(what, condition, seconds=20):
+    """As `wait_for`, for what is there for milliseconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = condition()
+        if found:
+            return found
+    expect(False, f"{what}: never")
+
+
+def made_of(host, volume):
+    """What there is of a volume."""
+    places = ("volumes/" + volume, f"replicas/{volume}-*", f"run/processes/{volume}-*", f"log/{volume}-*")
+    return [path for place in places for path in glob.glob(os.path.join(host.root, place))]
+
+
+def a_new_volume(host, terminal):
+    """One whose replica does not answer: nothing is left."""
+    volume = host.name("new")
+    for sign in STATUS:
+        up = Command(host, "up", volume, "--size", "64MiB", "--replicas", "2", "--frontend", "none", terminal=terminal)
+        replica = soon("a replica", lambda: process_of(host, "replica"))
+        os.kill(replica, signal.SIGSTOP)
+        time.sleep(0.5)
+        said = up.interrupt(sign, within=90)
+        expect(f"interrupted: there is no volume {volume}" in said, said)
+        expect(made_of(host, volume) == [], f"left: {made_of(host, volume)}")
+        if terminal:
+            last = [line for line in as_seen(said) if line.strip()]
+            expect(len(last) == 1 and last[0].startswith("interrupted:"), f"the terminal shows {last}")
+    host.up(volume, "--size", "64MiB", "--replicas", "2", "--frontend", "none")
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+
+
+def a_volume_that_exists(host):
+    """It goes on starting, as it does without the command."""
+    volume = host.name("there")
+    host.up(volume, "--size", "64MiB", "--replicas", "1", "--frontend", "none")
+    host.ctl("down", volume)
+    up = Command(host, "up", volume)
+    replica = soon("a replica", lambda: process_of(host, "replica"))
+    os.kill(replica, signal.SIGSTOP)
+    time.sleep(0.3)
+    said = up.interrupt()
+    expect("goes on" in said and f"longhornctl down {volume}" in said, said)
+    os.kill(replica, signal.SIGCONT)
+    host.up(volume)
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+
+
+def filled(host, word, size=256, **options):
+    """A volume with data in it, which is down."""
+    volume = host.name(word)
+    host.up(volume, "--size", f"{size}MiB", "--replicas", "2", "--frontend", "nbd-server")
+    uri = host.status(volume)["uri"]
+    for at in range(0, size, 64):
+        subprocess.run(["qemu-io", "-f", "raw", "-c", f"write -P {at % 250 + 1} {at}M 64M", uri], check=True,
+                       stdout=subprocess.DEVNULL)
+    return volume
+
+
+def for_one_operation(host, volume):
+    """A volume that is down has an engine for one operation, and none afterwards. The volume is down before and after."""
+    host.ctl("snapshot", "create", volume, "s1")
+    host.ctl("snapshot", "rm", volume, "s1")
+    host.ctl("down", volume)
+    purge = Command(host, "snapshot", "purge", volume)
+    soon("its engine", lambda: process_of(host, "controller"))
+    said = purge.interrupt()
+    expect(f"volume {volume} is down again" in said, said)
+    expect(glob.glob(os.path.join(host.root, "run/processes", volume + "-*")) == [], "its processes go on")
+    expect(host.status(volume)["state"] == "detached", host.status(volume)["state"])
+    host.ctl("snapshot", "purge", volume)
+
+
+def a_clone(host, volume):
+    """Nothing is left of it."""
+    clone = host.name("clone")
+    making = Command(host, "clone", volume, clone)
+    soon("its record", lambda: os.path.exists(os.path.join(host.root, "volumes", clone, "volume.json")) or making.process.poll() is not None)
+    if making.process.poll() is None:
+        making.process.send_signal(signal.SIGINT)
+        making.process.wait(60)
+    text = making.process.communicate()[1].decode()
+    if making.process.returncode == 0:
+        host.ctl("rm", clone, "--yes")
+        return False
+    expect(making.process.returncode == 130, f"{making.process.returncode} {text}")
+    if "is there, and whole" in text:
+        host.ctl("rm", clone, "--yes")
+        return False
+    expect(f"interrupted: there is no volume {clone}" in text, text)
+    expect(made_of(host, clone) == [], f"left: {made_of(host, clone)}")
+    return True
+
+
+def has_open(process, place):
+    """True if the process has a file in this directory open, with a name or without."""
+    try:
+        open_files = [os.readlink(link) for link in glob.glob(f"/proc/{process.pid}/fd/*")]
+    except OSError:
+        return False
+    return any(path.startswith(place + "/") for path in open_files)
+
+
+def an_export(host, volume):
+    """The file is as it was, and there is no other."""
+    place = os.path.join(host.root, "images")
+    os.makedirs(place, exist_ok=True)
+    target = os.path.join(place, "disk.img")
+    with open(target, "w") as file:
+        file.write("before")
+    replica = host.status(volume)["replicas"][0]["path"]
+    export = Command(host, "replica", "export", replica, target)
+    soon("its file", lambda: has_open(export.process, place) or export.process.poll() is not None)
+    if export.process.poll() is None:
+        export.process.send_signal(signal.SIGINT)
+    text = export.process.communicate(timeout=60)[1].decode()
+    expect(os.listdir(place) == ["disk.img"], f"left: {os.listdir(place)}")
+    if export.process.returncode == 0 or "is written" in text:
+        return False
+    expect(export.process.returncode == 130 and f"{target} is as it was" in text, f"{export.process.returncode} {text}")
+    expect(open(target).read() == "before", "the file is another")
+    return True
+
+
+def what_an_engine_does(host, volume):
+    """It goes on: a scrub, and a replica that is brought in sync."""
+    host.up(volume)
+    scrub = Command(host, "scrub", volume, "--wait", "--limit", "1MiB")
+    wait_for("the scrub", lambda: json.loads(host.ctl("-o", "json", "scrub", volume, "--status", check=False).stdout or "{}").get("running"))
+    said = scrub.interrupt()
+    expect("goes on" in said and "--cancel" in said, said)
+    expect(host.json("scrub", volume, "--status")["running"], "the scrub has ended with its command")
+    host.ctl("scrub", volume, "--cancel")
+
+    before = {r["name"] for r in host.status(volume)["replicas"]}
+    adding = Command(host, "replica", "add", volume, terminal=True)
+    new = soon("the new replica", lambda: next((r for r in host.status(volume)["replicas"] if r["name"] not in before and r["pid"]), None))
+    os.kill(new["pid"], signal.SIGSTOP)
+    time.sleep(0.3)
+    said = adding.interrupt()
+    os.kill(new["pid"], signal.SIGCONT)
+    last = [line for line in as_seen(said) if line.strip()]
+    expect(last and "goes on" in last[-1], f"{last}")
+    host.healthy(volume, replicas=3)
+    host.ctl("replica", "rm", volume, new["name"])
+
+
+def who_only_looks(host, volume):
+    watch = Command(host, "status", volume, "--watch", terminal=True)
+    wait_for("a page", lambda: b"REPLICA" in watch.seen)
+    said = watch.interrupt()
+    expect("interrupted" not in said and "error" not in said, said)
+    host.ctl("down", volume)
+    asked = Command(host, "rm", volume, terminal=True)
+    wait_for("the question", lambda: b"Type the volume's name" in asked.seen)
+    expect("interrupted: nothing was deleted" in asked.interrupt(), "no word of what was deleted")
+    expect(host.status(volume)["state"] == "detached", "it is deleted")
+
+
+def in_the_background(host, volume):
+    """What whoever started it has it ignore stays ignored."""
+    line = [os.path.join(BIN, "longhornctl"), "--root", host.root, "status", volume, "--watch"]
+    watch = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    expect(watch.stdout.readline(), "it says nothing")
+    watch.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    expect(watch.poll() is None, "it heard what it was told to ignore")
+    watch.send_signal(signal.SIGTERM)
+    watch.communicate(timeout=20)
+    expect(watch.returncode == 143, f"exit status {watch.returncode}")
+
+
+def main():
+    host = Host()
+    a_new_volume(host, terminal=False)
+    a_new_volume(host, terminal=True)
+    a_volume_that_exists(host)
+    shown("up: a new volume is taken back, another goes on")
+    volume = filled(host, "filled")
+    for_one_operation(host, volume)
+    caught = [sum(story(host, volume) for _ in range(5)) for story in (a_clone, an_export)]
+    expect(all(caught), f"never interrupted in the middle: {caught}")
+    what_an_engine_does(host, volume)
+    who_only_looks(host, volume)
+    in_the_background(host, volume)
+    host.ctl("rm", volume, "--yes")
+    shown(f"purge, clone ({caught[0]} of 5 in the middle), export ({caught[1]} of 5), scrub, replica add, watch, rm: said, and nothing left")
+
+
+main()
