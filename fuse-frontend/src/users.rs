@@ -96,15 +96,18 @@ fn processes(rdev: u64, holders: &mut Vec<Holder>) {
         if fs::read_link(directory.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
             holders.extend(mounts(rdev, &directory.join("mountinfo"), Some(pid)));
         }
-        if Some(pid) != own && has_open(rdev, &directory) {
-            let what = "has it open".into();
-            holders.push(Holder { pid: Some(pid), name: process_name(&directory), what });
+        // One that has ended meanwhile has no name any more, and nothing open.
+        if Some(pid) != own
+            && has_open(rdev, &directory)
+            && let Some(name) = process_name(&directory)
+        {
+            holders.push(Holder { pid: Some(pid), name, what: "has it open".into() });
         }
     }
 }
 
-fn process_name(directory: &Path) -> String {
-    fs::read_to_string(directory.join("comm")).map_or_else(|_| "?".into(), |name| name.trim_end().to_owned())
+fn process_name(directory: &Path) -> Option<String> {
+    Some(fs::read_to_string(directory.join("comm")).ok()?.trim_end().to_owned())
 }
 
 fn has_open(rdev: u64, process: &Path) -> bool {

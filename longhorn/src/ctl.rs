@@ -39,7 +39,7 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use control::host::Root;
 
@@ -64,7 +64,11 @@ struct Context {
 
 /// Runs the command that the command line asks for.
 pub fn main() -> ExitCode {
-    let program = Program::parse();
+    let program = Program::try_parse().unwrap_or_else(|e| match e.kind() {
+        // With a root in the environment there is an argument, and clap shows no help by itself.
+        ErrorKind::MissingSubcommand => show_help(&e),
+        _ => e.exit(),
+    });
     match run(program) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
@@ -74,6 +78,20 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Shows the help of the command whose subcommand is missing.
+fn show_help(missing: &clap::Error) -> ! {
+    let mut program = Program::command();
+    program.build();
+    let mut command = &program;
+    if let Some(ContextValue::String(name)) = missing.get(ContextKind::InvalidSubcommand) {
+        for word in name.split_whitespace().skip(1) {
+            command = command.find_subcommand(word).unwrap_or(command);
+        }
+    }
+    tell!("{}", command.clone().render_help());
+    std::process::exit(missing.exit_code())
 }
 
 fn run(program: Program) -> Result<()> {

@@ -60,6 +60,26 @@ fn ctl(root: &Root, args: &[&str]) -> Output {
     run(CTL, &[&["--root", root], args].concat())
 }
 
+/// Also where the root is in the environment, as on hosts that keep it elsewhere.
+#[test]
+fn who_names_no_command_is_shown_the_help() {
+    for command in [&[][..], &["snapshot"], &["install"]] {
+        let bare = run(CTL, command);
+        assert_eq!(bare.status.code(), Some(2), "{command:?}");
+        let shown = text(&bare.stderr);
+        assert!(shown.contains("\nCommands:\n") && !shown.contains("device-name"), "{shown}");
+        let elsewhere =
+            Command::new(CTL).args(command).env("LONGHORN_ROOT", "/srv/longhorn").output().unwrap();
+        assert_eq!(elsewhere.status.code(), Some(2), "{command:?}");
+        assert_eq!(
+            text(&elsewhere.stderr).lines().next(),
+            shown.lines().next(),
+            "{command:?}: {}",
+            text(&elsewhere.stderr)
+        );
+    }
+}
+
 #[test]
 fn help_is_as_promised() {
     let ctl_commands: &[&[&str]] = &[

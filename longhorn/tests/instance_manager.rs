@@ -20,6 +20,8 @@ use control::proto::imrpc::{
     DataEngine, LogRequest, LogSetLevelRequest, ProcessCreateRequest, ProcessDeleteRequest,
     ProcessGetRequest, ProcessListRequest, ProcessReplaceRequest, ProcessSpec, ProcessStatus,
 };
+use control::proto::process::LogLevel;
+use control::proto::process::logging_client::LoggingClient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio_stream::StreamExt;
@@ -521,6 +523,15 @@ async fn a_replica_logs_at_the_level_that_its_manager_is_told() {
     tells(&host, "demo-r-2", "logs at level trace from now on").await;
     let log = fs::read_to_string(host.root.log("demo-r-2")).unwrap();
     assert!(!log.contains("level debug"), "{log}");
+    // What is told at another level than the new one is let through no more: that it is `warn` now, for one.
+    let own = control::transport::connect(&host.root.control_socket("demo-r-2")).await.unwrap();
+    let mut own = LoggingClient::new(own);
+    for level in ["warn", "info"] {
+        own.level_set(LogLevel { level: level.to_owned() }).await.unwrap();
+    }
+    tells(&host, "demo-r-2", "logs at level info from now on").await;
+    let log = fs::read_to_string(host.root.log("demo-r-2")).unwrap();
+    assert!(!log.contains("level warn"), "{log}");
 }
 
 #[tokio::test]

@@ -428,3 +428,54 @@ fn what_is_in_flight_holds_up_the_end_of_a_server_and_no_more() {
     drop(client);
     host.ok(&["down", volume]);
 }
+
+/// The same of an engine that is told to end: whoever told it hears that it takes longer, and it ends when it can.
+#[test]
+fn an_engine_that_was_told_to_end_ends_once_what_is_in_flight_is_done() {
+    let Some(host) = Host::new("late") else { return };
+    let (volume, address) = (host.volume.as_str(), own_address(3));
+    let listen = ["--frontend", "nbd-server", "--listen", &address];
+    host.ok(&[&["up", volume, "--size", "16MiB", "--replicas", "1"], &listen[..]].concat());
+    let up = host.status();
+    let mut client = nbd::Client::over(TcpStream::connect(&address).unwrap(), volume);
+    client.write(0, &[1; 4096]);
+    signal(pid(&up["replicas"][0]["pid"]), Signal::SIGSTOP);
+    client.begin_write(0, &[2; 4096]);
+    until("the engine has taken it", || sockets_at(&address).iter().all(|(_, waiting)| *waiting == 0));
+    host.refused(&["down", volume], "in flight");
+    let engine = pid(&up["engine_pid"]);
+    assert_eq!(host.status()["engine_pid"], up["engine_pid"], "it ended with a request in flight");
+    signal(pid(&up["replicas"][0]["pid"]), Signal::SIGCONT);
+    client.end();
+    until("it ends by itself", || !Path::new(&format!("/proc/{engine}")).exists());
+    host.ok(&["down", volume]);
+    host.ok(&["up", volume]);
+    let mut client = nbd::Client::over(TcpStream::connect(&address).unwrap(), volume);
+    assert_eq!(client.read(0, 4096), [2; 4096]);
+    drop(client);
+    host.ok(&["down", volume]);
+}
+
+/// An epoch that cannot be stored, as on a disk that is full, holds requests up. Who looks is told which file it is, and all goes
+/// on when there is space.
+#[test]
+fn what_cannot_be_noted_is_named() {
+    let Some(host) = Host::new("noted") else { return };
+    let (volume, address) = (host.volume.as_str(), own_address(4));
+    let listen = ["--frontend", "nbd-server", "--listen", &address];
+    host.ok(&[&["up", volume, "--size", "16MiB", "--replicas", "2"], &listen[..]].concat());
+    let up = host.wait("healthy", |s| s["robustness"] == "healthy");
+    // What the file is written as before it takes its place cannot be made.
+    let in_the_way = host.dir.path().join(format!("volumes/{volume}/.authority.json.tmp"));
+    std::fs::create_dir(&in_the_way).unwrap();
+    signal(pid(&up["replicas"][1]["pid"]), Signal::SIGSTOP);
+    let mut client = nbd::Client::over(TcpStream::connect(&address).unwrap(), volume);
+    client.begin_write(0, &[2; 4096]);
+    host.wait("it is named", |s| s["remark"].as_str().is_some_and(|r| r.contains("authority.json: ")));
+    std::fs::remove_dir(&in_the_way).unwrap();
+    client.end();
+    host.wait("no more of it", |s| s["remark"] == "");
+    signal(pid(&up["replicas"][1]["pid"]), Signal::SIGCONT);
+    drop(client);
+    host.ok(&["down", volume]);
+}

@@ -175,6 +175,15 @@ def a_clone(host, volume):
     return True
 
 
+def has_open(process, place):
+    """True if the process has a file in this directory open, with a name or without."""
+    try:
+        open_files = [os.readlink(link) for link in glob.glob(f"/proc/{process.pid}/fd/*")]
+    except OSError:
+        return False
+    return any(path.startswith(place + "/") for path in open_files)
+
+
 def an_export(host, volume):
     """The file is as it was, and there is no other."""
     place = os.path.join(host.root, "images")
@@ -184,7 +193,7 @@ def an_export(host, volume):
         file.write("before")
     replica = host.status(volume)["replicas"][0]["path"]
     export = Command(host, "replica", "export", replica, target)
-    time.sleep(0.03)
+    soon("its file", lambda: has_open(export.process, place) or export.process.poll() is not None)
     if export.process.poll() is None:
         export.process.send_signal(signal.SIGINT)
     text = export.process.communicate(timeout=60)[1].decode()

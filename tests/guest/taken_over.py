@@ -3,9 +3,10 @@ disk; a device that was not made ready is made ready by the next one.
 
     taken_over.py nbd|nbd-volume|iscsi-volume
 """
-import os, signal, subprocess, sys, time
-from devices import Nbd, Process, attribute, directory_of, example, expect, run, shown, wait_for
-from volumes import Volume
+import json, os, signal, subprocess, sys, time
+import initiator
+from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, run, shown, wait_for
+from volumes import Host, Volume
 
 MIB = 1 << 20
 # What the server takes at once, and how long a request waits before the kernel looks at its connection.
@@ -108,6 +109,29 @@ def a_volume_whose_engine_died_too_early_is_made_ready():
     disk.stop()
 
 
+def whoever_has_no_iscsid_is_told_so():
+    """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
+    initiator.unpack()
+    if subprocess.run(["pidof", "iscsid"], capture_output=True).returncode == 0:
+        return
+    host = Host(WORK)
+
+    def found():
+        said = json.loads(host.ctl("-o", "json", "doctor", check=False).stdout)
+        return next(finding for finding in said if finding["check"] == "iscsi")
+
+    # No initiator at all.
+    if found()["detail"].startswith("not here"):
+        return
+    expect(found()["verdict"] == "WARN" and "systemctl" in found()["next"], f"{found()}")
+    volume = host.name("idle")
+    done = host.ctl("up", volume, "--size", "64MiB", "--frontend", "iscsi", check=False)
+    expect(done.returncode == 1 and "a running iscsid (systemctl" in done.stderr, f"{done.returncode} {done.stderr}")
+    expect(host.json("ls") == [], "a volume was made")
+    lacking = initiator.ready()
+    expect(lacking is not None or found()["verdict"] == "OK", f"{found()}")
+
+
 def a_disk_whose_engine_died_too_early_is_patient():
     """As the kernel makes it, a disk gives a command up after 30 s; the engine does so after 300."""
     disk = Volume("iscsi", size=64 * MIB)
@@ -128,7 +152,7 @@ def a_disk_whose_engine_died_too_early_is_patient():
 
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
-           "iscsi-volume": [a_disk_whose_engine_died_too_early_is_patient]}
+           "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient]}
 
 
 def main():

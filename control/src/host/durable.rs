@@ -13,10 +13,15 @@ use std::path::{Path, PathBuf};
 /// The first system call that failed; the file is then as it was, or already replaced but perhaps not durable.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = temporary_name(path)?;
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    let written = || {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    // What a full disk took of it is in nobody's way.
+    written().inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     sync_dir(parent(path))
 }
 
@@ -97,6 +102,15 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(dir.path().join("a")).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_take_its_place_leaves_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        fs::create_dir(&path).unwrap();
+        assert!(replace_file(&path, b"new").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -39,12 +39,12 @@ pub enum LiveError {
         root: PathBuf,
     },
     /// The engine of the same root has not ended.
-    #[error("the engine of volume {volume} still runs (process {pid}): stop it, then try again")]
+    #[error("the engine of volume {volume} has not ended{}: stop it, then try again", pid.map(|pid| format!(" (process {pid})")).unwrap_or_default())]
     Running {
         /// The volume.
         volume: String,
-        /// The engine's process.
-        pid: u32,
+        /// The engine's process, if it is known.
+        pid: Option<u32>,
     },
     /// The lock file cannot be used.
     #[error("{}: {source}", path.display())]
@@ -139,7 +139,8 @@ impl LiveDirs {
                     return Ok(LiveLock { _file: file, path });
                 }
                 Err((file, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
-                    let pid = read_holder(&file).map_or(0, |holder| holder.pid);
+                    // One that has just taken the lock may not have said so yet.
+                    let pid = read_holder(&file).map(|holder| holder.pid).filter(|pid| is_alive(*pid));
                     return Err(LiveError::Running { volume: volume.to_owned(), pid });
                 }
                 Err((_, Errno::EWOULDBLOCK)) => std::thread::sleep(RETRY),
@@ -162,6 +163,12 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// True if the instance manager of that root still means to run the volume's engine.
 fn owns(root: &Path, volume: &str) -> bool {
     Root::at(root).is_ok_and(|root| root.process(&engine_name(volume)).exists())
+}
+
+/// True if there is such a process, and it is no zombie.
+fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
 }
 
 /// What the file says; nothing if it was never held or its writer died while writing.
@@ -227,7 +234,14 @@ mod tests {
         let h = host();
         let first = h.live.acquire("demo", &h.a, Duration::ZERO).unwrap();
         let refused = h.live.acquire("demo", &h.a, Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(refused, LiveError::Running { pid, .. } if pid == std::process::id()));
+        assert!(matches!(refused, LiveError::Running { pid, .. } if pid == Some(std::process::id())));
+        // The file still names the engine before it, which is dead.
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let holder = Holder { root: h.a.path().to_owned(), pid: dead.id() };
+        write_holder(&File::options().write(true).open(h.live.lock_path("demo")).unwrap(), &holder).unwrap();
+        let refused = h.live.acquire("demo", &h.a, Duration::ZERO).unwrap_err();
+        assert!(!refused.to_string().contains("process"), "{refused}");
         drop(first);
         h.live.acquire("demo", &h.a, Duration::ZERO).unwrap();
     }

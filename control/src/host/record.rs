@@ -257,9 +257,12 @@ impl VolumeRecord {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(dir)(e)),
             _ => {}
         }
-        create_dir_durably(&dir).map_err(io_at(dir))?;
-        self.make_key(root)?;
-        self.store(root)
+        let made = create_dir_durably(&dir).map_err(io_at(dir.clone())).and_then(|()| {
+            self.make_key(root)?;
+            self.store(root)
+        });
+        // On a full disk each file may be the first that does not fit.
+        made.inspect_err(|_| drop(fs::remove_dir_all(dir)))
     }
 
     fn make_key(&self, root: &Root) -> Result<(), RecordError> {

@@ -134,7 +134,9 @@ impl ProcessRecord {
     }
 
     pub(super) fn store(&self, root: &Root) -> io::Result<()> {
-        replace_file(&root.process(&self.name), &serde_json::to_vec(self)?)
+        let path = root.process(&self.name);
+        replace_file(&path, &serde_json::to_vec(self)?)
+            .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))
     }
 
     pub(super) fn remove(&self, root: &Root) -> io::Result<()> {

@@ -44,11 +44,18 @@ pub(super) struct Store {
     epoch: Epoch,
     /// `None`: the request is with the authority.
     retry_at: Option<u64>,
+    /// Why it was not stored the last time.
+    refused: Option<String>,
 }
 
 impl Store {
     pub(super) const fn retry_at(&self) -> Option<u64> {
         self.retry_at
+    }
+
+    /// What an epoch waits for that was refused, for people.
+    pub(super) fn waiting_for(&self) -> Option<String> {
+        self.refused.as_ref().map(|reason| format!("who holds the replicas' bytes cannot be noted: {reason}"))
     }
 }
 
@@ -154,7 +161,7 @@ impl Conductor {
     fn begin_storing(&mut self, change: &mut Change) {
         change.stage = Stage::Storing;
         if self.config.quorum == Quorum::Any {
-            self.store = Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.now) });
+            self.store = Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.now), refused: None });
         }
     }
 
@@ -228,6 +235,7 @@ impl Conductor {
         match stored {
             Stored::Unavailable { reason } => {
                 store.retry_at = Some(self.now.saturating_add(self.config.limits.retry_ns));
+                store.refused = Some(reason.clone());
                 self.log(format!("the authority does not store the epoch: {reason}"));
             }
             // An answer that was lost: it had been stored.

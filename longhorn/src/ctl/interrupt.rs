@@ -8,6 +8,7 @@
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,13 +30,17 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 /// What is said at the end.
 static LEFT: Mutex<String> = Mutex::new(String::new());
 
-/// Hears signals from now on, on a thread of its own: the command's may be in a system call. Without it they end the command as
-/// they end any other.
+/// Hears signals from when it returns, on a thread of its own: the command's may be in a system call. Without it they end the
+/// command as they end any other.
 pub(super) fn listen() {
-    let _ = std::thread::Builder::new().name("signals".into()).spawn(hear);
+    let (hears, heard) = std::sync::mpsc::channel();
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(move || hear(hears));
+    // Nobody sends anything: it is dropped.
+    let _ = heard.recv();
 }
 
-fn hear() -> io::Result<()> {
+/// `hears` is dropped once signals are heard, or cannot be.
+fn hear(hears: Sender<()>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {
         let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
@@ -45,6 +50,7 @@ fn hear() -> io::Result<()> {
             (!is_ignored).then(|| unix::signal(SignalKind::from_raw(signal as i32))).transpose()
         };
         let (mut interrupt, mut terminate) = (stream(Signal::SIGINT)?, stream(Signal::SIGTERM)?);
+        drop(hears);
         loop {
             tokio::select! {
                 () = next(&mut interrupt) => take(Signal::SIGINT),
@@ -170,7 +176,7 @@ pub(super) fn left_by(command: &Command) -> String {
             format!("`longhornctl status {volume}` says whether it starts; if not, `longhornctl salvage {volume}` does")
         }
         Command::Release { volume } => {
-            format!("`longhornctl release {volume}` goes on; until then the volume may not be fit for Longhorn")
+            format!("`longhornctl release {volume}` goes on with it; until then the directories may not be Longhorn's")
         }
         Command::Rm { .. } => "nothing was deleted".to_owned(),
         Command::Import { .. } => "the directories are as they were".to_owned(),

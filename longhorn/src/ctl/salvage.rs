@@ -279,9 +279,16 @@ impl SalvageView {
         }
         print_table(&rows)?;
         if !self.chosen.is_empty() {
-            let how =
-                if self.sure { "holds every acknowledged write" } else { "is the guess that you asked for" };
-            tell!("starting from {}, which {how}; the others are rebuilt", self.chosen.join(", "));
+            let how = match (self.sure, self.chosen.len()) {
+                (true, 1) => "holds every acknowledged write",
+                (true, _) => "hold every acknowledged write",
+                (false, _) => "is the guess that you asked for",
+            };
+            let others = match self.replicas.len() > self.chosen.len() {
+                true => "; the others are rebuilt",
+                false => "",
+            };
+            tell!("starting from {}, which {how}{others}", self.chosen.join(", "));
         }
         Ok(())
     }

@@ -78,6 +78,9 @@ async fn bring_up(
         down::stop(context, &record, progress).await?;
     }
     let (record, is_new) = record_of(root, volume, &args)?;
+    if is_new {
+        room::check(root, &record)?;
+    }
     let mut manager = Manager::ensure(root).await?;
     let held = is_new.then(interrupt::hold);
     if is_new {

@@ -148,10 +148,7 @@ pub(super) fn open_layer(path: &Path, write: bool, direct: bool) -> io::Result<F
 pub(super) fn lock(file: &File, path: &Path, exclusive: bool, deadline: Instant) -> Result<(), OpenError> {
     match sys::lock_until(file, exclusive, deadline) {
         Ok(true) => Ok(()),
-        Ok(false) => {
-            let holder = holder(file).map(|h| format!(" by {h}")).unwrap_or_default();
-            Err(OpenError::InUse { file: path.to_owned(), holder })
-        }
+        Ok(false) => Err(OpenError::InUse { file: path.to_owned(), holder: holder(file) }),
         Err(source) => Err(OpenError::Io { what: format!("locking {}", path.display()), source }),
     }
 }
@@ -161,20 +158,41 @@ pub(super) fn lock_new(file: &File) -> io::Result<()> {
     if sys::lock(file, true)? { Ok(()) } else { Err(io::Error::other("a new file is locked")) }
 }
 
-/// Who holds the file's lock, from /proc/locks: "7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF".
-fn holder(file: &File) -> Option<String> {
-    let ino = file.metadata().ok()?.ino().to_string();
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let pid = locks.lines().find_map(|line| {
+/// Who holds the file's lock, and what is to be done about it. A process that has ended is none that anybody could stop: what it
+/// has left in flight keeps the lock until the disk has done it.
+fn holder(file: &File) -> String {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let pids = file.metadata().map_or(Vec::new(), |meta| lockers(&locks, meta.dev(), meta.ino()));
+    let alive = pids.iter().find_map(|pid| {
+        let process = Path::new("/proc").join(pid.to_string());
+        let status = std::fs::read_to_string(process.join("status")).ok()?;
+        // A zombie has nothing open any more.
+        let has_ended = status.lines().any(|line| line.starts_with("State:\tZ"));
+        let name = status.lines().next()?.strip_prefix("Name:\t")?;
+        (!has_ended).then(|| format!("by process {pid} ({name}): stop it first"))
+    });
+    match (alive, pids.first()) {
+        (Some(alive), _) => alive,
+        (None, Some(pid)) => {
+            format!("by what process {pid}, which has ended, left in flight: wait until its disk has done it")
+        }
+        (None, None) => "by another process: stop it first".to_owned(),
+    }
+}
+
+/// The processes that hold locks of a file, from /proc/locks: "7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF". Some file
+/// systems tell another device's number there than of their files: then only the inode's counts.
+fn lockers(locks: &str, dev: u64, ino: u64) -> Vec<u32> {
+    let held = locks.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK").skip(3);
-        let pid = words.next()?;
-        (words.next()?.rsplit(':').next()? == ino).then_some(pid)
-    })?;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(match name.trim() {
-        "" => format!("process {pid}"),
-        name => format!("process {pid} ({name})"),
-    })
+        let pid = words.next()?.parse().ok()?;
+        let (device, inode) = words.next()?.rsplit_once(':')?;
+        (inode.parse() == Ok(ino)).then(|| (device.to_owned(), pid))
+    });
+    let held: Vec<(String, u32)> = held.collect();
+    let own = format!("{:02x}:{:02x}", libc::major(dev), libc::minor(dev));
+    let has_own = held.iter().any(|(device, _)| *device == own);
+    held.into_iter().filter(|(device, _)| !has_own || *device == own).map(|(_, pid)| pid).collect()
 }
 
 /// The same file without O_DIRECT, for what has no aligned memory. The first descriptor keeps the lock.
@@ -344,5 +362,47 @@ pub(super) fn backing_path(directory: &Path, named: &str) -> Result<PathBuf, sup
     match (files.next(), files.next()) {
         (Some(Ok(file)), None) => Ok(file.path()),
         _ => Err(only()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_its_own_files_on_its_own_disk() {
+        let locks = "1: POSIX  ADVISORY  WRITE 9 fe:00:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 08:01:77 0 EOF\n\
+                     3: FLOCK  ADVISORY  READ 7 fe:00:77 0 EOF\n3: -> FLOCK  ADVISORY  WRITE 6 fe:00:78 0 EOF\n";
+        assert_eq!(lockers(locks, libc::makedev(0xfe, 0), 77), [7]);
+        assert_eq!(lockers(locks, libc::makedev(8, 1), 77), [8]);
+        assert_eq!(lockers(locks, libc::makedev(0, 33), 77), [8, 7], "a file system with numbers of its own");
+        assert!(lockers(locks, libc::makedev(0xfe, 0), 79).is_empty());
+    }
+
+    #[test]
+    fn nobody_is_told_to_stop_a_process_that_has_ended() {
+        let place = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::options().read(true).write(true).open(place.path()).unwrap();
+        let said = |file: &File| match lock(file, place.path(), true, Instant::now()) {
+            Err(e) => e.to_string(),
+            Ok(()) => String::new(),
+        };
+        let held = open();
+        lock(&held, place.path(), true, Instant::now()).unwrap();
+        let own = format!("by process {} (", std::process::id());
+        assert!(said(&open()).contains(&own), "{}", said(&open()));
+        drop(held);
+        // Taken by a process that ends, on an open file that outlives it: ours.
+        let shared = open();
+        let taken = std::process::Command::new("flock")
+            .args(["--exclusive", "0"])
+            .stdin(shared.try_clone().unwrap())
+            .status();
+        if !taken.is_ok_and(|status| status.success()) {
+            eprintln!("SKIP nobody_is_told_to_stop_a_process_that_has_ended: no flock(1)");
+            return;
+        }
+        let said = said(&open());
+        assert!(said.contains("which has ended") && !said.contains("stop it"), "{said}");
     }
 }

@@ -230,12 +230,12 @@ pub enum OpenError {
     /// Something is there already.
     #[error("{} is not empty: choose another directory, or open it instead of creating it", .0.display())]
     NotEmpty(PathBuf),
-    /// Another process holds it.
-    #[error("{} is in use{holder}: stop that process first", file.display())]
+    /// Another process holds it, or what one that has ended left in flight does.
+    #[error("{} is in use {holder}", file.display())]
     InUse {
         /// The locked file.
         file: PathBuf,
-        /// " by process N (NAME)", if that is known.
+        /// By whom, and what is to be done: "by process N (NAME): stop it first".
         holder: String,
     },
     /// No such snapshot.

@@ -294,7 +294,11 @@ impl Life {
                 },
                 recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
                     // It was asked to, and has taken longer than whoever asked would wait.
-                    Notice::Hidden if self.queues.has_left() => self.hide_the_rest(),
+                    Notice::Hidden if self.queues.has_left() => {
+                        if self.hide_the_rest() && self.is_ending() {
+                            return self.shut_down(None);
+                        }
+                    }
                     Notice::Hidden => return Err(anyhow!("the device was taken away by somebody else")),
                     Notice::Ended(result) => {
                         result.context("a queue's thread has failed")?;
@@ -304,12 +308,7 @@ impl Life {
                 recv(self.errands) -> errand => {
                     match errand.context("the control socket's thread has ended")? {
                         Errand::End(reply) => match self.hide_for_good() {
-                            Ok(()) => {
-                                if let Some(cloning) = self.cloning.take() {
-                                    cloning.end();
-                                }
-                                return self.shut_down(reply);
-                            }
+                            Ok(()) => return self.shut_down(Some(reply)),
                             // Whoever asked may be gone.
                             Err(refused) => drop(reply.send(Err(refused))),
                         },
@@ -410,30 +409,45 @@ impl Life {
         Ok(())
     }
 
-    /// A queue has ended what it shows after whoever wanted that was told that it is not over. With the last one it is.
-    fn hide_the_rest(&mut self) {
+    /// A queue has ended what it shows after whoever wanted that was told that it is not over. With the last one it is: true then.
+    fn hide_the_rest(&mut self) -> bool {
         if self.queues.leaving() > 0 {
-            return;
+            return false;
         }
         match self.hide() {
             Ok(()) => tracing::info!("hidden: what was in flight is done"),
-            Err(e) => tracing::error!("not hidden: {e}"),
+            Err(e) => {
+                tracing::error!("not hidden: {e}");
+                self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = false;
+                return false;
+            }
         }
+        true
     }
 
-    /// The same before the engine ends: whoever looks from now on hears that it does.
+    /// The same before the engine ends: whoever looks from now on hears that it does. Where it takes longer than whoever asked
+    /// waits, the engine ends once it is through.
     fn hide_for_good(&mut self) -> Result<(), EngineError> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = true;
         let hidden = self.hide();
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = hidden.is_ok();
+        let goes_on = self.queues.leaving() > 0;
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending = hidden.is_ok() || goes_on;
         hidden
     }
 
+    /// It was told to end, and is to once nothing is shown any more.
+    fn is_ending(&self) -> bool {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).ending
+    }
+
     /// Flushes, closes the replicas, ends the queues.
-    fn shut_down(self, answer: Reply) -> Result<()> {
+    fn shut_down(mut self, answer: Option<Reply>) -> Result<()> {
+        if let Some(cloning) = self.cloning.take() {
+            cloning.end();
+        }
         let done = self.close_replicas();
         self.queues.end();
-        let _ = answer.send(done.clone());
+        let _ = answer.map(|answer| answer.send(done.clone()));
         // Who asked for the end once more, perhaps because the first one's command was broken off, hears the same.
         for errand in self.errands.try_iter() {
             if let Errand::End(answer) = errand {

@@ -46,11 +46,15 @@ impl Initiator {
         io_timeout: Duration,
         mut door: Door,
     ) -> Result<Self> {
-        if let Some(missing) = initiator::missing() {
+        let session = initiator::find(&name(volume));
+        let missing = match session {
+            Some(_) => initiator::missing_but_daemon(),
+            None => initiator::missing(),
+        };
+        if let Some(missing) = missing {
             let text = format!("frontend iscsi needs {missing}: install or load it, or use another frontend");
             return Err(GivesUp(text).into());
         }
-        let session = initiator::find(&name(volume));
         let own: Vec<u64> = session.iter().filter_map(|s| rdev(s).ok()).collect();
         node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
         let listener = match &session {
