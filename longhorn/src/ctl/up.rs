@@ -84,7 +84,6 @@ async fn bring_up(
     let mut manager = Manager::ensure(root).await?;
     let held = is_new.then(interrupt::hold);
     if is_new {
-        room::check(root, &record)?;
         record.create(root)?;
     } else if !super::observe::has_processes(root, &record)? && record.mend_key(root)? {
         progress.say("the volume's key was lost: it has a new one");
