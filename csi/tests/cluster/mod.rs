@@ -247,7 +247,9 @@ async fn manage(server: ApiServer) {
             let name = snapshot["metadata"]["name"].as_str().unwrap();
             // Its engine counts otherwise than who asks beforehand.
             let refusal = match name {
-                _ if snapshot["spec"]["volume"] == "full" => Some(Refusal::NoRoom("the volume has as many as it may")),
+                _ if snapshot["spec"]["volume"] == "full" => {
+                    Some(Refusal::NoRoom("the volume has as many as it may"))
+                }
                 "full" => Some(Refusal::NoRoom("the volume has as many as it may")),
                 "restless" => Some(Refusal::NotFrozen("it is frozen already")),
                 _ => None,
