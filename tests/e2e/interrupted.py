@@ -16,13 +16,19 @@ class Command:
         self.terminal, theirs = pty.openpty() if terminal else (None, None)
         self.process = subprocess.Popen(line, stdin=theirs if terminal else subprocess.DEVNULL,
                                         stdout=theirs if terminal else subprocess.PIPE,
-                                        stderr=theirs if terminal else subprocess.PIPE, start_new_session=True)
+                                        stderr=theirs if terminal else subprocess.PIPE, start_new_session=True,
+                                        preexec_fn=self.hears)
         self.seen = b""
         if terminal:
             os.close(theirs)
             # Read all the time: a terminal that takes nothing more holds up who writes to it.
             self.reader = threading.Thread(target=self.read, daemon=True)
             self.reader.start()
+
+    @staticmethod
+    def hears():
+        """What runs in the background of a script has SIGINT ignored, and hands that down; a command keeps to it."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def read(self):
         while True:
