@@ -415,4 +415,27 @@ mod tests {
         assert!(unpublish(&target).await.is_err());
         assert!(target.join("data").exists());
     }
+
+    /// A node of our own for a device that is there anyway: nobody else opens that.
+    #[tokio::test]
+    async fn a_device_that_is_as_it_should_be_is_not_opened() {
+        use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+        use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("disk");
+        let is_here = mknod(&node, SFlag::S_IFBLK, Mode::S_IRUSR | Mode::S_IWUSR, makedev(7, 0)).is_ok();
+        if !is_here || filesystem::is_read_only(&node).is_err() || fs::File::open(&node).is_err() {
+            eprintln!(
+                "SKIP a_device_that_is_as_it_should_be_is_not_opened: no loop device, or no rights to one"
+            );
+            return;
+        }
+        let opened = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+        opened.add_watch(&node, AddWatchFlags::IN_OPEN).unwrap();
+        let is = filesystem::is_read_only(&node).unwrap();
+        write_protect(&node, is).await.unwrap();
+        assert!(opened.read_events().is_err(), "it was opened");
+        fs::File::open(&node).unwrap();
+        assert_eq!(opened.read_events().unwrap().len(), 1);
+    }
 }
