@@ -52,12 +52,6 @@ impl Handshake {
         send_all(&fd, scratch).then_some(Self { fd, negotiation, since })
     }
 
-    /// A place for a connection on which nothing is left to be said. Nothing is sent.
-    pub(crate) fn said(fd: Fd, since: u32, scratch: &mut Vec<u8>) -> Self {
-        scratch.clear();
-        Self { fd, negotiation: Negotiation::new(scratch), since }
-    }
-
     /// Reads and answers what is there.
     pub(crate) fn advance(&mut self, offer: &Offer<'_>, scratch: &mut Vec<u8>) -> Outcome {
         let mut piece = [0; PIECE];

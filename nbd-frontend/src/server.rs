@@ -184,9 +184,15 @@ impl Server {
             return;
         }
         tune_served(&connection);
-        let handshake = Handshake::said(Fd::from(connection), self.clock.now(), &mut self.scratch);
-        let (slot, serial) = self.places.insert(handshake);
-        self.begin_transmission(slot, serial, Agreed::default());
+        let (fd, session) = (Fd::from(connection), self.session(Agreed::default()));
+        self.places.insert_served(|slot, serial| {
+            debug!(slot, "transmission begins, as agreed before");
+            Box::new(Connection::new(fd, session, (slot, serial), &self.pool))
+        });
+    }
+
+    const fn session(&self, agreed: Agreed) -> Session {
+        Session { agreed, read_only: self.export.read_only }
     }
 
     fn has_place(&self) -> bool {
@@ -277,7 +283,7 @@ impl Server {
 
     fn begin_transmission(&mut self, slot: u16, serial: u32, agreed: Agreed) {
         debug!(slot, ?agreed, "transmission begins");
-        let session = Session { agreed, read_only: self.export.read_only };
+        let session = self.session(agreed);
         let Some(fd) = self.places.handshake(slot).map(|handshake| handshake.fd.clone()) else { return };
         let connection = Connection::new(fd, session, (slot, serial), &self.pool);
         self.places.promote(slot, Box::new(connection));

@@ -73,13 +73,28 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
     /// # Panics
     /// Beyond 65,536 connections, which a server's limit of connections excludes.
     pub fn insert(&mut self, handshake: H) -> (u16, u32) {
+        let (slot, serial) = self.begin();
+        self.all[usize::from(slot)].1 = Some(Place::Handshake(handshake));
+        (slot, serial)
+    }
+
+    /// A place for a connection on which nothing is left to be agreed on, made for its slot and serial number.
+    ///
+    /// # Panics
+    /// As [`Places::insert`].
+    pub fn insert_served(&mut self, make: impl FnOnce(u16, u32) -> C) {
+        let (slot, serial) = self.begin();
+        self.promote(slot, make(slot, serial));
+    }
+
+    /// A slot that nobody has, and the serial number of its next user.
+    fn begin(&mut self) -> (u16, u32) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.all.push((0, None));
             u16::try_from(self.all.len() - 1).expect("fewer connections than slots")
         });
         let place = &mut self.all[usize::from(slot)];
         place.0 = place.0.wrapping_add(1);
-        place.1 = Some(Place::Handshake(handshake));
         (slot, place.0)
     }
 

@@ -124,7 +124,7 @@ impl Nbd {
         let mut shown =
             ShownNbd { device, connection, served, is_as_served: false, place: place.clone(), rdev };
         // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
-        shown.make_as_served(ANSWERED)?;
+        shown.become_as_served()?;
         self.shown = Some(shown);
         Ok(Endpoint { device: Some(place), uri: None })
     }
@@ -167,15 +167,14 @@ impl Nbd {
     pub(super) fn resize(&mut self, size: u64) -> Result<()> {
         let Some(shown) = &mut self.shown else { return Ok(()) };
         shown.served.size = size;
-        shown.is_as_served = false;
-        shown.make_as_served(ANSWERED)
+        shown.become_as_served()
     }
 
     /// Gives the device a new connection if it has lost the one it had, and makes it what it is not yet.
     pub(super) fn look_after(&mut self, queues: &Queues) -> Result<()> {
         let Some(shown) = &mut self.shown else { return Ok(()) };
         if !is_lost(&shown.connection)? {
-            return shown.make_as_served(AGAIN_ANSWERED);
+            return shown.make_as_served(AGAIN_ANSWERED).map(drop);
         }
         if !shown.device.is_connected() {
             bail!(
@@ -187,8 +186,8 @@ impl Nbd {
         let connection = hand_over(&self.identifier)?;
         let served = self.serve(&connection, queues)?;
         if let Some(shown) = &mut self.shown {
-            (shown.served, shown.connection, shown.is_as_served) = (served, connection, false);
-            shown.make_as_served(ANSWERED)?;
+            (shown.served, shown.connection) = (served, connection);
+            shown.become_as_served()?;
         }
         Ok(())
     }
@@ -207,17 +206,23 @@ impl Nbd {
 }
 
 impl ShownNbd {
-    /// Makes the device what is served, if requests are answered. If not, it is tried again: the kernel would hold its locks until
-    /// they are, and no next engine could come if this one died.
-    fn make_as_served(&mut self, within: Duration) -> Result<()> {
-        if !self.is_as_served {
-            self.is_as_served = self.device.adopt(&self.served, TIMER, within)?;
-        }
-        if !self.is_as_served && within == ANSWERED {
+    /// Makes the device what is served now, and says so if it has to wait with that.
+    fn become_as_served(&mut self) -> Result<()> {
+        self.is_as_served = false;
+        if !self.make_as_served(ANSWERED)? {
             let device = self.device.path();
             tracing::warn!(device = %device.display(), "requests are not answered: it gets its size once they are");
         }
         Ok(())
+    }
+
+    /// Makes the device what is served, if it is not that yet, and requests are answered. False: they are not, and it is to be tried
+    /// again. The kernel would hold its locks until they are, and no next engine could come if this one died.
+    fn make_as_served(&mut self, within: Duration) -> Result<bool> {
+        if !self.is_as_served {
+            self.is_as_served = self.device.adopt(&self.served, TIMER, within)?;
+        }
+        Ok(self.is_as_served)
     }
 }
 
