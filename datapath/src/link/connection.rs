@@ -18,10 +18,9 @@ const SEND: u8 = 1;
 /// Bytes that a socket may hold in either direction: a burst at full depth goes out in one call.
 const SOCKET_BUFFER: usize = 1 << 20;
 
-/// Bytes of the shortest write that is lent. For those of 4 KiB lending took 0.9 of the processor time of sending in RAM, and 1.0
-/// to 1.1 on disk, which a busy machine does not tell from nothing; and what is sent leaves nothing to keep. At 16 KiB it was 0.7
-/// and 1.0, at 64 KiB 0.6 and 0.7.
-const LENT_MIN: usize = 16 << 10;
+/// Bytes of the shortest write that is lent. Those of 4 KiB take 0.87 of the processor time of sent ones in RAM, and 0.93 on disk
+/// (`docs/performance.md`); shorter ones are nearly all header.
+const LENT_MIN: usize = 4 << 10;
 
 /// [`HEADER_LEN`] as receives count.
 #[expect(clippy::cast_possible_truncation, reason = "64")]
