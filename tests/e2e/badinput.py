@@ -101,8 +101,8 @@ def no_root(host, refused):
     run("mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", other)
     try:
         for root, words in ((file, [file, "no directory", "--root"]), (link, [link, "no directory", "--root"]),
-                            (os.path.join(file, "below"), ["not a directory"]), (other, [other, "read-only", "--root"]),
-                            (os.path.join(other, "below"), ["read-only", "--root"])):
+                            (os.path.join(file, "below"), ["not a directory"]), (other, [other, "is read-only; mount it", "--root"]),
+                            (os.path.join(other, "below"), ["is read-only; mount it", "--root"])):
             refused(1, "up", volume, "--size", "16MiB", root=root, says=words)
         doctor = run(os.path.join(BIN, "longhornctl"), "--root", other, "doctor", check=False).stdout
         line = next(line for line in doctor.splitlines() if line.startswith("root "))
