@@ -45,7 +45,7 @@ pub use ports::PortRange;
 pub use state::{ProcessRecord, State};
 pub use supervisor::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 
-use crate::host::Root;
+use crate::host::{Root, RootError};
 use crate::proto::imrpc::disk_service_server::DiskServiceServer;
 use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
@@ -107,6 +107,9 @@ pub enum ManagerError {
         /// What the system said.
         source: io::Error,
     },
+    /// The root.
+    #[error(transparent)]
+    Root(#[from] RootError),
     /// The server ended.
     #[error("the gRPC server failed: {0}")]
     Server(#[from] tonic::transport::Error),
@@ -121,7 +124,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     // had switched off (nohup) would be off there, too, and SIGHUP replaces engines.
     let _hangup = signal(SignalKind::hangup()).map_err(|e| io_error("SIGHUP cannot be caught", e))?;
     let root = options.root;
-    root.create().map_err(|e| io_error(root.path().display(), e))?;
+    root.create()?;
     let open_to_all = options.listen.as_ref().filter(|(_, trust)| *trust == Trust::Everybody);
     if options.take_over {
         predecessor::end(&root.manager_lock()).await;

@@ -9,6 +9,9 @@ use lh_block::NameError;
 /// Where everything lies unless `--root` or `LONGHORN_ROOT` says otherwise.
 pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
 
+/// The environment variable that names another one.
+pub const ROOT_VARIABLE: &str = "LONGHORN_ROOT";
+
 /// The port of the NBD protocol (IANA).
 pub const NBD_PORT: u16 = 10809;
 

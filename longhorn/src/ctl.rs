@@ -36,6 +36,7 @@ mod up;
 mod upgrade;
 mod watch;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
@@ -47,6 +48,8 @@ pub use args::Program;
 pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
+use crate::next_step;
 use crate::sentence::sentence;
 use crate::tell::tell;
 use args::{
@@ -75,7 +78,7 @@ pub fn main() -> ExitCode {
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             tell!("error: {}", sentence(&e));
-            ExitCode::FAILURE
+            interrupt::status().map_or(ExitCode::FAILURE, ExitCode::from)
         }
     }
 }
@@ -120,6 +123,7 @@ fn run(program: Program) -> Result<()> {
         Err(_) => Root::unresolved(&program.root),
         Ok(root) => root,
     };
+    next_step::are_for(root.path(), is_found_without(&root));
     let context = Context { root, output: program.output };
     interrupt::leaves(interrupt::left_by(&program.command));
     interrupt::listen();
@@ -186,6 +190,12 @@ const fn without_json(command: &Command) -> Option<&'static str> {
         Command::Completion { .. } => Some("`completion` prints a shell's script"),
         _ => None,
     }
+}
+
+/// True if a command that names no root has this one. `LONGHORN_ROOT` may be there for this command alone, and counts as none.
+fn is_found_without(root: &Root) -> bool {
+    let is_usual = Root::at(Path::new(DEFAULT_ROOT)).is_ok_and(|usual| usual == *root);
+    is_usual && std::env::var_os(ROOT_VARIABLE).is_none()
 }
 
 const fn needs_root(command: &Command) -> bool {

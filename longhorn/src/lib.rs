@@ -9,6 +9,7 @@ pub mod daemon;
 mod generation;
 mod kernel;
 mod mounts;
+mod next_step;
 mod progress;
 mod reader;
 mod sentence;

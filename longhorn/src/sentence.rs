@@ -1,5 +1,7 @@
 //! Errors as people read them.
 
+use crate::next_step;
+
 /// The error as one line; a gRPC status is told by its message alone.
 pub(crate) fn sentence(e: &anyhow::Error) -> String {
     let parts = e.chain().map(|cause| match cause.downcast_ref::<tonic::Status>() {
@@ -14,7 +16,7 @@ pub(crate) fn sentence(e: &anyhow::Error) -> String {
             text.push(part);
         }
     }
-    text.join(": ").replace('\n', " ")
+    next_step::complete(&text.join(": ").replace('\n', " ")).into_owned()
 }
 
 #[cfg(test)]

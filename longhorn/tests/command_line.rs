@@ -296,7 +296,32 @@ fn nobody_is_told_to_delete_what_is_to_be_imported() {
     let refused = ctl(&root, &["import", "other", directory.to_str().unwrap()]);
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("`longhornctl release demo`") && !said.contains("longhornctl rm"), "{said}");
+    assert!(said.contains(" release demo`") && !said.contains(" rm demo"), "{said}");
+}
+
+/// Another root than the usual one, with a space in its name: who takes the next step as it is told finds the volume.
+#[test]
+fn a_next_step_is_told_with_its_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::at(&dir.path().join("my disk")).unwrap();
+    root.create().unwrap();
+    let mut record = VolumeRecord::new("demo", 1 << 20);
+    record.add_replica(&root).unwrap();
+    record.create(&root).unwrap();
+    let refused = ctl(&root, &["replica", "rm", "demo", "demo-r-0a1b2c3d"]);
+    let said = text(&refused.stderr);
+    let step = said.split('`').nth(1).unwrap_or_default();
+    assert!(step.starts_with(&format!("longhornctl --root '{}' ", root.path().display())), "{said}");
+    let done = Command::new("sh").args(["-c", &step.replacen("longhornctl", CTL, 1)]).output().unwrap();
+    assert!(
+        done.status.success() && text(&done.stdout).contains("demo-r-"),
+        "{step}: {}",
+        text(&done.stderr)
+    );
+    // What is found without it is told without it, as `LONGHORN_ROOT` does not say otherwise.
+    let missing =
+        Command::new(CTL).args(["status", "no-such-volume-at-all"]).env_remove("LONGHORN_ROOT").output();
+    assert!(text(&missing.unwrap().stderr).contains("`longhornctl ls`"));
 }
 
 #[test]
@@ -346,7 +371,7 @@ fn a_volume_whose_removal_began_can_only_be_removed() {
     record.store(&root).unwrap();
     let refused = ctl(&root, &["up", "demo"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("longhornctl rm demo"));
+    assert!(text(&refused.stderr).contains(" rm demo`"));
     assert_eq!(ctl(&root, &["rm", "demo", "--yes"]).status.code(), Some(0));
 }
 

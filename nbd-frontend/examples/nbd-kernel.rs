@@ -26,7 +26,7 @@ use std::time::Duration;
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
 use lh_ring::{Frontend, Payload, Pool, Ring};
 use nbd_frontend::client::{Served, handshake};
-use nbd_frontend::kernel::{self, Settings, Slow};
+use nbd_frontend::kernel::{self, Adopted, Settings, Slow};
 use nbd_frontend::{Export, Limits, Listener, Server};
 
 type Failure = Box<dyn std::error::Error>;
@@ -86,7 +86,9 @@ fn run() -> Result<(), Failure> {
             let mut device = found(arguments.word(1)?)?;
             let (served, sockets) = sockets(Path::new(arguments.word(2)?), arguments.connections)?;
             device.reconnect(sockets)?;
-            while !device.adopt(&served, Duration::from_secs(arguments.timeout), ANSWERED)? {}
+            while device.adopt(&served, Duration::from_secs(arguments.timeout), ANSWERED)?
+                != Adopted::AsServed
+            {}
             say("reconnected");
         }
         "resize" => {
@@ -160,7 +162,7 @@ fn keep(arguments: &Arguments) -> Result<(), Failure> {
         let again = sockets(path, arguments.connections).and_then(|(served, sockets)| {
             device.reconnect(sockets)?;
             let timeout = Duration::from_secs(arguments.timeout);
-            while !device.adopt(&served, timeout, ANSWERED)? {
+            while device.adopt(&served, timeout, ANSWERED)? != Adopted::AsServed {
                 if device.has_lost_connection(Duration::ZERO)? {
                     return Err("the server has died again".into());
                 }

@@ -23,7 +23,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lh_block::SECTOR;
 use lh_ring::sys;
@@ -34,7 +34,7 @@ use thiserror::Error;
 use crate::client::Served;
 use crate::proto::transmission_flag as flag;
 
-use flow::Flow;
+use flow::{Answered, answered};
 use message::{Request, attributes, find as attribute, number, u32_at};
 use netlink::Netlink;
 
@@ -66,8 +66,21 @@ pub struct Settings {
     pub dead_timeout: Duration,
 }
 
-/// Between two looks whether requests are answered.
-const LOOK: Duration = Duration::from_millis(10);
+/// How long who looks at a device that was just made (udev, a scan of partitions) may wait for its server until what is left
+/// to be set is left to [`Device::adopt`].
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// What has become of a device that is to be made what its server says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// It is that.
+    AsServed,
+    /// Requests are not answered, and nothing was changed: it is to be tried again.
+    Unanswered,
+    /// Somebody has turned its statistics off (`queue/iostats`): whether requests are answered cannot be known, and nothing was
+    /// changed. Once they are on again it is to be tried again.
+    Uncounted,
+}
 
 /// Why the kernel's client did not do it.
 #[derive(Debug, Error)]
@@ -117,6 +130,7 @@ fn open(what: &'static str) -> Result<Netlink, ClientError> {
 
 /// Makes a device of connections on which the handshake is done. Several need a server that says so
 /// ([`crate::proto::transmission_flag::CAN_MULTI_CONN`]).
+/// Where who looks at the new device gets no answer it is not ready yet: [`Device::adopt`] makes it so.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -143,7 +157,7 @@ pub fn connect(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Device, Cli
     match (done, index.or(settings.index)) {
         (Ok(()), Some(index)) => {
             let device = Device { index, identifier: settings.identifier.clone(), sockets };
-            match device.prepare(&settings.served, timeout) {
+            match device.prepare_new(&settings.served, timeout) {
                 Ok(()) => Ok(device),
                 Err(source) => {
                     device.disconnect()?;
@@ -210,6 +224,17 @@ impl Device {
     /// `/dev/nbdN`.
     pub fn path(&self) -> PathBuf {
         format!("/dev/nbd{}", self.index).into()
+    }
+
+    /// Prepares a device that was just made, if who looks at it already is answered.
+    fn prepare_new(&self, served: &Served, timeout: u64) -> io::Result<()> {
+        match self.answered(GLANCE)? {
+            Answered::All => {}
+            Answered::NotYet => return Ok(()),
+            // Who had the number before has left them off. From now on it counts.
+            Answered::Unknown => fs::write(self.setting("iostats"), "1")?,
+        }
+        self.prepare(served, timeout)
     }
 
     /// Takes back what somebody has set who had the number before, which outlives a connection, and sets what this one
@@ -280,8 +305,7 @@ impl Device {
 
     /// Makes a device that an earlier process has left, or one whose server's disk has grown, what its server says now: its size,
     /// its longest request, and all that [`connect`] sets where that process died before it had. To be called when the kernel has
-    /// taken connections. What is in flight then has `within` to be answered: `false` if it was not, and nothing was
-    /// changed. Then it is to be asked for again.
+    /// taken connections. What is in flight then has `within` to be answered.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -290,7 +314,7 @@ impl Device {
         served: &Served,
         timeout: Duration,
         within: Duration,
-    ) -> Result<bool, ClientError> {
+    ) -> Result<Adopted, ClientError> {
         let timeout = timeout.as_secs().max(1);
         let is_ready = number_in(&self.setting("io_timeout")).map_err(unlike)? == timeout * 1000;
         let longest = number_in(&self.setting("max_sectors_kb")).map_err(unlike)?;
@@ -298,10 +322,12 @@ impl Device {
         let sectors = number_in(format!("/sys/block/nbd{}/size", self.index).as_ref()).map_err(unlike)?;
         let is_as_large = sectors * SECTOR == served.size;
         if is_ready && is_limited && is_as_large {
-            return Ok(true);
+            return Ok(Adopted::AsServed);
         }
-        if !self.is_answered(within).map_err(unlike)? {
-            return Ok(false);
+        match self.answered(within).map_err(unlike)? {
+            Answered::All => {}
+            Answered::NotYet => return Ok(Adopted::Unanswered),
+            Answered::Unknown => return Ok(Adopted::Uncounted),
         }
         let made_ready = match is_ready {
             // What has been set since then is its users' affair, as long as the server takes what they send.
@@ -312,7 +338,7 @@ impl Device {
         if !is_as_large {
             self.resize(served.size)?;
         }
-        Ok(true)
+        Ok(Adopted::AsServed)
     }
 
     /// Changes the device's size, in use or not, when everything in flight has been answered: see [`Device::adopt`], which
@@ -324,20 +350,9 @@ impl Device {
         self.reconfigure("take the new size", |request| request.number(number::SIZE, size))
     }
 
-    /// Waits until as many requests have been answered as were in flight at the beginning, or none is any more. False if that
-    /// is not so when the time is over: somebody waits for a replica, or for a timer of the kernel's.
-    fn is_answered(&self, within: Duration) -> io::Result<bool> {
-        let directory = PathBuf::from(format!("/sys/block/nbd{}", self.index));
-        let (first, deadline) = (Flow::of(&directory)?, Instant::now() + within);
-        loop {
-            if Flow::of(&directory)?.has_answered(&first) {
-                return Ok(true);
-            }
-            if Instant::now() > deadline {
-                return Ok(false);
-            }
-            std::thread::sleep(LOOK);
-        }
+    /// Whether what is in flight has been answered: see [`answered`].
+    fn answered(&self, within: Duration) -> io::Result<Answered> {
+        answered(format!("/sys/block/nbd{}", self.index).as_ref(), within)
     }
 
     fn reconfigure(&self, what: &'static str, fill: impl FnOnce(&mut Request)) -> Result<(), ClientError> {

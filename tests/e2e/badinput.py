@@ -78,6 +78,8 @@ def main():
         refused(1, "import", host.name("hostile"), target, says=word)
     refused(1, "replica", "export", empty, os.path.join(host.root, "out.img"), says="volume.meta")
 
+    no_root(host, refused)
+
     # another program on the data socket, a process that is not ours, a second manager, a full file system
     processes(host)
     full_disk(host)
@@ -86,6 +88,28 @@ def main():
     refused(1, "rm", v, says="--yes")
     host.ctl("rm", v, "--yes")
     shown(f"{checked} refusals, each with its sentence; nothing left behind")
+
+
+def no_root(host, refused):
+    """Roots that cannot be: each is told why, by `up` and by `doctor`, and nothing is made there."""
+    place = tempfile.mkdtemp(dir=host.root)
+    volume = host.name("root")
+    file, link, other = (os.path.join(place, name) for name in ("file", "link", "read-only"))
+    open(file, "w").close()
+    os.symlink(os.path.join(place, "nothing"), link)
+    os.mkdir(other)
+    run("mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", other)
+    try:
+        for root, words in ((file, [file, "no directory", "--root"]), (link, [link, "no directory", "--root"]),
+                            (os.path.join(file, "below"), ["not a directory"]), (other, [other, "is read-only; mount it", "--root"]),
+                            (os.path.join(other, "below"), ["is read-only; mount it", "--root"])):
+            refused(1, "up", volume, "--size", "16MiB", root=root, says=words)
+        doctor = run(os.path.join(BIN, "longhornctl"), "--root", other, "doctor", check=False).stdout
+        line = next(line for line in doctor.splitlines() if line.startswith("root "))
+        expect("FAIL" in line and "read-only" in line, f"doctor of a read-only root: {line}")
+        expect(sorted(os.listdir(place)) == ["file", "link", "read-only"], f"{os.listdir(place)}")
+    finally:
+        run("umount", other)
 
 
 def hostile():

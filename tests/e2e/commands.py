@@ -293,7 +293,7 @@ def broken_off(host):
 
     expect(killed(directories, "clone", f"{volume}@s1", copy), "a clone that cannot be broken off")
     said = refused(host, "up", copy)
-    expect("clone again" in said and f"longhornctl rm {copy}" in said, said)
+    expect("clone again" in said and f"longhornctl --root {host.root} rm {copy}" in said, said)
     for words in (("resize", copy, "1GiB"), ("snapshot", "rm", copy, "s1"), ("release", copy), ("salvage", copy)):
         expect("clone again" in refused(host, *words), f"{words} changed half a clone")
     expect("clone again" in host.ctl("status", copy).stdout, "status does not say what it is")

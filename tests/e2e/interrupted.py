@@ -128,7 +128,7 @@ def a_volume_that_exists(host):
     os.kill(replica, signal.SIGSTOP)
     time.sleep(0.3)
     said = up.interrupt()
-    expect("goes on" in said and f"longhornctl down {volume}" in said, said)
+    expect("goes on" in said and f"longhornctl --root {host.root} down {volume}" in said, said)
     os.kill(replica, signal.SIGCONT)
     host.up(volume)
     host.ctl("down", volume)
@@ -219,7 +219,11 @@ def what_an_engine_does(host, volume):
     said = scrub.interrupt()
     expect("goes on" in said and "--cancel" in said, said)
     expect(host.json("scrub", volume, "--status")["running"], "the scrub has ended with its command")
+    # The same again waits for the one that runs.
+    again = Command(host, "scrub", volume, "--wait")
+    expect(b"is waited for" in again.process.stderr.readline(), "a scrub that runs is not waited for")
     host.ctl("scrub", volume, "--cancel")
+    again.process.communicate(timeout=60)
 
     before = {r["name"] for r in host.status(volume)["replicas"]}
     adding = Command(host, "replica", "add", volume, terminal=True)
@@ -232,6 +236,124 @@ def what_an_engine_does(host, volume):
     expect(last and "goes on" in last[-1], f"{last}")
     host.healthy(volume, replicas=3)
     host.ctl("replica", "rm", volume, new["name"])
+
+
+def an_upgrade(host, volume):
+    """Once: the command waits until the volume is shown again. Twice: what it names gives the volume an engine, though its own does not
+    start."""
+    host.up(volume)
+    engine = lambda: host.status(volume)["engine_pid"]
+    for sign in STATUS:
+        before = engine()
+        upgrade = Command(host, "upgrade", volume)
+        soon("the exchange", lambda: not os.path.exists(f"/proc/{before}") or upgrade.process.poll() is not None)
+        said = upgrade.interrupt(sign)
+        expect("has a new engine" in said and engine() not in (None, before), said)
+    place = os.path.join(host.root, "no-engine")
+    os.mkdir(place)
+    program = os.path.join(place, "longhorn")
+    with open(program, "w") as file:
+        file.write('#!/bin/sh\n[ "$1" = --version ] && echo longhorn 0.1.0 && exit\nsleep 1\nexit 1\n')
+    os.chmod(program, 0o755)
+    before = engine()
+    upgrade = Command(host, "upgrade", volume, "--binary", program)
+    soon("the engine's end", lambda: not os.path.exists(f"/proc/{before}"))
+    upgrade.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    said = upgrade.interrupt()
+    expect(f"longhornctl --root {host.root} upgrade {volume}" in said, said)
+    expect(host.status(volume)["state"] != "attached", "the program that is no engine shows the volume")
+    host.ctl("upgrade", volume)
+    host.healthy(volume, replicas=2)
+
+
+def a_stop(host, volume):
+    """While it waits for who uses the device nothing has been told to end, and it says so."""
+    host.ctl("down", volume)
+    device = os.open(host.up(volume, "--frontend", "auto")["device"], os.O_RDONLY)
+    try:
+        for words in (("down", volume, "--wait", "60"), ("down", volume, "--for-now", "--wait", "60")):
+            down = Command(host, *words, terminal=True)
+            wait_for("a word of waiting", lambda: b"nobody uses the device" in down.seen)
+            said = [line for line in as_seen(down.interrupt()) if line.strip()]
+            expect(said == [f"interrupted: volume {volume} stays up as it was"], f"{said}")
+            expect(host.status(volume)["state"] == "attached", "it is stopped")
+    finally:
+        os.close(device)
+
+
+def a_trim(host, volume):
+    """fstrim ends with the command that started it, whichever of the two the signal is for."""
+    device, mount, place = host.status(volume)["device"], os.path.join(host.root, "mount"), os.path.join(host.root, "bin")
+    os.mkdir(mount)
+    os.mkdir(place)
+    # One that takes its time.
+    fstrim = os.path.join(place, "fstrim")
+    with open(fstrim, "w") as file:
+        file.write("#!/bin/sh\nexec sleep 1000\n")
+    os.chmod(fstrim, 0o755)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-E", "nodiscard", device], check=True)
+    subprocess.run(["mount", device, mount], check=True)
+    path = os.environ["PATH"]
+    try:
+        os.environ["PATH"] = f"{place}:{path}"
+        for sign in STATUS:
+            trim = Command(host, "trim", "volume", volume)
+            children = lambda: open(f"/proc/{trim.process.pid}/task/{trim.process.pid}/children").read().split()
+            child = soon("fstrim", children)[0]
+            said = trim.interrupt(sign)
+            expect("interrupted: what was given back already is" in said, said)
+            wait_for("the end of fstrim", lambda: not os.path.exists(f"/proc/{child}"), 5)
+    finally:
+        os.environ["PATH"] = path
+        subprocess.run(["umount", mount], check=True)
+
+
+def twice(host, volume):
+    """An operation on a stopped volume that was not given the time to stop it again is given again."""
+    host.ctl("down", volume)
+    size = host.status(volume)["size"]
+    for step in range(1, 4):
+        wanted = str(size + (step << 20))
+        resize = Command(host, "resize", volume, wanted)
+        # Its engine is told to end at the first signal, and is not waited for after the second.
+        soon("its engine", lambda: process_of(host, "controller"))
+        resize.process.send_signal(signal.SIGINT)
+        time.sleep(0.01 * step)
+        resize.interrupt()
+        host.ctl("resize", volume, wanted)
+        expect(host.status(volume)["size"] == int(wanted), "it has another size")
+        expect(host.status(volume)["engine_pid"] is None, "it is not stopped again")
+
+
+def a_salvage(host, volume):
+    """Once it is decided, `up` goes on with it."""
+    salvage = Command(host, "salvage", volume)
+    replica = soon("a replica", lambda: process_of(host, "replica"))
+    os.kill(replica, signal.SIGSTOP)
+    said = salvage.interrupt()
+    os.kill(replica, signal.SIGCONT)
+    expect(f"longhornctl --root {host.root} up {volume}" in said, said)
+    host.up(volume)
+    host.healthy(volume, replicas=2)
+    host.ctl("down", volume)
+
+
+def an_import(host, volume):
+    """Interrupted anywhere, `release` and `import` are given again, or have been done."""
+    directories = [r["path"] for r in host.status(volume)["replicas"]]
+    for milliseconds in range(0, 40, 4):
+        for words in (("release", volume), ("import", volume, *directories)):
+            there = lambda: volume in [v["name"] for v in host.json("ls")]
+            begun = Command(host, *words)
+            time.sleep(milliseconds / 1000)
+            if begun.process.poll() is None:
+                begun.process.send_signal(signal.SIGINT)
+            begun.process.communicate(timeout=60)
+            if there() != (words[0] == "import"):
+                host.ctl(*words)
+    host.up(volume)
+    host.healthy(volume, replicas=2)
 
 
 def who_only_looks(host, volume):
@@ -271,6 +393,13 @@ def main():
     caught = [sum(story(host, volume) for _ in range(5)) for story in (a_clone, an_export)]
     expect(all(caught), f"never interrupted in the middle: {caught}")
     what_an_engine_does(host, volume)
+    an_upgrade(host, volume)
+    a_stop(host, volume)
+    a_trim(host, volume)
+    twice(host, volume)
+    a_salvage(host, volume)
+    an_import(host, volume)
+    shown("upgrade, down --wait, trim, resize twice, salvage, release, import: said, and given again")
     who_only_looks(host, volume)
     in_the_background(host, volume)
     host.ctl("rm", volume, "--yes")

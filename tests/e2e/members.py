@@ -57,7 +57,7 @@ def main():
     paths = [r["path"] for r in host.healthy(volume, 2)["replicas"]]
     host.ctl("down", volume)
     refused = host.ctl("replica", "rm", volume, added, check=False)
-    expect(refused.returncode == 1 and "longhornctl up" in refused.stderr, f"on a stopped volume: {refused.stderr}")
+    expect(refused.returncode == 1 and f"longhornctl --root {host.root} up" in refused.stderr, f"on a stopped volume: {refused.stderr}")
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     shown(f"{rounds} replicas added, rebuilt and taken out under {len(results)} runs of fio; replicas equal")
 

@@ -42,7 +42,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use control::host::Root;
+use control::host::{Root, RootError};
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::task::JoinSet;
@@ -107,13 +107,8 @@ pub enum RunError {
     )]
     Definitions,
     /// The root cannot be used.
-    #[error("{} cannot be used as a root: {source}", root.display())]
-    Root {
-        /// Its path.
-        root: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Root(#[from] RootError),
     /// The socket for engines cannot be used.
     #[error("{}: {source}", socket.display())]
     Socket {
@@ -182,8 +177,9 @@ pub async fn run_here(
     driver: Option<PathBuf>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let root = Root::at(&options.root).and_then(|root| root.create().map(|()| root));
-    let root = root.map_err(|source| RunError::Root { root: options.root.clone(), source })?;
+    let root = Root::at(&options.root);
+    let root = root.map_err(|source| RootError::Refused { root: options.root.clone(), source })?;
+    root.create()?;
     let clients = Clients::of_this_place().await.map_err(Box::new)?;
     // What runs, whatever lies by now where it was started from.
     let own = PathBuf::from("/proc/self/exe");

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::{AccessFlags, access};
 use sha2::{Digest, Sha256};
+use thiserror::Error;
 
 use super::durable::create_dir_durably;
 
@@ -12,6 +14,48 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// Sockets whose path below the root would be too long lie here under a name made from that path.
 const SHORT_SOCKETS: &str = "/run/longhorn/sockets";
+
+/// Why a directory is none to keep volumes in, and what to do.
+#[derive(Debug, Error)]
+pub enum RootError {
+    /// Something else has its name.
+    #[error("{} cannot be used as a root: {} is no directory; name another with --root", root.display(), what.display())]
+    NotADirectory {
+        /// The root.
+        root: PathBuf,
+        /// What is in the way: the root or a name above it.
+        what: PathBuf,
+    },
+    /// Its file system is not written to: mounted so, or since it has found itself damaged.
+    #[error(
+        "{} cannot be used as a root: its file system is read-only; mount it so that it can be written, or name another root with \
+         --root",
+        .0.display()
+    )]
+    ReadOnly(PathBuf),
+    /// The system refused.
+    #[error("{} cannot be used as a root: {source}; name another with --root", root.display())]
+    Refused {
+        /// The root.
+        root: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl RootError {
+    fn of(root: &Path, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
+            return Self::ReadOnly(root.to_owned());
+        }
+        // A symbolic link to nothing is there, too.
+        let in_the_way = root.ancestors().find(|path| path.symlink_metadata().is_ok());
+        match in_the_way.filter(|path| !path.is_dir()) {
+            Some(what) => Self::NotADirectory { root: root.to_owned(), what: what.to_owned() },
+            None => Self::Refused { root: root.to_owned(), source },
+        }
+    }
+}
 
 /// A root directory and the places below it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +99,13 @@ impl Root {
     /// Makes the root and the directories below it that every use needs.
     ///
     /// # Errors
-    /// A directory cannot be made.
-    pub fn create(&self) -> io::Result<()> {
+    /// [`RootError`].
+    pub fn create(&self) -> Result<(), RootError> {
+        self.make_directories().map_err(|source| RootError::of(&self.path, source))?;
+        check_writable(&self.path).map_err(|source| RootError::of(&self.path, source))
+    }
+
+    fn make_directories(&self) -> io::Result<()> {
         for dir in [
             self.volumes(),
             self.replicas(),
@@ -71,6 +120,11 @@ impl Root {
             create_dir_durably(Path::new(SHORT_SOCKETS))?;
         }
         Ok(())
+    }
+
+    /// True if nothing can be written below the root, as it is mounted now.
+    pub fn is_read_only(&self) -> bool {
+        check_writable(&self.path).is_err_and(|e| e.kind() == io::ErrorKind::ReadOnlyFilesystem)
     }
 
     /// The directory itself, absolute.
@@ -185,6 +239,11 @@ impl Root {
     }
 }
 
+/// Asks the system without writing anything.
+fn check_writable(path: &Path) -> io::Result<()> {
+    Ok(access(path, AccessFlags::W_OK)?)
+}
+
 /// The name under which a replica's directory is made while it is copied from another one: what is left of a copy that was
 /// broken off looks like no replica.
 pub fn unfinished_copy(directory: &str) -> String {
@@ -205,6 +264,18 @@ mod tests {
         assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
         direct.create().unwrap();
         assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
+    }
+
+    #[test]
+    fn what_is_no_directory_is_no_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("nothing"), &link).unwrap();
+        for (place, what) in [(file.clone(), &file), (link.clone(), &link)] {
+            let refused = Root::at(&place).unwrap().create().unwrap_err().to_string();
+            assert!(refused.contains(&format!("{} is no directory", what.display())), "{refused}");
+        }
     }
 
     #[test]

@@ -337,6 +337,7 @@ impl Conductor {
                 for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {
                     layer.removed = true;
                 }
+                self.expect_removed(&name);
             }
         }
         self.new_ballot(task);

@@ -3,8 +3,10 @@
 //! Nothing is folded while a replica is brought in sync: a fold moves blocks from one layer into the next, and a copy
 //! that goes through them meanwhile would find a block in neither. Nor while chunks are in doubt: what a repair puts into
 //! a layer would be gone with the file that the fold takes away.
+//!
+//! A purge is for every replica of the volume: whoever is away meanwhile takes part in it when it is a member again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lh_wire::{Control, FoldState, LayerInfo, ReplicaState};
 
@@ -15,6 +17,10 @@ use crate::message::MemberId;
 /// one, then twice as long each time, up to the longest.
 const LOOK_FIRST: u64 = 10_000_000;
 const LOOK_LAST: u64 = 1_000_000_000;
+
+/// How often a replica may be lost while it folds a snapshot. Then that is left alone there until the next purge: if it is the fold
+/// that is too much for it, folds of others, which rest while it comes back, would never end either.
+const LOSSES_MAX: u32 = 3;
 
 /// What a replica folds. See the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +43,8 @@ struct Folder {
     step: Step,
     /// The last fold was stopped from here, and none has begun since: that it did not end says nothing of it.
     stopped: bool,
+    /// What it has been told to fold, or was at when it was last asked.
+    begun: Option<String>,
     failed: Vec<(String, String)>,
     kept: Vec<(String, usize)>,
     state: Option<FoldState>,
@@ -61,22 +69,61 @@ enum Step {
     Through,
 }
 
+impl Folder {
+    fn look_again(&mut self) {
+        if matches!(self.step, Step::Through) {
+            self.step = Step::Looking;
+        }
+    }
+}
+
 /// Folds on their way.
 #[derive(Debug, Default)]
 pub(super) struct Folds {
     folders: BTreeMap<MemberId, Folder>,
+    /// This engine was asked for a purge.
+    purged: bool,
+    /// Snapshots that were marked as removed after the last purge had ended.
+    unpurged: BTreeSet<String>,
+    /// How often a replica, by name, was lost while it folded this snapshot.
+    losses: BTreeMap<(String, String), u32>,
 }
 
 impl Conductor {
     /// Everything that is marked as removed is to be folded away, on every member.
     pub(super) fn purge(&mut self) {
+        self.folds.purged = true;
+        self.folds.unpurged.clear();
+        self.folds.losses.clear();
         for member in self.serving().iter() {
             let folder = self.folds.folders.entry(member).or_default();
             folder.failed.clear();
-            if matches!(folder.step, Step::Through) {
-                folder.step = Step::Looking;
-            }
+            folder.look_again();
         }
+    }
+
+    /// A snapshot is marked as removed. A purge that runs takes it in, on every member; else it waits for the next.
+    pub(super) fn expect_removed(&mut self, name: &str) {
+        if self.folds_want() {
+            self.folds.folders.values_mut().for_each(Folder::look_again);
+        } else {
+            self.folds.unpurged.insert(name.to_owned());
+        }
+    }
+
+    /// A replica serves that was away, or is new: it may have missed a purge, or the end of one.
+    pub(super) fn fold_what_was_missed(&mut self, member: MemberId) {
+        if !self.folds.purged {
+            return;
+        }
+        let name = self.name(member).to_owned();
+        let given_up =
+            self.folds.losses.iter().filter(|((replica, _), n)| *replica == name && **n >= LOSSES_MAX);
+        let why = |n: u32| {
+            format!("the replica was lost {n} times while it folded this; the next purge tries again")
+        };
+        let failed = given_up.map(|((_, snapshot), n)| (snapshot.clone(), why(*n))).collect();
+        self.folds.folders.insert(member, Folder { failed, ..Folder::default() });
     }
 
     pub(super) fn advance_folds(&mut self) -> bool {
@@ -119,10 +166,13 @@ impl Conductor {
         let now = self.now;
         let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
         let held = self.copies_layers();
-        let Some(folder) = self.folds.folders.get_mut(&member) else { return };
+        let Folds { folders, unpurged, .. } = &mut self.folds;
+        let Some(folder) = folders.get_mut(&member) else { return };
         let Step::Asked { wait } = folder.step else { return };
         folder.state.clone_from(&state.fold);
-        if state.fold.as_ref().is_some_and(|f| f.error.is_none()) {
+        let runs = state.fold.as_ref().filter(|f| f.error.is_none());
+        folder.begun = runs.map(|f| f.name.clone());
+        if runs.is_some() {
             folder.step = Step::Running { look_at: now.saturating_add(wait), wait };
             return;
         }
@@ -138,12 +188,13 @@ impl Conductor {
         let passed = |name: &str| {
             folder.failed.iter().any(|(n, _)| n == name) || folder.kept.iter().any(|(n, _)| n == name)
         };
-        let next = removed(&state.chain).find(|l| !passed(&l.name));
+        let next = removed(&state.chain).find(|l| !passed(&l.name) && !unpurged.contains(&l.name));
         match next.map(|l| l.name.clone()) {
             _ if held => folder.step = Step::Looking,
             None => folder.step = Step::Through,
             Some(name) => {
                 folder.step = Step::Beginning(name.clone());
+                folder.begun = Some(name.clone());
                 folder.stopped = false;
                 self.ask(member, ControlFor::Fold, Control::Fold { name, bytes_per_second: rate });
             }
@@ -153,6 +204,7 @@ impl Conductor {
     pub(super) fn on_fold_yes(&mut self, member: MemberId) {
         let look_at = self.now.saturating_add(LOOK_FIRST);
         let Some(folder) = self.folds.folders.get_mut(&member) else { return };
+        folder.begun = folder.begun.take().filter(|_| !matches!(folder.step, Step::Stopping));
         folder.step = match std::mem::take(&mut folder.step) {
             Step::Beginning(_) => Step::Running { look_at, wait: LOOK_FIRST },
             Step::Stopping => Step::Looking,
@@ -165,12 +217,16 @@ impl Conductor {
         if let Step::Beginning(name) = &folder.step {
             folder.failed.push((name.clone(), text.to_owned()));
         }
+        folder.begun = None;
         folder.step = Step::Looking;
     }
 
     /// The replica's session ended: what it folds is asked anew when it is back.
     pub(super) fn forget_fold(&mut self, member: MemberId) {
-        self.folds.folders.remove(&member);
+        if let Some(snapshot) = self.folds.folders.remove(&member).and_then(|folder| folder.begun) {
+            let name = self.name(member).to_owned();
+            *self.folds.losses.entry((name, snapshot)).or_default() += 1;
+        }
     }
 
     /// A rebuild or a repair is about to begin: true while something is still folded.

@@ -152,6 +152,7 @@ impl Conductor {
             let replica = self.replica_mut(member);
             replica.attached = true;
             replica.role = Role::Member(Seat::Serving);
+            self.fold_what_was_missed(member);
         }
         self.log(format!("requests go on with {}", self.names_of(together).join(", ")));
         self.tell_resolved_after(attached);

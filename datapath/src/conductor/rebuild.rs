@@ -472,6 +472,7 @@ impl Conductor {
             self.ask_state(member);
             self.tell_resolved_after(Vec::new());
             self.hash_what_was_filled(member);
+            self.fold_what_was_missed(member);
         }
     }
 

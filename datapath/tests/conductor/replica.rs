@@ -167,6 +167,7 @@ impl Replica {
     pub(crate) fn kill(&mut self) {
         self.end_session();
         self.alive = false;
+        (self.folding, self.fold_stopped) = (None, None);
         self.in_doubt.clear();
         self.lived = self.clean;
     }

@@ -627,7 +627,17 @@ fn a_full_chain_takes_a_snapshot_once_another_is_folded() {
 
 /// A volume with the snapshots a and b, whose replicas have been told to fold a away.
 pub(crate) fn purging() -> World {
-    let mut world = opened(Quorum::Any);
+    told_to_fold(opened(Quorum::Any))
+}
+
+/// The same, and folds end when they are told to.
+pub(crate) fn purging_slowly(quorum: Quorum) -> World {
+    let mut world = opened(quorum);
+    world.replicas.iter_mut().for_each(|r| r.slow_folds = true);
+    told_to_fold(world)
+}
+
+fn told_to_fold(mut world: World) -> World {
     for name in ["a", "b"] {
         let command = world.snapshot(name);
         assert_eq!(world.finish(command), Ok(()));

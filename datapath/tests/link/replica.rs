@@ -150,7 +150,7 @@ fn serve(socket: UnixStream, shared: &Shared, checksums: bool, memory: Option<Ow
             let lent = lent.as_ref().expect("memory was lent");
             lent.payload(pieces.iter()).expect("they are in the memory").to_vec()
         });
-        let long = header.op == OpCode::Write && header.length >= 16 << 10;
+        let long = header.op == OpCode::Write && header.length >= 4 << 10;
         assert_eq!(borrowed.is_some(), long && lent.is_some());
         let data = borrowed.as_deref().unwrap_or(data);
         if checksums && !data.is_empty() {

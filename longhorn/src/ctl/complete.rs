@@ -15,6 +15,7 @@ use control::host::{Root, VolumeRecord};
 use super::args::{Output, Program};
 use super::output::print;
 use super::{Context, snapshot};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
 
 /// How long somebody who has pressed a key may be kept waiting.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -92,8 +93,8 @@ pub(super) async fn names(words: &[String]) -> Result<()> {
     // Whatever is before it on the line.
     let own = words.iter().rposition(|word| word.rsplit('/').next() == Some("longhornctl"));
     let Some(wish) = Wish::of(&words[own.map_or(0, |at| at + 1)..]) else { return Ok(()) };
-    let path = wish.root.clone().or_else(|| std::env::var_os("LONGHORN_ROOT").map(PathBuf::from));
-    let Ok(root) = Root::at(&path.unwrap_or_else(|| crate::arguments::DEFAULT_ROOT.into())) else {
+    let path = wish.root.clone().or_else(|| std::env::var_os(ROOT_VARIABLE).map(PathBuf::from));
+    let Ok(root) = Root::at(&path.unwrap_or_else(|| DEFAULT_ROOT.into())) else {
         return Ok(());
     };
     let found = tokio::time::timeout(PATIENCE, wish.names(root)).await.unwrap_or_default();

@@ -22,7 +22,7 @@ use super::Context;
 use super::args::Output;
 use super::output::{print_json, print_table, table_with_prose};
 use crate::arguments::Frontend;
-use crate::kernel;
+use crate::{kernel, next_step};
 
 /// Below this much space a warning is due.
 const SPACE_MIN: u64 = 1 << 30;
@@ -63,7 +63,8 @@ struct Finding {
 
 impl Finding {
     fn ok(check: &'static str, detail: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Ok, detail: detail.into(), next: String::new() }
+        let detail = next_step::complete(&detail.into()).into_owned();
+        Self { check, verdict: Verdict::Ok, detail, next: String::new() }
     }
 
     fn warn(check: &'static str, detail: impl Into<String>, next: impl Into<String>) -> Self {
@@ -277,6 +278,11 @@ fn root_directory(root: &Root) -> Finding {
         Ok(meta) if !meta.is_dir() => {
             Finding::fail(CHECK, format!("{path} is no directory"), "choose another with --root")
         }
+        Ok(_) if root.is_read_only() => Finding::fail(
+            CHECK,
+            format!("{path}: its file system is read-only"),
+            "mount it so that it can be written, or choose another with --root",
+        ),
         Ok(meta) if meta.uid() != 0 || meta.mode() & 0o022 != 0 => Finding::fail(
             CHECK,
             format!(

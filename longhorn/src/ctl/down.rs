@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, LiveError, VolumeRecord, engine_name};
+use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 use control::transport::is_gone;
 
@@ -12,7 +12,7 @@ use super::args::{DownArgs, Output};
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, VolumeView, connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::{Context, all, device, engine, lock};
+use super::{Context, all, device, engine, interrupt, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -35,7 +35,12 @@ pub(super) struct How {
 pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     let how = How { for_now: args.for_now, patience: Duration::from_secs(args.wait) };
     let Some(volume) = &args.volume else { return all::down(context, how).await };
-    let view = one(context, volume, how, &mut Progress::new()).await?;
+    let mut progress = Progress::new();
+    interrupt::leaves(format!("volume {volume} stays up as it was"));
+    wait_until_unused(&context.root, volume, how.patience, &mut progress).await?;
+    interrupt::leaves(interrupt::left_by_down(args));
+    let view = end(context, volume, how, &mut progress).await?;
+    drop(progress);
     match context.output {
         Output::Json => print_json(&view),
         Output::Table => {
@@ -45,18 +50,20 @@ pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     }
 }
 
-/// Stops a volume, and notes whether it is to be up.
+/// Waits for whoever uses the volume's device, and stops it.
 pub(super) async fn one(
     context: &Context,
     volume: &str,
     how: How,
     progress: &mut Progress,
 ) -> Result<VolumeView> {
+    wait_until_unused(&context.root, volume, how.patience, progress).await?;
+    end(context, volume, how, progress).await
+}
+
+/// Stops a volume, and notes whether it is to be up.
+async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress) -> Result<VolumeView> {
     let root = &context.root;
-    let record = VolumeRecord::load(root, volume)?;
-    if has_processes(root, &record)? {
-        wait_until_unused(volume, how.patience, progress).await;
-    }
     let (_lock, record) = lock::volume(root, volume)?;
     let was_up = has_processes(root, &record)? && !engine::is_left_over(root, &record)?;
     stop(context, &record, progress).await?;
@@ -71,12 +78,21 @@ pub(super) async fn one(
 }
 
 /// Gives whoever uses the device the time to let go of it. Who does not is named by what follows.
-async fn wait_until_unused(volume: &str, patience: Duration, progress: &mut Progress) {
+async fn wait_until_unused(
+    root: &Root,
+    volume: &str,
+    patience: Duration,
+    progress: &mut Progress,
+) -> Result<()> {
+    if !has_processes(root, &VolumeRecord::load(root, volume)?)? {
+        return Ok(());
+    }
     let deadline = Instant::now() + patience;
     while Instant::now() < deadline && !fuse_frontend::users_of(&device_of(volume)).is_empty() {
         progress.say("waiting until nobody uses the device");
         tokio::time::sleep(LOOK).await;
     }
+    Ok(())
 }
 
 /// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock.

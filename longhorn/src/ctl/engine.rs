@@ -28,7 +28,8 @@ pub(super) async fn is_ending(root: &Root, record: &VolumeRecord) -> bool {
     ask_engine(root, &record.name).await.is_some_and(|engine| engine.volume.ending)
 }
 
-/// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile.
+/// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile. An engine that a command left
+/// that was broken off while it stopped the volume is ended first.
 ///
 /// # Errors
 /// There is no such volume, it does not start, or the work's own.
@@ -41,6 +42,9 @@ pub(super) async fn with_engine<T>(
     let (_lock, mut record) = lock::volume(root, volume)?;
     record.check_ready()?;
     let mut progress = Progress::new();
+    if is_ending(root, &record).await {
+        down::stop(context, &record, &mut progress).await?;
+    }
     let has_engine = ProcessRecord::load(root, &engine_name(volume))?.is_some();
     if has_engine && !is_left_over(root, &record)? {
         return work(&mut record, &mut progress).await;

@@ -10,12 +10,12 @@ use replica::store::SnapshotView;
 use super::args::Output;
 use super::observe::observe;
 use super::output::print_json;
-use super::{Context, lock};
+use super::{Context, interrupt, lock};
 use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
     let root = &context.root;
-    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    root.create()?;
     let _lock = lock::name(root, volume)?;
     LiveDirs::default().check_free(volume, root)?;
     if lock::found(root, volume)?.is_some() {
@@ -40,7 +40,10 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
         let name = free_name(&record, &directory)?;
         record.replicas.push(ReplicaRecord { name, directory, imported: true });
     }
+    let held = interrupt::hold();
     record.create(root)?;
+    interrupt::leaves(format!("volume {volume} is made: `longhornctl up {volume}` starts it"));
+    held.let_go();
     match context.output {
         Output::Json => print_json(&observe(root, &record).await?),
         Output::Table => {

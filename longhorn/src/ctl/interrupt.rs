@@ -15,8 +15,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use super::args::{Command, ReplicaCommand, SnapshotCommand};
-use crate::progress;
+use super::args::{Command, DownArgs, ReplicaCommand, SnapshotCommand};
+use crate::{next_step, progress};
 
 /// How often a command that holds the signal up looks for it.
 const LOOK: Duration = Duration::from_millis(20);
@@ -90,8 +90,14 @@ fn end() -> ! {
         "" => from_new_line.to_owned(),
         left => format!("{from_new_line}interrupted: {left}\n"),
     };
-    let _ = io::stderr().write_all(said.as_bytes());
+    let _ = io::stderr().write_all(next_step::complete(&said).as_bytes());
     std::process::exit(128 + CAME.load(Ordering::SeqCst))
+}
+
+/// The exit status of a command that a signal was held up for, and that came to its own end meanwhile.
+pub(super) fn status() -> Option<u8> {
+    let signal = CAME.load(Ordering::SeqCst);
+    (signal != 0).then(|| u8::try_from(128 + signal).unwrap_or(u8::MAX))
 }
 
 /// From now on this is what is left by a signal.
@@ -160,21 +166,14 @@ pub(super) fn left_by(command: &Command) -> String {
             None => "what was started goes on: `longhornctl ls` says what is up, `longhornctl up --all` starts the rest"
                 .to_owned(),
         },
-        Command::Down(down) => {
-            let what = down.volume.as_deref().unwrap_or("--all");
-            format!("what was told to end goes on to its end: `longhornctl down {what}` waits for it, and ends the rest")
-        }
-        Command::Resize { volume, size } => {
-            format!("volume {volume} may grow all the same: `longhornctl resize {volume} {size}` waits for that")
-        }
-        Command::Upgrade(upgrade) => {
-            format!("`longhornctl status {}` says which engine runs", upgrade.volume)
-        }
+        Command::Down(down) => left_by_down(down),
+        Command::Resize { volume, size } => format!(
+            "volume {volume} may grow all the same: `longhornctl resize {volume} {}` waits for that",
+            written_size(*size)
+        ),
+        Command::Upgrade(upgrade) => format!("volume {} has the engine that it had", upgrade.volume),
         Command::Clone { new, .. } => format!("there is no volume {new}"),
-        Command::Salvage(salvage) => {
-            let volume = &salvage.volume;
-            format!("`longhornctl status {volume}` says whether it starts; if not, `longhornctl salvage {volume}` does")
-        }
+        Command::Salvage(salvage) => format!("nothing of volume {} is changed", salvage.volume),
         Command::Release { volume } => {
             format!("`longhornctl release {volume}` goes on with it; until then the directories may not be Longhorn's")
         }
@@ -194,13 +193,34 @@ pub(super) fn left_by(command: &Command) -> String {
         Command::Scrub(scrub) if !scrub.status && !scrub.cancel => {
             let volume = &scrub.volume;
             format!(
-                "a scrub that was begun goes on: `longhornctl scrub {volume} --status` says how far it is, `--cancel` ends it"
+                "a scrub that was begun goes on: `longhornctl scrub {volume} --status` says how far it is, `longhornctl scrub {volume} \
+                 --cancel` ends it"
             )
         }
         Command::Trim { .. } => "what was given back already is".to_owned(),
         Command::Export { .. } => "the file is as it was".to_owned(),
         _ => String::new(),
     }
+}
+
+/// Of `down`, whatever it has come to.
+pub(super) fn left_by_down(down: &DownArgs) -> String {
+    let for_now = if down.for_now { " --for-now" } else { "" };
+    match &down.volume {
+        Some(volume) => format!(
+            "volume {volume} was told to end and goes on to its end: `longhornctl down {volume}{for_now}` waits for it"
+        ),
+        None => format!(
+            "what was told to end goes on to its end, the rest stays up: `longhornctl down --all{for_now}` ends that, too"
+        ),
+    }
+}
+
+/// A size as the command line takes it, as short as it can be told exactly.
+fn written_size(size: u64) -> String {
+    let short = lh_block::format_size(size).replace(' ', "");
+    let is_exact = lh_block::parse_size(&short) == Ok(size);
+    if is_exact { short } else { size.to_string() }
 }
 
 fn left_by_snapshot(command: &SnapshotCommand) -> String {
@@ -223,6 +243,14 @@ fn left_by_snapshot(command: &SnapshotCommand) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_is_told_as_it_can_be_given_again() {
+        for size in [4096, 272 << 20, 1 << 40, (1 << 30) + 4096, (3 << 30) / 2] {
+            assert_eq!(lh_block::parse_size(&written_size(size)), Ok(size));
+        }
+        assert_eq!(written_size(272 << 20), "272MiB");
+    }
 
     #[test]
     fn what_the_background_ignores_is_seen() {

@@ -148,7 +148,7 @@ const MANAGER_LOG: &str = "instance-manager";
 /// Starts a manager that outlives this command: by systemd where that runs the host, else as this command's child, which it
 /// then is.
 fn start(root: &Root) -> Result<Option<Child>> {
-    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    root.create()?;
     let program = std::env::current_exe().context("this program's own path")?.with_file_name("longhorn");
     let log = root.log(MANAGER_LOG);
     let out = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);

@@ -13,6 +13,8 @@ use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use serde::Serialize;
 use tonic::transport::Channel;
 
+use crate::next_step;
+
 /// How long an engine may take to say how it fares. It answers from memory.
 pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -21,7 +23,7 @@ const NO_MANAGER: &str = "no instance manager runs";
 
 /// What is said of a volume whose replicas' disks are all full.
 const NO_SPACE: &str = "the disks of its replicas are full, and writes wait until there is space again: free some, for example \
-    with `longhornctl snapshot rm` and `purge`";
+    with `longhornctl snapshot rm` and `longhornctl snapshot purge`";
 
 /// A volume, as `status -o json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -128,6 +130,24 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
     let issued = record.authority(root).generation()?;
+    let in_one_sentence = match record.check_ready() {
+        _ if abandoned => {
+            format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)
+        }
+        Err(e) => e.to_string(),
+        Ok(()) if process.is_none() && replicas_run => format!(
+            "its replicas run without an engine, as while it is started or stopped: `longhornctl up {0}` or \
+             `longhornctl down {0}` ends that",
+            record.name
+        ),
+        Ok(()) => match remark(process.as_ref(), said) {
+            nothing if nothing.is_empty() && unwatched => format!(
+                "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
+                record.name
+            ),
+            remark => remark,
+        },
+    };
     Ok(VolumeView {
         name: record.name.clone(),
         size: record.size,
@@ -142,24 +162,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         engine_pid: process.as_ref().and_then(ProcessRecord::pid),
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
         insecure,
-        remark: match record.check_ready() {
-            _ if abandoned => {
-                format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)
-            }
-            Err(e) => e.to_string(),
-            Ok(()) if process.is_none() && replicas_run => format!(
-                "its replicas run without an engine, as while it is started or stopped: `longhornctl up {0}` or `down {0}` \
-                 ends that",
-                record.name
-            ),
-            Ok(()) => match remark(process.as_ref(), said) {
-                nothing if nothing.is_empty() && unwatched => format!(
-                    "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
-                    record.name
-                ),
-                remark => remark,
-            },
-        },
+        remark: next_step::complete(&in_one_sentence).into_owned(),
     })
 }
 
@@ -277,7 +280,7 @@ fn replica_view(
         path: record.directory.clone(),
         pid: process.and_then(ProcessRecord::pid),
         rebuild: said.filter(|r| r.rebuild_total > 0).map(|r| (r.rebuild_done, r.rebuild_total)),
-        remark,
+        remark: next_step::complete(&remark).into_owned(),
     }
 }
 

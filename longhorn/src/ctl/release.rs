@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
-use super::{Context, lock};
+use super::{Context, interrupt, lock};
 use crate::tell::tell;
 
 /// What became of the directories, as `release -o json` prints it.
@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     LiveDirs::default().check_free(volume, root)?;
     record.note_down(root)?;
     if record.state == VolumeState::Ready && is_untouched(root, &record)? {
-        record.remove(root)?;
+        forget(root, &record)?;
         let directories = record.replicas.iter().map(|r| r.directory.clone()).collect();
         return show(
             context,
@@ -67,8 +67,17 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
         carry_out(prepare(&record)?)?;
     }
     let view = view(&record);
-    record.remove(root)?;
+    forget(root, &record)?;
     show(context, &view)
+}
+
+/// The end of it: there is no such volume any more.
+fn forget(root: &Root, record: &VolumeRecord) -> Result<()> {
+    let held = interrupt::hold();
+    record.remove(root)?;
+    interrupt::leaves(format!("{} is released", record.name));
+    held.let_go();
+    Ok(())
 }
 
 /// True if every directory was imported and the volume never started: nothing in them is ours.

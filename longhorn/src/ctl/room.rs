@@ -40,7 +40,8 @@ fn check_free(place: &Path, need: u64) -> Result<()> {
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let stat = statvfs(existing).with_context(|| existing.display().to_string())?;
     let free = stat.blocks_available() * stat.fragment_size();
-    if free < need {
+    // Some file systems have no size that they could tell.
+    if stat.blocks() > 0 && free < need {
         bail!(
             "the disk of {} has {} free, and {} are needed to begin with: free some space, or choose another place",
             place.display(),

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::args::{Output, SalvageArgs};
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
-use super::{Context, lock, up};
+use super::{Context, interrupt, lock, up};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -98,8 +98,13 @@ async fn start(
     chosen: &Chosen,
     lock: VolumeLock,
 ) -> Result<VolumeView> {
+    let volume = &record.name;
+    interrupt::leaves(format!("`longhornctl salvage {volume}` goes on with it"));
     carry_out(context, record, found, chosen)?;
     drop(lock);
+    interrupt::leaves(format!(
+        "it is decided what volume {volume} starts from: `longhornctl up {volume}` starts it"
+    ));
     up::again(context, &record.name, &mut Progress::new()).await
 }
 

@@ -95,7 +95,7 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
             }
         };
     }
-    if !args.status {
+    if !args.status && !runs_already(&mut engine, args).await? {
         let request = ScrubRequest { repair: args.repair, bytes_per_second: args.limit.unwrap_or(0) };
         engine.scrub(request).await.with_context(|| format!("volume {volume} is not scrubbed"))?;
     }
@@ -105,6 +105,16 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
         bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`");
     }
     tell(context, volume, state.into(), args.wait || args.status)
+}
+
+/// True if what is to be waited for runs already, as after a command that was interrupted.
+async fn runs_already(engine: &mut VolumeOperationsClient<Channel>, args: &ScrubArgs) -> Result<bool> {
+    let state = engine.scrub_status(()).await?.into_inner();
+    let runs = args.wait && state.running && state.repair == args.repair;
+    if runs {
+        tell!("one runs already, and is waited for");
+    }
+    Ok(runs)
 }
 
 async fn wait(engine: &mut VolumeOperationsClient<Channel>) -> Result<ScrubState> {

@@ -1,6 +1,7 @@
 //! `trim volume`: what the file system on a volume does not use any more is given back. Longhorn's longhornctl has it.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -8,11 +9,12 @@ use control::host::{RecordError, VolumeRecord};
 use lh_cluster::api::NAMESPACE;
 use lh_cluster::run::{RequestError, request_trim};
 use serde::Serialize;
+use tokio::process::Command;
 
-use super::Context;
-use super::args::Output;
+use super::args::Output as Form;
 use super::observe::observe;
 use super::output::{print, print_json};
+use super::{Context, interrupt};
 use crate::mounts::mount_of;
 
 /// How long a cluster may take: a large file system that was never trimmed takes minutes.
@@ -54,15 +56,14 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
     let Some(mount_point) = mount_of(device.as_ref())? else {
         bail!("{device} is not mounted on this host: mount it, or trim it where it is");
     };
-    let trimmed = Command::new("fstrim").arg("--verbose").arg(&mount_point).output();
-    let trimmed = trimmed.context("fstrim cannot be run: it comes with util-linux")?;
+    let trimmed = fstrim(&mount_point).await?;
     if !trimmed.status.success() {
         bail!("{}", String::from_utf8_lossy(&trimmed.stderr).trim());
     }
     let said = String::from_utf8_lossy(&trimmed.stdout);
     match context.output {
-        Output::Table => print(&said),
-        Output::Json => print_json(&TrimView {
+        Form::Table => print(&said),
+        Form::Json => print_json(&TrimView {
             volume: volume.clone(),
             mount_point: Some(mount_point.display().to_string()),
             node: None,
@@ -71,12 +72,33 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
     }
 }
 
+/// What `fstrim` said. It ends with this command: a terminal sends its Ctrl-C to both, others their signal to one.
+async fn fstrim(mount_point: &Path) -> Result<Output> {
+    let held = interrupt::hold();
+    let child = Command::new("fstrim")
+        .arg("--verbose")
+        .arg(mount_point)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("fstrim cannot be run: it comes with util-linux")?;
+    let ended = tokio::select! {
+        biased;
+        () = held.wait() => None,
+        ended = child.wait_with_output() => Some(ended),
+    };
+    held.let_go();
+    ended.context("interrupted")?.context("fstrim")
+}
+
 async fn in_the_cluster(context: &Context, volume: &str) -> Result<()> {
     let namespace = std::env::var("POD_NAMESPACE").unwrap_or_else(|_| NAMESPACE.to_owned());
+    interrupt::leaves("the cluster goes on with what it was asked for");
     let done = request_trim(&namespace, volume, PATIENCE).await?;
     match context.output {
-        Output::Table => print(&format!("{}: {}\n", done.node, done.message)),
-        Output::Json => print_json(&TrimView {
+        Form::Table => print(&format!("{}: {}\n", done.node, done.message)),
+        Form::Json => print_json(&TrimView {
             volume: volume.to_owned(),
             mount_point: None,
             node: Some(done.node),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::imrpc::{ProcessResponse, ProcessStatus};
@@ -69,7 +69,7 @@ async fn bring_up(
     progress: &mut Progress,
 ) -> Result<(VolumeView, bool)> {
     let root = &context.root;
-    root.create().with_context(|| format!("{} cannot be used as a root", root.path().display()))?;
+    root.create()?;
     let lock = lock::name(root, volume)?;
     LiveDirs::default().check_free(volume, root)?;
     if let Some(record) = lock::found(root, volume)?
@@ -181,7 +181,7 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     let replicas = record.replicas.len();
     if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
         bail!(
-            "volume {volume} has {replicas} replicas: change that with `longhornctl replica add {volume}` or `replica rm`"
+            "volume {volume} has {replicas} replicas: change that with `longhornctl replica add {volume}` or `longhornctl replica rm {volume}`"
         );
     }
     if args.block_size.is_some_and(|b| b != record.block_size) {
@@ -477,7 +477,7 @@ pub(super) async fn wait_until_usable(
                 remark
             };
             bail!(
-                "volume {} is not usable yet ({why}); it goes on trying: `longhornctl status {0}`, or `down {0}`",
+                "volume {} is not usable yet ({why}); it goes on trying: `longhornctl status {0}`, or `longhornctl down {0}`",
                 record.name
             );
         }

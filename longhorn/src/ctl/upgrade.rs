@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{Root, VolumeRecord, engine_name, store_program};
+use control::manager::ProcessRecord;
 use control::proto::imrpc::{ProcessResponse, ProcessSpec};
 
 use super::args::{Output, UpgradeArgs};
+use super::interrupt::{self, Held};
 use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
 use super::up::failure_since;
-use super::{Context, interrupt, lock, members};
+use super::{Context, engine, lock};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -34,29 +36,39 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
     let binary = args.binary.as_deref().map(|program| install(root, program)).transpose()?;
     let (_lock, record) = lock::volume(root, volume)?;
     let mut progress = Progress::new();
-    // One that is not up, or about to end, is told so.
-    members::connect(root, volume).await?;
+    if engine::is_ending(root, &record).await {
+        bail!("volume {volume} is being stopped: `longhornctl down {volume}` waits for that");
+    }
+    if ProcessRecord::load(root, &engine_name(volume))?.is_none() {
+        bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
+    }
     let mut manager = Manager::ensure(root).await?;
     let before = observe(root, &record).await?;
+    // One that does not answer is replaced as well: an upgrade to a program that does not start may have been broken off.
     let running = manager.list().await?.remove(&engine_name(volume)).and_then(|process| process.spec);
     let running = running.with_context(|| format!("volume {volume} has no engine"))?;
     // Nobody else would go back to the program before.
     let held = interrupt::hold();
+    interrupt::leaves(format!(
+        "volume {volume} may be without an engine that starts: `longhornctl upgrade {volume}` gives it one of the instance \
+         manager's own program"
+    ));
     progress.say("replacing the engine");
     let path = binary.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
     let next = ProcessSpec { binary: path, ..running.clone() };
-    let replaced = replace(root, &record, &mut manager, next, before.generation).await;
-    let view = match replaced {
+    let mut exchange =
+        Exchange { root, record: &record, manager: &mut manager, held: &held, progress: &mut progress };
+    let view = match exchange.replace(next, before.generation).await {
         Ok(view) => view,
         Err(e) => {
-            progress.say("going back to the program before");
-            let back = replace(root, &record, &mut manager, running, before.generation).await;
-            return Err(match back {
+            exchange.progress.say("going back to the program before");
+            return Err(match exchange.replace(running, before.generation).await {
                 Ok(_) => anyhow!("{e:#}; the volume runs with the program that it had before"),
                 Err(worse) => e.context(format!("(and the program before does not start either: {worse:#})")),
             });
         }
     };
+    interrupt::leaves(format!("volume {volume} has a new engine, and is shown again"));
     held.let_go();
     drop(progress);
     if context.output == Output::Json {
@@ -67,37 +79,47 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Exchanges the engine, and waits until the next one shows the volume.
-async fn replace(
-    root: &Root,
-    record: &VolumeRecord,
-    manager: &mut Manager,
-    spec: ProcessSpec,
-    before: u64,
-) -> Result<VolumeView> {
-    let engine = spec.name.clone();
-    let last = manager.list().await?.remove(&engine).unwrap_or_default();
-    let args = |process: &ProcessResponse| process.spec.as_ref().map(|spec| spec.args.clone());
-    let args_before = args(&last);
-    let starts = last.status.map_or(0, |s| s.restarts);
-    manager.replace(spec).await?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let view = observe(root, record).await?;
-        let is_usable = view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == "none");
-        if view.generation > before && is_usable {
-            return Ok(view);
+/// What an exchange of the engine's program needs.
+struct Exchange<'a> {
+    root: &'a Root,
+    record: &'a VolumeRecord,
+    manager: &'a mut Manager,
+    held: &'a Held,
+    progress: &'a mut Progress,
+}
+
+impl Exchange<'_> {
+    /// Exchanges the engine, and waits until the next one shows the volume.
+    async fn replace(&mut self, spec: ProcessSpec, before: u64) -> Result<VolumeView> {
+        let Self { root, record, manager, held, progress } = self;
+        let engine = spec.name.clone();
+        let last = manager.list().await?.remove(&engine).unwrap_or_default();
+        let args = |process: &ProcessResponse| process.spec.as_ref().map(|spec| spec.args.clone());
+        let args_before = args(&last);
+        let starts = last.status.map_or(0, |s| s.restarts);
+        manager.replace(spec).await?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let view = observe(root, record).await?;
+            let is_usable =
+                view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == "none");
+            if view.generation > before && is_usable {
+                return Ok(view);
+            }
+            // With the old arguments it is still the old one that is told of.
+            let next = manager.list().await?.remove(&engine).filter(|next| args(next) != args_before);
+            let failure = next.and_then(|next| failure_since(&next.status?, starts));
+            if let Some(failure) = failure {
+                bail!("the new engine does not start: {failure}");
+            }
+            if Instant::now() > deadline {
+                bail!("the new engine does not show the volume: {} may say why", root.log(&engine).display());
+            }
+            if held.has_come() {
+                progress.say("waiting until the volume is shown again; another signal ends this at once");
+            }
+            tokio::time::sleep(LOOK).await;
         }
-        // With the old arguments it is still the old one that is told of.
-        let next = manager.list().await?.remove(&engine).filter(|next| args(next) != args_before);
-        let failure = next.and_then(|next| failure_since(&next.status?, starts));
-        if let Some(failure) = failure {
-            bail!("the new engine does not start: {failure}");
-        }
-        if Instant::now() > deadline {
-            bail!("the new engine does not show the volume: {} may say why", root.log(&engine).display());
-        }
-        tokio::time::sleep(LOOK).await;
     }
 }
 

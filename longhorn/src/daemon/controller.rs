@@ -26,8 +26,8 @@ use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, Reads, Realtime, block_size, process_name, size_or_none,
-    unix_address, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, process_name,
+    size_or_none, unix_address, volume_name,
 };
 
 /// Arguments of an engine.
@@ -106,7 +106,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
     pub realtime: Option<Realtime>,
     /// The root that the volume belongs to
-    #[arg(long, env = "LONGHORN_ROOT", default_value = DEFAULT_ROOT, value_name = "DIR")]
+    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_name = "DIR")]
     pub root: PathBuf,
     /// Of Longhorn's command line.
     #[command(flatten)]

@@ -3,6 +3,44 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Whether a device whose queue is to be frozen would come out of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// As many requests have been answered as were in flight at the beginning, or none is any more.
+    All,
+    /// Somebody waits for a replica, or for a timer of the kernel's.
+    NotYet,
+    /// The device's statistics are turned off (`queue/iostats`): it tells of no requests, whatever is in flight.
+    Unknown,
+}
+
+/// Waits for the requests that are in flight at the beginning on the device with this directory in sysfs.
+///
+/// # Errors
+/// The files cannot be read, or are not understood.
+pub(super) fn answered(directory: &Path, within: Duration) -> io::Result<Answered> {
+    let counts = || Ok::<_, io::Error>(fs::read_to_string(directory.join("queue/iostats"))?.trim() != "0");
+    let counted_before = counts()?;
+    let (first, deadline) = (Flow::of(directory)?, Instant::now() + within);
+    loop {
+        let now = Flow::of(directory)?;
+        if !counted_before || !counts()? {
+            return Ok(Answered::Unknown);
+        }
+        if now.has_answered(&first) {
+            return Ok(Answered::All);
+        }
+        if Instant::now() > deadline {
+            return Ok(Answered::NotYet);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
 
 /// The requests of one direction: how many are in flight, and how many have been answered since there is the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +55,9 @@ impl Count {
     }
 }
 
-/// A device's requests at one moment. Of a device whose statistics are turned off (`queue/iostats`) none are told.
+/// A device's requests at one moment, where it counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flow {
+struct Flow {
     reads: Count,
     /// And flushes, and what gives space back.
     writes: Count,
@@ -30,7 +68,7 @@ impl Flow {
     ///
     /// # Errors
     /// The files cannot be read, or are not understood.
-    pub(super) fn of(directory: &Path) -> io::Result<Self> {
+    fn of(directory: &Path) -> io::Result<Self> {
         // In this order: an answer in between makes it look slower, never faster.
         let stat = fs::read_to_string(directory.join("stat"))?;
         let in_flight = fs::read_to_string(directory.join("inflight"))?;
@@ -51,7 +89,7 @@ impl Flow {
     }
 
     /// True if since `first` as many have been answered as were in flight then, or none is now.
-    pub(super) fn has_answered(&self, first: &Self) -> bool {
+    fn has_answered(&self, first: &Self) -> bool {
         self.reads.has_answered(&first.reads) && self.writes.has_answered(&first.writes)
     }
 }
@@ -69,6 +107,26 @@ mod tests {
         assert_eq!(flow.writes, Count { in_flight: 3, answered: 60 });
         assert_eq!(Flow::read("1", STAT), None);
         assert_eq!(Flow::read("1 2", "3 four"), None);
+    }
+
+    /// A device without statistics has nothing in flight, by what it tells.
+    #[test]
+    fn what_a_device_without_statistics_tells_is_no_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("queue")).unwrap();
+        let tells = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        tells("stat", STAT);
+        let answered = || answered(dir.path(), Duration::ZERO).unwrap();
+        for (iostats, in_flight, expected) in [
+            ("1\n", "0 0\n", Answered::All),
+            ("1\n", "0 1\n", Answered::NotYet),
+            ("0\n", "0 0\n", Answered::Unknown),
+            ("0\n", "0 1\n", Answered::Unknown),
+        ] {
+            tells("queue/iostats", iostats);
+            tells("inflight", in_flight);
+            assert_eq!(answered(), expected, "iostats {iostats}inflight {in_flight}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use fuse_frontend::{NodeError, node};
 use nbd_frontend::Export;
 use nbd_frontend::client::{Served, handshake};
-use nbd_frontend::kernel::{self, Device, Settings, Slow};
+use nbd_frontend::kernel::{self, Adopted, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};
@@ -209,20 +209,29 @@ impl ShownNbd {
     /// Makes the device what is served now, and says so if it has to wait with that.
     fn become_as_served(&mut self) -> Result<()> {
         self.is_as_served = false;
-        if !self.make_as_served(ANSWERED)? {
-            let device = self.device.path();
-            tracing::warn!(device = %device.display(), "requests are not answered: it gets its size once they are");
+        let device = self.device.path();
+        match self.make_as_served(ANSWERED)? {
+            Adopted::AsServed => {}
+            Adopted::Unanswered => {
+                tracing::warn!(device = %device.display(), "requests are not answered: it gets its size once they are");
+            }
+            Adopted::Uncounted => tracing::warn!(
+                device = %device.display(),
+                "its statistics are turned off, and whether requests are answered cannot be known: it gets its size once 1 is \
+                 written to its queue/iostats in /sys/block"
+            ),
         }
         Ok(())
     }
 
-    /// Makes the device what is served, if it is not that yet, and requests are answered. False: they are not, and it is to be tried
-    /// again. The kernel would hold its locks until they are, and no next engine could come if this one died.
-    fn make_as_served(&mut self, within: Duration) -> Result<bool> {
-        if !self.is_as_served {
-            self.is_as_served = self.device.adopt(&self.served, TIMER, within)?;
+    /// Makes the device what is served, if it is not that yet, and requests are answered; else it is to be tried again. The kernel would hold its locks until they are, and no next engine could come if this one died.
+    fn make_as_served(&mut self, within: Duration) -> Result<Adopted> {
+        if self.is_as_served {
+            return Ok(Adopted::AsServed);
         }
-        Ok(self.is_as_served)
+        let adopted = self.device.adopt(&self.served, TIMER, within)?;
+        self.is_as_served = adopted == Adopted::AsServed;
+        Ok(adopted)
     }
 }
 
