@@ -41,6 +41,79 @@ async fn the_last_copy_of_a_volume_that_stays_is_not_deleted_whoever_deletes_its
     assert!(cluster.machine().directories.is_empty());
 }
 
+/// A replica of a volume that is not there, with data on n1, deleted so long ago: its owner has another UID than any.
+fn left_replica(cluster: &Cluster, deleted: Duration) {
+    let directory = "demo-0a1b2c3d";
+    let spec = json!({
+        "volumeName": "demo", "nodeID": "n1", "diskID": "disk-of-n1", "diskPath": "/root-n1", "dataDirectoryName": directory,
+        "healthyAt": "2026-01-01T00:00:00Z",
+    });
+    let at = k8s_openapi::jiff::Timestamp::now() - deleted;
+    let metadata =
+        json!({ "finalizers": ["longhorn.io"], "deletionTimestamp": format!("{}", at.strftime("%FT%TZ")) });
+    cluster.machine().directories.insert(("/root-n1".to_owned(), directory.to_owned()));
+    cluster.server.apply("replicas", "demo-r-11112222", &json!({ "metadata": metadata, "spec": spec }));
+}
+
+#[tokio::test]
+async fn a_replica_that_is_deleted_before_its_volume_is_restored_keeps_its_data_and_the_volume_begins_nothing_anew()
+ {
+    let cluster = Cluster::new(&["n1"], 37).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    left_replica(&cluster, Duration::ZERO);
+    tokio::time::sleep(LONG).await;
+    assert_eq!((cluster.machine().directories.len(), replicas(&cluster).len()), (1, 1), "it is waited for");
+    cluster.create("demo", 1);
+    cluster.ticket(Some("n1"));
+    tokio::time::sleep(LONG).await;
+    let left = (cluster.machine().directories.len(), replicas(&cluster));
+    assert_eq!(left, (1, vec!["demo-r-11112222".to_owned()]), "an empty one would be taken for the volume");
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty(), "now somebody asked for that");
+}
+
+#[tokio::test]
+async fn the_data_of_a_replica_whose_volume_never_came_is_an_orphan() {
+    let cluster = Cluster::new(&["n1"], 38).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    left_replica(&cluster, Duration::from_secs(660));
+    cluster.wait("nobody waits for ever", |c| replicas(c).is_empty()).await;
+    cluster.wait("told", |c| c.server.all("orphans").len() == 1).await;
+    assert_eq!(cluster.machine().directories.len(), 1, "a person decides");
+    let name = cluster.server.all("orphans")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    cluster.server.delete("orphans", &name);
+    cluster.wait("gone", |c| c.machine().directories.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_volume_is_there_for_as_long_as_a_replica_of_it_is() {
+    let cluster = Cluster::new(&["n1"], 39).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    // Of this one none is made before it is used.
+    let spec = json!({ "size": "1073741824", "numberOfReplicas": 1, "dataLocality": "strict-local" });
+    cluster.server.apply("volumes", "demo", &json!({ "spec": spec }));
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.server.hold_news(Some("replicas"));
+    let spec = json!({
+        "volumeName": "demo", "nodeID": "n1", "diskID": "disk-of-n1", "diskPath": "/root-n1",
+        "dataDirectoryName": "demo-0a1b2c3d",
+    });
+    let replica = json!({ "metadata": { "finalizers": ["longhorn.io"] }, "spec": spec });
+    cluster.server.apply("replicas", "demo-r-11112222", &replica);
+    cluster.machine().directories.insert(("/root-n1".to_owned(), "demo-0a1b2c3d".to_owned()));
+    cluster.server.delete("volumes", "demo");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(
+        cluster.server.all("volumes").len(),
+        1,
+        "without it nobody would say what becomes of the replica"
+    );
+    cluster.server.hold_news(None);
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty());
+}
+
 #[tokio::test]
 async fn a_copy_goes_only_while_another_one_can_be_read() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 32).await;

@@ -76,21 +76,30 @@ fn is_member(replica: &Replica, volume: Option<&Volume>) -> Option<bool> {
     Some(epoch.members.iter().any(|m| Some(m) == replica.metadata.name.as_ref()))
 }
 
-/// Which of all replicas of the volume hold everything, of which one has to be readable before the data of a deleted replica
-/// goes; `None`: it goes whatever the others hold, since its volume goes, too, or since it holds nothing that counts. The
-/// controllers ask for nothing else; but a garbage collector that does not find a replica's owner (a volume that was restored
-/// has another UID) deletes it without asking anybody, and so does whoever is faster than what they ask.
-pub fn successors<'a>(
-    deleted: &Replica,
-    volume: Option<&Volume>,
-    all: &'a [Replica],
-) -> Option<Vec<&'a Replica>> {
-    let volume = volume.filter(|v| v.metadata.deletion_timestamp.is_none())?;
+/// What becomes of the data of a deleted replica.
+#[derive(Clone, Debug)]
+pub enum Fate<'a> {
+    /// It goes, whatever others hold: its volume goes, too, or it holds nothing that counts.
+    Goes,
+    /// It goes once one of these, which hold everything, can be read. Without any it stays.
+    After(Vec<&'a Replica>),
+    /// It stays: a volume that is deleted is there until the last of its replicas is gone, and so nobody who has a say asked for it.
+    Unasked,
+}
+
+/// What becomes of the data of a deleted replica, by its volume (`None`: there is none) and all replicas of that. The controllers
+/// ask only for what may go; but a garbage collector that does not find a replica's owner (a volume that was restored has another
+/// UID; one that is still to be restored is not there) deletes it without asking anybody, and so does whoever is faster than what
+/// they ask.
+pub fn fate<'a>(deleted: &Replica, volume: Option<&Volume>, all: &'a [Replica]) -> Fate<'a> {
+    let Some(volume) = volume else { return Fate::Unasked };
     let was_filled = || !deleted.spec.healthy_at.is_empty();
-    is_member(deleted, Some(volume)).unwrap_or_else(was_filled).then(|| {
-        let others = all.iter().filter(|r| r.metadata.name != deleted.metadata.name);
-        others.filter(|r| holds_everything(r, Some(volume))).collect()
-    })
+    let goes = volume.metadata.deletion_timestamp.is_some();
+    if goes || !is_member(deleted, Some(volume)).unwrap_or_else(was_filled) {
+        return Fate::Goes;
+    }
+    let others = all.iter().filter(|r| r.metadata.name != deleted.metadata.name);
+    Fate::After(others.filter(|r| holds_everything(r, Some(volume))).collect())
 }
 
 /// Decides for one replica.
@@ -373,26 +382,25 @@ mod tests {
             text.split_whitespace().map(one).collect()
         };
         let cases = [
-            ("its volume goes", Some(volume(None, true)), "a- b-", None),
-            ("its volume is gone", None, "a- b-", None),
-            ("it never held anything", Some(volume(None, false)), "a b+", None),
-            ("the engine has let go of it", Some(volume(Some(&["b"]), false)), "a- b!", None),
-            ("another holds everything", Some(volume(None, false)), "a- b+ c!", Some(vec!["b"])),
-            ("the other is no member", Some(volume(Some(&["a"]), false)), "a- b+", Some(vec![])),
-            ("the others go, too", Some(volume(None, false)), "a- b- c-", Some(vec![])),
-            (
-                "a member that failed counts for itself",
-                Some(volume(Some(&["a"]), false)),
-                "a! b!",
-                Some(vec![]),
-            ),
+            ("its volume goes", Some(volume(None, true)), "a- b-", "goes"),
+            ("its volume is not there", None, "a- b-", "unasked"),
+            ("nor is another one any use", None, "a- b+", "unasked"),
+            ("it never held anything", Some(volume(None, false)), "a b+", "goes"),
+            ("the engine has let go of it", Some(volume(Some(&["b"]), false)), "a- b!", "goes"),
+            ("another holds everything", Some(volume(None, false)), "a- b+ c!", "after b"),
+            ("the other is no member", Some(volume(Some(&["a"]), false)), "a- b+", "after "),
+            ("the others go, too", Some(volume(None, false)), "a- b- c-", "after "),
+            ("a member that failed counts for itself", Some(volume(Some(&["a"]), false)), "a! b!", "after "),
         ];
         for (what, volume, text, expected) in cases {
             let replicas = all(text);
-            let left = successors(&replicas[0], volume.as_ref(), &replicas);
-            let names = left
-                .map(|all| all.into_iter().filter_map(|r| r.metadata.name.as_deref()).collect::<Vec<_>>());
-            assert_eq!(names, expected, "{what}");
+            let name = |r: &&Replica| r.metadata.name.clone().unwrap_or_default();
+            let decided = match fate(&replicas[0], volume.as_ref(), &replicas) {
+                Fate::Goes => "goes".to_owned(),
+                Fate::After(all) => format!("after {}", all.iter().map(name).collect::<String>()),
+                Fate::Unasked => "unasked".to_owned(),
+            };
+            assert_eq!(decided, expected, "{what}");
         }
     }
 

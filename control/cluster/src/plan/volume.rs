@@ -17,6 +17,7 @@ mod image;
 mod life;
 mod migration;
 mod offline;
+mod removal;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -50,7 +51,7 @@ pub const SCHEDULED: &str = "Scheduled";
 /// The condition that says what an attachment waits for.
 pub const READY: &str = "ReplicasReady";
 
-/// The condition that says since when a volume that is being detached waits for its processes.
+/// The condition that says since when a volume that is being detached or deleted waits for its processes, and what for.
 pub const ENDED: &str = "ProcessesEnded";
 
 /// A volume and what it depends on.

@@ -138,6 +138,7 @@ impl Hands<'_> {
                 self.version = desk.set_finalizer(self.volume, true).await?;
             }
             Action::RemoveFinalizer => {
+                self.confirm_empty().await?;
                 desk.delete::<Secret>(&key_secret(&self.volume.name_any())).await?;
                 self.version = desk.set_finalizer(self.volume, false).await?;
             }
@@ -216,6 +217,14 @@ impl Hands<'_> {
             && versions(replicas.iter().map(Arc::as_ref)) == versions(&fresh)
             && versions(engines.iter().map(Arc::as_ref)) == versions(&engines_of(desk, &name).await?);
         if same { Ok(()) } else { Err(ReconcileError::Stale) }
+    }
+
+    /// A volume goes only after the last of its replicas, by the API server itself: one that is left without it keeps its data
+    /// (`crate::plan::replica::fate`).
+    async fn confirm_empty(&self) -> Done {
+        let of_volume = ListParams::default().fields(&format!("spec.volumeName={}", self.volume.name_any()));
+        let left = self.context.desk.api::<Replica>().list(&of_volume).await?.items;
+        if left.is_empty() { Ok(()) } else { Err(ReconcileError::Stale) }
     }
 
     /// An object that goes with the volume.

@@ -16,11 +16,16 @@ use super::queue::Outcome;
 use super::{Context, programs};
 use crate::agent::{AgentError, Part, ProcessView};
 use crate::api::{Conditions, Node, Replica, ReplicaSpec, Volume};
+use crate::plan::replica::Fate;
 use crate::plan::upgrade::{Images, target};
 use crate::plan::{self, FINALIZER, node, replica};
 
 /// How often it is looked whether the volume of a deleted replica can do without it by now.
 const KEPT: Duration = Duration::from_secs(10);
+
+/// How long a replica that was deleted stays where its volume is not there. Whoever restores resources makes them one after the
+/// other, and a volume that comes and finds a replica with data, deleted or not, does not begin anew (`crate::plan::volume`).
+const VOLUME_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The processes of this node. Where there is no pod of its instance manager, all of them ended with it: the data of a replica that
 /// is deleted would stay for as long as a drained node is cordoned.
@@ -122,9 +127,23 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
 
 /// Removes what a deleted replica has on its disk, and lets it go.
 async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
-    if is_last_copy(context, resource).await? {
-        tell_kept(context, resource).await;
-        return Ok(Outcome::Again(KEPT));
+    match data(context, resource).await? {
+        Data::Goes => {}
+        Data::Stays => {
+            tell_kept(context, resource).await;
+            return Ok(Outcome::Again(KEPT));
+        }
+        Data::IsNobodys => {
+            let deleted = resource.metadata.deletion_timestamp.as_ref();
+            let waited = deleted.map(|at| Timestamp::now().duration_since(at.0).unsigned_abs());
+            let is_over = waited.is_some_and(|waited| waited >= VOLUME_PATIENCE);
+            tell_unasked(context, resource, is_over).await;
+            if !is_over {
+                return Ok(Outcome::Again(KEPT));
+            }
+            context.desk.set_finalizer(resource, false).await?;
+            return Ok(Outcome::Done);
+        }
     }
     let spec = &resource.spec;
     let (disk, directory) = (PathBuf::from(&spec.disk_path), spec.data_directory_name.clone());
@@ -139,45 +158,82 @@ async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// True for a deleted replica whose volume stays and has no other one that holds everything and can be read. All of that is
-/// asked of the API server itself: there is no way back.
-async fn is_last_copy(context: &Context, resource: &Replica) -> Done<bool> {
+/// What becomes of what a deleted replica has on its disk.
+enum Data {
+    /// It may go.
+    Goes,
+    /// Its volume stays and has no other one that holds everything and can be read.
+    Stays,
+    /// There is no volume.
+    IsNobodys,
+}
+
+/// Asked of the API server itself: there is no way back.
+async fn data(context: &Context, resource: &Replica) -> Done<Data> {
     let (desk, name) = (&context.desk, &resource.spec.volume_name);
     let volume = desk.api::<Volume>().get_opt(name).await?;
-    if volume.as_ref().is_none_or(|v| v.metadata.deletion_timestamp.is_some()) {
-        return Ok(false);
-    }
     let of_volume = ListParams::default().fields(&format!("spec.volumeName={name}"));
     let all = desk.api::<Replica>().list(&of_volume).await?.items;
-    let Some(others) = replica::successors(resource, volume.as_ref(), &all) else { return Ok(false) };
+    let others = match replica::fate(resource, volume.as_ref(), &all) {
+        Fate::Goes => return Ok(Data::Goes),
+        Fate::Unasked => return Ok(Data::IsNobodys),
+        Fate::After(others) => others,
+    };
     for other in others {
         let node = desk.api::<Node>().get_opt(&other.spec.node_id).await?;
         if node.is_some_and(|node| node::is_readable(&node, &other.spec.disk_id)) {
-            return Ok(false);
+            return Ok(Data::Goes);
         }
     }
-    Ok(true)
+    Ok(Data::Stays)
 }
 
 /// Tells people why a deleted replica stays.
 async fn tell_kept(context: &Context, replica: &Replica) {
     let (spec, name) = (&replica.spec, replica.name_any());
     let message = format!(
-        "its data, {}/replicas/{} on node {}, is kept: volume {} stays, and no other replica that can be read holds everything. It goes when one does, or with the volume; to use it again take the finalizer {FINALIZER} off {name} and make the same Replica anew",
-        spec.disk_path, spec.data_directory_name, spec.node_id, spec.volume_name
+        "its data, {}, is kept: volume {} stays, and no other replica that can be read holds everything. It goes when one does, or with the volume; to use it again take the finalizer {FINALIZER} off {name} and make the same Replica anew",
+        place(replica),
+        spec.volume_name
     );
-    tracing::warn!(replica = name, "{message}");
-    context.desk.tell(replica, &plan::Event { warning: true, reason: "DataKept", message }).await;
+    tell(context, replica, "DataKept", message).await;
+}
+
+/// Tells people what becomes of a replica that was deleted without its volume.
+async fn tell_unasked(context: &Context, replica: &Replica, is_over: bool) {
+    let (place, volume) = (place(replica), &replica.spec.volume_name);
+    let message = if is_over {
+        format!(
+            "its data, {place}, is kept: there is no volume {volume} that was deleted with it. It becomes an Orphan: deleting that deletes it; to use it again make the volume and the same Replica anew"
+        )
+    } else {
+        format!(
+            "its data, {place}, is kept: there is no volume {volume} that was deleted with it. It waits {} minutes for the volume, which may still be restored, and becomes an Orphan then",
+            VOLUME_PATIENCE.as_secs() / 60
+        )
+    };
+    tell(context, replica, "DataKept", message).await;
 }
 
 /// Tells people what keeps a deleted replica.
 async fn tell_not_removed(context: &Context, replica: &Replica, why: &AgentError) {
-    let place = format!("{}/replicas/{}", replica.spec.disk_path, replica.spec.data_directory_name);
     let message = format!(
-        "its data, {place} on node {}, cannot be removed: {why}. If that disk is lost for good, unmount it and make an empty directory {}/replicas",
-        replica.spec.node_id, replica.spec.disk_path
+        "its data, {}, cannot be removed: {why}. If that disk is lost for good, unmount it and make an empty directory {}/replicas",
+        place(replica),
+        replica.spec.disk_path
     );
-    context.desk.tell(replica, &plan::Event { warning: true, reason: "DataNotRemoved", message }).await;
+    tell(context, replica, "DataNotRemoved", message).await;
+}
+
+/// Where a replica's data lies, for people.
+fn place(replica: &Replica) -> String {
+    let spec = &replica.spec;
+    format!("{}/replicas/{} on node {}", spec.disk_path, spec.data_directory_name, spec.node_id)
+}
+
+async fn tell(context: &Context, replica: &Replica, reason: &'static str, message: String) {
+    tracing::warn!(replica = replica.name_any(), "{message}");
+    context.desk.tell(replica, &plan::Event { warning: true, reason, message }).await;
 }
 
 async fn start_replica(context: &Context, name: &str, spec: &ReplicaSpec) -> Done {

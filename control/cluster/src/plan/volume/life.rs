@@ -1,14 +1,12 @@
-//! Attached, detached, removed.
+//! Attached, detached.
 
 use std::time::Duration;
 
 use super::draft::Draft;
 use super::health::LEFT_OUT;
-use super::{Action, ENDED, READY};
-use crate::api::{
-    Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, Robustness, VolumeState,
-};
-use crate::plan::{FINALIZER, age};
+use super::{ENDED, READY};
+use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, VolumeState};
+use crate::plan::age;
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
 /// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
@@ -17,7 +15,7 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a volume waits for its processes to end before it is detached without those that have not. A process that waits
 /// for a dying disk may never end; it does no harm, since the next engine's generation shuts it out, and its directory stays
 /// locked for as long as it is there (`docs/invariants.md`, 2).
-const END_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
 /// changes.
@@ -118,9 +116,14 @@ impl Draft<'_> {
 
     /// What is left of the time in which processes may end; `None`: nothing.
     fn end_patience(&self) -> Option<Duration> {
+        self.patience(END_PATIENCE)
+    }
+
+    /// What is left of so much time since it was first waited for what should end.
+    pub(super) fn patience(&self, whole: Duration) -> Option<Duration> {
         let begun = self.status.conditions.get_condition(ENDED);
         let waited = begun.and_then(|c| age(&c.last_transition_time, self.o.now)).unwrap_or_default();
-        END_PATIENCE.checked_sub(waited).filter(|rest| *rest > Duration::ZERO)
+        whole.checked_sub(waited).filter(|rest| *rest > Duration::ZERO)
     }
 
     /// True while processes of replicas may end soon. Of one that failed nothing is waited for.
@@ -344,48 +347,6 @@ impl Draft<'_> {
             relay_from: String::new(),
             active: true,
             ..engine
-        }
-    }
-
-    /// Removes everything of the volume, the engine first, and the volume itself last.
-    pub(super) fn remove(&mut self) {
-        self.status.state = VolumeState::Deleting;
-        self.status.robustness = Robustness::Unknown;
-        let mut runs = !matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
-        if let Some(engine) = &mut self.engine {
-            // One that should run may be about to be started, whatever is said of it: first nobody may start it any more.
-            runs |= engine.desire_state == DesireState::Running;
-            engine.desire_state = DesireState::Stopped;
-        }
-        self.dismiss_second();
-        if runs || self.second.is_some() {
-            return;
-        }
-        if self.engine.take().is_some() {
-            let name = self.o.engine.and_then(|e| e.metadata.name.clone()).unwrap_or_default();
-            self.actions.push(Action::DeleteEngine(name));
-        }
-        for replica in &self.o.replicas {
-            let name = super::draft::name_of(replica);
-            self.replicas.remove(&name);
-            if self.is_gone(&replica.spec.node_id) {
-                self.actions.push(Action::ForgetReplica(name));
-            } else if replica.metadata.deletion_timestamp.is_none() {
-                self.actions.push(Action::DeleteReplica(name));
-            }
-        }
-        if self.o.snapshots > 0 {
-            self.actions.push(Action::DeleteSnapshots);
-        }
-        self.forget_source();
-        if self.o.attachment.is_some_and(|a| a.metadata.deletion_timestamp.is_none()) {
-            self.actions.push(Action::DeleteAttachment);
-        }
-        let finalizers = self.o.volume.metadata.finalizers.as_deref().unwrap_or_default();
-        let engines_gone = self.o.engine.is_none() && self.o.second.is_none();
-        let all_gone = engines_gone && self.o.replicas.is_empty() && self.o.snapshots == 0;
-        if all_gone && finalizers.iter().any(|f| f == FINALIZER) {
-            self.actions.push(Action::RemoveFinalizer);
         }
     }
 }

@@ -99,7 +99,7 @@ impl Draft<'_> {
     }
 
     /// True before the volume was ever written to: every replica is as good as another, and all are needed. One that is being
-    /// deleted counts: what it holds may be all that there is (`crate::plan::replica::successors`).
+    /// deleted counts: what it holds may be all that there is (`crate::plan::replica::fate`).
     pub(super) fn is_new(&self) -> bool {
         let goes = |r: &&&Replica| r.metadata.deletion_timestamp.is_some();
         let going = self.o.replicas.iter().filter(goes).map(|r| &r.spec);

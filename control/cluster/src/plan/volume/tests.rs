@@ -15,6 +15,7 @@ mod migration;
 mod moves;
 mod offline;
 mod rebuild;
+mod removal;
 mod start;
 mod world;
 

@@ -304,6 +304,23 @@ fn a_deleted_volume_takes_both_engines_with_it() {
     assert!(moving.0.volume.is_none() && moving.0.engines.is_empty() && moving.0.processes.is_empty());
 }
 
+#[test]
+fn a_relay_that_does_not_end_keeps_a_deleted_volume_for_a_minute() {
+    let mut moving = Moving::attached_to("n1");
+    moving.tickets(&["n1", "n2"]);
+    moving.settle();
+    let relay = moving.0.pair().1.and_then(|e| e.metadata.name.clone()).expect("a relay");
+    moving.0.stuck.insert(relay);
+    let deleted = moving.0.now;
+    moving.0.volume_mut().metadata.deletion_timestamp = Some(deleted.into());
+    moving.0.settle();
+    moving.0.pass(59);
+    assert_eq!(moving.0.replicas.len(), 3);
+    moving.0.pass(1);
+    assert!(moving.0.volume.is_none() && moving.0.engines.is_empty() && moving.0.replicas.is_empty());
+    assert!(moving.0.told.contains(&"EngineNotEnded"), "{:?}", moving.0.told);
+}
+
 /// Whatever dies, is late or is written only in part, and whoever lets go meanwhile: never are two engines wanted, none is
 /// forgotten while it runs (both in `World`), and in the end the volume is where it is wanted, with one engine.
 #[test]

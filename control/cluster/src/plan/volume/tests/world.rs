@@ -158,8 +158,12 @@ impl World {
             }
             Action::DeleteEngine(name) => {
                 let runs = self.processes.keys().any(|(n, node)| *n == name && self.up.contains(node));
-                assert!(!runs, "{name} is deleted and still runs");
+                assert!(!runs || self.stuck.contains(&name), "{name} is deleted and still runs");
                 self.engines.remove(&name);
+            }
+            Action::DeleteReplica(name) if self.stuck.contains(&name) => {
+                let replica = self.replicas.get_mut(&name).expect("the replica is there");
+                replica.metadata.deletion_timestamp = Some(self.now.into());
             }
             Action::DeleteReplica(name) | Action::ForgetReplica(name) => drop(self.replicas.remove(&name)),
             Action::DeleteAttachment => self.attachment = None,
