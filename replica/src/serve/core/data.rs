@@ -55,7 +55,7 @@ impl Core {
         let Some(request) = self.request(id) else { return };
         request.job = Some(job);
         let conn = request.conn;
-        self.jobs += 1;
+        self.jobs += usize::from(job.touches_layers());
         if job.is_write() {
             self.writes += 1;
             self.clean = false;
@@ -123,8 +123,8 @@ impl Core {
     }
 
     /// A job is no longer on its way to or in the store.
-    pub(super) const fn leave_store(&mut self, job: Job) {
-        self.jobs -= 1;
+    pub(super) fn leave_store(&mut self, job: Job) {
+        self.jobs -= usize::from(job.touches_layers());
         if job.is_write() {
             self.writes -= 1;
         }

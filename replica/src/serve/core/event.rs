@@ -218,6 +218,12 @@ impl Job {
         matches!(self, Self::Write(_) | Self::Zero(_) | Self::Unmap(_) | Self::PutLayer { .. })
     }
 
+    /// True for what works on layers' bytes. Where blocks are is answered from the index that is there at that moment: an engine asks
+    /// it beside whatever it has paused, and layers may change before the answer, which then says that nothing is granted.
+    pub const fn touches_layers(self) -> bool {
+        !matches!(self, Self::Places(_))
+    }
+
     /// The range.
     pub const fn range(self) -> Extent {
         match self {

@@ -147,7 +147,7 @@ pub struct Core {
     forgetting: Option<PersistId>,
     /// Requests of ended sessions that still run.
     draining: usize,
-    /// Requests for the store taken and not ended there, and those among them that write.
+    /// Requests taken that touch the layers and have not ended in the store, and those among them that write.
     jobs: usize,
     writes: usize,
     /// The store was written since the last sync began.

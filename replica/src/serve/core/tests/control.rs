@@ -201,6 +201,40 @@ fn a_rebuild_begins_when_nothing_is_in_flight_and_ends_with_a_sync() {
     assert!(r.describe(id).lived);
 }
 
+/// An engine asks where blocks are for reads of later, and does not pause that: the question may come in one receive with what
+/// follows a pause, and be on its way still.
+#[test]
+fn a_question_for_places_holds_up_no_revert_no_close_and_no_rebuild() {
+    let places = || request(OpCode::Places, 0, 4096, 1);
+    let revert = ChainOp::Revert { name: "s1".into(), created: String::new() };
+    let mut r = Rig::new(Facts { prepared: Some((Instance(7), revert)), ..facts() });
+    let conn = r.open(1, 1);
+    let asked = r.send(conn, places());
+    assert!(r.in_store(asked));
+    let reverted = r.control(conn, 1, Control::Commit { id: Instance(7) });
+    assert_eq!(r.records(), [&Record::Commit { id: Instance(7) }]);
+    let held = r.send(conn, places());
+    assert!(!r.in_store(held), "the layers are being changed");
+    r.done(asked);
+    r.persist_all();
+    r.synced();
+    assert_eq!(r.status(reverted), Some(Status::Ok));
+    assert!(r.in_store(held));
+
+    let close = r.control(conn, 1, Control::Close);
+    r.synced();
+    assert_eq!(r.records(), [&Record::Close]);
+    r.persist_all();
+    assert_eq!(r.status(close), Some(Status::Ok));
+    r.done(held);
+
+    let mut r = Rig::new(Facts { clean: false, ..facts() });
+    let conn = r.open(1, 1);
+    r.send(conn, places());
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: None });
+    assert!(matches!(r.records()[..], [Record::RebuildBegin { .. }]));
+}
+
 #[test]
 fn closed_cleanly_and_opened_again_by_the_next_session() {
     let mut r = Rig::new(facts());
