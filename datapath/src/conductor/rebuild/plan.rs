@@ -86,8 +86,14 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
     };
     let mut how: Vec<How> = source.chain.iter().enumerate().map(how).collect();
     look_below(&mut how, target, source);
-    let unsure = source.chain.iter().zip(&how).filter(|(_, how)| **how == How::Whole);
-    let unsure = unsure.map(|(layer, _)| layer.name.clone()).collect();
+    // What is not settled is counted from the head, which the target takes over. A snapshot that a revert left aside would be
+    // forgotten there, so an interrupted rebuild has to remember it.
+    let unsure = |at: usize| match how[at] {
+        How::Nothing => false,
+        How::Marked => !branch.contains(&at),
+        How::Whole => true,
+    };
+    let unsure = (0..how.len()).filter(|at| unsure(*at)).map(|at| source.chain[at].name.clone()).collect();
     Plan { keep: Some(Keep { head, unsure }), how, own }
 }
 
@@ -252,6 +258,25 @@ mod tests {
         let plan = plan(&target, &state(&["a", "b", "c"]), true);
         assert_eq!(plan.how, [Nothing, Whole, Whole, Marked]);
         assert_eq!(plan.keep.expect("something stays").unsure, ["b", "c"]);
+    }
+
+    /// A revert left a snapshot aside that the target had only in part. Once the target has the new head, it does not tell
+    /// that the snapshot is not settled.
+    #[test]
+    fn a_snapshot_beside_the_branch_stays_unsure_when_the_rebuild_is_interrupted() {
+        let mut source = state(&["a", "b"]);
+        source.chain[2].parent = "a".into();
+        let target = ReplicaState {
+            rebuilding: true,
+            kept: Some(Kept::default()),
+            unsettled: vec!["b".into()],
+            ..state(&["a", "b"])
+        };
+        let first = plan(&target, &source, true);
+        assert_eq!(first.how, [Nothing, Marked, Whole]);
+        let kept = first.keep.map(|keep| Kept { unsure: keep.unsure });
+        let again = ReplicaState { kept, chain: source.chain.clone(), unsettled: Vec::new(), ..target };
+        assert_eq!(how(&again, &source).1, [Nothing, Whole, Whole]);
     }
 
     #[test]
