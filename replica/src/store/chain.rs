@@ -63,7 +63,9 @@ impl Directory {
             None => {}
         }
         let prepared = self.check(id, op)?;
-        let record = ChainRecord { prepared: Some(prepared.clone()), ..self.chain.clone() };
+        // A snapshot may have been folded away before it was called settled. The one that has its name next is not.
+        let settled = self.chain.settled.clone().filter(|s| self.layers.iter().any(|l| l.name == *s));
+        let record = ChainRecord { prepared: Some(prepared.clone()), settled, ..self.chain.clone() };
         // A link changes the layer's inode: that is use.
         let made = self.begin_use().and_then(|()| self.make_next(&prepared));
         let made = made.and_then(|()| self.records().store(&self.fs, &record));

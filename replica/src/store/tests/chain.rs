@@ -362,6 +362,22 @@ proptest! {
     }
 }
 
+/// The word that a snapshot is settled comes after it was folded away.
+#[test]
+fn a_snapshot_is_not_settled_because_one_of_its_name_was() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.snapshot(1, "one").unwrap();
+    volume.remove(2, "one").unwrap();
+    volume.fold("one").unwrap();
+    volume.directory.store_settled("one").unwrap();
+    volume.snapshot(3, "one").unwrap();
+    assert_eq!(volume.directory.state().unsettled, ["one"]);
+    volume.directory.store_settled("one").unwrap();
+    volume.snapshot(4, "two").unwrap();
+    assert_eq!(volume.directory.state().unsettled, ["two"]);
+}
+
 /// A replica that was out has the snapshot that is settled; or only one of that name, over others that were taken meanwhile.
 #[test]
 fn what_is_settled_of_a_chain_that_is_taken_over_has_to_be_known() {

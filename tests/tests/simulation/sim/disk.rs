@@ -411,6 +411,8 @@ impl Disk {
             Record::Prepare { id, op } => {
                 self.check(op)?;
                 self.records.prepared = Some((*id, op.clone()));
+                let settled = self.records.settled.take();
+                self.records.settled = settled.filter(|s| self.layers.iter().any(|l| l.info.name == *s));
             }
             Record::Commit { id } => self.commit(*id)?,
             Record::Abort { .. } => r.prepared = None,
