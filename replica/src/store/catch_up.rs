@@ -72,8 +72,9 @@ impl Directory {
         self.records().remove::<FoldRecord>(&self.fs)?;
         self.fold = None;
         // A layer that may hold anything may have nothing but the name of the settled one, and stand over what is not settled.
-        let is_there = |s: &String| chain.iter().any(|l| l.name == *s) && !keep.unsure.contains(s);
-        let settled = self.chain.settled.clone().filter(is_there);
+        let is_there =
+            |s: &&str| chain.iter().any(|l| l.name == *s) && keep.unsure.iter().all(|unsure| unsure != s);
+        let settled = self.settled().filter(is_there).map(str::to_owned);
         self.save_chain(ChainRecord { settled, ..none(volume) })?;
         let places = self.places(size, chain, keep);
         self.remove_others(&places)?;

@@ -63,8 +63,7 @@ impl Directory {
             None => {}
         }
         let prepared = self.check(id, op)?;
-        // A snapshot may have been folded away before it was called settled. The one that has its name next is not.
-        let settled = self.chain.settled.clone().filter(|s| self.layers.iter().any(|l| l.name == *s));
+        let settled = self.settled().map(str::to_owned);
         let record = ChainRecord { prepared: Some(prepared.clone()), settled, ..self.chain.clone() };
         // A link changes the layer's inode: that is use.
         let made = self.begin_use().and_then(|()| self.make_next(&prepared));

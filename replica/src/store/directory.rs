@@ -177,13 +177,19 @@ impl Directory {
         }
     }
 
+    /// The last snapshot that is settled. One that was folded away before it was called so is none: the next that has its name
+    /// would count as settled from the start.
+    pub(super) fn settled(&self) -> Option<&str> {
+        self.chain.settled.as_deref().filter(|settled| self.layers.iter().any(|l| l.name == *settled))
+    }
+
     /// Snapshots of the head's chain above the settled one, base first.
     fn unsettled(&self) -> Vec<String> {
         let by_file: BTreeMap<&str, &DirLayer> =
             self.layers.iter().map(|l| (l.file_name.as_str(), l)).collect();
-        let mut names = Vec::new();
+        let (settled, mut names) = (self.settled(), Vec::new());
         let mut at = by_file.get(self.volume.parent.as_str());
-        while let Some(layer) = at.filter(|l| Some(&l.name) != self.chain.settled.as_ref()) {
+        while let Some(layer) = at.filter(|l| Some(l.name.as_str()) != settled) {
             names.push(layer.name.clone());
             at = by_file.get(layer.meta.parent.as_str());
         }

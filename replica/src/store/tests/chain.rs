@@ -401,4 +401,12 @@ fn what_is_settled_of_a_chain_that_is_taken_over_has_to_be_known() {
     let chain = [layer("two", ""), layer("one", "two"), layer("", "one")];
     let unsure = vec!["one".to_owned(), String::new()];
     assert_eq!(take_over(&chain, &Keep { head: "two".into(), unsure }), ["two", "one"]);
+
+    // It was folded away here; the members have taken one of its name since, which the head becomes.
+    let directory = temporary();
+    let mut volume = Volume::create(directory.path());
+    volume.directory.store_settled("one").unwrap();
+    let keep = Keep { head: "one".into(), unsure: Vec::new() };
+    volume.directory.begin_catch_up(SIZE, &[layer("one", ""), layer("", "one")], &keep).unwrap();
+    assert_eq!(volume.directory.state().unsettled, ["one"]);
 }

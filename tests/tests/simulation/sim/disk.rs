@@ -411,8 +411,7 @@ impl Disk {
             Record::Prepare { id, op } => {
                 self.check(op)?;
                 self.records.prepared = Some((*id, op.clone()));
-                let settled = self.records.settled.take();
-                self.records.settled = settled.filter(|s| self.layers.iter().any(|l| l.info.name == *s));
+                self.forget_settled_if_gone();
             }
             Record::Commit { id } => self.commit(*id)?,
             Record::Abort { .. } => r.prepared = None,
@@ -612,8 +611,15 @@ impl Disk {
         self.fold = None;
     }
 
+    /// A snapshot may be called settled after it was folded away.
+    fn forget_settled_if_gone(&mut self) {
+        let settled = self.records.settled.take();
+        self.records.settled = settled.filter(|s| self.layers.iter().any(|l| l.info.name == *s));
+    }
+
     fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo], keep: Option<&Keep>) {
         self.end_grant();
+        self.forget_settled_if_gone();
         let r = &mut self.records;
         let based = r.epoch.is_some() && (!r.rebuilding || r.kept.is_some());
         r.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
