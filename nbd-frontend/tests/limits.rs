@@ -264,6 +264,33 @@ fn connections_take_turns() {
     }
 }
 
+/// The device takes one request at a time, and who came first has always another one; however many turns of the server lie between
+/// one answer of the device and the next.
+#[test]
+fn a_place_that_comes_free_goes_to_each_in_turn() {
+    for turns in 1..6 {
+        let geometry = lh_block::Geometry { depth: 1, ..support::GEOMETRY };
+        let server = Setup { geometry, ..Setup::default() }.start();
+        server.inside(|inside| inside.disk.set_answers(Answers::Held));
+        let mut first = Client::connect(&server, Framing::Simple);
+        let many: Vec<u8> = (0..256).flat_map(|_| first.encode(command::READ, 0, 0, 512).0).collect();
+        first.stream.write_all(&many).unwrap();
+        server.until("full", |load| load.requests == 1);
+        let mut second = Client::connect(&server, Framing::Simple);
+        second.header(command::READ, 0, 0, 512);
+        // The first has asked for more than these let through.
+        for _ in 0..100 {
+            server.inside(|inside| inside.disk.set_answers(Answers::Next(1)));
+            // Each look from outside is a turn of the ring.
+            for _ in 0..turns {
+                assert_eq!(server.load().requests, 1);
+            }
+        }
+        // It would wait for 20 s, and then fail.
+        assert_eq!(second.reply().unwrap().error, 0, "{turns} turns");
+    }
+}
+
 thread_local! {
     /// Memory that somebody else has.
     static HOARD: std::cell::RefCell<Vec<lh_ring::Payload>> = const { std::cell::RefCell::new(Vec::new()) };

@@ -59,12 +59,16 @@ impl Server {
         any
     }
 
-    /// Serves every connection once.
+    /// Serves every connection once. The next round begins with the first that came to a full device: were it only the next
+    /// one's turn, rounds in step with the device's answers would leave every place that comes free to the same connection.
     fn round(&mut self, device: &mut dyn Device<Payload>) -> Left {
         let count = self.places.served().len();
         let mut left = Left::default();
+        let mut turned_away = None;
         for i in 0..count {
-            let slot = self.places.served()[(self.cursor + i) % count];
+            let at = (self.cursor + i) % count;
+            let slot = self.places.served()[at];
+            let was_full = device.room() == 0;
             let Some(connection) = self.places.connection(slot) else { continue };
             let mut work = Work {
                 device: &mut *device,
@@ -74,11 +78,14 @@ impl Server {
                 scratch: &mut self.scratch,
             };
             connection.wants = connection.serve(&mut work);
+            if was_full && connection.wants == Served::Blocked {
+                turned_away.get_or_insert(at);
+            }
             left.more |= connection.wants == Served::More;
             left.blocked |= connection.wants == Served::Blocked;
             left.look |= connection.wants == Served::Look;
         }
-        self.cursor = (self.cursor + 1) % count.max(1);
+        self.cursor = turned_away.unwrap_or(self.cursor + 1) % count.max(1);
         left
     }
 
