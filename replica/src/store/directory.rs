@@ -187,9 +187,9 @@ impl Directory {
     fn unsettled(&self) -> Vec<String> {
         let by_file: BTreeMap<&str, &DirLayer> =
             self.layers.iter().map(|l| (l.file_name.as_str(), l)).collect();
-        let (settled, mut names) = (self.settled(), Vec::new());
+        let mut names = Vec::new();
         let mut at = by_file.get(self.volume.parent.as_str());
-        while let Some(layer) = at.filter(|l| Some(l.name.as_str()) != settled) {
+        while let Some(layer) = at.filter(|l| Some(&l.name) != self.chain.settled.as_ref()) {
             names.push(layer.name.clone());
             at = by_file.get(layer.meta.parent.as_str());
         }
