@@ -291,6 +291,9 @@ pub(crate) struct World {
     current: u64,
     generation: Generation,
     epoch: Option<Epoch>,
+    /// With a majority: the epoch that each replica has recorded, and who held everything when an epoch was made.
+    recorded: Vec<Option<(Generation, u64)>>,
+    holders: BTreeMap<(Generation, u64), Vec<usize>>,
     conns: BTreeMap<ConnId, Conn>,
     conn_count: u64,
     handshakes: BTreeMap<(u64, MemberId, u64), Handshake>,
@@ -339,6 +342,8 @@ impl World {
             isolated: None,
             pace: 0,
             powered: vec![true; 3],
+            recorded: vec![None; 3],
+            holders: BTreeMap::new(),
             at_peace: false,
             starting: 0,
             loss_heard: 0,

@@ -1,5 +1,7 @@
 //! The authority: one epoch behind a compare-and-swap.
 
+use std::collections::BTreeSet;
+
 use super::{Conducted, Epoch, Event, Generation, MS, Quorum, Report, Stored, World};
 
 impl World {
@@ -10,10 +12,16 @@ impl World {
         if epoch.members.len() == 1 && self.epoch.as_ref().is_some_and(|e| e.members.len() > 1) {
             self.note("epoch with one member".into());
         }
-        let members = self.members();
+        let stay = match self.holders.get(&epoch.order()) {
+            Some(holders) => holders.clone(),
+            None => self.members().into_iter().filter(|n| has(&epoch, *n)).collect(),
+        };
+        let order = epoch.order();
         self.epoch = Some(epoch);
-        let stay: Vec<_> = members.into_iter().filter(|n| self.is_member(*n)).collect();
         self.note_loss(&stay);
+        if self.quorum == Quorum::Majority {
+            self.holders.insert(order, self.members());
+        }
     }
 
     /// With a majority nobody stores an epoch: it counts once most replicas have recorded it.
@@ -21,6 +29,7 @@ impl World {
         if self.quorum != Quorum::Majority {
             return;
         }
+        self.look_for_records_on_their_way();
         let recorded = |e: &Epoch| self.nodes.iter().filter(|n| n.disk.epoch() == Some(e)).count();
         let counts = |e: &&Epoch| recorded(e) > self.nodes.len() / 2;
         let newest =
@@ -28,6 +37,37 @@ impl World {
         if let Some(epoch) = newest.filter(|e| self.epoch.as_ref().is_none_or(|old| old.order() < e.order()))
         {
             self.stored(epoch.clone());
+        }
+    }
+
+    /// An epoch that one replica has recorded is started from where the others do not come
+    /// (`docs/decisions/0017-majority-starts-from-the-newest-epoch-found.md`), whether it counted or not. What is lost is
+    /// judged by who was a member all along until then.
+    fn look_for_records_on_their_way(&mut self) {
+        for node in 0..self.nodes.len() {
+            let before = self.recorded.clone();
+            let epoch = self.nodes[node].disk.epoch().cloned();
+            self.recorded[node] = epoch.as_ref().map(Epoch::order);
+            let Some(epoch) = epoch.filter(|e| !self.holders.contains_key(&e.order())) else { continue };
+            let parent = (0..self.nodes.len()).filter(|n| has(&epoch, *n)).filter_map(|n| before[n]).max();
+            let all = || (0..self.nodes.len()).collect();
+            let held = parent.and_then(|p| self.holders.get(&p).cloned()).unwrap_or_else(all);
+            let stay: Vec<_> = held.into_iter().filter(|n| has(&epoch, *n)).collect();
+            self.note_lived();
+            self.note_loss(&stay);
+            self.holders.insert(epoch.order(), stay);
+        }
+    }
+
+    /// Something has gone wrong with a host: what the members of each epoch that the volume may be started from have
+    /// kept decides what may be lost.
+    pub(super) fn judge_loss(&mut self) {
+        self.note_loss(&self.members());
+        let counted = self.epoch.as_ref().map(Epoch::order);
+        let younger: BTreeSet<_> =
+            self.recorded.iter().flatten().copied().filter(|o| Some(*o) > counted).collect();
+        for holders in younger.iter().filter_map(|o| self.holders.get(o).cloned()).collect::<Vec<_>>() {
+            self.note_loss(&holders);
         }
     }
 
@@ -52,4 +92,8 @@ impl World {
         let input = Conducted::AuthorityStored(answer);
         self.at(self.now + delay, Event::Report(engine, Report::Input(input)));
     }
+}
+
+fn has(epoch: &Epoch, node: usize) -> bool {
+    epoch.has(&format!("r{node}"))
 }

@@ -25,7 +25,7 @@ impl World {
     fn take_away(&mut self, node: usize, delay: u64, out: &mut Outbox) {
         self.note_lived();
         self.nodes[node].kill(&mut self.dice);
-        self.note_loss(&self.members());
+        self.judge_loss();
         self.break_conns(node, out);
         out.later(self.now + delay, Event::StartNode(node));
     }
@@ -163,7 +163,7 @@ impl World {
         self.note_lived();
         self.nodes[node].power_cut(&mut self.dice);
         self.powered[node] = false;
-        self.note_loss(&self.members());
+        self.judge_loss();
         self.break_conns(node, out);
         let delay = self.dice.between(50 * MS, 3 * SECOND);
         out.later(self.now + delay, Event::StartNode(node));
