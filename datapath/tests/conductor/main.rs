@@ -17,6 +17,7 @@ mod folds;
 mod look;
 mod members;
 mod oracle;
+mod outage;
 mod random;
 mod replica;
 mod rng;

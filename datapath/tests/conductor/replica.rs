@@ -70,7 +70,7 @@ impl Payload {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Replica {
     pub(crate) name: String,
     pub(crate) alive: bool,
@@ -90,6 +90,8 @@ pub(crate) struct Replica {
     prepared: Option<(Instance, ChainOp)>,
     committed: Option<Instance>,
     pub(crate) rebuilding: bool,
+    /// Another program has written it.
+    pub(crate) imported: bool,
     kept: Option<Kept>,
     unsettled: Vec<String>,
     /// Up to where an engine has said last that all is stable.
@@ -125,6 +127,7 @@ impl Replica {
             prepared: None,
             committed: None,
             rebuilding: false,
+            imported: false,
             kept: None,
             unsettled: Vec::new(),
             settled: None,
@@ -549,7 +552,7 @@ impl Replica {
             rebuilding: self.rebuilding,
             unsettled: self.unsettled.clone(),
             clean: self.clean,
-            imported: false,
+            imported: self.imported,
             kept: self.kept.clone(),
             fold: (self.folding.clone())
                 .map(|name| FoldState { name, ..FoldState::default() })

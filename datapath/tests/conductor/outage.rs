@@ -1,0 +1,73 @@
+//! All members are lost while the engine runs, and not everything that comes back in a member's place is that member.
+
+use datapath::conductor::{Quorum, Robustness};
+
+use crate::replica::Replica;
+use crate::stories::opened;
+use crate::world::World;
+
+impl World {
+    /// All that are left die. The first one's directory is another one when its process starts again.
+    fn all_die_and_1_returns_as(&mut self, other: Replica) {
+        (1..=3).for_each(|r| self.dies(r));
+        self.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        self.replicas[0] = other;
+        self.replicas[0].kill();
+        self.returns(1);
+        self.run_for(20_000);
+        assert_eq!(self.status().robustness, Robustness::Faulted, "requests wait for a member");
+    }
+
+    /// Another member returns, and the volume goes on from it.
+    fn goes_on_when_3_returns(&mut self) {
+        self.returns(3);
+        self.run_until("3 goes on", |w| w.status().robustness != Robustness::Faulted);
+        self.reads();
+        self.returns(2);
+        self.settle();
+    }
+}
+
+#[test]
+fn an_older_copy_of_a_directory_is_not_the_member_that_was_lost() {
+    let mut world = opened(Quorum::Any);
+    let older = world.replicas[0].clone();
+    world.dies(2);
+    world.writes();
+    assert_eq!(world.status().epoch.map(|e| e.members), Some(vec!["r1".into(), "r3".into()]));
+    world.all_die_and_1_returns_as(older);
+    world.goes_on_when_3_returns();
+}
+
+#[test]
+fn a_copy_from_before_a_snapshot_is_not_the_member_that_was_lost() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let older = world.replicas[0].clone();
+    let snapshot = world.snapshot("a");
+    assert_eq!(world.finish(snapshot), Ok(()));
+    world.all_die_and_1_returns_as(older);
+    world.goes_on_when_3_returns();
+}
+
+#[test]
+fn a_directory_that_was_being_filled_is_not_the_member_that_was_lost() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let mut filled = world.replicas[0].clone();
+    filled.rebuilding = true;
+    world.all_die_and_1_returns_as(filled);
+    world.goes_on_when_3_returns();
+}
+
+#[test]
+fn a_directory_that_another_program_wrote_is_not_the_member_that_was_lost() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let mut written = world.replicas[0].clone();
+    written.imported = true;
+    world.all_die_and_1_returns_as(written);
+    world.returns(3);
+    world.run_until("3 goes on", |w| w.status().robustness != Robustness::Faulted);
+    world.reads();
+}
