@@ -1,9 +1,9 @@
 //! Bringing a replica in sync while I/O goes on (`docs/invariants.md`, 8).
 //!
 //! ```text
-//!  Clearing --> Asking --> Beginning --> Attaching --> Remembering --> Copying --> Flushing --> Ending --> Ready --> Recorded
-//!  (its old     (the       (it marks     (all queues   (what did it    (layers,    (all)        (its mark  (an epoch with
-//!  operation)   source)    itself)       write to it)  miss?)          then head)               goes)      it: `membership`)
+//!  Asking --> Beginning --> Attaching --> Remembering --> Copying --> Flushing --> Ending --> Ready --> Recorded
+//!  (the       (it marks     (all queues   (what did it    (layers,    (all)        (its mark  (an epoch with
+//!  source)    itself)       write to it)  miss?)          then head)               goes)      it: `membership`)
 //! ```
 //!
 //! - Nothing is copied, and nobody asked what it missed, before every queue sends to the target and every write admitted
@@ -48,7 +48,6 @@ pub(super) struct Rebuild {
 
 #[derive(Debug)]
 enum Stage {
-    Clearing,
     Asking,
     Beginning,
     Attaching(SwitchId),
@@ -112,10 +111,7 @@ impl Rebuild {
 
     /// The target's chain is not yet the one that snapshots are taken of.
     const fn is_setting_up(&self) -> bool {
-        matches!(
-            self.stage,
-            Stage::Clearing | Stage::Asking | Stage::Beginning | Stage::Attaching(_) | Stage::Remembering(_)
-        )
+        matches!(self.stage, Stage::Asking | Stage::Beginning | Stage::Attaching(_) | Stage::Remembering(_))
     }
 }
 
@@ -137,24 +133,26 @@ impl Conductor {
             return false;
         }
         let Some(source) = self.nearest(self.serving()) else { return false };
-        let replica = self.replica(member);
-        let prepared = replica.state.as_ref().and_then(|s| s.prepared.as_ref().map(|(id, _)| *id));
         self.changes += 1;
         let attempt = self.changes;
         // What is rotten on the source is taken from those who hold the same.
         self.linked(self.serving().without(source)).iter().for_each(|other| self.ask_state(other));
-        let stage = if let Some(id) = prepared {
-            self.ask(member, ControlFor::Rebuild(attempt), Control::Abort { id });
-            Stage::Clearing
-        } else {
-            self.ask_state(source);
-            Stage::Asking
-        };
+        // An operation that the target holds prepared goes when it takes the chain over, and not before: the plan is made by it,
+        // and the next one's, too, should this engine die.
+        self.ask_state(source);
         self.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
         let plan = Plan { keep: None, how: Vec::new(), own: Vec::new() };
         let copy = Copy::default();
-        let rebuild =
-            Rebuild { attempt, source, stage, plan, base: None, copy, rests_until: 0, rotten: false };
+        let rebuild = Rebuild {
+            attempt,
+            source,
+            stage: Stage::Asking,
+            plan,
+            base: None,
+            copy,
+            rests_until: 0,
+            rotten: false,
+        };
         self.replica_mut(member).role = Role::Joining(Box::new(rebuild));
         true
     }
@@ -258,12 +256,7 @@ impl Conductor {
 
     pub(super) fn on_rebuild_yes(&mut self, member: MemberId, attempt: u64) {
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
-        let source = rebuild.source;
         match rebuild.stage {
-            Stage::Clearing => {
-                rebuild.stage = Stage::Asking;
-                self.ask_state(source);
-            }
             Stage::Beginning => {
                 let switch = self.switch(Switch::Fill { member });
                 self.replica_mut(member).attached = true;
@@ -393,13 +386,7 @@ impl Conductor {
     }
 
     pub(super) fn on_rebuild_no(&mut self, member: MemberId, attempt: u64, text: &str) {
-        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
-        let source = rebuild.source;
-        if matches!(rebuild.stage, Stage::Clearing) {
-            // It has nothing to take back any more.
-            rebuild.stage = Stage::Asking;
-            self.ask_state(source);
-        } else {
+        if self.rebuild_of(member, attempt).is_some() {
             self.lose(member, text);
         }
     }

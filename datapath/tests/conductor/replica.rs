@@ -87,7 +87,7 @@ pub(crate) struct Replica {
     pub(crate) epoch: Option<Epoch>,
     /// Base first, the head last.
     pub(crate) layers: Vec<Layer>,
-    prepared: Option<(Instance, ChainOp)>,
+    pub(crate) prepared: Option<(Instance, ChainOp)>,
     committed: Option<Instance>,
     pub(crate) rebuilding: bool,
     /// Another program has written it.

@@ -579,6 +579,32 @@ fn a_revert_drops_the_head_on_every_member() {
     }
 }
 
+/// A revert is decided, and 2 dies before it carries it out. When it is brought in sync it is known by what it has prepared that its
+/// head is the old one: whatever becomes of the engine, that goes only when the rebuild has begun.
+#[test]
+fn a_prepared_revert_is_told_from_until_the_rebuild_has_begun() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let snapshot = world.snapshot("s");
+    assert_eq!(world.finish(snapshot), Ok(()));
+    let revert = world.command(Command::Revert { name: "s".into(), created: created() }, "");
+    let holds = |w: &World, replica: usize| w.replicas[replica - 1].prepared.is_some();
+    world.run_until("all have prepared it", |w| (1..=3).all(|r| holds(w, r)));
+    world.run_until("1 has switched", |w| !holds(w, 1));
+    assert!(holds(&world, 2));
+    world.dies(2);
+    assert_eq!(world.finish(revert), Ok(()));
+    world.returns(2);
+    for _ in 0..2 {
+        world.run_until("2 is about to be rebuilt", |w| w.mode(2) == Mode::Wo);
+        assert!(world.replicas[1].prepared.is_some());
+        world.crash_engine();
+    }
+    world.run_until("the rebuild has begun", |w| w.replicas[1].prepared.is_none());
+    assert!(world.replicas[1].rebuilding);
+    world.settle();
+}
+
 #[test]
 fn snapshots_have_a_limit_that_can_be_changed() {
     let mut world = opened(Quorum::Any);

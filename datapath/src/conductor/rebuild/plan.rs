@@ -8,11 +8,15 @@
 //! back as part of the next snapshot that has the name. The time at which they were taken tells them apart: no two of a volume
 //! have the same ([`super::super::chain`]).
 //!
+//! Who was lost between a revert's preparation and its switch may have the head that the revert took back, and nobody remembers
+//! what that held: everything is looked at. Who was lost before it was prepared has nobody who remembers for it (`replica`'s
+//! `leavers`), and who was lost after it has switched.
+//!
 //! A fold the other way that was broken off has left copies of what the upper layer held in the removed snapshot below. They
 //! show where the upper layer is to say nothing any more. So a removed snapshot is looked at wherever the layer on it is.
 
 use lh_block::Extent;
-use lh_wire::{Keep, LayerInfo, ReplicaState};
+use lh_wire::{ChainOp, Keep, LayerInfo, ReplicaState};
 
 /// How much of a layer may differ, from least to most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +62,8 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
     let younger = |at: usize| {
         heir.is_some() && branch.iter().position(|b| *b == at).is_some_and(|place| Some(place) > follows)
     };
-    let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some());
+    let reverts = matches!(target.prepared, Some((_, ChainOp::Revert { .. })));
+    let known = target.epoch.is_some() && (!target.rebuilding || target.kept.is_some()) && !reverts;
     let was_unsure = |name: &str| target.kept.as_ref().is_some_and(|k| k.unsure.iter().any(|u| u == name));
     // A snapshot that was taken while the head was filled has become what the head was, and nothing taken since is settled there.
     let unsure =
@@ -173,6 +178,16 @@ mod tests {
         );
         let target = ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
         assert_eq!(how(&target, &state(&["a", "b"])).1, [Nothing, Marked, Marked]);
+    }
+
+    #[test]
+    fn who_has_prepared_a_revert_and_not_carried_it_out_is_compared_wholly() {
+        let op = |name: &str| ChainOp::Revert { name: name.into(), created: String::new() };
+        let target = ReplicaState { prepared: Some((Instance(2), op("b"))), ..state(&["a", "b"]) };
+        assert_eq!(how(&target, &state(&["a", "b"])).1, [Whole, Whole, Whole]);
+        let other = ChainOp::MarkRemoved { name: "a".into() };
+        let target = ReplicaState { prepared: Some((Instance(2), other)), ..state(&["a", "b"]) };
+        assert_eq!(how(&target, &state(&["a", "b"])).1, [Nothing, Nothing, Marked]);
     }
 
     #[test]
