@@ -153,14 +153,14 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(43_901, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(9_501, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 /// Rare: a replica has to come back after a revert that it has missed, to a block that was written before and not since.
 #[test]
 fn map_believed_after_a_revert() {
     let replica = InReplica { map_survives_revert: true, ..InReplica::default() };
-    noticed_from(7_901, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
+    noticed_from(15_501, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
 }
 
 /// Rare, among runs with slow folds, too: a host has to lose its power between a snapshot and the flush that settles it, and to

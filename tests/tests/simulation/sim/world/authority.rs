@@ -94,6 +94,6 @@ impl World {
     }
 }
 
-fn has(epoch: &Epoch, node: usize) -> bool {
+pub(super) fn has(epoch: &Epoch, node: usize) -> bool {
     epoch.has(&format!("r{node}"))
 }

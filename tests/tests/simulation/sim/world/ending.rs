@@ -1,5 +1,6 @@
 //! The end of a run: peace, health, and the comparison.
 
+use super::authority::has;
 use super::{
     BLOCK, Command, CommandId, Conducted, Engine, Event, Extent, HEAL, HOT, Image, Op, Outbox, Report,
     SECOND, World, conductor, hot_block,
@@ -97,7 +98,7 @@ impl World {
 
     /// In the epoch that counts.
     pub(super) fn is_member(&self, node: usize) -> bool {
-        self.epoch.as_ref().is_none_or(|e| e.has(&format!("r{node}")))
+        self.epoch.as_ref().is_none_or(|e| has(e, node))
     }
 
     pub(super) fn fail_unless_broken(&mut self, what: &str) {
