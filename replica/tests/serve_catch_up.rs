@@ -130,9 +130,13 @@ fn what_was_written_meanwhile_is_all_that_travels() {
             }
         }
         assert_eq!(sent, 3 * 4096, "one block in the snapshot, two in the head");
+        set_epoch(&mut t, epoch(3, &["s", "t"]), &[]);
+        let filled = t.state();
+        assert!(filled.rebuilding && filled.epoch == Some(epoch(1, &["s", "t"])), "one goes with the other");
         ok(&mut t, &Control::RebuildEnd);
         let done = t.state();
         assert!(!done.rebuilding && done.kept.is_none());
+        assert_eq!(done.epoch, Some(epoch(3, &["s", "t"])));
         equal(&mut s, &mut t);
         set_epoch(&mut s, epoch(3, &["s", "t"]), &[]);
         assert_eq!(missed(&mut s, epoch(1, &["s", "t"])), None, "nobody is out");

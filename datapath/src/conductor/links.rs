@@ -170,12 +170,12 @@ impl Conductor {
     }
 
     /// What a replica is whose session ends. Whom clients may have written to stays a member until an epoch is
-    /// durable without it; so does a joiner that has recorded an epoch which includes it.
+    /// durable without it; so does a joiner for which an epoch counts that includes it.
     fn seat_after_loss(&self, member: MemberId) -> Role {
         match &self.replica(member).role {
             Role::Vacant => Role::Vacant,
             Role::Member(_) if self.serves() => Role::Member(Seat::Failing),
-            Role::Joining(rebuild) if rebuild.is_recorded() && self.serves() => Role::Member(Seat::Failing),
+            Role::Joining(rebuild) if rebuild.may_count() && self.serves() => Role::Member(Seat::Failing),
             Role::Out | Role::Joining(_) | Role::Member(_) => Role::Out,
         }
     }

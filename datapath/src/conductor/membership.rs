@@ -1,9 +1,9 @@
 //! One change of the membership at a time (`docs/invariants.md`, 1, 8, 12).
 //!
 //! ```text
-//!  Silencing --> Joiners --> Members --> Storing --> Enacting
-//!  no queue      joiners     all who     compare-    Forget leavers,
-//!  reads from    record it   stay do     and-swap    Promote joiners
+//!  Silencing --> Joiners --> Ending --> Members --> Storing --> Enacting
+//!  no queue      joiners     it counts  all who     compare-    Forget leavers,
+//!  reads from    record it   for them   stay do     and-swap    Promote joiners
 //!  leavers
 //! ```
 //!
@@ -33,6 +33,7 @@ pub(super) struct Change {
 enum Stage {
     Silencing,
     Joiners(Ballot),
+    Ending,
     Members(Ballot),
     Storing,
     Enacting(Vec<SwitchId>),
@@ -66,7 +67,8 @@ impl Conductor {
             Stage::Silencing => self.silenced(&change).then(|| self.begin_recording(&mut change)),
             Stage::Joiners(ballot) => self
                 .record(ballot, change.joiners, change.number, &change.epoch)
-                .then(|| change.stage = Stage::Members(Ballot::default())),
+                .then(|| change.stage = Stage::Ending),
+            Stage::Ending => self.end_rebuilds(change.joiners).then(|| self.joiners_ended(&mut change)),
             Stage::Members(ballot) => {
                 let stay = change.target.minus(change.joiners);
                 self.record(ballot, stay, change.number, &change.epoch)
@@ -127,18 +129,22 @@ impl Conductor {
     }
 
     fn begin_recording(&mut self, change: &mut Change) {
-        change.stage = Stage::Joiners(Ballot::default());
-        for joiner in change.joiners.iter() {
-            if let Role::Joining(rebuild) = &mut self.replica_mut(joiner).role {
-                rebuild.recorded();
-            }
-        }
-        if self.config.quorum == Quorum::Unsafe {
-            self.enact(change);
-        } else if sabotaged!(self, epoch_not_durable) {
+        self.are_recorded(change.joiners);
+        // Without epochs there is nothing to record.
+        let records = self.config.quorum != Quorum::Unsafe;
+        change.stage = if records { Stage::Joiners(Ballot::default()) } else { Stage::Ending };
+        if records && sabotaged!(self, epoch_not_durable) {
             self.record(&mut Ballot::default(), change.target, change.number, &change.epoch);
+            self.end_rebuilds(change.joiners);
             self.begin_storing(change);
             self.enact(change);
+        }
+    }
+
+    fn joiners_ended(&mut self, change: &mut Change) {
+        match self.config.quorum {
+            Quorum::Unsafe => self.enact(change),
+            Quorum::Any | Quorum::Majority => change.stage = Stage::Members(Ballot::default()),
         }
     }
 
@@ -204,7 +210,7 @@ impl Conductor {
         let begun = match &change.stage {
             Stage::Silencing => false,
             Stage::Joiners(ballot) => ballot.begun(),
-            Stage::Members(_) => true,
+            Stage::Ending | Stage::Members(_) => true,
             Stage::Storing | Stage::Enacting(_) => return,
         };
         self.loose_epoch |= begun;

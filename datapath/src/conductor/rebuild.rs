@@ -1,11 +1,13 @@
 //! Bringing a replica in sync while I/O goes on (`docs/invariants.md`, 8).
 //!
 //! ```text
-//!  Asking --> Beginning --> Attaching --> Remembering --> Copying --> Flushing --> Ending --> Ready --> Recorded
-//!  (the       (it marks     (all queues   (what did it    (layers,    (all)        (its mark  (an epoch with
-//!  source)    itself)       write to it)  miss?)          then head)               goes)      it: `membership`)
+//!  Asking --> Beginning --> Attaching --> Remembering --> Copying --> Flushing --> Ready --> Recorded --> Ending --> Whole
+//!  (the       (it marks     (all queues   (what did it    (layers,    (all)                 (an epoch    (its mark
+//!  source)    itself)       write to it)  miss?)          then head)                        with it)     goes)
 //! ```
 //!
+//! - From `Ready` on the change of the membership leads. The mark goes together with the record of the epoch, and neither without
+//!   the other: in its older epoch the target holds what the other members of that do not.
 //! - Nothing is copied, and nobody asked what it missed, before every queue sends to the target and every write admitted
 //!   before has completed.
 //! - What is looked at is planned from what target and source say of themselves ([`mod@plan`]): what members remember since
@@ -55,9 +57,10 @@ enum Stage {
     Copying,
     Awaiting(SwitchId),
     Flushing { flying: bool, not_before: u64 },
-    Ending,
     Ready,
     Recorded,
+    Ending,
+    Whole,
 }
 
 /// What members remember of the target.
@@ -86,13 +89,14 @@ impl Memory {
 }
 
 impl Rebuild {
-    /// The target has recorded an epoch which includes it, or may have.
-    pub(super) const fn is_recorded(&self) -> bool {
-        matches!(self.stage, Stage::Recorded)
+    /// An epoch which includes the target counts for it, or may.
+    pub(super) const fn may_count(&self) -> bool {
+        matches!(self.stage, Stage::Ending | Stage::Whole)
     }
 
-    pub(super) fn recorded(&mut self) {
-        self.stage = Stage::Recorded;
+    /// Its mark is gone.
+    const fn is_whole(&self) -> bool {
+        matches!(self.stage, Stage::Whole)
     }
 
     /// Bytes looked at, to be looked at in all, and found different.
@@ -106,7 +110,7 @@ impl Rebuild {
     }
 
     const fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready | Stage::Recorded)
+        matches!(self.stage, Stage::Ready | Stage::Recorded | Stage::Ending | Stage::Whole)
     }
 
     /// The target's chain is not yet the one that snapshots are taken of.
@@ -262,18 +266,7 @@ impl Conductor {
                 self.replica_mut(member).attached = true;
                 self.rebuild_goes_to(member, Stage::Attaching(switch));
             }
-            Stage::Ending => {
-                rebuild.stage = Stage::Ready;
-                if !rebuild.rotten {
-                    self.scrubs.filled(member);
-                }
-                let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
-                let (looked, _, copied) = rebuild.progress();
-                let name = self.name(member);
-                let line =
-                    format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied");
-                self.log(line);
-            }
+            Stage::Ending => rebuild.stage = Stage::Whole,
             _ => {}
         }
     }
@@ -442,12 +435,38 @@ impl Conductor {
         if !matches!(rebuild.stage, Stage::Flushing { .. }) {
             return;
         }
-        if matches!(result, JobResult::Done { .. }) {
-            rebuild.stage = Stage::Ending;
-            self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildEnd);
-        } else {
+        if !matches!(result, JobResult::Done { .. }) {
             rebuild.stage = Stage::Flushing { flying: false, not_before };
+            return;
         }
+        rebuild.stage = Stage::Ready;
+        let (rotten, (looked, _, copied)) = (rebuild.rotten, rebuild.progress());
+        if !rotten {
+            self.scrubs.filled(member);
+        }
+        let name = self.name(member);
+        self.log(format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied"));
+    }
+
+    /// An epoch with these is about to be recorded by them.
+    pub(super) fn are_recorded(&mut self, joiners: MemberSet) {
+        for member in joiners.iter() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Ready)) {
+                rebuild.stage = Stage::Recorded;
+            }
+        }
+    }
+
+    /// They have recorded an epoch: the marks go, and it counts for them. True once all are gone.
+    pub(super) fn end_rebuilds(&mut self, joiners: MemberSet) -> bool {
+        for member in self.linked(joiners).iter() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Recorded)) {
+                rebuild.stage = Stage::Ending;
+                let attempt = rebuild.attempt;
+                self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildEnd);
+            }
+        }
+        joiners.iter().all(|member| self.rebuild(member).is_some_and(|r| r.is_whole()))
     }
 
     /// The epoch with them counts, every queue may read from them.

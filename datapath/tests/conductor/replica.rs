@@ -90,6 +90,8 @@ pub(crate) struct Replica {
     pub(crate) prepared: Option<(Instance, ChainOp)>,
     committed: Option<Instance>,
     pub(crate) rebuilding: bool,
+    /// What counts once the rebuild has ended.
+    next_epoch: Option<Epoch>,
     /// Another program has written it.
     pub(crate) imported: bool,
     kept: Option<Kept>,
@@ -127,6 +129,7 @@ impl Replica {
             prepared: None,
             committed: None,
             rebuilding: false,
+            next_epoch: None,
             imported: false,
             kept: None,
             unsettled: Vec::new(),
@@ -383,7 +386,7 @@ impl Replica {
                 if self.epoch.as_ref().is_some_and(|e| e != epoch && e.order() >= epoch.order()) {
                     return Err(Refusal::Said("a younger epoch is here".into()));
                 }
-                self.epoch = Some(epoch.clone());
+                *(if self.rebuilding { &mut self.next_epoch } else { &mut self.epoch }) = Some(epoch.clone());
             }
             Control::Resolved => {
                 self.in_doubt.clear();
@@ -425,6 +428,7 @@ impl Replica {
                 let based = keep.is_some() && (!self.rebuilding || self.kept.is_some());
                 self.kept = keep.clone().filter(|_| based).map(|keep| Kept { unsure: keep.unsure });
                 self.rebuilding = true;
+                self.next_epoch = None;
                 let mut old = std::mem::take(&mut self.layers);
                 let mut head = old.pop();
                 let mut held = |name: &str| match keep {
@@ -463,6 +467,7 @@ impl Replica {
                 self.sync();
                 self.rebuilding = false;
                 self.kept = None;
+                self.epoch = self.next_epoch.take().or_else(|| self.epoch.take());
                 self.lived = true;
             }
             Control::Close => {

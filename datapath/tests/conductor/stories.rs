@@ -605,6 +605,26 @@ fn a_prepared_revert_is_told_from_until_the_rebuild_has_begun() {
     world.settle();
 }
 
+/// 2 is filled with what its older epoch's other members need not have. It is whole only in an epoch that is younger.
+#[test]
+fn who_is_filled_is_whole_only_in_the_epoch_that_takes_it_in() {
+    for quorum in [Quorum::Any, Quorum::Majority] {
+        let mut world = opened(quorum);
+        world.dies(2);
+        world.writes();
+        let order =
+            |w: &World, replica: usize| w.replicas[replica - 1].epoch.as_ref().map(lh_block::Epoch::order);
+        let without = order(&world, 1);
+        assert!(order(&world, 2) < without);
+        world.returns(2);
+        world.run_until("2 is being filled", |w| w.replicas[1].rebuilding);
+        world.run_until("2 is whole", |w| !w.replicas[1].rebuilding);
+        assert!(order(&world, 2) > without);
+        assert_eq!(order(&world, 1), without, "who is filled is the first to record it");
+        world.settle();
+    }
+}
+
 #[test]
 fn snapshots_have_a_limit_that_can_be_changed() {
     let mut world = opened(Quorum::Any);

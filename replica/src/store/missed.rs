@@ -15,7 +15,7 @@ use lh_wire::Outsider;
 
 use super::directory::Directory;
 use super::disk::{self, Look};
-use super::record::{EpochRecord, Id};
+use super::record::{EpochRecord, Id, Rebuild};
 
 /// File name in `engine/`.
 const FILE: &str = "missed";
@@ -109,31 +109,44 @@ impl Directory {
     /// # Errors
     /// The disk's.
     pub fn store_epoch_and_outsiders(&mut self, epoch: Epoch, out: Vec<Outsider>) -> io::Result<bool> {
-        if self.epoch().is_some_and(|e| e.order() > epoch.order()) {
+        let next = self.rebuild.as_ref().and_then(|r| r.next.as_ref()).map(|next| &next.epoch);
+        if next.or(self.epoch()).is_some_and(|e| e.order() > epoch.order()) {
             return Ok(false);
         }
+        let record = EpochRecord { volume: self.identity.volume, epoch, out };
+        match self.rebuild.clone() {
+            Some(rebuild) => {
+                let rebuild = Rebuild { next: Some(record), ..rebuild };
+                self.records().store(&self.fs, &rebuild)?;
+                self.rebuild = Some(rebuild);
+            }
+            None => self.record_epoch(record)?,
+        }
+        Ok(true)
+    }
+
+    /// The epoch counts from now on, and those are out.
+    pub(super) fn record_epoch(&mut self, record: EpochRecord) -> io::Result<()> {
         let path = self.engine().join(FILE);
         let chunk = super::intent::chunk_of(&self.intent)?;
         let known = self.epoch.as_ref().is_some_and(|e| !e.out.is_empty());
-        if !out.is_empty() && !known {
+        if !record.out.is_empty() && !known {
             // Before anybody is out the file is empty, so that one that is missing later is known to be lost.
             self.fs.write(&path, &header(self.identity.volume, chunk), None)?;
             self.fs.sync_directory(&self.engine())?;
         }
-        let record = EpochRecord { volume: self.identity.volume, epoch, out };
         self.records().store(&self.fs, &record)?;
         if record.out.is_empty() && known {
             self.fs.remove(&path)?;
         }
         self.epoch = Some(record);
-        self.end_import()?;
-        Ok(true)
+        self.end_import()
     }
 
     /// Nothing that is known of others counts any more.
     pub(super) fn forget_outsiders(&mut self) -> io::Result<()> {
         match self.epoch.clone().filter(|e| !e.out.is_empty()) {
-            Some(known) => self.store_epoch_and_outsiders(known.epoch, Vec::new()).map(drop),
+            Some(known) => self.record_epoch(EpochRecord { out: Vec::new(), ..known }),
             None => Ok(()),
         }
     }

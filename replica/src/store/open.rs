@@ -248,7 +248,7 @@ impl Opening {
         let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
         let gather = Gather { path: &self.path, fs: &self.fs, deadline: self.deadline, id, clean };
         let intent = gather.intent(files.tree.volume.size())?;
-        let (layers, parts) = gather.all(files, intent, rebuild.is_some())?;
+        let (layers, parts) = gather.all(files, intent, rebuild.as_ref().is_some_and(|r| !r.ended))?;
         let mut directory = Directory {
             identity,
             volume: files.tree.volume.clone(),
@@ -272,6 +272,10 @@ impl Opening {
         if parts.marked {
             let path = directory.path.clone();
             directory.mark_zeroes().map_err(failed("marking", &path))?;
+        }
+        if directory.rebuild.as_ref().is_some_and(|r| r.ended) {
+            let path = directory.path.clone();
+            directory.end_rebuild().map_err(failed("ending a rebuild in", &path))?;
         }
         Ok((directory, Store::new(parts)))
     }

@@ -47,7 +47,7 @@ impl Directory {
 
     /// The first word of a replacement of layers, after which there is no going on as before. Returns the record.
     pub(super) fn say_rebuilding(&mut self, size: u64, what: &str) -> Result<Rebuild, ChainError> {
-        let rebuild = Rebuild { volume: self.identity.volume, size, emptying: true, kept: None };
+        let rebuild = Rebuild::begun(self.identity.volume, size);
         let said = self.begin_use().and_then(|()| self.records().store(&self.fs, &rebuild));
         said.map(|()| rebuild).map_err(|source| match is_full(&source) {
             true => ChainError::NoSpace(what.to_owned()),
@@ -89,11 +89,17 @@ impl Directory {
         Ok(intent)
     }
 
-    /// Takes the mark of a rebuild back. The ring thread has flushed everything before.
+    /// Takes the mark of a rebuild back, and lets the epoch count that was stored while it stood: both or neither, whatever becomes
+    /// of the process. The ring thread has flushed everything before.
     ///
     /// # Errors
     /// The disk's.
     pub fn end_rebuild(&mut self) -> io::Result<()> {
+        if let Some(next) = self.rebuild.as_ref().and_then(|r| r.next.clone()) {
+            let ended = self.rebuild.clone().map(|rebuild| Rebuild { ended: true, ..rebuild });
+            ended.map_or(Ok(()), |ended| self.records().store(&self.fs, &ended))?;
+            self.record_epoch(next)?;
+        }
         let marked = self.zero_marked;
         self.save_volume(|volume| volume.rebuilding = marked)?;
         self.records().remove::<Rebuild>(&self.fs)?;
@@ -121,7 +127,7 @@ impl Replace<'_> {
     fn run(&self, size: u64, chain: &[LayerInfo]) -> io::Result<Rebuild> {
         let volume = self.identity.volume;
         let records = Records { directory: self.path };
-        let mut rebuild = Rebuild { volume, size, emptying: true, kept: None };
+        let mut rebuild = Rebuild::begun(volume, size);
         records.store(self.fs, &rebuild)?;
         if !self.volume.rebuilding {
             self.write_volume(&VolumeMeta { rebuilding: true, ..self.volume.clone() })?;

@@ -159,6 +159,19 @@ pub(super) struct Rebuild {
     /// The layers are those of the record `epoch`, but for what was written since and for this.
     #[serde(default)]
     pub(super) kept: Option<Kept>,
+    /// What the record `epoch` is to say once the replica is whole.
+    #[serde(default)]
+    pub(super) next: Option<EpochRecord>,
+    /// It is whole, and `next` counts: what is left of the end is done by whoever opens the directory.
+    #[serde(default)]
+    pub(super) ended: bool,
+}
+
+impl Rebuild {
+    /// The layers are about to be changed.
+    pub(super) const fn begun(volume: Id, size: u64) -> Self {
+        Self { volume, size, emptying: true, kept: None, next: None, ended: false }
+    }
 }
 
 /// Left by a clean close: nobody else has written as long as this is true.

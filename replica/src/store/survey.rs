@@ -55,7 +55,11 @@ pub fn survey(path: &Path) -> Result<Survey, OpenError> {
         Owner::Ours { identity, clean } => {
             let epoch = records.load::<EpochRecord>()?.filter(|e| e.volume == identity.volume);
             let rebuild = records.load::<Rebuild>()?.filter(|r| r.volume == identity.volume);
-            (identity.imported, epoch.map(|e| e.epoch), rebuild.is_some(), clean)
+            let (ended, rebuilding): (Option<_>, Option<_>) = match rebuild {
+                Some(rebuild) if rebuild.ended => (rebuild.next, None),
+                rebuild => (None, rebuild),
+            };
+            (identity.imported, ended.or(epoch).map(|e| e.epoch), rebuilding.is_some(), clean)
         }
     };
     let live = tree.layers.iter().filter(|l| !l.name.is_empty() && !l.meta.removed);

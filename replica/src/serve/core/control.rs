@@ -190,14 +190,15 @@ impl Core {
                 epoch.generation
             ));
         }
-        match &self.epoch {
+        let next = self.next_epoch.as_ref().map(|(next, _)| next);
+        match next.or(self.epoch.as_ref()) {
             Some(stored) if stored == epoch => Step::Answer,
             Some(stored) if stored.order() >= epoch.order() => Step::Refuse(format!(
                 "this replica has a younger epoch: generation {}, number {}",
                 stored.generation, stored.counter
             )),
-            old => {
-                let out = self.leavers(old.as_ref(), epoch, names);
+            _ => {
+                let out = self.leavers(self.epoch.as_ref(), epoch, names);
                 Step::Save(Record::Epoch { epoch: epoch.clone(), out })
             }
         }

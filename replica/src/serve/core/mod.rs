@@ -116,6 +116,8 @@ pub struct Core {
     failed: bool,
     /// A rebuild has begun and not ended.
     filling: bool,
+    /// What counts once the rebuild has ended, and who is no member of it.
+    next_epoch: Option<(Epoch, Vec<String>)>,
     /// It was out: it has not seen every write of the epochs before the next one that it records.
     strange: bool,
     directory: Directory,
@@ -185,6 +187,7 @@ impl Core {
             lived: facts.clean,
             failed: false,
             filling: false,
+            next_epoch: None,
             strange: false,
             directory: Directory::Closed,
             missed_at: None,

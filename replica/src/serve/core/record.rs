@@ -102,6 +102,7 @@ impl Core {
         match control {
             Control::Close => self.closed_by(done),
             _ if !done => {}
+            Control::SetEpoch { epoch, out } if self.filling => self.next_epoch = Some((epoch, out)),
             Control::SetEpoch { epoch, out } => self.epoch_stored(epoch, &out),
             Control::Prepare { id, op } => self.prepared = Some((id, op)),
             Control::Commit { id } | Control::Switch { id } => {
@@ -125,11 +126,15 @@ impl Core {
                 self.committed = None;
                 self.clean = false;
                 self.filling = true;
+                self.next_epoch = None;
             }
             // Everything it holds came through this process and is synced.
             Control::RebuildEnd => {
                 self.lived = true;
                 self.filling = false;
+                if let Some((epoch, out)) = self.next_epoch.take() {
+                    self.epoch_stored(epoch, &out);
+                }
             }
             Control::State
             | Control::Resolved

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::{Epoch, Generation, Instance};
-use lh_wire::{BlockState, ChainOp, Keep, LayerInfo};
+use lh_wire::{BlockState, ChainOp, Keep, LayerInfo, Outsider};
 
 use super::super::clone::{self, CloneOptions};
 use super::super::fs::Fs;
@@ -600,6 +600,54 @@ fn catching_up() {
             assert_eq!(reads(path, None), SAMPLE, "{what}");
             assert_eq!(reads(path, Some("one")), ONE, "{what}");
             assert_eq!(reads(path, Some("two")), SAMPLE, "{what}");
+        },
+    );
+}
+
+/// Both or neither: a replica that is whole in its older epoch would be taken for one that has what the others of that have.
+#[test]
+fn a_rebuild_ends_with_the_epoch_that_was_stored_meanwhile() {
+    let epoch = |number: u64| Epoch {
+        generation: Generation::from(number),
+        id: Instance(number.into()),
+        ..Epoch::default()
+    };
+    let out = || vec![Outsider { replica: "u".into(), base: epoch(4) }];
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            assert!(volume.directory.store_epoch(epoch(5)).unwrap());
+            let chain = volume.directory.state().chain;
+            let keep = Keep { head: String::new(), unsure: Vec::new() };
+            let parts = volume.directory.begin_catch_up(SIZE, &chain, &keep).unwrap();
+            volume.store.replace(parts);
+            assert!(volume.directory.store_epoch_and_outsiders(epoch(6), out()).unwrap());
+            let state = volume.directory.state();
+            assert!(state.rebuilding && state.kept.is_some() && state.epoch == Some(epoch(5)));
+            assert!(!volume.directory.store_epoch(epoch(5)).unwrap(), "a younger one is stored");
+            volume.store.end_rebuild().unwrap();
+            volume.flush();
+        },
+        |path, tape| {
+            Volume::open_taped(path, tape).is_ok_and(|mut volume| volume.directory.end_rebuild().is_ok())
+        },
+        |path, finished, what| {
+            let found = survey(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            assert_eq!((found.epoch, found.rebuilding), (state.epoch.clone(), state.rebuilding), "{what}");
+            let missed = volume.directory.missed().unwrap();
+            match state.rebuilding {
+                true => {
+                    assert!(!finished && state.epoch == Some(epoch(5)) && missed.out.is_empty(), "{what}")
+                }
+                false => assert_eq!((state.epoch, missed.out), (Some(epoch(6)), out()), "{what}"),
+            }
+            assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+            drop(volume);
+            let again = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}")).directory.state();
+            assert_eq!(again.rebuilding, state.rebuilding, "{what}");
         },
     );
 }

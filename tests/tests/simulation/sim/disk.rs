@@ -63,6 +63,8 @@ struct Records {
     settled: Option<String>,
     rebuilding: bool,
     kept: Option<Kept>,
+    /// The epoch that counts from the end of the rebuild on.
+    next: Option<(Epoch, Vec<Outsider>)>,
     out: Vec<Outsider>,
     missed: BTreeMap<u64, Trail>,
     clean: bool,
@@ -389,13 +391,10 @@ impl Disk {
         let r = &mut self.records;
         match record {
             Record::Fence { generation, instance } => r.fence = Some((*generation, *instance)),
-            Record::Epoch { epoch, out } => {
-                r.epoch = Some(epoch.clone());
-                r.out.clone_from(out);
-                if out.is_empty() {
-                    r.missed.clear();
-                }
+            Record::Epoch { epoch, out } if r.rebuilding => {
+                r.next = Some((epoch.clone(), out.clone()));
             }
+            Record::Epoch { epoch, out } => self.record_epoch(epoch.clone(), out.clone()),
             // A directory passes over trails of nobody. An error would be one more of a disk that fails now and then: that they are
             // put out at all is a fault of the machine.
             Record::Missed { trails } => {
@@ -420,6 +419,9 @@ impl Disk {
             Record::RebuildEnd => {
                 r.rebuilding = false;
                 r.kept = None;
+                if let Some((epoch, out)) = r.next.take() {
+                    self.record_epoch(epoch, out);
+                }
             }
             Record::Close => {
                 r.clean = true;
@@ -433,6 +435,15 @@ impl Disk {
             }
         }
         Ok(())
+    }
+
+    fn record_epoch(&mut self, epoch: Epoch, out: Vec<Outsider>) {
+        let r = &mut self.records;
+        r.epoch = Some(epoch);
+        if out.is_empty() {
+            r.missed.clear();
+        }
+        r.out = out;
     }
 
     /// Whether the operation can be carried out here.
@@ -623,9 +634,7 @@ impl Disk {
         let r = &mut self.records;
         let based = r.epoch.is_some() && (!r.rebuilding || r.kept.is_some());
         r.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
-        if keep.is_none() {
-            r.epoch = None;
-        }
+        r.next = None;
         r.rebuilding = true;
         r.prepared = None;
         r.out.clear();

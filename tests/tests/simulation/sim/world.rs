@@ -420,7 +420,9 @@ impl World {
         if self.dice.chance(500) {
             self.grace = SECOND / 2;
         }
-        self.note(format!("quorum {:?}", self.quorum).to_lowercase());
+        let quorum = format!("quorum {:?}", self.quorum).to_lowercase();
+        self.say(|| quorum.clone());
+        self.note(quorum);
         if self.mix == Mix::Folds {
             length = FOLDS;
             let folds = self.dice.between(1, 20);

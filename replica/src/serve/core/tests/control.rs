@@ -201,6 +201,41 @@ fn a_rebuild_begins_when_nothing_is_in_flight_and_ends_with_a_sync() {
     assert!(r.describe(id).lived);
 }
 
+/// Until then the directory keeps nothing for those who are out, and the machine saves nothing.
+#[test]
+fn an_epoch_counts_from_the_end_of_the_rebuild_on() {
+    let mut r = Rig::new(Facts { clean: false, ..facts() });
+    let conn = r.open(1, 1);
+    let epoch = |counter, members: &[&str]| lh_block::Epoch {
+        generation: r.core.generation(),
+        counter,
+        members: members.iter().map(|m| (*m).to_owned()).collect(),
+        id: Instance(counter.into()),
+    };
+    let (first, with_u, second) = (epoch(1, &["t", "u"]), epoch(2, &["t", "u"]), epoch(3, &["t"]));
+    let set = |epoch: &lh_block::Epoch, out: &[&str]| Control::SetEpoch {
+        epoch: epoch.clone(),
+        out: out.iter().map(|m| (*m).to_owned()).collect(),
+    };
+    r.control(conn, 1, set(&first, &[]));
+    r.persist_all();
+    r.control(conn, 1, Control::RebuildBegin { size: SIZE, chain: Vec::new(), keep: None });
+    r.synced();
+    r.persist_all();
+    for (epoch, out) in [(&with_u, &[][..]), (&second, &["u"][..])] {
+        let recorded = r.control(conn, 1, set(epoch, out));
+        r.persist_all();
+        assert_eq!(r.status(recorded), Some(Status::Ok));
+    }
+    assert_eq!((r.core.epoch.as_ref(), r.core.missed.out().len()), (Some(&first), 0));
+    let older = r.control(conn, 1, set(&with_u, &[]));
+    assert_eq!(r.status(older), Some(Status::Refused));
+    r.control(conn, 1, Control::RebuildEnd);
+    r.synced();
+    r.persist_all();
+    assert_eq!(r.core.epoch, Some(second));
+}
+
 /// An engine asks where blocks are for reads of later, and does not pause that: the question may come in one receive with what
 /// follows a pause, and be on its way still.
 #[test]

@@ -8,6 +8,7 @@ impl World {
     /// The volume goes on with these members. Who joins was filled from those who stay: if all of them died, whoever
     /// lived on is out.
     pub(super) fn stored(&mut self, epoch: Epoch) {
+        self.say(|| format!("epoch {}.{} counts", epoch.generation, epoch.counter));
         self.note_lived();
         if epoch.members.len() == 1 && self.epoch.as_ref().is_some_and(|e| e.members.len() > 1) {
             self.note("epoch with one member".into());
