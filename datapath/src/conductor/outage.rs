@@ -139,8 +139,7 @@ impl Conductor {
     }
 
     fn readmit(&mut self, returned: MemberSet) {
-        let dead: MemberSet =
-            returned.iter().filter(|m| self.replica(*m).state.as_ref().is_some_and(|s| !s.lived)).collect();
+        let dead = self.dead_of(returned);
         let together = self.serving().or(returned);
         self.put_in_doubt(dead, together);
         let mut attached = Vec::new();

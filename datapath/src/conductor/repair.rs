@@ -4,7 +4,7 @@
 //! - Chunks in doubt, what the intent bitmap of a member marks whose process did not live on, are made equal while it
 //!   is open: a chunk that a request waits for first. Nobody reads from a chunk in doubt.
 //! - Nobody folds meanwhile ([`view`]).
-//! - The source is a member whose process lived on, if there is one. Nobody is told that nothing is in doubt any more
+//! - The source is a member whose process lived on, if there is one, else one whose host kept its power. Nobody is told that nothing is in doubt any more
 //!   ([`Control::Resolved`]) before nothing is.
 //! - While the membership changes no chunk counts as equal: a member that failed may yet come back.
 
@@ -60,11 +60,18 @@ pub(super) struct Doubt {
     pub(super) told: Ballot,
 }
 
+/// Members whose process has died since all were last equal: none of them knows which writes it has and others have not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dead {
+    all: MemberSet,
+    /// Those of them whose hosts have lost their power since: what was answered and not flushed may be gone.
+    unpowered: MemberSet,
+}
+
 /// One chunk in doubt.
 #[derive(Debug, Default)]
 struct Chunk {
-    /// Members whose process has died since the chunk was last equal on all.
-    dead: MemberSet,
+    dead: Dead,
     /// What is still to be copied; `None`: not begun.
     left: Option<Vec<(Option<LayerRef>, Extent)>>,
     flying: u32,
@@ -123,8 +130,7 @@ impl Conductor {
         let now = self.now;
         let Phase::Repairing(in_doubt) = &mut self.phase else { return false };
         if in_doubt.left.is_empty() && in_doubt.flying == 0 {
-            let dead = self.members().iter().filter(|m| !self.lived(*m)).collect();
-            self.put_in_doubt(dead, self.members());
+            self.put_in_doubt(self.dead_of(self.members()), self.members());
             self.phase = Phase::Running;
             self.tell_resolved_after(Vec::new());
             return true;
@@ -136,21 +142,25 @@ impl Conductor {
         in_doubt.flying += 1;
         in_doubt.retry_at = None;
         let range = in_doubt.pieces[piece];
-        let dead = self.members().iter().filter(|m| !self.lived(*m)).collect();
-        self.equalise(JobFor::InDoubt(piece), None, range, dead);
+        self.equalise(JobFor::InDoubt(piece), None, range, self.dead_of(self.members()));
         true
     }
 
-    fn lived(&self, member: MemberId) -> bool {
-        self.replica(member).state.as_ref().is_some_and(|s| s.lived)
+    /// By what they have said of themselves.
+    pub(super) fn dead_of(&self, members: MemberSet) -> Dead {
+        let is = |m: MemberId, what: fn(&lh_wire::ReplicaState) -> bool| {
+            self.replica(m).state.as_deref().is_some_and(what)
+        };
+        let all: MemberSet = members.iter().filter(|m| !is(*m, |s| s.lived)).collect();
+        let unpowered = all.iter().filter(|m| !is(*m, |s| s.powered)).collect();
+        Dead { all, unpowered }
     }
 
     /// Copies a range from the best source among the members to all others.
-    fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: MemberSet) {
+    fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: Dead) {
         let members = self.serving();
-        let Some(source) = self.nearest(members.minus(dead)).or_else(|| self.nearest(members)) else {
-            return;
-        };
+        let best = [members.minus(dead.all), members.minus(dead.unpowered), members];
+        let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
         let targets = members.without(source);
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         self.give(
@@ -210,27 +220,26 @@ impl Conductor {
 
     /// Puts the marked chunks of the dead in doubt. All other marks are from finished writes: they are only kept to
     /// be taken back after a flush.
-    pub(super) fn put_in_doubt(&mut self, dead: MemberSet, together: MemberSet) {
+    pub(super) fn put_in_doubt(&mut self, dead: Dead, together: MemberSet) {
         let shared = self.config.shared.clone();
         let differ = together.len() > 1 && !sabotaged!(self, skip_intent);
         let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
-        if !dead.is_empty() && dead == together && dead.iter().any(|m| marked(&m)) {
-            self.log(
-                "no replica is here whose process lived on: what was answered and not flushed is gone where a host lost its power"
-                    .into(),
-            );
+        if !together.is_empty() && dead.unpowered == together && together.iter().any(|m| marked(&m)) {
+            let line = "every replica that is here has lost its host's power: what was answered and not flushed may be gone";
+            self.log(line.into());
         }
         for member in together.iter() {
             let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
                 continue;
             };
-            let doubtful = differ && dead.has(member);
+            let doubtful = differ && dead.all.has(member);
             for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
                 if doubtful && chunk < shared.chunks() {
                     shared.put_in_doubt(chunk);
                     self.doubt.view.reset();
                     let chunk = self.doubt.chunks.entry(chunk).or_default();
-                    chunk.dead = chunk.dead.or(dead);
+                    chunk.dead.all = chunk.dead.all.or(dead.all);
+                    chunk.dead.unpowered = chunk.dead.unpowered.or(dead.unpowered);
                     chunk.spoilt |= chunk.left.is_some();
                 } else {
                     shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));

@@ -28,6 +28,27 @@ impl World {
     }
 }
 
+/// Nobody's process lived on, and the nearest replica's host has lost its power besides: the others give what it lacks, to an engine
+/// that lived on and to one that starts.
+#[test]
+fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
+    for starts in [false, true] {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        (1..=3).for_each(|r| world.dies(r));
+        world.replicas[0].lose_power();
+        if starts {
+            world.crash_engine();
+        } else {
+            world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        }
+        (1..=3).for_each(|r| world.returns(r));
+        world.run_until("it goes on", |w| w.is_open() && w.status().robustness == Robustness::Healthy);
+        world.reads();
+        world.settle();
+    }
+}
+
 #[test]
 fn an_older_copy_of_a_directory_is_not_the_member_that_was_lost() {
     let mut world = opened(Quorum::Any);

@@ -106,6 +106,7 @@ pub(crate) struct Replica {
     intent: BTreeSet<u64>,
     clean: bool,
     lived: bool,
+    powered: bool,
     /// Last writes of the session, and what sessions before left.
     window: VecDeque<Extent>,
     in_doubt: Vec<Extent>,
@@ -140,6 +141,7 @@ impl Replica {
             intent: BTreeSet::new(),
             clean: true,
             lived: true,
+            powered: true,
             window: VecDeque::new(),
             in_doubt: Vec::new(),
         }
@@ -178,9 +180,19 @@ impl Replica {
         self.lived = self.clean;
     }
 
+    /// The power goes, and with it all that was not synced.
+    pub(crate) fn lose_power(&mut self) {
+        self.kill();
+        self.powered = self.clean;
+        for layer in &mut self.layers {
+            layer.blocks.clone_from(&layer.stable);
+        }
+    }
+
     /// The power goes.
     pub(crate) fn cut_power(&mut self, rng: &mut Rng) {
         self.kill();
+        self.powered = self.clean;
         for layer in &mut self.layers {
             for (block, stable) in layer.blocks.iter_mut().zip(&layer.stable) {
                 if block != stable && rng.one_in(2) {
@@ -390,7 +402,7 @@ impl Replica {
             }
             Control::Resolved => {
                 self.in_doubt.clear();
-                self.lived = true;
+                (self.lived, self.powered) = (true, true);
             }
             Control::Prepare { id, op } => match &self.prepared {
                 Some((other, _)) if other != id => return Err(Refusal::Said("another is prepared".into())),
@@ -468,7 +480,7 @@ impl Replica {
                 self.rebuilding = false;
                 self.kept = None;
                 self.epoch = self.next_epoch.take().or_else(|| self.epoch.take());
-                self.lived = true;
+                (self.lived, self.powered) = (true, true);
             }
             Control::Close => {
                 self.sync();
@@ -554,6 +566,7 @@ impl Replica {
             intent_chunk: self.chunk,
             intent: self.intent.iter().map(|n| Extent::new(n * self.chunk, self.chunk)).collect(),
             lived: self.lived,
+            powered: self.powered,
             rebuilding: self.rebuilding,
             unsettled: self.unsettled.clone(),
             clean: self.clean,

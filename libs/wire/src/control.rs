@@ -288,6 +288,10 @@ pub struct ReplicaState {
     /// This process has held the directory since before the earlier engines' last writes: `in_doubt` is complete and
     /// nothing acknowledged by it can be missing.
     pub lived: bool,
+    /// The host has kept its power since this replica held everything that was answered last: what was not flushed is here
+    /// all the same, though the process may have died.
+    #[serde(default)]
+    pub powered: bool,
     /// Marked as unusable alone: a rebuild began and did not end.
     pub rebuilding: bool,
     /// While `rebuilding`: the layers are still those of `epoch`, but for what was written since and for this. `None`:

@@ -81,6 +81,7 @@ fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {
         intent_chunk: store.intent_chunk(),
         intent: store.intent(),
         clean: state.clean,
+        powered: directory.is_powered(),
         out: missed.out,
         missed: missed.trails.into_iter().map(|(chunk, trail)| (chunk, Trail(trail))).collect(),
     })

@@ -279,6 +279,7 @@ impl Server {
             Record::Intent { mark, clear } => return self.save_marks(id, &mark, &clear),
             Record::RebuildEnd => return self.end_rebuild(id),
             Record::Begin => Saved::Begin,
+            Record::Whole => Saved::Whole,
             Record::Fence { generation, instance } => Saved::Fence(generation, instance),
             Record::Epoch { epoch, out } => Saved::Epoch(epoch, out),
             Record::Missed { trails } => {

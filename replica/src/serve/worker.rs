@@ -36,6 +36,7 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) enum Saved {
     Begin,
+    Whole,
     Fence(Generation, Instance),
     Epoch(Epoch, Vec<Outsider>),
     Missed(Vec<(u64, Trail)>),
@@ -288,6 +289,7 @@ fn check_room(chain: &[LayerInfo], (count, bytes): (u32, u64)) -> Result<(), Cha
 fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Change, Trouble> {
     match saved {
         Saved::Begin => directory.begin_use()?,
+        Saved::Whole => directory.note_whole()?,
         Saved::Fence(generation, instance) => directory.store_fence(generation, instance)?,
         Saved::Missed(trails) => directory.store_missed(&trails)?,
         Saved::Epoch(epoch, out) => {
@@ -310,7 +312,10 @@ fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Chan
         Saved::RebuildBegin(size, chain, None) => {
             return Ok(Change::Rebuilt(Box::new(directory.begin_rebuild(size, &chain)?)));
         }
-        Saved::RebuildEnd => directory.end_rebuild()?,
+        Saved::RebuildEnd => {
+            directory.note_whole()?;
+            directory.end_rebuild()?;
+        }
         Saved::Close(closing) => directory.close_clean(closing)?,
     }
     Ok(Change::None)

@@ -27,7 +27,7 @@ use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
     ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE,
-    Rebuild, Records, Switch, VOLUME_ATTRIBUTE,
+    Rebuild, Records, Switch, VOLUME_ATTRIBUTE, Whole,
 };
 use super::zero::{self, ZeroMap};
 
@@ -113,6 +113,8 @@ pub struct Directory {
     pub(super) zero_marked: bool,
     /// Closed cleanly when it was opened, or since.
     pub(super) clean: bool,
+    /// When everything that was answered was here last.
+    pub(super) whole: Option<Whole>,
     /// [`Directory::begin_use`] was called since.
     pub(super) in_use: bool,
     pub(super) direct: Option<Alignment>,
@@ -260,9 +262,32 @@ impl Directory {
         if self.in_use {
             return Ok(());
         }
+        if self.clean {
+            self.note_whole()?;
+        }
         self.records().remove::<Closed>(&self.fs)?;
         self.save_volume(|volume| volume.dirty = true)?;
         self.in_use = true;
+        Ok(())
+    }
+
+    /// The host has kept its power since everything that was answered was here: what was not flushed is in the page cache.
+    pub fn is_powered(&self) -> bool {
+        self.whole.as_ref().is_some_and(|whole| disk::boot().as_ref() == Some(&whole.boot))
+    }
+
+    /// Everything that was answered is here: as long as the host keeps its power, it stays. Cheap when noted already. Where the
+    /// kernel does not tell one boot from another nothing is noted.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn note_whole(&mut self) -> io::Result<()> {
+        let Some(boot) = disk::boot() else { return Ok(()) };
+        let whole = Whole { volume: self.identity.volume, boot };
+        if self.whole.as_ref() != Some(&whole) {
+            self.records().store(&self.fs, &whole)?;
+            self.whole = Some(whole);
+        }
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
 use super::qcow2::{Image, ImageError};
 use super::record::{
     ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
-    Rebuild, Records, VOLUME_ATTRIBUTE,
+    Rebuild, Records, VOLUME_ATTRIBUTE, Whole,
 };
 use super::switch;
 use super::tree::{self, LayerFile, Tree};
@@ -246,6 +246,7 @@ impl Opening {
         let fence = self.records().load::<Fence>()?;
         let epoch = self.records().load::<EpochRecord>()?.filter(|e| e.volume == id);
         let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
+        let whole = self.records().load::<Whole>()?.filter(|w| w.volume == id);
         let gather = Gather { path: &self.path, fs: &self.fs, deadline: self.deadline, id, clean };
         let intent = gather.intent(files.tree.volume.size())?;
         let (layers, parts) = gather.all(files, intent, rebuild.as_ref().is_some_and(|r| !r.ended))?;
@@ -262,6 +263,7 @@ impl Opening {
             old_head: None,
             zero_marked: parts.marked,
             clean,
+            whole,
             in_use: false,
             direct: parts.direct,
             intent: Arc::clone(parts.intent.file()),

@@ -174,6 +174,14 @@ impl Rebuild {
     }
 }
 
+/// The replica held everything that was answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Whole {
+    pub(super) volume: Id,
+    /// On this boot of the host (`/proc/sys/kernel/random/boot_id`, proc_sys_kernel(5)).
+    pub(super) boot: String,
+}
+
 /// Left by a clean close: nobody else has written as long as this is true.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Closed {
@@ -212,6 +220,9 @@ impl Record for FoldRecord {
 }
 impl Record for Rebuild {
     const NAME: &'static str = "rebuilding";
+}
+impl Record for Whole {
+    const NAME: &'static str = "whole";
 }
 impl Record for Closed {
     const NAME: &'static str = "closed";
@@ -320,9 +331,15 @@ mod tests {
 
     #[test]
     fn names_are_none_that_longhorn_reads() {
-        for name in
-            [Identity::NAME, Fence::NAME, EpochRecord::NAME, ChainRecord::NAME, Rebuild::NAME, Closed::NAME]
-        {
+        for name in [
+            Identity::NAME,
+            Fence::NAME,
+            EpochRecord::NAME,
+            ChainRecord::NAME,
+            Rebuild::NAME,
+            Whole::NAME,
+            Closed::NAME,
+        ] {
             assert!(![".meta", ".tmp", ".checksum"].iter().any(|end| name.ends_with(end)));
             assert!(!name.contains("volume-"));
         }

@@ -111,6 +111,7 @@ impl Core {
             Control::Resolved => {
                 self.doubt.resolve();
                 self.lived = true;
+                self.notes_whole = !self.powered;
                 Step::Answer
             }
             Control::Prepare { id, op } => match &self.prepared {
@@ -298,6 +299,7 @@ impl Core {
         state.intent_chunk = self.intent.chunk();
         state.intent = self.intent.report(self.size);
         state.lived = self.lived;
+        state.powered = self.lived || self.powered;
         state.clean = self.clean;
         self.finish(id, Status::Ok, Completed::default(), Body::State(state), out);
     }

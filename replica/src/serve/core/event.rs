@@ -60,6 +60,8 @@ pub struct Facts {
     pub intent: Vec<Extent>,
     /// The directory had been closed cleanly (or is new).
     pub clean: bool,
+    /// The host has kept its power since [`Record::Whole`].
+    pub powered: bool,
     /// Whom the trails are kept for.
     pub out: Vec<Outsider>,
     /// Trails that were saved, by chunk of the intent bitmap.
@@ -304,6 +306,9 @@ pub enum Record {
         /// What layers of the same name hold stays.
         keep: Option<Keep>,
     },
+    /// Everything that was answered is here, on this boot of the host. ([`Record::RebuildEnd`] says so, too, and
+    /// [`Record::Begin`] after a clean close.)
+    Whole,
     /// The mark of [`Record::RebuildBegin`] is taken back. All layers were synced before.
     RebuildEnd,
     /// A fold begins: answered when it runs. Nothing of it is durable before.

@@ -85,6 +85,7 @@ enum Purpose {
     Intent,
     Begin,
     Missed,
+    Whole,
     /// What is kept of others, which this control operation makes void.
     Forget(RequestId),
     Control(RequestId),
@@ -113,6 +114,10 @@ pub struct Core {
     clean: bool,
     /// See [`lh_wire::ReplicaState::lived`].
     lived: bool,
+    /// See [`lh_wire::ReplicaState::powered`]: it is noted, and the note says so.
+    powered: bool,
+    /// A note of it is due.
+    notes_whole: bool,
     failed: bool,
     /// A rebuild has begun and not ended.
     filling: bool,
@@ -185,6 +190,8 @@ impl Core {
             committed: facts.committed,
             clean: facts.clean,
             lived: facts.clean,
+            powered: facts.powered,
+            notes_whole: false,
             failed: false,
             filling: false,
             next_epoch: None,
@@ -241,6 +248,7 @@ impl Core {
         }
         self.start_controls(out);
         self.start_sync(out);
+        self.note_whole(out);
         self.save_intent(now_ns, out);
         self.save_missed(now_ns, out);
         self.advance_fence(out);

@@ -58,6 +58,7 @@ impl Core {
             }
             Purpose::Begin => {
                 self.directory = if result.is_ok() { Directory::Open } else { Directory::Closed };
+                self.powered |= self.lived && result.is_ok();
                 if result.is_err() {
                     self.refuse_waiting(out);
                 }
@@ -71,6 +72,7 @@ impl Core {
                     self.clear_chunk(now_ns, chunk);
                 }
             }
+            Purpose::Whole => self.powered |= result.is_ok(),
             Purpose::Forget(request) => match result {
                 Ok(()) if !self.failed => self.forgotten(request, out),
                 // The operation itself has not begun, so it has not been done either.
@@ -126,11 +128,13 @@ impl Core {
                 self.committed = None;
                 self.clean = false;
                 self.filling = true;
+                self.notes_whole = false;
                 self.next_epoch = None;
             }
             // Everything it holds came through this process and is synced.
             Control::RebuildEnd => {
                 self.lived = true;
+                self.powered = true;
                 self.filling = false;
                 if let Some((epoch, out)) = self.next_epoch.take() {
                     self.epoch_stored(epoch, &out);
@@ -159,6 +163,14 @@ impl Core {
         let intent = &self.intent;
         self.missed.set_out(out, |n| intent.is_marked(n));
         self.epoch = Some(epoch);
+    }
+
+    /// Everything that was answered is here, and the directory is to say so. Nobody waits for it, and it is not tried again: without
+    /// it the replica counts for less than it is.
+    pub(super) fn note_whole(&mut self, out: &mut Vec<Output>) {
+        if self.directory == Directory::Open && !self.switching && std::mem::take(&mut self.notes_whole) {
+            self.persist(Purpose::Whole, Record::Whole, out);
+        }
     }
 
     /// Puts out the next trails that have to be saved, if there are some. None behind an epoch that nobody is out of: what was

@@ -67,6 +67,8 @@ struct Records {
     next: Option<(Epoch, Vec<Outsider>)>,
     out: Vec<Outsider>,
     missed: BTreeMap<u64, Trail>,
+    /// The boot on which everything that was answered was here last.
+    whole: Option<u64>,
     clean: bool,
 }
 
@@ -97,6 +99,8 @@ pub(crate) struct Disk {
     /// Base first, the head last.
     layers: Vec<Layer>,
     records: Records,
+    /// How often its host has lost its power.
+    boot: u64,
     /// Full until this time.
     pub(crate) full_until: u64,
     /// Lengths of every block's history at the start of the sync under way.
@@ -120,6 +124,7 @@ impl Disk {
             chunk,
             layers: vec![head],
             records: Records { clean: true, ..Records::default() },
+            boot: 0,
             full_until: 0,
             syncing: None,
             fold: None,
@@ -140,6 +145,7 @@ impl Disk {
             intent_chunk: self.chunk,
             intent: self.records.intent.iter().map(|c| Extent::new(c * self.chunk, self.chunk)).collect(),
             clean: self.records.clean,
+            powered: self.records.whole == Some(self.boot),
             out: self.records.out.clone(),
             missed: self.records.missed.iter().map(|(n, trail)| (*n, *trail)).collect(),
         }
@@ -369,6 +375,7 @@ impl Disk {
 
     /// The power goes: of every block one of its unsynced values is left, or none.
     pub(crate) fn power_cut(&mut self, dice: &mut Dice) {
+        self.boot += 1;
         self.syncing = None;
         self.fold = None;
         self.gone.clear();
@@ -419,6 +426,7 @@ impl Disk {
             Record::RebuildEnd => {
                 r.rebuilding = false;
                 r.kept = None;
+                r.whole = Some(self.boot);
                 if let Some((epoch, out)) = r.next.take() {
                     self.record_epoch(epoch, out);
                 }
@@ -427,7 +435,12 @@ impl Disk {
                 r.clean = true;
                 r.intent.clear();
             }
-            Record::Begin => r.clean = false,
+            Record::Whole => r.whole = Some(self.boot),
+            Record::Begin => {
+                if std::mem::take(&mut r.clean) {
+                    r.whole = Some(self.boot);
+                }
+            }
             Record::Fold { name, .. } => self.begin_fold(name)?,
             Record::FoldStop => self.fold = None,
             Record::Hash { .. } | Record::HashStop => {
