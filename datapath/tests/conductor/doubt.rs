@@ -104,7 +104,7 @@ fn a_revert_waits_until_what_it_leaves_is_settled_and_says_what_is() {
 /// Nobody is here who holds it. That is what people chose; it is said.
 #[test]
 fn going_on_without_what_was_not_flushed_is_said() {
-    let said = |w: &World| w.engines[0].log.iter().any(|line| line.contains("not flushed is gone"));
+    let said = |w: &World| w.engines[0].log.iter().any(|line| line.contains("not flushed may be gone"));
     for lives in [true, false] {
         let mut world = opened(Quorum::Any);
         world.writes();

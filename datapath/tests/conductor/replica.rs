@@ -204,10 +204,7 @@ impl Replica {
 
     /// The power goes, and with it everything that was not flushed; it is back at once.
     pub(crate) fn forget_unflushed(&mut self) {
-        self.kill();
-        for layer in &mut self.layers {
-            layer.blocks.clone_from(&layer.stable);
-        }
+        self.lose_power();
         self.alive = true;
     }
 

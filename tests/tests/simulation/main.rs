@@ -153,7 +153,7 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(9_501, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(8_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 /// Rare: a replica has to come back after a revert that it has missed, to a block that was written before and not since.

@@ -111,7 +111,8 @@ impl Core {
             Control::Resolved => {
                 self.doubt.resolve();
                 self.lived = true;
-                self.notes_whole = !self.powered;
+                let noted = self.persists.iter().any(|(_, purpose)| matches!(purpose, Purpose::Whole));
+                self.notes_whole = !self.powered && !noted;
                 Step::Answer
             }
             Control::Prepare { id, op } => match &self.prepared {

@@ -129,6 +129,24 @@ fn a_process_that_opened_a_dirty_directory_has_not_lived_until_all_is_resolved()
     assert!(state(&mut r, conn, 2).lived);
 }
 
+/// Whose host lost its power does not hold everything before the engine says that all are equal, and what it says later counts once
+/// that is noted.
+#[test]
+fn who_lost_its_power_holds_everything_again_once_all_is_resolved() {
+    for powered in [false, true] {
+        let mut r = Rig::new(Facts { clean: false, powered, intent: vec![whole(3)], ..facts() });
+        let conn = r.open(1, 1);
+        let found = state(&mut r, conn, 1);
+        assert_eq!((found.lived, found.powered), (false, powered));
+        r.control(conn, 1, Control::Resolved);
+        r.control(conn, 1, Control::Resolved);
+        let notes = r.records().iter().filter(|record| ***record == Record::Whole).count();
+        assert_eq!(notes, usize::from(!powered));
+        r.persist_all();
+        assert!(r.core.powered && state(&mut r, conn, 1).powered);
+    }
+}
+
 #[test]
 fn clean_until_the_first_write() {
     let mut r = Rig::new(facts());
