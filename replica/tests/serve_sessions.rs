@@ -111,7 +111,7 @@ fn generations_stay_fenced_over_a_restart() {
 #[test]
 fn who_kept_its_power_says_so_until_the_host_has_another_boot() {
     let place = tempfile::tempdir().unwrap();
-    let note = place.path().join("engine/whole");
+    let note = place.path().join("replica/engine/whole");
     let found = |n: u32| {
         let server = Server::start(place.path());
         let mut c = session(&server.socket, n, n.into());
