@@ -109,10 +109,7 @@ impl Core {
             Control::State => Step::Describe,
             Control::SetEpoch { epoch, out } => self.step_epoch(epoch, out),
             Control::Resolved => {
-                self.doubt.resolve();
-                self.lived = true;
-                let noted = self.persists.iter().any(|(_, purpose)| matches!(purpose, Purpose::Whole));
-                self.notes_whole = !self.powered && !noted;
+                self.all_is_equal();
                 Step::Answer
             }
             Control::Prepare { id, op } => match &self.prepared {
@@ -182,6 +179,14 @@ impl Core {
             Control::RebuildEnd => Step::Sync,
             Control::Close => self.step_close(synced),
         }
+    }
+
+    /// An engine has made everything equal that was in doubt: what was answered is here.
+    fn all_is_equal(&mut self) {
+        self.doubt.resolve();
+        self.lived = true;
+        let noted = self.persists.iter().any(|(_, purpose)| matches!(purpose, Purpose::Whole));
+        self.notes_whole = !self.powered && !noted;
     }
 
     fn step_epoch(&self, epoch: &lh_block::Epoch, names: &[String]) -> Step {
