@@ -94,7 +94,8 @@ pub fn expansion_snapshot(size: u64) -> String {
 pub enum Control {
     /// Answer: [`ReplicaState`].
     State,
-    /// Stores the epoch. Answered when it is durable. Refused if the replica has a higher one.
+    /// Stores the epoch. Answered when it is durable. Refused if the replica has a higher one. Between
+    /// [`Control::RebuildBegin`] and [`Control::RebuildEnd`] it is kept beside the one that counts, and counts from the end on.
     ///
     /// Of each replica that is in the epoch before, not in this one, and named in `out`, the replica keeps from now on
     /// what it may lack ([`Control::Missed`]). What it keeps of others is forgotten.
@@ -186,7 +187,8 @@ pub enum Control {
         #[serde(default)]
         keep: Option<Keep>,
     },
-    /// The replica holds everything: syncs all layers and takes the mark back. Answered when that is durable.
+    /// The replica holds everything: syncs all layers, takes the mark back, and lets the epoch count that was stored since
+    /// [`Control::RebuildBegin`]; of the last two both or neither. Answered when that is durable.
     RebuildEnd,
     /// No request is in flight, all is flushed everywhere: closes the directory cleanly. Answered when durable.
     Close,
