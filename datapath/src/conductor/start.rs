@@ -169,11 +169,11 @@ impl Conductor {
         true
     }
 
-    /// How many hold the same as this one; who lived on counts more, then whose host kept its power.
-    fn likeness(&self, member: MemberId) -> (usize, bool, bool) {
-        let Some(own) = self.replica(member).state.as_deref() else { return (0, false, false) };
+    /// How many hold the same as this one; who lived on counts more.
+    fn likeness(&self, member: MemberId) -> (usize, bool) {
+        let Some(own) = self.replica(member).state.as_deref() else { return (0, false) };
         let like = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| same_shape(s, own));
-        (self.members().iter().filter(like).count(), own.lived, own.powered)
+        (self.members().iter().filter(like).count(), own.lived)
     }
 
     fn take_volume(&mut self, model: &ReplicaState) {
