@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Child;
-use std::sync::OnceLock;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -38,7 +37,7 @@ impl ProcessId {
         };
         match parse_stat(&stat) {
             Some(('Z' | 'X' | 'x', _)) => Ok(None),
-            Some((_, start_time)) => Ok(Some(Self { pid, start_time, boot: boot()?.to_owned() })),
+            Some((_, start_time)) => Ok(Some(Self { pid, start_time, boot: lh_block::boot()?.to_owned() })),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat: {stat:?}"))),
         }
     }
@@ -59,15 +58,6 @@ fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let state = fields.next()?.chars().next()?;
     // Field 3 was the state; 22 is the 19th behind it.
     Some((state, fields.nth(18)?.parse().ok()?))
-}
-
-fn boot() -> io::Result<&'static str> {
-    static BOOT: OnceLock<String> = OnceLock::new();
-    if let Some(boot) = BOOT.get() {
-        return Ok(boot);
-    }
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(BOOT.get_or_init(|| boot.trim().to_owned()))
 }
 
 /// A process that is watched: one's own child, or one that an earlier manager started.

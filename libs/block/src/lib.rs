@@ -2,6 +2,7 @@
 //! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
 
 mod address;
+mod boot;
 mod chain;
 mod device;
 mod epoch;
@@ -13,6 +14,7 @@ mod size;
 mod time;
 
 pub use address::Address;
+pub use boot::boot;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
 pub use device::{Allocation, Device, Done, Geometry, Op, Request};
 pub use epoch::{Epoch, Generation, Instance, REPLICAS_MAX};

@@ -273,7 +273,7 @@ impl Directory {
 
     /// The host has kept its power since everything that was answered was here: what was not flushed is in the page cache.
     pub fn is_powered(&self) -> bool {
-        self.whole.as_ref().is_some_and(|whole| disk::boot().as_ref() == Some(&whole.boot))
+        self.whole.as_ref().is_some_and(|whole| lh_block::boot().is_ok_and(|boot| boot == whole.boot))
     }
 
     /// Everything that was answered is here: as long as the host keeps its power, it stays. Cheap when noted already. Where the
@@ -282,8 +282,8 @@ impl Directory {
     /// # Errors
     /// The disk's.
     pub fn note_whole(&mut self) -> io::Result<()> {
-        let Some(boot) = disk::boot() else { return Ok(()) };
-        let whole = Whole { volume: self.identity.volume, boot };
+        let Ok(boot) = lh_block::boot() else { return Ok(()) };
+        let whole = Whole { volume: self.identity.volume, boot: boot.to_owned() };
         if self.whole.as_ref() != Some(&whole) {
             self.records().store(&self.fs, &whole)?;
             self.whole = Some(whole);

@@ -246,11 +246,6 @@ pub(super) fn random() -> io::Result<u128> {
     Ok(u128::from_le_bytes(bytes))
 }
 
-/// Which boot of the host this is.
-pub(super) fn boot() -> Option<String> {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
-}
-
 /// Reads a small file whole, at most `max` bytes and one more.
 pub(super) fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;

@@ -13,8 +13,8 @@ pub(super) fn device_at(endpoint: &str) -> Option<DeviceId> {
     let meta = fs::metadata(Path::new(endpoint)).ok().filter(|meta| meta.file_type().is_block_device())?;
     let (major, minor) = (major(meta.rdev()), minor(meta.rdev()));
     let sequence = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/diskseq")).ok()?;
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(DeviceId { boot: boot.trim().to_owned(), sequence: sequence.trim().parse().ok()? })
+    let boot = lh_block::boot().ok()?;
+    Some(DeviceId { boot: boot.to_owned(), sequence: sequence.trim().parse().ok()? })
 }
 
 #[cfg(test)]
