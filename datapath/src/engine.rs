@@ -112,6 +112,7 @@ pub struct EngineHandle {
     status: Arc<Mutex<Status>>,
     stats: Arc<[Arc<Stats>]>,
     mailboxes: Arc<[Mailbox<Mail>]>,
+    shared: Arc<Shared>,
 }
 
 impl EngineHandle {
@@ -144,6 +145,12 @@ impl EngineHandle {
             let _ = done.send(Err(CommandError::ShuttingDown));
         }
         wait
+    }
+
+    /// The device that an engine before has left is shown by this one: if what that one answered is lost, flushes say so
+    /// (`docs/decisions/0019-a-flush-tells-of-a-loss.md`). Called before any of the device's requests is taken.
+    pub fn clients_have_stayed(&self) {
+        self.shared.clients_have_stayed();
     }
 
     /// Ends the queue threads, once their frontends are done.
@@ -181,7 +188,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         replicas: options.replicas.iter().map(ReplicaAddress::config).collect(),
         queues: options.queues,
         size: options.size,
-        shared,
+        shared: shared.clone(),
         known_dead: options.known_dead,
         limits: options.limits,
         sabotage: crate::conductor::Sabotage::default(),
@@ -191,6 +198,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         status: Arc::new(Mutex::new(conductor.status())),
         stats: queues.iter().map(|p| p.queue.stats().clone()).collect(),
         mailboxes: mailboxes.into(),
+        shared,
     };
     let for_authority = orders_sender.clone();
     let authority = authority::serve(options.authority, move |input| {

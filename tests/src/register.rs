@@ -25,6 +25,8 @@ pub struct FlushBegan(u64);
 struct Write {
     id: WriteId,
     stamp: Stamp,
+    /// Whose clients wrote it.
+    session: u64,
     began: u64,
     /// When its answer came; `None` while none did.
     acked: Option<u64>,
@@ -38,13 +40,17 @@ struct Write {
     durable: bool,
     /// As `superseded`, by a write that survives a power cut.
     superseded_durably: bool,
+    /// When its answer came, if it may have gone with the power since and its clients have not been told: a flush may not promise
+    /// it then.
+    lost: Option<u64>,
 }
 
 impl Write {
-    const fn new(id: WriteId, stamp: Stamp, began: u64) -> Self {
+    const fn new(id: WriteId, stamp: Stamp, session: u64, began: u64) -> Self {
         Self {
             id,
             stamp,
+            session,
             began,
             acked: None,
             gone: None,
@@ -52,6 +58,7 @@ impl Write {
             superseded: None,
             durable: false,
             superseded_durably: false,
+            lost: None,
         }
     }
 
@@ -102,7 +109,7 @@ pub struct History {
 impl History {
     /// All blocks hold zeroes.
     pub fn new(blocks: usize) -> Self {
-        let zero = Write { acked: Some(0), durable: true, ..Write::new(WriteId(0), Stamp(0), 0) };
+        let zero = Write { acked: Some(0), durable: true, ..Write::new(WriteId(0), Stamp(0), 0, 0) };
         Self { clock: 0, blocks: vec![vec![zero]; blocks], reads: BTreeSet::new(), lost: 0 }
     }
 
@@ -116,10 +123,10 @@ impl History {
         &mut self.blocks[at]
     }
 
-    /// A write of this stamp (0: zeroes) to the block is about to be sent.
-    pub fn write_begins(&mut self, block: u64, stamp: Stamp) -> WriteId {
+    /// A write of this stamp (0: zeroes) to the block is about to be sent, by a client of this session: of one engine process.
+    pub fn write_begins(&mut self, block: u64, stamp: Stamp, session: u64) -> WriteId {
         let began = self.tick();
-        self.writes(block).push(Write::new(WriteId(began), stamp, began));
+        self.writes(block).push(Write::new(WriteId(began), stamp, session, began));
         WriteId(began)
     }
 
@@ -142,10 +149,11 @@ impl History {
     /// As [`History::write_acked`] without `fua`, but the answer may have been decided before the power went, and what
     /// it says be lost since.
     pub fn write_acked_perhaps_lost(&mut self, block: u64, id: WriteId) {
-        let lost = self.lost;
+        let (lost, acked) = (self.lost, self.tick());
         let Some(this) = self.writes(block).iter_mut().find(|w| w.id == id) else { return };
         if this.began < lost {
             this.gone.get_or_insert(lost);
+            this.lost = Some(acked);
         } else {
             self.write_acked(block, id, false);
         }
@@ -156,8 +164,10 @@ impl History {
         FlushBegan(self.tick())
     }
 
-    /// The flush was answered: what had been answered before it began survives a power cut.
-    pub fn flush_acked(&mut self, flush: FlushBegan) {
+    /// The flush was answered: what had been answered before it began survives a power cut, and is there: what of it may have
+    /// been lost before was not, unless the clients of this session were told ([`History::flush_failed`]).
+    pub fn flush_acked(&mut self, flush: FlushBegan, session: u64) {
+        self.was_not_lost(flush, session);
         let oldest_read = self.reads.first().map_or(u64::MAX, |r| r.0);
         for writes in &mut self.blocks {
             for i in 0..writes.len() {
@@ -174,6 +184,28 @@ impl History {
         }
     }
 
+    fn was_not_lost(&mut self, flush: FlushBegan, session: u64) {
+        let now = self.tick();
+        for writes in &mut self.blocks {
+            for i in 0..writes.len() {
+                let theirs = writes[i].session == session;
+                let Some(acked) = writes[i].lost.take_if(|acked| theirs && *acked < flush.0) else { continue };
+                writes[i].acked = Some(acked);
+                let (began, id) = (writes[i].began, writes[i].id);
+                for w in writes.iter_mut().filter(|w| w.id != id && w.was_over(began)) {
+                    w.superseded.get_or_insert(now);
+                }
+            }
+        }
+    }
+
+    /// A flush of this session was answered with an error: its clients know that what they wrote before may be lost.
+    pub fn flush_failed(&mut self, session: u64) {
+        for w in self.blocks.iter_mut().flatten().filter(|w| w.session == session) {
+            w.lost = None;
+        }
+    }
+
     /// The engine that had these requests is dead, its successor has fenced it off and answers: what was not answered
     /// took effect before now, or never will.
     pub fn engine_replaced(&mut self) {
@@ -183,15 +215,19 @@ impl History {
         }
     }
 
-    /// Every member lost its power: what no flush covers may be lost, and what it had overwritten be back.
+    /// Every member lost its power: what no flush covers may be lost, and what it had overwritten be back. Whoever
+    /// wrote it has to be told before a flush of theirs may end well.
     pub fn power_lost(&mut self) {
         let now = self.tick();
         self.lost = now;
         for w in self.blocks.iter_mut().flatten().filter(|w| !w.superseded_durably) {
             w.superseded = None;
             w.seen = None;
-            if !w.durable && w.acked.take().is_some() {
+            if !w.durable
+                && let Some(acked) = w.acked.take()
+            {
                 w.gone = Some(now);
+                w.lost = Some(acked);
             }
         }
     }
@@ -337,14 +373,14 @@ mod tests {
     }
 
     fn write(h: &mut History, stamp: u64) {
-        let w = h.write_begins(0, Stamp(stamp));
+        let w = h.write_begins(0, Stamp(stamp), 1);
         h.write_acked(0, w, false);
     }
 
     #[test]
     fn an_acknowledged_value_stays() {
         let mut h = History::new(1);
-        let w = h.write_begins(0, Stamp(1));
+        let w = h.write_begins(0, Stamp(1), 1);
         assert!(read(&mut h, 0).is_ok() && read(&mut h, 1).is_ok());
         h.write_acked(0, w, false);
         assert!(read(&mut h, 1).is_ok());
@@ -355,7 +391,7 @@ mod tests {
     fn reads_do_not_go_back() {
         let mut h = History::new(1);
         write(&mut h, 1);
-        h.write_begins(0, Stamp(2));
+        h.write_begins(0, Stamp(2), 1);
         assert!(read(&mut h, 1).is_ok());
         assert!(read(&mut h, 2).is_ok(), "an unanswered write may have landed");
         assert!(read(&mut h, 1).is_err(), "and then its predecessor is gone");
@@ -364,7 +400,7 @@ mod tests {
     #[test]
     fn concurrent_writes_leave_either_but_only_one() {
         let mut h = History::new(1);
-        let (a, b) = (h.write_begins(0, Stamp(1)), h.write_begins(0, Stamp(2)));
+        let (a, b) = (h.write_begins(0, Stamp(1), 1), h.write_begins(0, Stamp(2), 1));
         h.write_acked(0, a, false);
         h.write_acked(0, b, false);
         assert!(read(&mut h, 1).is_ok());
@@ -375,7 +411,7 @@ mod tests {
     fn what_a_dead_engine_left_cannot_land_later() {
         let mut h = History::new(1);
         write(&mut h, 1);
-        h.write_begins(0, Stamp(2));
+        h.write_begins(0, Stamp(2), 1);
         h.engine_replaced();
         assert!(read(&mut h, 1).is_ok());
         assert!(read(&mut h, 2).is_err());
@@ -385,7 +421,7 @@ mod tests {
     fn a_quiet_read_decides() {
         let mut h = History::new(1);
         write(&mut h, 1);
-        h.write_begins(0, Stamp(2));
+        h.write_begins(0, Stamp(2), 1);
         h.settled(0, Stamp(1)).unwrap();
         assert!(h.settled(0, Stamp(2)).is_err());
     }
@@ -395,7 +431,7 @@ mod tests {
         let mut h = History::new(1);
         write(&mut h, 1);
         let f = h.flush_begins();
-        h.flush_acked(f);
+        h.flush_acked(f, 1);
         write(&mut h, 2);
         write(&mut h, 3);
         h.power_lost();
@@ -407,11 +443,32 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_after_a_loss_promises_all_to_who_was_not_told() {
+        let mut h = History::new(1);
+        write(&mut h, 1);
+        h.power_lost();
+        let (mut told, mut others) = (h.clone(), h.clone());
+        let f = h.flush_begins();
+        h.flush_acked(f, 1);
+        assert!(read(&mut h, 0).is_err(), "the flush said that it is there");
+        assert!(read(&mut h, 1).is_ok());
+
+        told.flush_failed(1);
+        let f = told.flush_begins();
+        told.flush_acked(f, 1);
+        assert!(read(&mut told, 0).is_ok(), "the client knows");
+
+        let f = others.flush_begins();
+        others.flush_acked(f, 2);
+        assert!(read(&mut others, 0).is_ok(), "a client that has come since was promised nothing");
+    }
+
+    #[test]
     fn what_an_engine_sees_that_is_being_replaced_may_be_lost_all_the_same() {
         let mut h = History::new(1);
         write(&mut h, 1);
         let f = h.flush_begins();
-        h.flush_acked(f);
+        h.flush_acked(f, 1);
         write(&mut h, 2);
         h.power_lost();
         let r = h.read_begins();

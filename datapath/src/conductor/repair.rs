@@ -68,10 +68,25 @@ pub(super) struct Dead {
     unpowered: MemberSet,
 }
 
+/// Clients that were answered something that no flush covers: should it be lost, they have to hear of it
+/// (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Owed {
+    /// There are none.
+    #[default]
+    Nobody,
+    /// Those of an engine before this one, if they have stayed.
+    WhoStayed,
+    /// Those of this one.
+    Everybody,
+}
+
 /// One chunk in doubt.
 #[derive(Debug, Default)]
 struct Chunk {
     dead: Dead,
+    /// Who was answered something in it that no flush covers.
+    owed: Owed,
     /// What is still to be copied; `None`: not begun.
     left: Option<Vec<(Option<LayerRef>, Extent)>>,
     flying: u32,
@@ -223,10 +238,8 @@ impl Conductor {
     pub(super) fn put_in_doubt(&mut self, dead: Dead, together: MemberSet) {
         let shared = self.config.shared.clone();
         let differ = together.len() > 1 && !sabotaged!(self, skip_intent);
-        let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
-        if !together.is_empty() && dead.unpowered == together && together.iter().any(|m| marked(&m)) {
-            let line = "every replica that is here has lost its host's power: what was answered and not flushed may be gone";
-            self.log(line.into());
+        if !together.is_empty() && dead.unpowered == together {
+            self.look_for_a_loss(together);
         }
         for member in together.iter() {
             let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
@@ -235,9 +248,11 @@ impl Conductor {
             let doubtful = differ && dead.all.has(member);
             for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
                 if doubtful && chunk < shared.chunks() {
+                    let owed = self.owed(chunk);
                     shared.put_in_doubt(chunk);
                     self.doubt.view.reset();
                     let chunk = self.doubt.chunks.entry(chunk).or_default();
+                    chunk.owed = chunk.owed.max(owed);
                     chunk.dead.all = chunk.dead.all.or(dead.all);
                     chunk.dead.unpowered = chunk.dead.unpowered.or(dead.unpowered);
                     chunk.spoilt |= chunk.left.is_some();
@@ -248,6 +263,45 @@ impl Conductor {
         }
         if !self.doubt.chunks.is_empty() {
             self.log(format!("{} chunks are in doubt", self.doubt.chunks.len()));
+        }
+    }
+
+    /// All of them have lost their hosts' power: what was answered and no flush covers may be gone.
+    fn look_for_a_loss(&mut self, together: MemberSet) {
+        let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
+        let marked = together.iter().any(|m| marked(&m));
+        if marked {
+            let line = "every replica that is here has lost its host's power: what was answered and not flushed may be gone";
+            self.log(line.into());
+        }
+        let owes = if self.is_open() { self.config.shared.anything_unflushed() } else { marked };
+        if owes {
+            self.tell_of_loss(self.creditors());
+        }
+    }
+
+    /// Before the volume opens only an engine before can have answered anything.
+    fn creditors(&self) -> Owed {
+        if self.is_open() { Owed::Everybody } else { Owed::WhoStayed }
+    }
+
+    /// Who was answered something in this marked chunk that no flush covers.
+    fn owed(&self, chunk: u64) -> Owed {
+        if self.is_open() && !self.config.shared.unflushed(chunk) { Owed::Nobody } else { self.creditors() }
+    }
+
+    /// A flush must not promise what is lost: the next ones fail.
+    fn tell_of_loss(&mut self, owed: Owed) {
+        if sabotaged!(self, loss_untold) {
+            return;
+        }
+        match owed {
+            Owed::Nobody => {}
+            Owed::WhoStayed => self.config.shared.lose_from_before(),
+            Owed::Everybody => {
+                self.config.shared.lose();
+                self.log("flushes fail for a minute, so that who wrote it hears of it".into());
+            }
         }
     }
 
@@ -320,7 +374,12 @@ impl Conductor {
     }
 
     fn resolve(&mut self, chunk: u64) {
-        self.doubt.chunks.remove(&chunk);
+        let ended = self.doubt.chunks.remove(&chunk).unwrap_or_default();
+        // Whoever still had it has been lost meanwhile.
+        if ended.owed > Owed::Nobody && self.serving().minus(ended.dead.unpowered).is_empty() {
+            self.log(format!("no replica that is left has kept what was answered and not flushed in chunk {chunk}"));
+            self.tell_of_loss(ended.owed);
+        }
         self.doubt.wanted.retain(|w| *w != chunk);
         let shared = &self.config.shared;
         shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
@@ -342,7 +401,7 @@ impl Conductor {
             self.doubt
                 .chunks
                 .entry(number)
-                .and_modify(|c| *c = Chunk { left, dead: c.dead, ..Chunk::default() });
+                .and_modify(|c| *c = Chunk { left, dead: c.dead, owed: c.owed, ..Chunk::default() });
         }
         let piece = self.doubt.chunks.get_mut(&number).and_then(|c| {
             let piece = c.left.as_mut()?.pop()?;

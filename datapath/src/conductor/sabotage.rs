@@ -44,6 +44,9 @@ pub struct Sabotage {
     /// Snapshots are folded while chunks in doubt are made equal.
     #[cfg(feature = "sabotage")]
     pub fold_beside_repair: bool,
+    /// Flushes end well after a loss.
+    #[cfg(feature = "sabotage")]
+    pub loss_untold: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

@@ -6,6 +6,9 @@
 //! While a chunk is in doubt some member may lack what was answered before: a client's flush waits until none is. A flush
 //! during which one was in doubt is made again: the member that came back may have answered it before it was given what
 //! it lacks.
+//!
+//! Where what was answered before is lost, the flush that would promise it fails
+//! (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
 
 use lh_block::IoError;
 use lh_wire::{OpCode, Status};
@@ -173,6 +176,7 @@ impl Queue {
         let ended = self.flush.running.take();
         let nobody = ended.as_ref().is_some_and(|b| b.fan.need.is_empty());
         let covers = ended.is_some_and(|b| self.covers_all(b.sure));
+        let lost = covers && self.tells_of_loss(now);
         for s in std::mem::take(&mut self.flush.callers).iter() {
             if self.slot(s).work.is_job() {
                 let done = if result.is_ok() && covers {
@@ -191,6 +195,7 @@ impl Queue {
                     None => self.flush.next.insert(s),
                 }
             } else {
+                let result = if lost { Err(IoError::Io) } else { result };
                 self.leave_barriers(s, out);
                 self.complete(now, s, result, None, false, out);
                 self.free(s, out);
@@ -200,6 +205,12 @@ impl Queue {
             self.flush.callers = std::mem::take(&mut self.flush.next);
             self.start_flush(now, out);
         }
+    }
+
+    /// True if clients must not hear that all is on stable storage. Asked only where one is to be answered: a job's flush tells
+    /// nobody.
+    fn tells_of_loss(&self, now: u64) -> bool {
+        self.flush.callers.iter().any(|s| !self.slot(s).work.is_job()) && self.shared.flush_tells_of_loss(now)
     }
 
     /// A caller goes away without an answer of the flush.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Output as Order};
-use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Switch, ToQueue};
+use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Shared, Switch, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{self, Data, Input, Output, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Op};
@@ -67,6 +67,7 @@ pub(crate) struct Engine {
     pub(crate) number: u64,
     pub(crate) generation: Generation,
     pub(crate) conductor: Conductor,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) queues: Vec<DeviceQueue>,
     /// For the conductor, by sender: queues first, then the authority and connectors.
     pub(crate) reports: Vec<VecDeque<conductor::Input>>,
@@ -128,6 +129,7 @@ impl Engine {
             })
             .collect();
         Self {
+            shared: shared.clone(),
             number,
             generation: config.generation,
             queues,
@@ -384,7 +386,12 @@ impl Engine {
             Some(Asked::Write { blocks }) if ok => {
                 blocks.iter().for_each(|(b, v)| oracle.write_ends(number, *b, *v));
             }
-            Some(Asked::Flush { certain }) if ok => oracle.flush_ends(certain),
+            Some(Asked::Flush { certain }) => {
+                oracle.flushes.push(ok);
+                if ok {
+                    oracle.flush_ends(certain);
+                }
+            }
             _ => {}
         }
     }

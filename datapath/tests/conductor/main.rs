@@ -15,6 +15,7 @@ mod doubt;
 mod engine;
 mod folds;
 mod look;
+mod losses;
 mod members;
 mod oracle;
 mod outage;

@@ -64,6 +64,8 @@ pub(crate) struct Oracle {
     cuts: u64,
     pub(crate) acknowledged: u64,
     pub(crate) answered_reads: u64,
+    /// Whether each flush that was answered ended well.
+    pub(crate) flushes: Vec<bool>,
 }
 
 impl Oracle {

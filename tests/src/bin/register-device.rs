@@ -25,6 +25,8 @@ use tests::dice::Dice;
 use tests::register::{History, Stamp, Violation, read_stamp, stamp_block};
 
 const BLOCK: usize = 4096;
+/// All clients here are of one session: nothing here loses its power.
+const SESSION: u64 = 0;
 /// Blocks of the longest write.
 const LONGEST: u8 = 8;
 /// Of a thousand requests, so many are reads.
@@ -115,7 +117,7 @@ impl Load {
         for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(BLOCK)) {
             let stamp = Stamp(self.next_stamp.fetch_add(1, Ordering::Relaxed));
             stamp_block(bytes, block, stamp);
-            writes.push((block, self.history().write_begins(block, stamp)));
+            writes.push((block, self.history().write_begins(block, stamp, SESSION)));
         }
         device.write_all_at(bytes, first * BLOCK as u64)?;
         let mut history = self.history();

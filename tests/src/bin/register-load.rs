@@ -19,6 +19,8 @@ use tests::nbd::{self, Connection};
 use tests::register::{History, ReadBegan, Stamp, Violation, WriteId, read_stamp, stamp_block};
 
 const BLOCK: u32 = 4096;
+/// All clients here are of one session: nothing here loses its power.
+const SESSION: u64 = 0;
 /// How often each block is read after a recovery: replicas are chosen anew for each.
 const READS_PER_BLOCK: u32 = 20;
 /// How often it is looked where the socket is.
@@ -150,7 +152,7 @@ impl Run {
             for (block, bytes) in (first..).zip(data.chunks_exact_mut(BLOCK as usize)) {
                 let stamp = Stamp(self.next_stamp.fetch_add(1, Ordering::Relaxed));
                 stamp_block(bytes, block, stamp);
-                writes.push(history.write_begins(block, stamp));
+                writes.push(history.write_begins(block, stamp, SESSION));
             }
         }
         let length = u32::try_from(data.len()).map_err(io::Error::other)?;

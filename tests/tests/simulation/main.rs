@@ -199,6 +199,7 @@ sabotage! {
     copied_before_all_queues_send: conductor InConductor { join_without_drain: true, ..InConductor::default() };
     snapshot_without_a_pause: conductor InConductor { commit_without_pause: true, ..InConductor::default() };
     requests_go_on_before_all_have_switched: conductor InConductor { resume_early: true, ..InConductor::default() };
+    loss_untold: conductor InConductor { loss_untold: true, ..InConductor::default() };
     decided_operation_taken_back: conductor InConductor { undo_decided: true, ..InConductor::default() };
     fence_without_drain: replica InReplica { fence_without_drain: true, ..InReplica::default() };
     stale_let_in: replica InReplica { accept_stale: true, ..InReplica::default() };

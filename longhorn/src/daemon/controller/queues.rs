@@ -49,6 +49,9 @@ pub(super) trait Devices: Send + Sync {
 
     /// Ends every thread, once its frontend is done.
     fn end(&self);
+
+    /// The clients of an engine before are this one's.
+    fn clients_have_stayed(&self);
 }
 
 impl Devices for EngineHandle {
@@ -58,6 +61,10 @@ impl Devices for EngineHandle {
 
     fn end(&self) {
         self.end_queues();
+    }
+
+    fn clients_have_stayed(&self) {
+        Self::clients_have_stayed(self);
     }
 }
 
@@ -181,6 +188,12 @@ impl Queues {
         orders.send(order).context("a queue has ended")?;
         self.devices.wake();
         Ok(())
+    }
+
+    /// What is shown now is what an engine before has left, and whoever had it open has it still. Said before any of its requests
+    /// is taken.
+    pub(super) fn clients_have_stayed(&self) {
+        self.devices.clients_have_stayed();
     }
 
     /// So many queues of the frontend end what they show, by an order or because its device goes: each will say so.

@@ -60,6 +60,9 @@ impl Devices for Mailboxes {
     fn end(&self) {
         self.put(|| Mail::End);
     }
+
+    /// The engine that it relays to has answered them, and is there.
+    fn clients_have_stayed(&self) {}
 }
 
 /// Runs a relay; `name` is its own, as a process.

@@ -198,6 +198,9 @@ impl Show {
                         "this kernel does not hand out again what the engine before had read (Linux 6.9 does): a program that waits for that waits until the device is stopped"
                     );
                 }
+                if fuse.info.served_before {
+                    queues.clients_have_stayed();
+                }
                 let agreement = fuse.agreement;
                 queues.order(|_| Ok(Order::Fuse(fuse.fuse.try_clone()?, agreement)))?;
                 let node = fuse.serve(*block_size).map_err(keeper_error)?.node.clone();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
 use datapath::link::{Found, Loans, PlaceCache, Unreturned, Watch};
-use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, ToQueue};
+use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
 use datapath::order::{Table, Ticket};
 use datapath::queue::{self, Data, PLACES, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
@@ -100,6 +100,7 @@ pub(crate) struct Engine {
     /// Its instance.
     pub(crate) instance: Instance,
     conductor: Conductor,
+    shared: Arc<Shared>,
     queues: Vec<Queue>,
     /// Per queue.
     pub(crate) slots: Vec<Vec<Slot>>,
@@ -167,6 +168,7 @@ impl Engine {
             generation,
             instance,
             queues: made.collect(),
+            shared: Arc::clone(&config.shared),
             conductor: Conductor::new(config),
             slots: (0..queues).map(|_| (0..DEPTH).map(|_| Slot::default()).collect()).collect(),
             job_stored: BTreeMap::new(),
@@ -188,6 +190,16 @@ impl Engine {
             waiting: VecDeque::new(),
             counted: conductor::Counters::default(),
         }
+    }
+
+    /// Whose clients it has: an engine that is started again on its host takes over those of the one before, with the device.
+    pub(crate) fn session(&self) -> u64 {
+        self.generation.attachment.into()
+    }
+
+    /// It shows the device that the engine before has left.
+    pub(crate) fn clients_have_stayed(&self) {
+        self.shared.clients_have_stayed();
     }
 
     /// What people see.

@@ -8,7 +8,7 @@ mod ending;
 mod network;
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 use datapath::conductor::{
@@ -282,6 +282,9 @@ pub(crate) struct World {
     powered: Vec<bool>,
     /// When answers from before the last loss of data have all been heard.
     loss_heard: u64,
+    /// Sessions of clients that may have lost something, and are told with a flush; and those that have begun.
+    may_have_lost: BTreeSet<u64>,
+    sessions_begun: BTreeSet<u64>,
     frozen_until: u64,
     at_peace: bool,
     /// Engines that are about to start.
@@ -347,6 +350,8 @@ impl World {
             at_peace: false,
             starting: 0,
             loss_heard: 0,
+            may_have_lost: BTreeSet::new(),
+            sessions_begun: BTreeSet::new(),
             frozen_until: 0,
             engines: BTreeMap::new(),
             engine_count: 0,
@@ -788,6 +793,11 @@ impl World {
             Effect::Opened(engine) => {
                 self.say(|| format!("engine {engine} is open"));
                 self.note("engine open".into());
+                if let Some(e) = self.engines.get(&engine)
+                    && !self.sessions_begun.insert(e.session())
+                {
+                    e.clients_have_stayed();
+                }
                 self.moment();
                 if engine == self.current {
                     self.history.engine_replaced();

@@ -75,9 +75,13 @@ impl Initiator {
     }
 
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
+        let left = initiator::find(&name(&self.volume));
+        if left.is_some() {
+            queues.clients_have_stayed();
+        }
         self.target.show(queues)?;
         let portal = self.target.address();
-        let (session, is_new) = match initiator::find(&name(&self.volume)) {
+        let (session, is_new) = match left {
             Some(session) if session.portal == portal => {
                 tracing::info!(%portal, "the initiator logs in again");
                 // An engine that died with its login half done has left a disk that nobody has waited for.

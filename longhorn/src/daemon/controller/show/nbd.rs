@@ -106,6 +106,7 @@ impl Nbd {
         })?;
         let (device, connection, served) = match kernel::find(&self.identifier) {
             Some(device) => {
+                queues.clients_have_stayed();
                 let coming = self.coming.take().map(JoinHandle::join).transpose();
                 let given = coming.map_err(|_| anyhow!("its thread has panicked"))?.transpose()?;
                 let connection = match given {

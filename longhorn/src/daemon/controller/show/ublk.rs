@@ -64,6 +64,7 @@ impl Ublk {
         };
         let mut attached = attach(&options).map_err(attach_error)?;
         if attached.is_taken_over() {
+            queues.clients_have_stayed();
             tracing::info!(device = %attached.device().display(), "taken over");
         }
         let dealt = attached.channels(queues.len())?;

@@ -130,7 +130,8 @@ impl World {
     fn write_snapshot(&mut self, name: &str) -> Vec<(u64, WriteId)> {
         let seen = self.chain.taken.get(name).cloned().unwrap_or_default();
         let stamp = |block| seen.get(&block).copied().unwrap_or(Stamp(0));
-        (0..(SIZE + GROWTH) / BLOCK).map(|b| (b, self.history.write_begins(b, stamp(b)))).collect()
+        let session = self.generation.attachment.into();
+        (0..(SIZE + GROWTH) / BLOCK).map(|b| (b, self.history.write_begins(b, stamp(b), session))).collect()
     }
 
     pub(super) fn command_done(&mut self, command: u64, ok: bool) {

@@ -3,7 +3,8 @@
 use lh_block::IoError;
 
 use super::{
-    Answer, BLOCK, DEPTH, Event, Extent, HOT, MS, Mix, Op, Outbox, SECOND, Stamp, World, blocks, hot_block,
+    Answer, BLOCK, DEPTH, Event, Extent, HOT, MS, Mix, Op, Outbox, Quorum, SECOND, Stamp, World, blocks,
+    hot_block,
 };
 
 impl World {
@@ -98,6 +99,7 @@ impl World {
         let now = self.now;
         let (number, q, slot) = to;
         let Some(e) = self.engines.get_mut(&number) else { return };
+        let session = e.session();
         let s = &mut e.slots[q][usize::from(slot)];
         s.client.clear();
         s.writes.clear();
@@ -113,7 +115,7 @@ impl World {
                         Stamp(0)
                     };
                     s.client.push(stamp);
-                    s.writes.push((block, self.history.write_begins(block, stamp)));
+                    s.writes.push((block, self.history.write_begins(block, stamp, session)));
                 }
             }
         }
@@ -134,7 +136,7 @@ impl World {
         };
         let (read, flush, writes) = (answer.read, answer.flush, answer.writes);
         let Some(e) = self.engines.get_mut(&number) else { return };
-        let generation = e.generation;
+        let (generation, session) = (e.generation, e.session());
         if answer.held {
             e.answered(now, answer.queue, answer.slot, out);
         }
@@ -148,14 +150,21 @@ impl World {
         if let Err(error) = answer.result {
             self.note(format!("answered with {error:?}"));
             let wants_no_space = op == Op::Unmap && error == IoError::NoSpace;
+            // Without epochs an engine may go on with anybody, and lose what others have.
+            let may_have_lost = self.quorum == Quorum::Unsafe || self.may_have_lost.contains(&session);
+            let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
             if !self.errors_injected
                 && !wants_no_space
+                && !tells_of_loss
                 && self.engines.get(&number).is_none_or(|e| e.stopped.is_none())
             {
                 self.fail(format!("{op:?} {range} was answered with {error:?}"));
             }
             if let Some(read) = read {
                 self.history.read_ends(read);
+            }
+            if op == Op::Flush {
+                self.history.flush_failed(session);
             }
             return;
         }
@@ -178,7 +187,7 @@ impl World {
             self.history.read_ends(read);
         }
         if let Some(flush) = flush {
-            self.history.flush_acked(flush);
+            self.history.flush_acked(flush, session);
         }
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
         for (block, write) in writes {

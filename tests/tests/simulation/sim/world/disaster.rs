@@ -1,6 +1,6 @@
 //! What goes wrong, carried out.
 
-use super::{Event, Fault, MS, Outbox, Packet, SECOND, World};
+use super::{Engine, Event, Fault, MS, Outbox, Packet, SECOND, World};
 
 impl World {
     pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
@@ -183,6 +183,9 @@ impl World {
         if !lived && members.iter().any(|m| !self.powered[*m]) {
             self.note("no member kept what was not flushed".into());
             self.history.power_lost();
+            self.may_have_lost.extend(self.engines.values().map(Engine::session));
+            // Its clients wait for the next one.
+            self.may_have_lost.insert(self.generation.attachment.into());
             // What was answered before is on its way for a while.
             let cut = self.cut_until.iter().copied().max().unwrap_or(0);
             let apart = self.isolated.map_or(0, |(.., until)| until);

@@ -1,0 +1,137 @@
+//! What was answered and not flushed is gone: a flush does not promise it (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
+
+use datapath::conductor::{Mode, Quorum, Robustness};
+use lh_block::{Extent, Op};
+
+use crate::stories::opened;
+use crate::world::World;
+
+impl World {
+    /// Whether a flush that a client asks for now ends well.
+    fn flushes_well(&mut self) -> bool {
+        let last = self.engines.len() - 1;
+        let before = self.oracle.flushes.len();
+        assert!(self.request(last, 1, Op::Flush, Extent::default()));
+        self.run_until("the flush is answered", |w| w.oracle.flushes.len() > before);
+        self.oracle.flushes[before]
+    }
+
+    /// All hosts lose their power and have it back at once; the engine lives on.
+    fn all_lose_power(&mut self) {
+        self.replicas.iter_mut().for_each(crate::replica::Replica::forget_unflushed);
+        self.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        self.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
+    }
+}
+
+#[test]
+fn flushes_fail_for_a_minute_after_a_loss() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.all_lose_power();
+    assert!(!world.flushes_well(), "it would promise what is gone");
+    world.run_for(50_000);
+    assert!(!world.flushes_well(), "whoever asked first need not be who wrote it");
+    world.run_for(15_000);
+    world.writes();
+    assert!(world.flushes_well());
+    world.settle();
+}
+
+#[test]
+fn with_one_replica_there_is_nobody_to_copy_from_and_it_is_told_all_the_same() {
+    let mut world = opened(Quorum::Any);
+    world.dies(2);
+    world.dies(3);
+    world.run_until("1 is left", |w| w.mode(2) == Mode::Err && w.mode(3) == Mode::Err);
+    world.writes();
+    world.replicas[0].forget_unflushed();
+    world.run_until("it is lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_until("it is back", |w| w.status().robustness == Robustness::Degraded);
+    assert!(!world.flushes_well(), "it would promise what is gone");
+}
+
+/// It was sent before anybody lost anything, and reaches a replica when all is gone.
+#[test]
+fn a_flush_that_was_under_way_fails_as_well() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas.iter_mut().for_each(|r| r.stalled_until = u64::MAX);
+    assert!(world.request(0, 1, Op::Flush, Extent::default()));
+    world.run_for(10);
+    world.replicas.iter_mut().for_each(|r| {
+        r.stalled_until = 0;
+        r.forget_unflushed();
+    });
+    world.run_until("the flush is answered", |w| !w.oracle.flushes.is_empty());
+    assert_eq!(world.oracle.flushes, [false]);
+}
+
+#[test]
+fn who_flushed_before_has_lost_nothing() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    assert!(world.flushes_well());
+    world.all_lose_power();
+    assert!(world.flushes_well());
+    world.settle();
+}
+
+#[test]
+fn nothing_is_lost_as_long_as_one_host_keeps_its_power() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.dies(2);
+    world.replicas[0].forget_unflushed();
+    world.replicas[2].forget_unflushed();
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.returns(2);
+    world.run_until("all are back", |w| w.status().robustness == Robustness::Healthy);
+    assert!(world.flushes_well());
+    world.reads();
+    world.settle();
+}
+
+/// Who kept its power goes for good before it could give the other one what that lacks.
+#[test]
+fn what_goes_with_the_last_that_kept_it_is_told() {
+    let mut world = opened(Quorum::Any);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.mode(3) == Mode::Err);
+    world.writes();
+    world.dies(2);
+    world.replicas[0].forget_unflushed();
+    world.replicas[0].full = true;
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.returns(2);
+    world.run_until("both are back", |w| w.mode(1) == Mode::Rw && w.mode(2) == Mode::Rw);
+    assert!(world.status().chunks_in_doubt > 0, "nothing can be copied to 1");
+    world.dies(2);
+    world.run_until("1 is left", |w| w.mode(2) == Mode::Err && w.status().chunks_in_doubt == 0);
+    assert!(!world.flushes_well(), "it would promise what is gone");
+}
+
+/// The clients of an engine that is gone know that.
+#[test]
+fn who_comes_after_the_loss_was_promised_nothing() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas.iter_mut().for_each(crate::replica::Replica::forget_unflushed);
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    world.writes();
+    assert!(world.flushes_well());
+    world.settle();
+}
+
+/// The device stayed while the engine was replaced, and whoever has it open does not know that anything happened.
+#[test]
+fn who_stays_while_the_engine_is_replaced_is_told() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.replicas.iter_mut().for_each(crate::replica::Replica::forget_unflushed);
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    world.engine().shared.clients_have_stayed();
+    assert!(!world.flushes_well(), "it would promise what is gone");
+}
