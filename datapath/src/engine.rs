@@ -9,9 +9,11 @@
 mod authority;
 mod connector;
 mod grantee;
+mod loss_note;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +27,8 @@ use crate::conductor::{
     Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
     ReplicaConfig, Status, Why,
 };
+use loss_note::LossNote;
+
 use crate::link::{Mail, News, Offer, Parts};
 use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
 use crate::order::Table;
@@ -76,6 +80,9 @@ pub struct Options {
     pub known_dead: bool,
     /// Who stores epochs.
     pub authority: Box<dyn Authority>,
+    /// A file that is there as long as clients have lost something and have not been told: for the next engine that shows the
+    /// same device.
+    pub loss_note: Option<PathBuf>,
     /// Times and bounds.
     pub limits: Limits,
 }
@@ -113,6 +120,7 @@ pub struct EngineHandle {
     stats: Arc<[Arc<Stats>]>,
     mailboxes: Arc<[Mailbox<Mail>]>,
     shared: Arc<Shared>,
+    loss_note: LossNote,
 }
 
 impl EngineHandle {
@@ -150,7 +158,12 @@ impl EngineHandle {
     /// The device that an engine before has left is shown by this one: if what that one answered is lost, flushes say so
     /// (`docs/decisions/0019-a-flush-tells-of-a-loss.md`). Called before any of the device's requests is taken.
     pub fn clients_have_stayed(&self) {
-        self.shared.clients_have_stayed();
+        self.shared.loss().clients_have_stayed();
+    }
+
+    /// Takes [`Options::loss_note`] away when nobody has to be told any more. To be called now and then once the volume is shown.
+    pub fn look_after_loss_note(&self) {
+        self.loss_note.look_after();
     }
 
     /// Ends the queue threads, once their frontends are done.
@@ -198,6 +211,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         status: Arc::new(Mutex::new(conductor.status())),
         stats: queues.iter().map(|p| p.queue.stats().clone()).collect(),
         mailboxes: mailboxes.into(),
+        loss_note: LossNote::find(options.loss_note, shared.clone()),
         shared,
     };
     let for_authority = orders_sender.clone();
@@ -217,6 +231,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         addresses: options.replicas.into_iter().map(|r| (r.name, r.address)).collect(),
         mailboxes: handle.mailboxes.clone(),
         status: handle.status.clone(),
+        loss_note: handle.loss_note.clone(),
         authority,
         orders: orders_sender,
         events: events_sender,
@@ -303,6 +318,7 @@ struct ControlThread {
     addresses: BTreeMap<String, Address>,
     mailboxes: Arc<[Mailbox<Mail>]>,
     status: Arc<Mutex<Status>>,
+    loss_note: LossNote,
     authority: authority::Calls,
     orders: Sender<Order>,
     events: Sender<Event>,
@@ -459,6 +475,7 @@ impl ControlThread {
                 self.stopped = true;
             }
             Output::StatusChanged => self.refresh_status(),
+            Output::Lost => self.loss_note.make(),
             Output::Log(line) => tracing::info!("{line}"),
         }
     }

@@ -9,11 +9,13 @@
 //! - [`engine`]: what drives the conductor: the control thread, handshakes, the authority.
 //! - [`link`]: what drives a queue on its ring: connections to replicas, the data, the loop.
 //! - [`message`]: what queue and conductor tell each other.
+//! - [`loss`]: what clients have lost, until a flush has told them.
 //! - [`salvage`]: which replica holds everything, when a volume does not start by itself.
 
 pub mod conductor;
 pub mod engine;
 pub mod link;
+pub mod loss;
 pub mod message;
 pub mod order;
 pub mod queue;

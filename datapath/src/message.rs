@@ -5,10 +5,11 @@
 //! only after the last answer. Messages between one queue and the conductor keep their order.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lh_block::Extent;
 
+use crate::loss::Loss;
 use crate::order::Kind;
 
 /// A replica's place in the engine's table. Fixed while the engine runs; at most [`MEMBERS_MAX`].
@@ -345,22 +346,6 @@ impl FromIterator<MemberId> for MemberSet {
     }
 }
 
-/// [`Shared::loss`]: nothing, or everybody concerned knows.
-const NOTHING_LOST: u64 = 0;
-
-/// [`Shared::loss`]: clients have lost something, and none has asked for a flush since.
-const UNTOLD: u64 = u64::MAX;
-
-/// [`Shared::before`]: what an engine before had answered may be lost.
-const LOST_BEFORE: u8 = 1;
-
-/// [`Shared::before`]: its clients are this one's.
-const CLIENTS_STAYED: u8 = 2;
-
-/// Flushes fail for this long, ns, from the first one that tells of a loss: whoever asks first need not be who has to know. File
-/// systems force their logs at least every 5 s (ext4, `commit=`) to 30 s (XFS, `xfssyncd_centisecs`; Btrfs, `commit=`).
-pub const LOSS_TOLD_FOR: u64 = 60_000_000_000;
-
 /// What all queues and the conductor read and write without messages: counters of flushes, and per chunk of the
 /// intent bitmap what keeps its mark needed, and whether the members may still differ in it.
 #[derive(Debug)]
@@ -379,10 +364,7 @@ pub struct Shared {
     doubt: Growing,
     /// How often a bit was set in `doubt`.
     doubted: AtomicU64,
-    /// Whether clients have to be told that something is lost: one of the two below, or until when their flushes fail, ns.
-    loss: AtomicU64,
-    /// [`LOST_BEFORE`] and [`CLIENTS_STAYED`], once they are known.
-    before: AtomicU8,
+    loss: Loss,
     /// Requests wait, however long no member can be read from.
     patient: AtomicBool,
     /// Moves on while clients send requests, at most once a millisecond on each queue.
@@ -448,8 +430,7 @@ impl Shared {
             doubts: AtomicU64::new(0),
             doubt: Growing::new(chunks.div_ceil(64)),
             doubted: AtomicU64::new(0),
-            loss: AtomicU64::new(NOTHING_LOST),
-            before: AtomicU8::new(0),
+            loss: Loss::default(),
             patient: AtomicBool::new(false),
             activity: AtomicU64::new(0),
         }
@@ -525,41 +506,9 @@ impl Shared {
         self.stamps.iter().any(|stamp| stamp.load(Ordering::Acquire) > everywhere)
     }
 
-    /// What clients were answered and no flush covers is lost, or may be. Only the conductor calls this, before any flush that
-    /// was asked for since can end.
-    pub fn lose(&self) {
-        self.loss.store(UNTOLD, Ordering::Release);
-    }
-
-    /// What clients of engines before this one were answered and no flush covers is lost, or may be: [`Shared::lose`], if they
-    /// are here.
-    pub fn lose_from_before(&self) {
-        self.note_before(LOST_BEFORE);
-    }
-
-    /// The device that an engine before has left is shown by this one: whoever had it open then has it still. Called before any
-    /// of its requests is taken.
-    pub fn clients_have_stayed(&self) {
-        self.note_before(CLIENTS_STAYED);
-    }
-
-    fn note_before(&self, what: u8) {
-        let known = self.before.fetch_or(what, Ordering::AcqRel) | what;
-        if known == LOST_BEFORE | CLIENTS_STAYED {
-            self.lose();
-        }
-    }
-
-    /// True if a flush that ends now has to fail, because something that it promises may be lost: from the first one after the
-    /// loss on for [`LOSS_TOLD_FOR`].
-    pub fn flush_tells_of_loss(&self, now: u64) -> bool {
-        let mut until = self.loss.load(Ordering::Acquire);
-        if until == UNTOLD {
-            until = now.saturating_add(LOSS_TOLD_FOR).min(UNTOLD - 1);
-            // Whoever was faster has put down much the same; a loss that has come since is told by the next flush.
-            let _ = self.loss.compare_exchange(UNTOLD, until, Ordering::AcqRel, Ordering::Acquire);
-        }
-        now < until
+    /// What clients have lost and have to hear of.
+    pub const fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// How many chunks there are.
@@ -662,34 +611,6 @@ mod tests {
         assert!(!s.clearable(1));
         s.cleared(0);
         assert!(!s.clearable(0));
-    }
-
-    #[test]
-    fn a_loss_is_told_by_the_next_flush_and_those_of_a_minute() {
-        let s = Shared::new(16 << 20, 4 << 20);
-        assert!(!s.flush_tells_of_loss(7));
-        s.lose();
-        for now in [1_000, 1_001, 999 + LOSS_TOLD_FOR] {
-            assert!(s.flush_tells_of_loss(now), "{now}");
-        }
-        assert!(!s.flush_tells_of_loss(1_000 + LOSS_TOLD_FOR));
-        s.lose();
-        assert!(s.flush_tells_of_loss(2 * LOSS_TOLD_FOR), "another one is told, too");
-    }
-
-    #[test]
-    fn what_was_lost_before_concerns_clients_that_stayed() {
-        let s = Shared::new(16 << 20, 4 << 20);
-        s.lose_from_before();
-        assert!(!s.flush_tells_of_loss(0), "whoever comes now was promised nothing");
-        s.clients_have_stayed();
-        assert!(s.flush_tells_of_loss(0));
-
-        let s = Shared::new(16 << 20, 4 << 20);
-        s.clients_have_stayed();
-        assert!(!s.flush_tells_of_loss(0));
-        s.lose_from_before();
-        assert!(s.flush_tells_of_loss(0), "found out later, while chunks were made equal");
     }
 
     #[test]

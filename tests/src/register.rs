@@ -189,7 +189,9 @@ impl History {
         for writes in &mut self.blocks {
             for i in 0..writes.len() {
                 let theirs = writes[i].session == session;
-                let Some(acked) = writes[i].lost.take_if(|acked| theirs && *acked < flush.0) else { continue };
+                let Some(acked) = writes[i].lost.take_if(|acked| theirs && *acked < flush.0) else {
+                    continue;
+                };
                 writes[i].acked = Some(acked);
                 let (began, id) = (writes[i].began, writes[i].id);
                 for w in writes.iter_mut().filter(|w| w.id != id && w.was_over(began)) {

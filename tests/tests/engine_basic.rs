@@ -131,6 +131,7 @@ impl Engine {
             local_reads: true,
             quorum: Quorum::Any,
             known_dead: true,
+            loss_note: None,
             authority: Box::new(authority.clone()),
             limits: Limits::default(),
         };

@@ -243,6 +243,7 @@ fn live(socket: &Path) {
         local_reads: true,
         quorum: Quorum::Any,
         known_dead: true,
+        loss_note: None,
         authority: Box::new(Believing(None)),
         limits: Limits::default(),
     };

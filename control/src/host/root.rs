@@ -202,6 +202,11 @@ impl Root {
         self.socket(&format!("{name}.relay.sock"))
     }
 
+    /// Made by an engine whose clients have lost something, for as long as none was told.
+    pub fn loss_note(&self, volume: &str) -> PathBuf {
+        self.run().join(format!("{volume}.lost"))
+    }
+
     /// The logs.
     pub fn logs(&self) -> PathBuf {
         self.path.join("log")

@@ -489,6 +489,9 @@ pub enum Output {
         /// Bytes.
         size: u64,
     },
+    /// What clients were answered may be lost, and [`Shared`] says so to the queues. Should this engine die before a flush has told
+    /// them, the next one on this host has to know; what follows this waits for the note.
+    Lost,
     /// The engine ends. Unless [`Why::is_fenced`], every request was answered before.
     Stop(Why),
     /// [`super::Conductor::status`] says something new.

@@ -296,13 +296,14 @@ impl Conductor {
             return;
         }
         match owed {
-            Owed::Nobody => {}
-            Owed::WhoStayed => self.config.shared.lose_from_before(),
+            Owed::Nobody => return,
+            Owed::WhoStayed => self.config.shared.loss().lose_from_before(),
             Owed::Everybody => {
-                self.config.shared.lose();
+                self.config.shared.loss().lose();
                 self.log("flushes fail for a minute, so that who wrote it hears of it".into());
             }
         }
+        self.emit(super::Output::Lost);
     }
 
     /// The members hear that nothing is in doubt, once nothing is and these switches are made.
@@ -377,7 +378,9 @@ impl Conductor {
         let ended = self.doubt.chunks.remove(&chunk).unwrap_or_default();
         // Whoever still had it has been lost meanwhile.
         if ended.owed > Owed::Nobody && self.serving().minus(ended.dead.unpowered).is_empty() {
-            self.log(format!("no replica that is left has kept what was answered and not flushed in chunk {chunk}"));
+            self.log(format!(
+                "no replica that is left has kept what was answered and not flushed in chunk {chunk}"
+            ));
             self.tell_of_loss(ended.owed);
         }
         self.doubt.wanted.retain(|w| *w != chunk);

@@ -210,7 +210,7 @@ impl Queue {
     /// True if clients must not hear that all is on stable storage. Asked only where one is to be answered: a job's flush tells
     /// nobody.
     fn tells_of_loss(&self, now: u64) -> bool {
-        self.flush.callers.iter().any(|s| !self.slot(s).work.is_job()) && self.shared.flush_tells_of_loss(now)
+        self.flush.callers.iter().any(|s| !self.slot(s).work.is_job()) && self.shared.loss().fails_flush(now)
     }
 
     /// A caller goes away without an answer of the flush.

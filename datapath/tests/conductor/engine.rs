@@ -85,6 +85,7 @@ pub(crate) struct Engine {
     /// Every switch to the first queue, for those who check them.
     pub(crate) switches: Vec<Switch>,
     pub(crate) log: Vec<String>,
+    pub(crate) loss_noted: bool,
 }
 
 impl DeviceQueue {
@@ -146,6 +147,7 @@ impl Engine {
             stopped: None,
             switches: Vec::new(),
             log: Vec::new(),
+            loss_noted: false,
         }
     }
 
@@ -194,6 +196,7 @@ impl Engine {
             Order::Open { .. } => self.open = true,
             Order::Stop(why) => self.stopped = Some(why),
             Order::StatusChanged | Order::Resized { .. } | Order::Vacated { .. } => {}
+            Order::Lost => self.loss_noted = true,
             Order::Log(line) => self.log.push(line),
         }
     }

@@ -29,6 +29,7 @@ fn flushes_fail_for_a_minute_after_a_loss() {
     let mut world = opened(Quorum::Any);
     world.writes();
     world.all_lose_power();
+    assert!(world.engine().loss_noted, "the next engine would not know");
     assert!(!world.flushes_well(), "it would promise what is gone");
     world.run_for(50_000);
     assert!(!world.flushes_well(), "whoever asked first need not be who wrote it");
@@ -73,6 +74,7 @@ fn who_flushed_before_has_lost_nothing() {
     world.writes();
     assert!(world.flushes_well());
     world.all_lose_power();
+    assert!(!world.engine().loss_noted);
     assert!(world.flushes_well());
     world.settle();
 }
@@ -132,6 +134,6 @@ fn who_stays_while_the_engine_is_replaced_is_told() {
     world.replicas.iter_mut().for_each(crate::replica::Replica::forget_unflushed);
     world.crash_engine();
     world.run_until("the volume opens", World::is_open);
-    world.engine().shared.clients_have_stayed();
+    world.engine().shared.loss().clients_have_stayed();
     assert!(!world.flushes_well(), "it would promise what is gone");
 }

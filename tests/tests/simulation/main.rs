@@ -18,7 +18,7 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 25] = [
+const STATES: [&str; 26] = [
     "authority did not answer",
     "block rebuilt",
     "blocks repaired",
@@ -29,6 +29,7 @@ const STATES: [&str; 25] = [
     "epoch with one member",
     "expansion done",
     "fence refused an engine",
+    "flush told of a loss",
     "fold ended",
     "fold of a head ended",
     "member lost: disk error",
@@ -190,6 +191,7 @@ sabotage! {
     lent_memory_used_again_before_the_replica_is_heard: returned_unheard true;
     reads_where_blocks_were_once: counters_unseen true;
     reads_in_files_that_are_granted_no_more: grants_endless true;
+    loss_not_noted_for_the_next_engine: loss_not_noted true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
     part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);
     epoch_not_durable: conductor InConductor { epoch_not_durable: true, ..InConductor::default() };
@@ -199,7 +201,7 @@ sabotage! {
     copied_before_all_queues_send: conductor InConductor { join_without_drain: true, ..InConductor::default() };
     snapshot_without_a_pause: conductor InConductor { commit_without_pause: true, ..InConductor::default() };
     requests_go_on_before_all_have_switched: conductor InConductor { resume_early: true, ..InConductor::default() };
-    loss_untold: conductor InConductor { loss_untold: true, ..InConductor::default() };
+    flushes_end_well_after_a_loss: conductor InConductor { loss_untold: true, ..InConductor::default() };
     decided_operation_taken_back: conductor InConductor { undo_decided: true, ..InConductor::default() };
     fence_without_drain: replica InReplica { fence_without_drain: true, ..InReplica::default() };
     stale_let_in: replica InReplica { accept_stale: true, ..InReplica::default() };

@@ -57,8 +57,9 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let (generation, authority) = authority(args, &root)?;
     let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (replicas, limits) = configured(args, &root)?;
-    let (handle, parts, events) = engine::start(options(args, &replicas, limits, generation, authority)?)
-        .context("the engine cannot be started")?;
+    let (handle, parts, events) =
+        engine::start(options(args, &replicas, limits, generation, authority, &root)?)
+            .context("the engine cannot be started")?;
     let listens = args.relay_listen.is_some();
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
     let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), listens)?;
@@ -147,6 +148,7 @@ fn options(
     limits: Limits,
     generation: Generation,
     authority: Box<dyn engine::Authority>,
+    root: &Root,
 ) -> Result<engine::Options> {
     let Some(size) = args.size else {
         return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
@@ -183,6 +185,7 @@ fn options(
         // ended. Over TCP another host may have one that has not heard of this one yet.
         known_dead: local,
         authority,
+        loss_note: Some(root.loss_note(&args.volume)),
         limits,
     })
 }
@@ -317,7 +320,12 @@ impl Life {
                         Errand::Clone(source, reply) => self.fill(*source, reply),
                     }
                 }
-                recv(care) -> _ => self.show.look_after(&self.queues),
+                recv(care) -> _ => {
+                    self.show.look_after(&self.queues);
+                    if self.is_shown() {
+                        self.handle.look_after_loss_note();
+                    }
+                }
             }
         }
     }

@@ -199,7 +199,17 @@ impl Engine {
 
     /// It shows the device that the engine before has left.
     pub(crate) fn clients_have_stayed(&self) {
-        self.shared.clients_have_stayed();
+        self.shared.loss().clients_have_stayed();
+    }
+
+    /// The engine before has lost something, and died before a flush told its clients.
+    pub(crate) fn finds_a_loss_noted(&self) {
+        self.shared.loss().lose_from_before();
+    }
+
+    /// Its note is still needed.
+    pub(crate) fn is_loss_untold(&self) -> bool {
+        self.shared.loss().is_untold()
     }
 
     /// What people see.
@@ -268,6 +278,7 @@ impl Engine {
                 self.stopped = Some(why);
             }
             O::StatusChanged | O::Resized { .. } | O::Vacated { .. } => {}
+            O::Lost => out.lost(self.number),
             O::Log(line) => out.log(&line),
         }
     }

@@ -75,6 +75,8 @@ pub(crate) struct Sabotage {
     pub(crate) counters_unseen: bool,
     /// Nor whether the grant is over.
     pub(crate) grants_endless: bool,
+    /// An engine leaves no note of what clients have lost.
+    pub(crate) loss_not_noted: bool,
 }
 
 /// Something that will happen.
@@ -156,6 +158,7 @@ enum Effect {
     Opened(u64),
     CommandDone(u64, bool),
     LocalRead(u64, usize, u64),
+    Lost(u64),
 }
 
 /// Collects what somebody wants done.
@@ -206,6 +209,9 @@ impl Outbox {
     }
     pub(super) fn command_done(&mut self, command: CommandId, ok: bool) {
         self.effects.push(Effect::CommandDone(command.0, ok));
+    }
+    pub(super) fn lost(&mut self, engine: u64) {
+        self.effects.push(Effect::Lost(engine));
     }
     /// Counts a state that was entered.
     pub(super) fn note(&mut self, what: &'static str, count: u64) {
@@ -285,6 +291,8 @@ pub(crate) struct World {
     /// Sessions of clients that may have lost something, and are told with a flush; and those that have begun.
     may_have_lost: BTreeSet<u64>,
     sessions_begun: BTreeSet<u64>,
+    /// Of which sessions an engine has noted a loss on its host, and told nobody yet.
+    loss_notes: BTreeSet<u64>,
     frozen_until: u64,
     at_peace: bool,
     /// Engines that are about to start.
@@ -352,6 +360,7 @@ impl World {
             loss_heard: 0,
             may_have_lost: BTreeSet::new(),
             sessions_begun: BTreeSet::new(),
+            loss_notes: BTreeSet::new(),
             frozen_until: 0,
             engines: BTreeMap::new(),
             engine_count: 0,
@@ -713,6 +722,9 @@ impl World {
         self.say(|| format!("engine {number} starts"));
         let (generation, instance) = (config.generation, config.instance);
         let engine = Engine::new(number, generation, instance, QUEUES, config, self.sabotage);
+        if self.loss_notes.contains(&engine.session()) {
+            engine.finds_a_loss_noted();
+        }
         self.engines.insert(number, engine);
         for q in 0..usize::from(QUEUES) {
             out.later(self.now + 50 * MS, Event::QueueTick(number, q));
@@ -789,6 +801,13 @@ impl World {
                     self.dice.between(5, 400)
                 };
                 self.at(now + us * 1000 * slow, Event::LocalRead(engine, node, id));
+            }
+            Effect::Lost(engine) => {
+                if let Some(e) = self.engines.get(&engine)
+                    && !self.sabotage.loss_not_noted
+                {
+                    self.loss_notes.insert(e.session());
+                }
             }
             Effect::Opened(engine) => {
                 self.say(|| format!("engine {engine} is open"));

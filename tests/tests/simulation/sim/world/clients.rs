@@ -163,8 +163,12 @@ impl World {
             if let Some(read) = read {
                 self.history.read_ends(read);
             }
-            if op == Op::Flush {
+            if op == Op::Flush && error == IoError::Io {
                 self.history.flush_failed(session);
+                if self.engines.get(&number).is_some_and(|e| !e.is_loss_untold()) {
+                    self.note("flush told of a loss".into());
+                    self.loss_notes.remove(&session);
+                }
             }
             return;
         }

@@ -1,0 +1,108 @@
+//! What clients were answered and is lost, until a flush has told them (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
+//!
+//! ```text
+//!   nothing --lose--> untold --the first flush--> told until a minute later, while flushes fail --> nothing
+//!                       ^                            |
+//!                       +-----------lose-------------+
+//! ```
+//!
+//! The conductor loses, queues tell. What an engine before has lost concerns those of its clients that are here.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Flushes fail for this long, ns, from the first one that tells of a loss: whoever asks first need not be who has to know. File
+/// systems force their logs at least every 5 s (ext4, `commit=`) to 30 s (XFS, `xfssyncd_centisecs`; Btrfs, `commit=`).
+pub const TOLD_FOR: u64 = 60_000_000_000;
+
+/// [`Loss::told_until`]: clients have lost something, and none has asked for a flush since.
+const UNTOLD: u64 = u64::MAX;
+
+/// [`Loss::before`]: what an engine before had answered may be lost.
+const LOST_BEFORE: u8 = 1;
+
+/// [`Loss::before`]: its clients are this one's.
+const CLIENTS_STAYED: u8 = 2;
+
+/// Shared by the conductor, the queues, and whoever shows the device.
+#[derive(Debug, Default)]
+pub struct Loss {
+    /// Until when flushes fail, ns on the queues' clock; [`UNTOLD`] from the loss to the first of them.
+    told_until: AtomicU64,
+    /// [`LOST_BEFORE`] and [`CLIENTS_STAYED`], once they are known.
+    before: AtomicU8,
+}
+
+impl Loss {
+    /// What clients of this engine were answered and no flush covers is lost, or may be. Before any flush that was asked for since
+    /// can end.
+    pub fn lose(&self) {
+        self.told_until.store(UNTOLD, Ordering::Release);
+    }
+
+    /// The same of clients of engines before this one, if they are here.
+    pub fn lose_from_before(&self) {
+        self.note(LOST_BEFORE);
+    }
+
+    /// The device that an engine before has left is shown by this one: whoever had it open then has it still. Before any of its
+    /// requests is taken.
+    pub fn clients_have_stayed(&self) {
+        self.note(CLIENTS_STAYED);
+    }
+
+    fn note(&self, what: u8) {
+        let known = self.before.fetch_or(what, Ordering::AcqRel) | what;
+        if known == LOST_BEFORE | CLIENTS_STAYED {
+            self.lose();
+        }
+    }
+
+    /// No flush has told any client yet.
+    pub fn is_untold(&self) -> bool {
+        self.told_until.load(Ordering::Acquire) == UNTOLD
+    }
+
+    /// True if a client's flush that ends now has to fail: something that it promises may be lost. Whoever asks this answers so.
+    pub fn fails_flush(&self, now: u64) -> bool {
+        let mut until = self.told_until.load(Ordering::Acquire);
+        if until == UNTOLD {
+            until = now.saturating_add(TOLD_FOR).min(UNTOLD - 1);
+            // Whoever was faster has put down much the same; a loss that has come since is told by the next flush.
+            let _ = self.told_until.compare_exchange(UNTOLD, until, Ordering::AcqRel, Ordering::Acquire);
+        }
+        now < until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_told_by_the_next_flush_and_those_of_a_minute() {
+        let loss = Loss::default();
+        assert!(!loss.fails_flush(7));
+        loss.lose();
+        for now in [1_000, 1_001, 999 + TOLD_FOR] {
+            assert!(loss.fails_flush(now), "{now}");
+        }
+        assert!(!loss.fails_flush(1_000 + TOLD_FOR));
+        loss.lose();
+        assert!(loss.fails_flush(2 * TOLD_FOR), "another one is told, too");
+    }
+
+    #[test]
+    fn what_was_lost_before_concerns_clients_that_stayed() {
+        let loss = Loss::default();
+        loss.lose_from_before();
+        assert!(!loss.fails_flush(0), "whoever comes now was promised nothing");
+        loss.clients_have_stayed();
+        assert!(loss.fails_flush(0));
+
+        let loss = Loss::default();
+        loss.clients_have_stayed();
+        assert!(!loss.fails_flush(0));
+        loss.lose_from_before();
+        assert!(loss.fails_flush(0), "found out later, while chunks were made equal");
+    }
+}
