@@ -163,10 +163,22 @@ impl World {
         self.note_lived();
         self.nodes[node].power_cut(&mut self.dice);
         self.powered[node] = false;
+        if self.is_member(node) {
+            // An engine that goes on with this one while others that have everything are away fails flushes before it is known
+            // whether they come back.
+            self.flushes_may_fail();
+        }
         self.judge_loss();
         self.break_conns(node, out);
         let delay = self.dice.between(50 * MS, 3 * SECOND);
         out.later(self.now + delay, Event::StartNode(node));
+    }
+
+    /// Something that clients were answered may be lost.
+    fn flushes_may_fail(&mut self) {
+        self.may_have_lost.extend(self.engines.values().map(Engine::session));
+        // Its clients wait for the next one.
+        self.may_have_lost.insert(self.generation.attachment.into());
     }
 
     /// Whose process lived on holds everything, whatever happened to its host before.
@@ -183,9 +195,7 @@ impl World {
         if !lived && members.iter().any(|m| !self.powered[*m]) {
             self.note("no member kept what was not flushed".into());
             self.history.power_lost();
-            self.may_have_lost.extend(self.engines.values().map(Engine::session));
-            // Its clients wait for the next one.
-            self.may_have_lost.insert(self.generation.attachment.into());
+            self.flushes_may_fail();
             // What was answered before is on its way for a while.
             let cut = self.cut_until.iter().copied().max().unwrap_or(0);
             let apart = self.isolated.map_or(0, |(.., until)| until);
