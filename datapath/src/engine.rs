@@ -161,6 +161,11 @@ impl EngineHandle {
         self.shared.loss().clients_have_stayed();
     }
 
+    /// Clients have lost something since this engine began (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
+    pub fn has_lost(&self) -> bool {
+        self.shared.loss().has_been()
+    }
+
     /// Takes [`Options::loss_note`] away when nobody has to be told any more. To be called now and then once the volume is shown.
     pub fn look_after_loss_note(&self) {
         self.loss_note.look_after();

@@ -57,6 +57,11 @@ impl Loss {
         }
     }
 
+    /// Something has been lost since this engine began, told or not.
+    pub fn has_been(&self) -> bool {
+        self.told_until.load(Ordering::Acquire) != 0
+    }
+
     /// No flush has told any client yet.
     pub fn is_untold(&self) -> bool {
         self.told_until.load(Ordering::Acquire) == UNTOLD
@@ -81,12 +86,13 @@ mod tests {
     #[test]
     fn a_loss_is_told_by_the_next_flush_and_those_of_a_minute() {
         let loss = Loss::default();
-        assert!(!loss.fails_flush(7));
+        assert!(!loss.fails_flush(7) && !loss.has_been());
         loss.lose();
+        assert!(loss.has_been());
         for now in [1_000, 1_001, 999 + TOLD_FOR] {
             assert!(loss.fails_flush(now), "{now}");
         }
-        assert!(!loss.fails_flush(1_000 + TOLD_FOR));
+        assert!(!loss.fails_flush(1_000 + TOLD_FOR) && loss.has_been());
         loss.lose();
         assert!(loss.fails_flush(2 * TOLD_FOR), "another one is told, too");
     }

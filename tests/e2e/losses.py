@@ -84,6 +84,7 @@ def told(replicas):
     wait_for("the note goes once it is told", lambda: not noted(host, volume), 30)
     lines = [text for _, text in host.log(volume) if "flushes fail for a minute" in text]
     expect(lines, "the engine's log says nothing")
+    expect("not flushed" in host.status(volume)["remark"], "the status says nothing")
 
     # All at once, the engine too, as where it runs on one of the hosts; the device and who has it open stay.
     program.writes(2, 3)
@@ -97,6 +98,7 @@ def told(replicas):
     program = Program(status["device"])
     program.writes(3, 4)
     expect(program.flushes(), "a loss of others is told to a newcomer")
+    expect(host.status(volume)["remark"] == "", "the status goes on with what is over")
     os.close(program.file)
     host.clean()
 

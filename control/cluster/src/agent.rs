@@ -112,6 +112,8 @@ pub struct EngineView {
     pub generation: Generation,
     /// What requests wait for; empty while they are answered.
     pub waiting_for: String,
+    /// What was answered and not flushed may be lost since it began, with the power of every replica's host.
+    pub has_lost: bool,
     /// An expansion goes on.
     pub expanding: bool,
     /// Beyond them it takes no snapshot.

@@ -39,6 +39,7 @@ impl Service {
             generation: status.generation.into(),
             waiting_for: status.waiting_for,
             lacks_space: status.lacks_space,
+            has_lost: status.has_lost,
             ending: status.ending,
             repaired_blocks: status.repaired_blocks,
             relay_from: status.relay_from.map(|address| address.to_string()).unwrap_or_default(),

@@ -25,6 +25,10 @@ const NO_MANAGER: &str = "no instance manager runs";
 const NO_SPACE: &str = "the disks of its replicas are full, and writes wait until there is space again: free some, for example \
     with `longhornctl snapshot rm` and `longhornctl snapshot purge`";
 
+/// What is said of a volume whose clients have lost something, as long as its engine runs.
+const LOST: &str = "the hosts of all its replicas lost their power, and what was written and not flushed before may be lost: flushes \
+    failed, or will. Unmount and mount a file system on it, or start what uses it anew";
+
 /// A volume, as `status -o json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeView {
@@ -245,6 +249,7 @@ fn remark(process: Option<&ProcessRecord>, engine: Option<&ptypes::Volume>) -> S
         }
         (_, Some(engine)) if !engine.waiting_for.is_empty() => engine.waiting_for.clone(),
         (_, Some(engine)) if engine.lacks_space => NO_SPACE.to_owned(),
+        (_, Some(engine)) if engine.has_lost => LOST.to_owned(),
         (_, Some(_)) => String::new(),
         (Some(process), None) if process.state == State::Starting && !process.error.is_empty() => {
             format!("the engine is started again: {}", process.error)
@@ -355,6 +360,14 @@ mod tests {
         let starting = ptypes::Volume { waiting_for: "its replicas".into(), ..full };
         assert_eq!(remark(None, Some(&starting)), "its replicas");
         assert_eq!(remark(None, Some(&ptypes::Volume::default())), "");
+    }
+
+    #[test]
+    fn a_volume_that_has_lost_something_says_so_once_it_waits_for_nothing() {
+        let lost = ptypes::Volume { has_lost: true, ..Default::default() };
+        assert_eq!(remark(None, Some(&lost)), LOST);
+        let waiting = ptypes::Volume { waiting_for: "its replicas".into(), ..lost };
+        assert_eq!(remark(None, Some(&waiting)), "its replicas");
     }
 
     #[tokio::test]

@@ -201,6 +201,7 @@ async fn ask_engine(channel: Channel) -> Result<EngineView, Status> {
         endpoint: volume.endpoint,
         generation: volume.generation.into(),
         waiting_for: volume.waiting_for,
+        has_lost: volume.has_lost,
         expanding: volume.is_expanding,
         snapshot_limits: SnapshotLimits {
             count: u32::try_from(volume.snapshot_max_count).unwrap_or_default(),

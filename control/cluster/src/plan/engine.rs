@@ -23,6 +23,9 @@ use crate::api::{
 /// The condition that says why an engine does not serve.
 pub const SERVES: &str = "Serves";
 
+/// Condition of an engine, false where what was answered may be lost; else it has none.
+pub const INTACT: &str = "Intact";
+
 /// How long a process that ended for good is left alone before it is tried again: its reason may be gone, and a
 /// manager that tries without pause would only hide it.
 const RETRY: Duration = Duration::from_secs(10);
@@ -238,6 +241,7 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     let reason = if view.waiting_for.is_empty() { "" } else { "Waiting" };
     status.conditions.set_condition(SERVES, view.up && reason.is_empty(), reason, &view.waiting_for, &now);
     follow_device(view, status, &now, actions);
+    follow_loss(view, status, &now, actions);
     follow_replicas(view, status, &now);
     follow_chain(view, status);
     if status.relaying {
@@ -301,6 +305,22 @@ fn follow_device(view: &EngineView, status: &mut EngineStatus, now: &str, action
         actions.push(Action::Tell(Event { warning: true, reason: "DeviceLost", message }));
     }
     status.device = device.to_string();
+}
+
+/// Notes that what was answered and not flushed may be lost, and tells it once. A file system that is mounted then stops writing: its
+/// pods are helped as those whose device was lost.
+fn follow_loss(view: &EngineView, status: &mut EngineStatus, now: &str, actions: &mut Vec<Action>) {
+    if !view.has_lost {
+        status.conditions.retain(|c| c.kind != INTACT);
+        return;
+    }
+    let message = "the hosts of all replicas lost their power, and what was written and not flushed before may be lost: flushes \
+        fail for a minute, and pods that have the volume mounted have to start anew";
+    if status.conditions.get_condition(INTACT).is_none() {
+        now.clone_into(&mut status.device_lost_at);
+        actions.push(Action::Tell(Event { warning: true, reason: "DataLost", message: message.to_owned() }));
+    }
+    status.conditions.set_condition(INTACT, false, "PowerLost", message, now);
 }
 
 /// Modes, reasons and rebuilds as the engine says.

@@ -100,6 +100,7 @@ impl EngineControl for Face {
             waiting_for,
             ending: shown.ending,
             lacks_space: self.engine.stats().iter().any(|queue| queue.starved.load(Ordering::Relaxed)),
+            has_lost: self.engine.has_lost(),
             repaired_blocks: status.counters.repaired_blocks,
             replicas: status.replicas.into_iter().map(|r| self.replica(r)).collect(),
             limits: limits(&status.limits),

@@ -246,6 +246,30 @@ fn another_program_takes_over_while_the_engine_is_said_to_run() {
 }
 
 #[test]
+fn a_loss_of_what_was_not_flushed_is_told_once_and_pods_start_anew() {
+    let running = process(InstanceState::Running);
+    let whole = view(true, &[("a", ReplicaMode::ReadWrite)]);
+    let lost = EngineView { has_lost: true, ..whole.clone() };
+    let told =
+        |actions: &[Action]| actions.iter().any(|a| matches!(a, Action::Tell(e) if e.reason == "DataLost"));
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let before = decide(&engine, Some(&running), Some(&whole));
+    assert!(!told(&before) && status_in(&before).device_lost_at.is_empty());
+    engine.status = Some(status_in(&before));
+    let then = decide(&engine, Some(&running), Some(&lost));
+    let status = status_in(&then);
+    assert!(told(&then) && !status.device_lost_at.is_empty());
+    assert_eq!(status.conditions.get_condition(INTACT).map(|c| c.reason.as_str()), Some("PowerLost"));
+    engine.status = Some(status);
+    assert!(!told(&decide(&engine, Some(&running), Some(&lost))), "once");
+    // The next engine has lost nothing, and should it, that is said again.
+    let next = decide(&engine, Some(&running), Some(&whole));
+    assert!(status_in(&next).conditions.get_condition(INTACT).is_none());
+    engine.status = Some(status_in(&next));
+    assert!(told(&decide(&engine, Some(&running), Some(&lost))));
+}
+
+#[test]
 fn a_device_that_another_one_replaced_under_its_users_is_lost() {
     let running = process(InstanceState::Running);
     let on = |boot: &str, sequence| EngineView {
