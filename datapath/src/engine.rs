@@ -100,6 +100,9 @@ pub enum Event {
         /// Bytes.
         size: u64,
     },
+    /// Clients have lost something: [`EngineHandle::look_after_loss`] is to be called often as long as
+    /// [`EngineHandle::is_loss_open`].
+    Lost,
     /// The engine has ended.
     Stopped(Why),
 }
@@ -166,8 +169,17 @@ impl EngineHandle {
         self.shared.loss().has_been()
     }
 
-    /// Takes [`Options::loss_note`] away when nobody has to be told any more. To be called now and then once the volume is shown.
-    pub fn look_after_loss_note(&self) {
+    /// Clients have lost something, and flushes fail for it, or will.
+    pub fn is_loss_open(&self) -> bool {
+        self.shared.loss().is_untold() || self.shared.loss().is_being_told()
+    }
+
+    /// Takes [`Options::loss_note`] away when nobody has to be told any more, and ends the telling when nobody has the device open,
+    /// which is only asked while it lasts. To be called now and then once the volume is shown.
+    pub fn look_after_loss(&self, is_open: impl FnOnce() -> bool) {
+        if self.shared.loss().is_being_told() && !is_open() {
+            self.shared.loss().all_have_closed();
+        }
         self.loss_note.look_after();
     }
 
@@ -480,7 +492,10 @@ impl ControlThread {
                 self.stopped = true;
             }
             Output::StatusChanged => self.refresh_status(),
-            Output::Lost => self.loss_note.make(),
+            Output::Lost => {
+                self.loss_note.make();
+                let _ = self.events.send(Event::Lost);
+            }
             Output::Log(line) => tracing::info!("{line}"),
         }
     }

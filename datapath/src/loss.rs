@@ -1,9 +1,9 @@
 //! What clients were answered and is lost, until a flush has told them (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
 //!
 //! ```text
-//!   nothing --lose--> untold --the first flush--> told until a minute later, while flushes fail --> nothing
-//!                       ^                            |
-//!                       +-----------lose-------------+
+//!   nothing --lose--> untold --the first flush--> being told: flushes fail --a minute, or all have closed the device--> told
+//!                       ^                            |                                                                   |
+//!                       +-----------lose-------------+-------------------------------------------------------------------+
 //! ```
 //!
 //! The conductor loses, queues tell. What an engine before has lost concerns those of its clients that are here.
@@ -17,6 +17,9 @@ pub const TOLD_FOR: u64 = 60_000_000_000;
 /// [`Loss::told_until`]: clients have lost something, and none has asked for a flush since.
 const UNTOLD: u64 = u64::MAX;
 
+/// [`Loss::told_until`]: all is told.
+const TOLD: u64 = 1;
+
 /// [`Loss::before`]: what an engine before had answered may be lost.
 const LOST_BEFORE: u8 = 1;
 
@@ -26,7 +29,7 @@ const CLIENTS_STAYED: u8 = 2;
 /// Shared by the conductor, the queues, and whoever shows the device.
 #[derive(Debug, Default)]
 pub struct Loss {
-    /// Until when flushes fail, ns on the queues' clock; [`UNTOLD`] from the loss to the first of them.
+    /// Until when flushes fail, ns on the queues' clock; 0 before any loss, [`UNTOLD`] from one to the first of them, [`TOLD`] at last.
     told_until: AtomicU64,
     /// [`LOST_BEFORE`] and [`CLIENTS_STAYED`], once they are known.
     before: AtomicU8,
@@ -62,6 +65,19 @@ impl Loss {
         self.told_until.load(Ordering::Acquire) != 0
     }
 
+    /// Flushes fail, if there are any.
+    pub fn is_being_told(&self) -> bool {
+        !matches!(self.told_until.load(Ordering::Acquire), 0 | TOLD | UNTOLD)
+    }
+
+    /// Nobody has the device open: who does so from now on was promised nothing. What no flush has told of stays untold.
+    pub fn all_have_closed(&self) {
+        let until = self.told_until.load(Ordering::Acquire);
+        if until != 0 && until != UNTOLD {
+            let _ = self.told_until.compare_exchange(until, TOLD, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
     /// No flush has told any client yet.
     pub fn is_untold(&self) -> bool {
         self.told_until.load(Ordering::Acquire) == UNTOLD
@@ -74,6 +90,8 @@ impl Loss {
             until = now.saturating_add(TOLD_FOR).min(UNTOLD - 1);
             // Whoever was faster has put down much the same; a loss that has come since is told by the next flush.
             let _ = self.told_until.compare_exchange(UNTOLD, until, Ordering::AcqRel, Ordering::Acquire);
+        } else if until > TOLD && now >= until {
+            let _ = self.told_until.compare_exchange(until, TOLD, Ordering::AcqRel, Ordering::Acquire);
         }
         now < until
     }
@@ -95,6 +113,19 @@ mod tests {
         assert!(!loss.fails_flush(1_000 + TOLD_FOR) && loss.has_been());
         loss.lose();
         assert!(loss.fails_flush(2 * TOLD_FOR), "another one is told, too");
+    }
+
+    #[test]
+    fn who_opens_the_device_after_all_have_closed_it_is_told_nothing() {
+        let loss = Loss::default();
+        loss.lose();
+        loss.all_have_closed();
+        assert!(loss.is_untold() && !loss.is_being_told(), "who wrote it may come back to flush it");
+        assert!(loss.fails_flush(100) && loss.is_being_told());
+        loss.all_have_closed();
+        assert!(!loss.fails_flush(101) && !loss.is_being_told() && loss.has_been());
+        loss.lose();
+        assert!(loss.fails_flush(102), "another one is told, too");
     }
 
     #[test]

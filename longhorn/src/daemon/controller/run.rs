@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use control::authority::RemoteAuthority;
 use control::engine::{EngineControl, EngineError};
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
-use crossbeam_channel::{Receiver, select, tick, unbounded};
+use crossbeam_channel::{Receiver, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
@@ -23,7 +23,7 @@ use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
 use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
-use super::show::{HideError, Show, Wish};
+use super::show::{self, HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
@@ -36,6 +36,9 @@ const PREDECESSOR: Duration = Duration::from_secs(10);
 
 /// Between two looks at what the volume is shown by.
 pub(super) const CARE: Duration = Duration::from_secs(5);
+
+/// The same while flushes tell of a loss, until nobody has the device open.
+const CLOSED: Duration = Duration::from_millis(500);
 
 /// How long the answer to the shutdown may take to leave the process.
 pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
@@ -275,6 +278,8 @@ impl Life {
     fn live(mut self) -> Result<()> {
         let care = tick(CARE);
         loop {
+            // Whoever has unmounted a file system that heard of a loss mounts it again soon.
+            let closed = if self.handle.is_loss_open() { after(CLOSED) } else { never() };
             select! {
                 recv(self.events) -> event => match event.context("the engine's control thread has ended")? {
                     Event::Open { size } => {
@@ -293,6 +298,8 @@ impl Life {
                             tracing::error!("the device has its old size until it is shown anew: {e:#}");
                         }
                     }
+                    // From now on it is looked after more often.
+                    Event::Lost => {}
                     Event::Stopped(why) => return Err(ended_by_itself(&why)),
                 },
                 recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
@@ -322,10 +329,9 @@ impl Life {
                 }
                 recv(care) -> _ => {
                     self.show.look_after(&self.queues);
-                    if self.is_shown() {
-                        self.handle.look_after_loss_note();
-                    }
+                    self.look_after_loss();
                 }
+                recv(closed) -> _ => self.look_after_loss(),
             }
         }
     }
@@ -366,6 +372,19 @@ impl Life {
 
     fn is_shown(&self) -> bool {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint.is_some()
+    }
+
+    fn look_after_loss(&self) {
+        if self.is_shown() {
+            self.handle.look_after_loss(|| self.is_in_use());
+        }
+    }
+
+    /// Somebody may have the volume open: a device tells, a server's clients do not.
+    fn is_in_use(&self) -> bool {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = shown.endpoint.as_ref().and_then(|e| e.device.clone());
+        device.is_none_or(|device| show::is_in_use(&device))
     }
 
     /// Begins to fill the volume with a clone. Who asked hears when it holds everything.
@@ -484,7 +503,7 @@ impl Life {
         // Its last word says how it went.
         while let Ok(event) = self.events.recv() {
             match event {
-                Event::Open { .. } | Event::Resized { .. } => {}
+                Event::Open { .. } | Event::Resized { .. } | Event::Lost => {}
                 Event::Stopped(Why::Clean) => return Ok(()),
                 Event::Stopped(why @ Why::Unopened) => {
                     tracing::warn!("{why}: the next start repairs what the engine before it left in doubt");

@@ -306,18 +306,30 @@ pub(crate) fn device_of(volume: &str) -> PathBuf {
 fn refuse_in_use(device: &Path) -> Result<(), HideError> {
     let deadline = Instant::now() + GLANCE;
     loop {
-        let is_open = !fuse_frontend::users_of(device).is_empty();
-        // A mount, swap, or a device on top hold it exclusively.
-        let held = OpenOptions::new().read(true).custom_flags(OFlag::O_EXCL.bits()).open(device);
-        match held {
-            Err(e) if e.kind() != io::ErrorKind::ResourceBusy => {
+        match has_users(device) {
+            Err(e) => {
                 let text = format!("{} cannot be looked at: {e}", device.display());
                 return Err(HideError::Failed(anyhow!(text)));
             }
-            Ok(_) if !is_open => return Ok(()),
-            _ if Instant::now() > deadline => return Err(HideError::InUse(users(device))),
-            _ => std::thread::sleep(AGAIN),
+            Ok(false) => return Ok(()),
+            Ok(true) if Instant::now() > deadline => return Err(HideError::InUse(users(device))),
+            Ok(true) => std::thread::sleep(AGAIN),
         }
+    }
+}
+
+/// Somebody has the device open or mounted; so it is taken for where that cannot be told.
+pub(super) fn is_in_use(device: &Path) -> bool {
+    has_users(device).unwrap_or(true)
+}
+
+fn has_users(device: &Path) -> io::Result<bool> {
+    let is_open = !fuse_frontend::users_of(device).is_empty();
+    // A mount, swap, or a device on top hold it exclusively.
+    match OpenOptions::new().read(true).custom_flags(OFlag::O_EXCL.bits()).open(device) {
+        Ok(_) => Ok(is_open),
+        Err(e) if e.kind() == io::ErrorKind::ResourceBusy => Ok(true),
+        Err(e) => Err(e),
     }
 }
 
