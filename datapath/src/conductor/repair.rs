@@ -174,7 +174,9 @@ impl Conductor {
     /// Copies a range from the best source among the members to all others.
     fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: Dead) {
         let members = self.serving();
-        let best = [members.minus(dead.all), members.minus(dead.unpowered), members];
+        let powered =
+            if sabotaged!(self, power_unasked) { MemberSet::EMPTY } else { members.minus(dead.unpowered) };
+        let best = [members.minus(dead.all), powered, members];
         let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
         let targets = members.without(source);
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);

@@ -44,6 +44,9 @@ pub struct Sabotage {
     /// Snapshots are folded while chunks in doubt are made equal.
     #[cfg(feature = "sabotage")]
     pub fold_beside_repair: bool,
+    /// Among members whose processes died, any is the source, whether its host kept its power or not.
+    #[cfg(feature = "sabotage")]
+    pub power_unasked: bool,
     /// Flushes end well after a loss.
     #[cfg(feature = "sabotage")]
     pub loss_untold: bool,

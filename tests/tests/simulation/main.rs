@@ -201,6 +201,7 @@ sabotage! {
     copied_before_all_queues_send: conductor InConductor { join_without_drain: true, ..InConductor::default() };
     snapshot_without_a_pause: conductor InConductor { commit_without_pause: true, ..InConductor::default() };
     requests_go_on_before_all_have_switched: conductor InConductor { resume_early: true, ..InConductor::default() };
+    power_of_the_source_not_asked_for: conductor InConductor { power_unasked: true, ..InConductor::default() };
     flushes_end_well_after_a_loss: conductor InConductor { loss_untold: true, ..InConductor::default() };
     decided_operation_taken_back: conductor InConductor { undo_decided: true, ..InConductor::default() };
     fence_without_drain: replica InReplica { fence_without_drain: true, ..InReplica::default() };

@@ -188,11 +188,10 @@ impl World {
         }
     }
 
-    /// As long as one member's process lived on, nothing that was answered may be lost, and nothing at all as long as
-    /// every member kept its power.
+    /// As long as one member's process lived on, or its host kept its power, nothing that was answered may be lost.
     pub(super) fn note_loss(&mut self, members: &[usize]) {
         let lived = members.iter().any(|m| self.nodes[*m].has_lived());
-        if !lived && members.iter().any(|m| !self.powered[*m]) {
+        if !lived && members.iter().all(|m| !self.powered[*m]) {
             self.note("no member kept what was not flushed".into());
             self.history.power_lost();
             self.flushes_may_fail();
