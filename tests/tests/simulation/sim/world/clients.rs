@@ -153,7 +153,8 @@ impl World {
             // Without epochs an engine may go on with anybody, and lose what others have.
             let may_have_lost = self.quorum == Quorum::Unsafe || self.may_have_lost.contains(&session);
             let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
-            if !self.errors_injected
+            let last = self.members().len() == 1 || self.quorum == Quorum::Unsafe;
+            if !(self.errors_injected && last)
                 && !wants_no_space
                 && !tells_of_loss
                 && self.engines.get(&number).is_none_or(|e| e.stopped.is_none())
