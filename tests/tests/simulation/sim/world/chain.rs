@@ -5,7 +5,7 @@ use super::{
     BLOCK, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH, Outbox,
     Quorum, ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
 };
-use tests::register::WriteId;
+use tests::register::{ReadBegan, WriteId};
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -24,7 +24,8 @@ pub(super) struct Chain {
 
 /// What was asked for and is not answered.
 enum Asked {
-    Snapshot(String),
+    /// Its name, and the oracle's mark: to clients it is a read of all blocks at one moment.
+    Snapshot(String, ReadBegan),
     Revert(Vec<(u64, WriteId)>),
     Expand(u64),
     /// The replica is out: with an empty disk or its own it is taken in again.
@@ -49,7 +50,7 @@ impl World {
                 let (name, labels) = (self.free_name(id), BTreeMap::new());
                 let command =
                     Command::Snapshot { name: name.clone(), user_created: true, created: created(), labels };
-                (Asked::Snapshot(name), command)
+                (Asked::Snapshot(name, self.history.read_begins()), command)
             }
             (Fault::Expand, _) if self.chain.grown < GROWTH => {
                 self.chain.grown += GROWS_BY;
@@ -136,14 +137,19 @@ impl World {
 
     pub(super) fn command_done(&mut self, command: u64, ok: bool) {
         match self.chain.asked.remove(&command) {
-            Some(Asked::Snapshot(name)) if ok => {
+            Some(Asked::Snapshot(name, began)) if ok => {
                 let whole = |n: &&super::Node| self.is_member(n.number) && !n.disk.is_rebuilding();
                 let seen = self.nodes.iter().filter(whole).find_map(|n| n.disk.snapshot(&name));
                 match seen {
-                    Some(seen) => drop(self.chain.taken.insert(name, seen)),
+                    Some(seen) => {
+                        self.judge_snapshot(&name, &seen, began);
+                        self.chain.taken.insert(name, seen);
+                    }
                     None => self.fail(format!("snapshot {name} was taken, and no member has it")),
                 }
+                self.history.read_ends(began);
             }
+            Some(Asked::Snapshot(_, began)) => self.history.read_ends(began),
             Some(Asked::Revert(writes)) if ok => {
                 self.note("revert done".into());
                 // A flush belongs to it.
@@ -155,6 +161,25 @@ impl World {
             }
             Some(Asked::Exchange(node, empty)) if ok => self.take_in(node, empty),
             _ => {}
+        }
+    }
+
+    /// What a snapshot shows was the value of each block between the command and its answer.
+    fn judge_snapshot(&mut self, name: &str, seen: &Seen, began: ReadBegan) {
+        for block in 0..(SIZE + GROWTH) / BLOCK {
+            let stamp = seen.get(&block).copied().unwrap_or(Stamp(0));
+            if let Err(v) = self.history.read_returned(block, began, stamp) {
+                self.wrong(format!("snapshot {name}: {v}"));
+            }
+        }
+    }
+
+    /// Whoever was asked is gone, and answers nothing.
+    pub(super) fn forget_what_was_asked(&mut self) {
+        for asked in std::mem::take(&mut self.chain.asked).into_values() {
+            if let Asked::Snapshot(_, began) = asked {
+                self.history.read_ends(began);
+            }
         }
     }
 

@@ -5,6 +5,9 @@ use super::{Engine, Event, Fault, MS, Outbox, Packet, SECOND, World};
 impl World {
     pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
         let Some(e) = self.engines.remove(&number) else { return };
+        if number == self.current {
+            self.forget_what_was_asked();
+        }
         for read in e.slots.iter().flatten().filter_map(|s| s.read) {
             self.history.read_ends(read);
         }
