@@ -288,6 +288,44 @@ impl History {
         Err(Violation { block, observed, possible, rule: "not a value of the read's time" })
     }
 
+    /// All of these values, of a read or a snapshot that began so, were there at one moment: no write is in it that began after
+    /// another one was over that is not.
+    ///
+    /// # Errors
+    /// [`Violation`] of the block whose value came last, if another one was overwritten before.
+    pub fn at_one_moment(
+        &self,
+        began: ReadBegan,
+        values: impl Iterator<Item = (u64, Stamp)>,
+    ) -> Result<(), Violation> {
+        // The moment lies behind the start of every write that is seen and before the end of what overwrote any of them. Zeroes
+        // may be of several writes: of the first, and overwritten with the last.
+        let (mut earliest, mut latest, mut youngest) = (0, u64::MAX, None);
+        for (block, stamp) in values {
+            let writes = &self.blocks[usize::try_from(block).expect("block numbers fit")];
+            let possible =
+                writes.iter().filter(|w| w.stamp == stamp && w.superseded.is_none_or(|at| at >= began.0));
+            let (mut first, mut last) = (u64::MAX, 0);
+            for w in possible {
+                first = first.min(w.began);
+                last = last.max(w.superseded.unwrap_or(u64::MAX));
+            }
+            if first != u64::MAX && first >= earliest {
+                (earliest, youngest) = (first, Some((block, stamp)));
+            }
+            latest = latest.min(last);
+        }
+        match youngest {
+            Some((block, observed)) if earliest > latest => Err(Violation {
+                block,
+                observed,
+                possible: Vec::new(),
+                rule: "another value was overwritten before",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// The read is over, or will never be answered.
     pub fn read_ends(&mut self, began: ReadBegan) {
         self.reads.remove(&began);
@@ -417,6 +455,21 @@ mod tests {
         h.engine_replaced();
         assert!(read(&mut h, 1).is_ok());
         assert!(read(&mut h, 2).is_err());
+    }
+
+    #[test]
+    fn what_was_written_after_another_write_was_over_is_not_seen_without_it() {
+        let mut h = History::new(2);
+        let mark = h.read_begins();
+        let first = h.write_begins(0, Stamp(1), 1);
+        h.write_acked(0, first, false);
+        let second = h.write_begins(1, Stamp(2), 1);
+        h.write_acked(1, second, false);
+        let seen = |a, b| [(0, Stamp(a)), (1, Stamp(b))].into_iter();
+        for (a, b) in [(0, 0), (1, 0), (1, 2)] {
+            assert!(h.at_one_moment(mark, seen(a, b)).is_ok(), "{a} {b}");
+        }
+        assert!(h.at_one_moment(mark, seen(0, 2)).is_err());
     }
 
     #[test]

@@ -164,10 +164,13 @@ impl World {
         }
     }
 
-    /// What a snapshot shows was the value of each block between the command and its answer.
+    /// What a snapshot shows was there at one moment between the command and its answer.
     fn judge_snapshot(&mut self, name: &str, seen: &Seen, began: ReadBegan) {
-        for block in 0..(SIZE + GROWTH) / BLOCK {
-            let stamp = seen.get(&block).copied().unwrap_or(Stamp(0));
+        let value = |block| (block, seen.get(&block).copied().unwrap_or(Stamp(0)));
+        if let Err(v) = self.history.at_one_moment(began, (0..(SIZE + GROWTH) / BLOCK).map(value)) {
+            self.wrong(format!("snapshot {name}: {v}"));
+        }
+        for (block, stamp) in (0..(SIZE + GROWTH) / BLOCK).map(value) {
             if let Err(v) = self.history.read_returned(block, began, stamp) {
                 self.wrong(format!("snapshot {name}: {v}"));
             }
