@@ -145,7 +145,7 @@ impl Disk {
             intent_chunk: self.chunk,
             intent: self.records.intent.iter().map(|c| Extent::new(c * self.chunk, self.chunk)).collect(),
             clean: self.records.clean,
-            powered: self.records.whole == Some(self.boot),
+            powered: self.has_kept_power(),
             out: self.records.out.clone(),
             missed: self.records.missed.iter().map(|(n, trail)| (*n, *trail)).collect(),
         }
@@ -745,6 +745,11 @@ impl Disk {
         });
         let marked = self.records.intent.contains(&(block * BLOCK / self.chunk));
         layers.chain(marked.then(|| "marked".into())).collect::<Vec<_>>().join("; ")
+    }
+
+    /// It is noted that the host has kept its power since everything that was answered was here.
+    pub(crate) fn has_kept_power(&self) -> bool {
+        self.records.whole == Some(self.boot)
     }
 
     /// What a snapshot shows, if it is there.

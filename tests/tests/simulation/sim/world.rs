@@ -603,7 +603,7 @@ impl World {
             Event::StartNode(node) if now < self.away_until[node] => {
                 out.later(self.away_until[node], Event::StartNode(node));
             }
-            Event::StartNode(node) if self.nodes[node].start() => {}
+            Event::StartNode(node) if self.nodes[node].start() => self.look_for_lost_power(),
             Event::StartNode(node) => out.later(now + 20 * MS, Event::StartNode(node)),
             Event::StartEngine(known_dead) => self.start_engine(known_dead, out),
             Event::ContinueNode(node) => {
@@ -726,6 +726,7 @@ impl World {
             engine.finds_a_loss_noted();
         }
         self.engines.insert(number, engine);
+        self.look_for_lost_power();
         for q in 0..usize::from(QUEUES) {
             out.later(self.now + 50 * MS, Event::QueueTick(number, q));
         }

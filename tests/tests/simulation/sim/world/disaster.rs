@@ -166,18 +166,21 @@ impl World {
         self.note_lived();
         self.nodes[node].power_cut(&mut self.dice);
         self.powered[node] = false;
-        if self.is_member(node) {
-            // An engine that goes on with this one while others that have everything are away fails flushes before it is known
-            // whether they come back.
-            self.flushes_may_fail();
-        }
         self.judge_loss();
         self.break_conns(node, out);
         let delay = self.dice.between(50 * MS, 3 * SECOND);
         out.later(self.now + delay, Event::StartNode(node));
     }
 
-    /// Something that clients were answered may be lost.
+    /// Something that clients were answered may be lost, as far as an engine can know: one that goes on with a replica that has not
+    /// kept its power, or could not note on its full disk that it has, while others that have everything are away.
+    pub(super) fn look_for_lost_power(&mut self) {
+        let is_unsure = |n: &super::Node| n.is_up() && !n.has_lived() && !n.disk.has_kept_power();
+        if self.nodes.iter().any(is_unsure) {
+            self.flushes_may_fail();
+        }
+    }
+
     fn flushes_may_fail(&mut self) {
         self.may_have_lost.extend(self.engines.values().map(Engine::session));
         // Its clients wait for the next one.
