@@ -27,12 +27,11 @@ use crate::conductor::{
     Body, Command, CommandError, CommandId, Conductor, Config, Input, Limits, Output, Quorum, Refusal,
     ReplicaConfig, Status, Why,
 };
-use loss_note::LossNote;
-
 use crate::link::{Mail, News, Offer, Parts};
 use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
+use loss_note::LossNote;
 
 pub use authority::Authority;
 pub use lh_block::Address;

@@ -53,6 +53,8 @@ pub(super) struct Doubt {
     wanted: VecDeque<u64>,
     failures: u32,
     retry_at: u64,
+    /// What of a loss in these chunks has been told: no flush ends before they are equal.
+    lost: Owed,
     view: view::View,
     /// The members are to be told once nothing is in doubt and these switches are made.
     tell: bool,
@@ -263,7 +265,9 @@ impl Conductor {
                 }
             }
         }
-        if !self.doubt.chunks.is_empty() {
+        if self.doubt.is_empty() {
+            self.doubt.lost = Owed::Nobody;
+        } else {
             self.log(format!("{} chunks are in doubt", self.doubt.chunks.len()));
         }
     }
@@ -294,16 +298,19 @@ impl Conductor {
 
     /// A flush must not promise what is lost: the next ones fail.
     fn tell_of_loss(&mut self, owed: Owed) {
-        if sabotaged!(self, loss_untold) {
+        if owed <= self.doubt.lost || sabotaged!(self, loss_untold) {
             return;
         }
-        match owed {
-            Owed::Nobody => return,
-            Owed::WhoStayed => self.config.shared.loss().lose_from_before(),
-            Owed::Everybody => {
-                self.config.shared.loss().lose();
-                self.log("flushes fail for a minute, so that who wrote it hears of it".into());
-            }
+        self.doubt.lost = owed;
+        let loss = self.config.shared.loss();
+        if owed == Owed::Everybody {
+            loss.lose();
+            self.log(
+                "clients were answered what may be gone: flushes fail for a minute, so that they hear of it"
+                    .into(),
+            );
+        } else {
+            loss.lose_from_before();
         }
         self.emit(super::Output::Lost);
     }
@@ -379,11 +386,11 @@ impl Conductor {
     fn resolve(&mut self, chunk: u64) {
         let ended = self.doubt.chunks.remove(&chunk).unwrap_or_default();
         // Whoever still had it has been lost meanwhile.
-        if ended.owed > Owed::Nobody && self.serving().minus(ended.dead.unpowered).is_empty() {
-            self.log(format!(
-                "no replica that is left has kept what was answered and not flushed in chunk {chunk}"
-            ));
+        if self.serving().minus(ended.dead.unpowered).is_empty() {
             self.tell_of_loss(ended.owed);
+        }
+        if self.doubt.is_empty() {
+            self.doubt.lost = Owed::Nobody;
         }
         self.doubt.wanted.retain(|w| *w != chunk);
         let shared = &self.config.shared;

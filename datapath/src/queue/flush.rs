@@ -176,7 +176,7 @@ impl Queue {
         let ended = self.flush.running.take();
         let nobody = ended.as_ref().is_some_and(|b| b.fan.need.is_empty());
         let covers = ended.is_some_and(|b| self.covers_all(b.sure));
-        let lost = covers && self.tells_of_loss(now);
+        let lost = result.is_ok() && covers && !nobody && self.tells_of_loss(now);
         for s in std::mem::take(&mut self.flush.callers).iter() {
             if self.slot(s).work.is_job() {
                 let done = if result.is_ok() && covers {
