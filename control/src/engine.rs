@@ -288,8 +288,7 @@ pub struct EngineStatus {
     pub ending: bool,
     /// Writes wait for space: every replica that takes them has said that its disk is full.
     pub lacks_space: bool,
-    /// What was answered and not flushed may be lost since this engine began, and who wrote it was there: flushes have failed for
-    /// it, or will.
+    /// What was answered and not flushed may be lost, and who wrote it has the volume open: flushes have failed for it, or will.
     pub has_lost: bool,
     /// Blocks that differed between members when this engine started, and were made equal.
     pub repaired_blocks: u64,

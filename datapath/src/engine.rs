@@ -163,9 +163,9 @@ impl EngineHandle {
         self.shared.loss().clients_have_stayed();
     }
 
-    /// Clients have lost something since this engine began (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
+    /// Clients that have the device open have lost something (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
     pub fn has_lost(&self) -> bool {
-        self.shared.loss().has_been()
+        self.shared.loss().concerns_anybody()
     }
 
     /// Clients have lost something, and flushes fail for it, or will.
@@ -173,11 +173,12 @@ impl EngineHandle {
         self.shared.loss().is_untold() || self.shared.loss().is_being_told()
     }
 
-    /// Takes [`Options::loss_note`] away when nobody has to be told any more, and ends the telling when nobody has the device open,
-    /// which is only asked while it lasts. To be called now and then once the volume is shown.
+    /// Takes [`Options::loss_note`] away when nobody has to be told any more, and forgets the loss when nobody has the device open,
+    /// which is only asked after one. To be called now and then once the volume is shown.
     pub fn look_after_loss(&self, is_open: impl FnOnce() -> bool) {
-        if self.shared.loss().is_being_told() && !is_open() {
-            self.shared.loss().all_have_closed();
+        let loss = self.shared.loss();
+        if loss.concerns_anybody() && !loss.is_untold() && !is_open() {
+            loss.all_have_closed();
         }
         self.loss_note.look_after();
     }

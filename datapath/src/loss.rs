@@ -1,9 +1,10 @@
 //! What clients were answered and is lost, until a flush has told them (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
 //!
 //! ```text
-//!   nothing --lose--> untold --the first flush--> being told: flushes fail --a minute, or all have closed the device--> told
-//!                       ^                            |                                                                   |
-//!                       +-----------lose-------------+-------------------------------------------------------------------+
+//!   nothing --lose--> untold --the first flush--> being told: flushes fail --a minute--> told
+//!      ^                ^                              |                                  |
+//!      |                +------------lose--------------+----------------------------------+
+//!      +----------------------all have closed the device----------------------------------+
 //! ```
 //!
 //! The conductor loses, queues tell. What an engine before has lost concerns those of its clients that are here.
@@ -29,7 +30,8 @@ const CLIENTS_STAYED: u8 = 2;
 /// Shared by the conductor, the queues, and whoever shows the device.
 #[derive(Debug, Default)]
 pub struct Loss {
-    /// Until when flushes fail, ns on the queues' clock; 0 before any loss, [`UNTOLD`] from one to the first of them, [`TOLD`] at last.
+    /// Until when flushes fail, ns on the queues' clock; 0 before any loss, [`UNTOLD`] from one to the first of them, [`TOLD`] at
+    /// last.
     told_until: AtomicU64,
     /// [`LOST_BEFORE`] and [`CLIENTS_STAYED`], once they are known.
     before: AtomicU8,
@@ -60,8 +62,8 @@ impl Loss {
         }
     }
 
-    /// Something has been lost since this engine began, told or not.
-    pub fn has_been(&self) -> bool {
+    /// Something has been lost, and whoever has to know, or knows, has the device open.
+    pub fn concerns_anybody(&self) -> bool {
         self.told_until.load(Ordering::Acquire) != 0
     }
 
@@ -73,8 +75,8 @@ impl Loss {
     /// Nobody has the device open: who does so from now on was promised nothing. What no flush has told of stays untold.
     pub fn all_have_closed(&self) {
         let until = self.told_until.load(Ordering::Acquire);
-        if until != 0 && until != UNTOLD {
-            let _ = self.told_until.compare_exchange(until, TOLD, Ordering::AcqRel, Ordering::Acquire);
+        if until != UNTOLD {
+            let _ = self.told_until.compare_exchange(until, 0, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 
@@ -104,13 +106,15 @@ mod tests {
     #[test]
     fn a_loss_is_told_by_the_next_flush_and_those_of_a_minute() {
         let loss = Loss::default();
-        assert!(!loss.fails_flush(7) && !loss.has_been());
+        assert!(!loss.fails_flush(7) && !loss.concerns_anybody());
         loss.lose();
-        assert!(loss.has_been());
+        assert!(loss.concerns_anybody());
         for now in [1_000, 1_001, 999 + TOLD_FOR] {
             assert!(loss.fails_flush(now), "{now}");
         }
-        assert!(!loss.fails_flush(1_000 + TOLD_FOR) && loss.has_been());
+        assert!(!loss.fails_flush(1_000 + TOLD_FOR) && loss.concerns_anybody());
+        loss.all_have_closed();
+        assert!(!loss.concerns_anybody());
         loss.lose();
         assert!(loss.fails_flush(2 * TOLD_FOR), "another one is told, too");
     }
@@ -123,7 +127,7 @@ mod tests {
         assert!(loss.is_untold() && !loss.is_being_told(), "who wrote it may come back to flush it");
         assert!(loss.fails_flush(100) && loss.is_being_told());
         loss.all_have_closed();
-        assert!(!loss.fails_flush(101) && !loss.is_being_told() && loss.has_been());
+        assert!(!loss.fails_flush(101) && !loss.is_being_told() && !loss.concerns_anybody());
         loss.lose();
         assert!(loss.fails_flush(102), "another one is told, too");
     }

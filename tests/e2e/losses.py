@@ -138,6 +138,7 @@ def a_file_system_stops_and_is_whole(kind):
         text = open(os.path.join(where, name)).read()
         expect(text[:4] in ("kept", "gone"), f"{kind} lost {name}: {text[:20]!r}")
     expect(synced("more"), f"{kind} cannot be written once it is mounted again")
+    expect(host.status(volume)["remark"] == "", "the status goes on with what is over")
     run("umount", where)
     host.clean()
 

@@ -112,7 +112,7 @@ pub struct EngineView {
     pub generation: Generation,
     /// What requests wait for; empty while they are answered.
     pub waiting_for: String,
-    /// What was answered and not flushed may be lost since it began, with the power of every replica's host.
+    /// What was answered and not flushed may be lost with the power of every replica's host, and who wrote it has the volume open.
     pub has_lost: bool,
     /// An expansion goes on.
     pub expanding: bool,

@@ -25,7 +25,7 @@ const NO_MANAGER: &str = "no instance manager runs";
 const NO_SPACE: &str = "the disks of its replicas are full, and writes wait until there is space again: free some, for example \
     with `longhornctl snapshot rm` and `longhornctl snapshot purge`";
 
-/// What is said of a volume whose clients have lost something, as long as its engine runs.
+/// What is said of a volume whose clients have lost something, as long as they have it open.
 const LOST: &str = "the hosts of all its replicas lost their power, and what was written and not flushed before may be lost: flushes \
     failed, or will. Unmount and mount a file system on it, or start what uses it anew";
 

@@ -324,10 +324,12 @@ pub(super) fn is_in_use(device: &Path) -> bool {
 }
 
 fn has_users(device: &Path) -> io::Result<bool> {
-    let is_open = !fuse_frontend::users_of(device).is_empty();
     // A mount, swap, or a device on top hold it exclusively.
     match OpenOptions::new().read(true).custom_flags(OFlag::O_EXCL.bits()).open(device) {
-        Ok(_) => Ok(is_open),
+        Ok(own) => {
+            drop(own);
+            Ok(!fuse_frontend::users_of(device).is_empty())
+        }
         Err(e) if e.kind() == io::ErrorKind::ResourceBusy => Ok(true),
         Err(e) => Err(e),
     }
