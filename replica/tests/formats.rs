@@ -197,14 +197,23 @@ impl Xfs {
         let (image, at) = (place.path().join("image"), place.path().join("xfs"));
         File::create(&image).unwrap().set_len(400 << 20).unwrap();
         fs::create_dir(&at).unwrap();
-        let done = |command: &mut Command| command.output().is_ok_and(|out| out.status.success());
-        if done(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&image))
-            && done(Command::new("mount").args(["-o", "loop"]).args([&image, &at]))
-        {
-            return Some(Self { place });
+        let done = |command: &mut Command| command.output().ok().filter(|out| out.status.success());
+        let mounted = || {
+            done(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&image))?;
+            let device = done(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
+            let device = String::from_utf8(device.stdout).ok()?.trim().to_owned();
+            // Whoever had this loop device before may have forbidden to write to it, and that stays.
+            done(Command::new("blockdev").args(["--setrw", &device]));
+            let mounted = done(Command::new("mount").arg(&device).arg(&at));
+            // It goes with the last that has it open.
+            done(Command::new("losetup").args(["--detach", &device]));
+            mounted
+        };
+        if mounted().is_none() {
+            println!("SKIP formats: no XFS can be mounted here");
+            return None;
         }
-        println!("SKIP formats: no XFS can be mounted here");
-        None
+        Some(Self { place })
     }
 
     fn path(&self) -> PathBuf {
