@@ -57,8 +57,9 @@ def slow_replica(host, volume):
             kill(replica["pid"], signal.SIGCONT)
             time.sleep(0.001)
         kill(replica["pid"], signal.SIGCONT)
-    thread = threading.Thread(target=throttle)
-    load = threading.Thread(target=fio, args=("load", full(15, 12), "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=512m",
+    # Should it not be cut off, this is no reason to go on for ever.
+    thread = threading.Thread(target=throttle, daemon=True)
+    load = threading.Thread(target=fio, args=("load", full(25, 12), "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=512m",
                                               "--ioengine=io_uring", "--direct=1", f"--filename=/dev/longhorn/{volume}"))
     load.start()
     time.sleep(3)
