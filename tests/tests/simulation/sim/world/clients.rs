@@ -154,11 +154,9 @@ impl World {
             let may_have_lost = self.quorum == Quorum::Unsafe || self.may_have_lost.contains(&session);
             let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
             let last = self.members().len() == 1 || self.quorum == Quorum::Unsafe;
-            if !(self.errors_injected && last)
-                && !wants_no_space
-                && !tells_of_loss
-                && self.engines.get(&number).is_none_or(|e| e.stopped.is_none())
-            {
+            let of_the_last_disk = self.errors_injected && last;
+            let has_stopped = self.engines.get(&number).is_some_and(|e| e.stopped.is_some());
+            if !(of_the_last_disk || wants_no_space || tells_of_loss || has_stopped) {
                 self.fail(format!("{op:?} {range} was answered with {error:?}"));
             }
             if let Some(read) = read {
