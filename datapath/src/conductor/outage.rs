@@ -121,6 +121,8 @@ impl Conductor {
         let Some(outage) = self.outage.as_mut() else { return false };
         let ready = outage.ready.and(failing);
         let still_away = failing.minus(ready);
+        // Whoever is being looked at may be the one that has everything, and is lost itself if that takes too long.
+        let answering = !self.linked(still_away).is_empty();
         // A copy between members needs all of them, so each has ended or soon will. (A copy to a joiner may wait for a
         // write that waits for who is away.)
         let copies = self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
@@ -130,7 +132,8 @@ impl Conductor {
         }
         let now = self.now;
         let since = self.outage.as_mut().map_or(now, |o| *o.since.get_or_insert(now));
-        if !still_away.is_empty() && now < since.saturating_add(self.config.limits.grace_ns) {
+        let over = now >= since.saturating_add(self.config.limits.grace_ns);
+        if answering || !(still_away.is_empty() || over) {
             return false;
         }
         self.outage = None;

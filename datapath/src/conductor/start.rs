@@ -36,7 +36,8 @@ impl Conductor {
             }
             Choice::Start(start) => {
                 let since = self.possible_since();
-                if !start.complete && self.now < since.saturating_add(self.config.limits.grace_ns) {
+                let over = self.now >= since.saturating_add(self.config.limits.grace_ns);
+                if !(start.complete || over && !self.is_answering(start.base.as_ref())) {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
                 }
@@ -47,6 +48,13 @@ impl Conductor {
                 true
             }
         }
+    }
+
+    /// A member of the epoch is connected and has not said yet what it holds. It may be the one that has everything, and is
+    /// lost itself if it takes too long.
+    fn is_answering(&self, epoch: Option<&Epoch>) -> bool {
+        let in_epoch = |m: &MemberId| epoch.is_none_or(|e| e.has(self.name(*m)));
+        self.linked(self.configured()).iter().filter(in_epoch).any(|m| self.replica(m).state.is_none())
     }
 
     /// True if the authority has told what counts since the last replica was fenced. What it told before may be old: the
@@ -287,11 +295,11 @@ impl Conductor {
     }
 
     /// A member of the epoch has come after the start went on without it, but nothing was answered yet: with too few
-    /// members the volume is held shut, and this one may be enough.
+    /// members the volume is held shut, and this one may be enough. It may also be the one that holds everything.
     pub(super) fn on_late_member(&mut self, member: MemberId) {
-        let held = matches!(self.phase, Phase::Running) && !self.serves();
+        let held = !self.serves() && self.serving().len() < self.members_min();
         let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.name(member)));
-        if held && counts && self.serving().len() < self.members_min() {
+        if held && counts {
             self.begin_again();
         }
     }

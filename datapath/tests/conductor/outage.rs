@@ -1,10 +1,12 @@
 //! All members are lost while the engine runs, and not everything that comes back in a member's place is that member.
 
-use datapath::conductor::{Quorum, Robustness};
+use datapath::conductor::{Mode, Quorum, Robustness};
 
 use crate::replica::Replica;
 use crate::stories::opened;
 use crate::world::World;
+
+const SECOND: u64 = 1_000_000_000;
 
 impl World {
     /// All that are left die. The first one's directory is another one when its process starts again.
@@ -47,6 +49,51 @@ fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
         world.reads();
         world.settle();
     }
+}
+
+/// The time that others are waited for is over when it is connected, and has not said yet that it holds everything.
+#[test]
+fn whoever_is_being_looked_at_is_waited_for() {
+    for starts in [false, true] {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        (1..=3).for_each(|r| world.dies(r));
+        world.replicas[0].lose_power();
+        if starts {
+            world.crash_engine();
+        } else {
+            world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        }
+        world.returns(1);
+        world.run_for(1_000);
+        world.returns(3);
+        world.run_until("3 is connected", |w| w.status().replicas[2].connected);
+        world.replicas[2].stalled_until = world.now + 5 * SECOND;
+        world.run_until("it goes on", |w| w.is_open() && w.status().robustness != Robustness::Faulted);
+        world.reads();
+        world.settle();
+    }
+}
+
+/// Alone the first is too few: until another one is filled from it nothing is answered, and the one that holds everything may come.
+#[test]
+fn who_comes_while_a_start_is_on_its_way_with_too_few_is_asked() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.mode(3) == Mode::Err);
+    world.writes();
+    (1..=2).for_each(|r| world.dies(r));
+    world.replicas[0].lose_power();
+    world.crash_engine();
+    world.returns(1);
+    world.returns(3);
+    world.run_until("it starts with 1", |w| w.engine().log.iter().any(|l| l == "starting with r1"));
+    let until = world.now + SECOND;
+    world.engine().queues.iter_mut().for_each(|q| q.deaf_until = until);
+    world.returns(2);
+    world.run_until("it goes on", World::is_open);
+    world.reads();
+    world.settle();
 }
 
 #[test]
