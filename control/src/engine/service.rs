@@ -66,7 +66,8 @@ fn is_wanted(replica: &EngineReplica, wanted: &ptypes::ReplicaAddress) -> bool {
 /// The replica's name in the path of its data socket, which is named after it.
 fn name_of(address: &str) -> Option<String> {
     let file = Path::new(address.strip_prefix("unix:")?).file_name()?.to_str()?;
-    Some(file.split('.').next()?.to_owned()).filter(|name| !name.is_empty())
+    // A volume's name may have points of its own.
+    Some(file.strip_suffix(".sock").unwrap_or(file).to_owned()).filter(|name| !name.is_empty())
 }
 
 fn replica(replica: EngineReplica) -> ptypes::ControllerReplica {
@@ -318,5 +319,20 @@ impl ControllerService for Service {
         volume_io(ptypes::VolumeIoRequest) -> ptypes::VolumeIoResponse,
             "VolumeIO is not built: data goes through the frontend";
         journal_list(ptypes::JournalListRequest) -> (), "JournalList is not built: no journal is kept";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_has_the_name_of_its_socket_points_and_all() {
+        for name in ["demo-r-0a1b2c3d", "my.volume-r-0a1b2c3d"] {
+            assert_eq!(name_of(&format!("unix:/r/run/{name}.sock")).as_deref(), Some(name));
+        }
+        for none in ["unix:/r/run/.sock", "unix:/", "/r/run/demo-r-1.sock", "tcp:127.0.0.1:10000"] {
+            assert_eq!(name_of(none), None, "{none}");
+        }
     }
 }
