@@ -51,7 +51,7 @@ pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refuse
             continue;
         }
         if UNBUILT.contains(&key) {
-            if !matches!(value, "" | "false" | "[]" | "{}") {
+            if boolean(value) != Some(false) && !matches!(value, "[]" | "{}") {
                 return Err(not_built(key, value, "nothing"));
             }
             continue;
@@ -221,10 +221,15 @@ fn number(key: &str, value: &str, least: i64, most: i64) -> Result<i64, Refused>
 }
 
 fn flag(key: &str, value: &str) -> Result<bool, Refused> {
+    boolean(value).ok_or_else(|| wrong(key, value, "true or false"))
+}
+
+/// A switch in the spellings that Longhorn takes (Go's `strconv.ParseBool`); nothing is off.
+fn boolean(value: &str) -> Option<bool> {
     match value {
-        "true" => Ok(true),
-        "false" | "" => Ok(false),
-        _ => Err(wrong(key, value, "true or false")),
+        "1" | "t" | "T" | "true" | "True" | "TRUE" => Some(true),
+        "" | "0" | "f" | "F" | "false" | "False" | "FALSE" => Some(false),
+        _ => None,
     }
 }
 
@@ -320,8 +325,23 @@ mod tests {
                 "{key}={value}: {refused:?}"
             );
         }
-        for nothing in [("share", "false"), ("recurringJobSelector", "[]"), ("cloneMode", "")] {
+        for nothing in
+            [("share", "false"), ("share", "False"), ("recurringJobSelector", "[]"), ("cloneMode", "")]
+        {
             volume(&of(&[nothing])).unwrap();
+        }
+    }
+
+    #[test]
+    fn switches_are_spelt_as_longhorn_takes_them() {
+        for on in ["1", "t", "T", "true", "True", "TRUE"] {
+            assert!(volume(&of(&[("migratable", on)])).unwrap().migratable, "{on}");
+        }
+        for off in ["0", "f", "F", "false", "False", "FALSE", ""] {
+            assert!(!volume(&of(&[("migratable", off)])).unwrap().migratable, "{off}");
+        }
+        for neither in ["yes", "tRUE", "2", " true"] {
+            assert!(volume(&of(&[("migratable", neither)])).is_err(), "{neither}");
         }
     }
 
