@@ -324,7 +324,7 @@ pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>
     let identity = Identity { volume, instance: instance.to_owned(), role: "controller" };
     let operations = crate::operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
-    let peers = TrustedPeers::new(bind_private(socket)?);
+    let peers = TrustedPeers::new(bind_private(socket)?).heard();
     Server::builder()
         .add_service(service)
         .add_service(operations)

@@ -143,7 +143,8 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let socket = root.manager_socket();
     let listener = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
     let routes = services(&root, &registry);
-    let local = Server::builder().add_routes(routes.clone()).serve_with_incoming(TrustedPeers::new(listener));
+    let local =
+        Server::builder().add_routes(routes.clone()).serve_with_incoming(TrustedPeers::new(listener).heard());
     let remote = async {
         match remote {
             None => std::future::pending().await,

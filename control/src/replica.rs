@@ -125,7 +125,7 @@ pub async fn serve(
     let agent = SyncAgent::of(Arc::clone(&replica));
     let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
     let files = SyncAgentServiceServer::with_interceptor(agent, identity);
-    let peers = TrustedPeers::new(bind_private(socket)?);
+    let peers = TrustedPeers::new(bind_private(socket)?).heard();
     Server::builder()
         .add_service(service)
         .add_service(files)

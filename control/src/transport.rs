@@ -1,5 +1,7 @@
 //! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read.
 
+mod heard;
+
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::PermissionsExt;
@@ -10,10 +12,12 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio_stream::Stream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::service::Interceptor;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
+
+pub use heard::Heard;
 
 /// Longest wait for a server that accepts and then says nothing.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
@@ -55,6 +59,11 @@ impl TrustedPeers {
     /// Connections to this listener.
     pub fn new(listener: UnixListener) -> Self {
         Self { listener }
+    }
+
+    /// The same, for a server of gRPC.
+    pub fn heard(self) -> impl Stream<Item = io::Result<Heard>> {
+        self.map(|peer| peer.map(Heard::new))
     }
 }
 

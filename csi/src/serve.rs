@@ -142,7 +142,7 @@ pub async fn run(
         .add_service(FileSystemsServer::new(FileSystemService { node: node.clone() }))
         .add_service(control::logging::service())
         .add_service(NodeServer::new(node));
-    let serve = server.serve_with_incoming(listen(&options.endpoint)?);
+    let serve = server.serve_with_incoming(listen(&options.endpoint)?.heard());
     tracing::info!(endpoint = %options.endpoint.display(), node = options.node, "driver is ready");
     // Told last: the kubelet calls at once.
     let register = register(&options)?;
@@ -183,7 +183,7 @@ fn register(options: &Options) -> Result<impl Future<Output = Result<(), RunErro
     Ok(async move {
         let Some(incoming) = incoming else { return std::future::pending().await };
         let service = RegistrationServer::new(RegistrationService { endpoint: seen });
-        Ok(Server::builder().add_service(service).serve_with_incoming(incoming).await?)
+        Ok(Server::builder().add_service(service).serve_with_incoming(incoming.heard()).await?)
     })
 }
 
