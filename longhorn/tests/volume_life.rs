@@ -275,6 +275,32 @@ fn a_name_that_lives_under_another_root_is_refused() {
     other.ok(&["down", volume]);
 }
 
+/// Longhorn's clients speak to the engine alone.
+#[test]
+fn a_volume_that_its_engine_was_told_to_grow_has_its_size_everywhere() {
+    let Some(host) = Host::new("grown") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
+    let grow = |size: &str| {
+        let socket = format!("unix:{}/run/{volume}-e-0.grpc.sock", host.dir.path().display());
+        let program = Command::new(env!("CARGO_BIN_EXE_longhorn"))
+            .args(["--url", &socket, "expand", "--size", size])
+            .output();
+        let grown = program.unwrap();
+        assert!(grown.status.success(), "{}", String::from_utf8_lossy(&grown.stderr));
+    };
+    grow("20MiB");
+    assert_eq!(host.status()["size"], Value::from(20 << 20));
+    host.ok(&["up", volume, "--size", "20MiB"]);
+    host.refused(&["up", volume, "--size", "16MiB"], "20 MiB");
+    grow("24MiB");
+    let down: Value = serde_json::from_str(&host.ok(&["-o", "json", "down", volume])).unwrap();
+    assert_eq!(down["size"], Value::from(24 << 20));
+    assert_eq!(host.status()["size"], Value::from(24 << 20));
+    host.ok(&["up", volume, "--size", "24MiB"]);
+    host.ok(&["down", volume]);
+}
+
 /// A client of a server that says something when it accepts, or waits to be spoken to.
 fn connect(place: &str) -> io::Result<Box<dyn Read>> {
     let patience = Some(PATIENCE);

@@ -74,7 +74,8 @@ async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress)
         false => record.note_down(root),
     }
     .with_context(|| format!("volume {volume} is down, but its note for `up --all` stays as it was"))?;
-    observe(root, &record).await
+    // It may have been behind its engine.
+    observe(root, &VolumeRecord::load(root, volume)?).await
 }
 
 /// Gives whoever uses the device the time to let go of it. Who does not is named by what follows.
@@ -127,6 +128,7 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
     if !view.device.is_empty() {
         device::check_unused(Path::new(&view.device))?;
     }
+    engine::note_size(&context.root, volume, &view)?;
     progress.say("flushing");
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(()),

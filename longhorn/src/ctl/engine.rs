@@ -3,6 +3,7 @@
 use anyhow::{Result, anyhow};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
+use control::proto::ptypes;
 
 use super::manager::Manager;
 use super::observe::ask_engine;
@@ -26,6 +27,18 @@ pub(super) fn is_left_over(root: &Root, record: &VolumeRecord) -> Result<bool> {
 /// broken off.
 pub(super) async fn is_ending(root: &Root, record: &VolumeRecord) -> bool {
     ask_engine(root, &record.name).await.is_some_and(|engine| engine.volume.ending)
+}
+
+/// Notes the size of a volume that has grown without its record: Longhorn's clients ask its engine alone. The caller holds the
+/// volume's lock.
+pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Result<()> {
+    let Some(mut record) = lock::found(root, volume)? else { return Ok(()) };
+    let size = u64::try_from(said.size).unwrap_or_default();
+    if size <= record.size {
+        return Ok(());
+    }
+    record.size = size;
+    Ok(record.store(root)?)
 }
 
 /// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile. An engine that a command left

@@ -154,7 +154,8 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     };
     Ok(VolumeView {
         name: record.name.clone(),
-        size: record.size,
+        // Of a running volume the engine's: whoever makes it larger by Longhorn's calls tells no record.
+        size: said.and_then(|v| u64::try_from(v.size).ok()).map_or(record.size, |size| size.max(record.size)),
         state,
         robustness: robustness(state, engine.is_some(), &replicas),
         frontend: text(|v| &v.frontend).unwrap_or_else(|| record.frontend.clone()),

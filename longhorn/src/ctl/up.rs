@@ -77,6 +77,9 @@ async fn bring_up(
     {
         down::stop(context, &record, progress).await?;
     }
+    if let Some(engine) = ask_engine(root, volume).await {
+        engine::note_size(root, volume, &engine.volume)?;
+    }
     let (record, is_new) = record_of(root, volume, &args)?;
     if is_new {
         room::check(root, &record)?;
