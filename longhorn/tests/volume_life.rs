@@ -301,6 +301,35 @@ fn a_volume_that_its_engine_was_told_to_grow_has_its_size_everywhere() {
     host.ok(&["down", volume]);
 }
 
+#[test]
+fn a_server_stays_where_it_listens_when_its_frontend_is_named_again() {
+    let Some(host) = Host::new("stays") else { return };
+    let (volume, address) = (host.volume.as_str(), own_address(7));
+    host.ok(&[
+        "up",
+        volume,
+        "--size",
+        "16MiB",
+        "--replicas",
+        "1",
+        "--frontend",
+        "nbd-server",
+        "--listen",
+        &address,
+    ]);
+    let up = host.status();
+    host.ok(&["up", volume, "--frontend", "nbd-server"]);
+    assert_eq!(host.status(), up);
+    host.refused(&["up", volume, "--listen", "127.0.0.1:1"], &format!("--listen {address}"));
+    host.ok(&["down", volume]);
+    host.ok(&["up", volume, "--frontend", "nbd-server"]);
+    assert!(
+        host.status()["uri"].as_str().unwrap().starts_with("nbd+unix:"),
+        "by itself it listens elsewhere"
+    );
+    host.ok(&["down", volume]);
+}
+
 /// A client of a server that says something when it accepts, or waits to be spoken to.
 fn connect(place: &str) -> io::Result<Box<dyn Read>> {
     let patience = Some(PATIENCE);

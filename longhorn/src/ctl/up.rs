@@ -203,9 +203,12 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     };
     let frontend = asked.map_or_else(|| record.frontend.clone(), |f| f.to_string());
     let wanted = frontend_of(&frontend)?;
-    // A frontend that is named is told where to listen, or listens where it does by itself.
+    let is_up = super::observe::has_processes(root, &record)?;
+    // A frontend that is named is told where to listen, or listens where it does by itself; one that is there already stays where
+    // it is.
     let listen = match (listen(args, wanted)?, asked) {
         (None, None) => record.listen,
+        (None, Some(_)) if is_up && frontend == record.frontend => record.listen,
         (listen, _) => listen,
     };
     let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
@@ -215,10 +218,11 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         kernel::check(wanted)?;
         return Ok(record);
     }
-    if super::observe::has_processes(root, &record)? {
+    if is_up {
         bail!(
-            "volume {volume} is up with --frontend {}, --io-timeout {} and --checksum {}: stop it with `longhornctl down {volume}`, then start it with other options",
+            "volume {volume} is up with --frontend {}{}, --io-timeout {} and --checksum {}: stop it with `longhornctl down {volume}`, then start it with other options",
             record.frontend,
+            record.listen.map(|address| format!(" --listen {address}")).unwrap_or_default(),
             record.io_timeout_seconds,
             if record.checksum_full { Checksum::Full } else { Checksum::Snapshots }
         );
