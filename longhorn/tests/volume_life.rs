@@ -143,7 +143,10 @@ fn what_a_replica_holds_is_for_its_owner_alone() {
     host.ok(&["replica", "add", &host.volume, "--dir", directory.to_str().unwrap()]);
     host.ok(&["snapshot", "create", &host.volume, "s1"]);
     host.ok(&["clone", &format!("{}@s1", host.volume), &copy]);
-    host.ok(&["scrub", &host.volume, "--wait"]);
+    for asked in ["--wait", "--status"] {
+        let found = host.ok(&["scrub", &host.volume, asked]);
+        assert!(found.contains("looked at"), "what was found is the result: {found:?}");
+    }
     let mut found = Vec::new();
     open_to_others(&directory, &mut found);
     open_to_others(&host.dir.path().join("replicas"), &mut found);

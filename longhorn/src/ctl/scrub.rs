@@ -11,8 +11,9 @@ use serde::Serialize;
 use tonic::transport::Channel;
 
 use super::args::{Output, ScrubArgs};
-use super::output::{print_json, print_table, table};
+use super::output::{print, print_json, print_table, table};
 use super::{Context, members};
+use crate::next_step;
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -148,13 +149,20 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
     for note in &view.notes {
         tell!("{note}");
     }
+    // Whoever has asked for it is answered; of one that was just begun it is no more than a word on the way.
+    let say = |text: String| match context.output {
+        Output::Table if judge => print(&format!("{}\n", next_step::complete(&text))),
+        Output::Table | Output::Json => {
+            tell!("{text}");
+            Ok(())
+        }
+    };
     if view.running {
-        tell!(
+        return say(format!(
             "{} of {} looked at; `longhornctl scrub {volume} --status` tells more",
             format_size(view.done),
             format_size(view.total)
-        );
-        return Ok(());
+        ));
     }
     if !view.error.is_empty() {
         bail!("the scrub of volume {volume} is not through: {}", view.error);
@@ -170,7 +178,11 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
         bail!("{left} blocks of volume {volume} are wrong: {next}");
     }
     if context.output == Output::Table {
-        tell!("{volume}: {} looked at, {} blocks repaired", format_size(view.done), view.repaired_blocks);
+        return say(format!(
+            "{volume}: {} looked at, {} blocks repaired",
+            format_size(view.done),
+            view.repaired_blocks
+        ));
     }
     Ok(())
 }
