@@ -1,13 +1,21 @@
 //! The generations that open replicas have seen, asked for over their control sockets.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::host::Root;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use lh_block::Generation;
 
+use crate::reader::{ReplicaAt, look};
+
 /// How long a replica may take to say that it is open.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long an engine that has died may still be seen: its ring outlives it.
+const PREDECESSOR: Duration = Duration::from_secs(5);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The highest generation that a replica of the root has seen; `None`: it is not open.
 pub(crate) async fn seen_by(root: &Root, replica: &str) -> Option<Generation> {
@@ -19,20 +27,24 @@ pub(crate) async fn seen_by(root: &Root, replica: &str) -> Option<Generation> {
     tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }
 
-/// The highest that any of these has seen, as far as they are open.
+/// The highest that any of these has seen, as far as they answer, wherever they are.
 ///
 /// # Errors
-/// No runtime can be made.
-pub(crate) fn highest_seen<'a>(
-    root: &Root,
-    replicas: impl Iterator<Item = &'a str>,
-) -> std::io::Result<Generation> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut highest = Generation::default();
-        for replica in replicas {
-            highest = highest.max(seen_by(root, replica).await.unwrap_or_default());
+/// One has an engine that lives, and goes on to: its name.
+pub(crate) fn highest_seen(replicas: &[ReplicaAt]) -> Result<Generation, String> {
+    let until = Instant::now() + PREDECESSOR;
+    loop {
+        let looks: Vec<_> = std::thread::scope(|scope| {
+            let deadline = Instant::now() + ANSWER_PATIENCE;
+            let threads: Vec<_> =
+                replicas.iter().map(|at| (at, scope.spawn(move || look(at, deadline).ok()))).collect();
+            threads.into_iter().filter_map(|(at, thread)| Some((at, thread.join().ok()??))).collect()
+        });
+        let served = looks.iter().find(|(_, (_, has_engine))| *has_engine);
+        match served {
+            None => return Ok(looks.iter().map(|(_, (seen, _))| *seen).max().unwrap_or_default()),
+            Some((at, _)) if Instant::now() > until => return Err(at.replica.clone()),
+            Some(_) => std::thread::sleep(LOOK),
         }
-        Ok(highest)
-    })
+    }
 }

@@ -10,7 +10,7 @@ use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{
     Asked, CHALLENGE_LEN, HandshakeError, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
 };
-use lh_wire::{Ask, HEADER_LEN, Header, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
+use lh_wire::{Ask, HEADER_LEN, Header, Looked, MAX_PAYLOAD, MapPage, OpCode, Opened, Status, flags};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
@@ -63,6 +63,22 @@ pub(crate) struct SnapshotReader {
     tag: u64,
     /// Bytes of the volume, now.
     size: u64,
+    /// The highest generation that the replica has seen.
+    generation: Generation,
+}
+
+/// What a replica says of its engines: the highest generation that it has seen, and whether one is let in now.
+///
+/// # Errors
+/// [`ReadError`]: nobody answers before `deadline`, or nobody who holds the key.
+pub(crate) fn look(at: &ReplicaAt, deadline: Instant) -> Result<(Generation, bool), ReadError> {
+    let mut reader = SnapshotReader::connect(at, deadline)?;
+    let looked = match reader.ask_json::<Looked>(&Ask::Look) {
+        // An older program does not know the question.
+        Err(ReadError::Refused(_)) => Looked::default(),
+        answer => answer?,
+    };
+    Ok((reader.generation, looked.engine))
 }
 
 impl SnapshotReader {
@@ -114,8 +130,8 @@ impl SnapshotReader {
         stream.write_all(asked.hello()).map_err(unreachable)?;
         let mut welcome = [0; WELCOME_LEN];
         stream.read_exact(&mut welcome).map_err(unreachable)?;
-        asked.heard(&welcome).map_err(not_let_in)?;
-        Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0 })
+        let generation = asked.heard(&welcome).map_err(not_let_in)?;
+        Ok(Self { address: at.address.clone(), stream, tag: 0, size: 0, generation })
     }
 
     /// Bytes of the volume, now: the snapshot may be of a time when it was smaller.

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -302,6 +302,81 @@ fn a_volume_that_its_engine_was_told_to_grow_has_its_size_everywhere() {
     assert_eq!(host.status()["size"], Value::from(24 << 20));
     host.ok(&["up", volume, "--size", "24MiB"]);
     host.ok(&["down", volume]);
+}
+
+/// Processes that are started by hand; they end with this.
+struct ByHand(Vec<Child>);
+
+impl ByHand {
+    fn start(&mut self, program: &str, words: &[&str]) -> &mut Child {
+        let mut command = Command::new(program);
+        self.0.push(command.args(words).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        self.0.last_mut().unwrap()
+    }
+}
+
+impl Drop for ByHand {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Longhorn's command line of an engine has no generation, and its replicas may be anywhere.
+#[test]
+fn an_engine_without_a_number_asks_its_replicas_and_leaves_a_living_engine_alone() {
+    let Some(host) = Host::new("numbers") else { return };
+    let (volume, longhorn) = (host.volume.as_str(), env!("CARGO_BIN_EXE_longhorn"));
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["down", volume]);
+    let replica = host.status()["replicas"][0].clone();
+    let (name, path) = (replica["name"].as_str().unwrap(), replica["path"].as_str().unwrap());
+    let place = |file: &str| format!("unix:{}/{file}", host.dir.path().display());
+    let record = host.dir.path().join("volumes").join(volume).display().to_string();
+    let key = format!("{record}/key");
+    let mut by_hand = ByHand(Vec::new());
+    let (control, data) = (place("r.grpc.sock"), place("r.sock"));
+    let words = ["replica", "--volume-name", volume, "--replica-instance-name", name, "--listen", &control];
+    by_hand.start(longhorn, &[&words[..], &["--data-listen", &data, "--key-file", &key, path]].concat());
+    until("the replica listens", || UnixStream::connect(host.dir.path().join("r.sock")).is_ok());
+
+    let elsewhere = host.dir.path().join("elsewhere").display().to_string();
+    let (socket, member) = (place("e.sock"), format!("{name}={data}"));
+    let engine = [
+        "controller",
+        "--root",
+        &elsewhere,
+        "--authority",
+        &record,
+        "--key-file",
+        &key,
+        "--size",
+        "16777216",
+    ];
+    let engine = [&engine[..], &["--frontend", "none", "--listen", &socket, "--replica", &member]].concat();
+    let issued = || -> u64 {
+        let authority: Value =
+            serde_json::from_slice(&std::fs::read(format!("{record}/authority.json")).unwrap()).unwrap();
+        authority["epoch"]["generation"].as_u64().unwrap() >> 32
+    };
+    by_hand.start(longhorn, &[&engine[..], &["--generation", &(7_u64 << 32).to_string(), volume]].concat());
+    until("an epoch of the seventh", || issued() == 7);
+    // On another host nothing but the replicas knows of it.
+    let other = ["--mount", "sh", "-c", "mount -t tmpfs none /run/longhorn && exec \"$0\" \"$@\"", longhorn];
+    let refused = by_hand.start("unshare", &[&other[..], &engine, &[volume]].concat()).wait().unwrap();
+    assert_eq!(refused.code(), Some(3), "it has fenced off an engine that lives");
+    let first = &mut by_hand.0[1];
+    assert!(first.try_wait().unwrap().is_none(), "the engine that lived has ended");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    by_hand.start(longhorn, &[&engine[..], &[volume]].concat());
+    until("an epoch of the eighth", || issued() == 8);
+    // A clean end leaves nothing of the volume on the host.
+    let last = by_hand.0.last_mut().unwrap();
+    signal(i32::try_from(last.id()).unwrap(), Signal::SIGTERM);
+    assert!(last.wait().unwrap().success());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::handshake::Verdict;
-use lh_wire::{Ask, ChainOp, Control, MapPage, OpCode, Opened, Status};
+use lh_wire::{Ask, ChainOp, Control, Looked, MapPage, OpCode, Opened, Status};
 use serve_client::{
     Answer, Client, KEY, MAP_KEY, MIB, PATIENCE, SIZE, Server, knock, pattern, places, session, who,
 };
@@ -128,6 +128,32 @@ fn check(ranges: &[Extent], old: &[u8], new: &[u8], touched: &[(u64, u64)]) {
         let is_touched = touched.iter().any(|(first, count)| (*first..first + count).contains(&n));
         assert!(told || was == is, "block {n} differs and is not told");
         assert!(!told || is_touched, "block {n} is told and was not touched");
+    }
+}
+
+#[test]
+fn whether_an_engine_is_there_is_told_to_whoever_may_read() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let engine = session(&server.socket, 1, 1);
+        let mut r = reader(&server.socket).unwrap();
+        let mut has_engine = |wanted: bool| {
+            let until = Instant::now() + Duration::from_secs(20);
+            loop {
+                let answer = ask(&mut r, &Ask::Look);
+                assert_eq!(answer.status(), Status::Ok);
+                if serde_json::from_slice::<Looked>(&answer.payload).unwrap().engine == wanted {
+                    return;
+                }
+                assert!(Instant::now() < until, "an engine is said to be there: {}", !wanted);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        has_engine(true);
+        drop(engine);
+        has_engine(false);
+        let _next = session(&server.socket, 2, 2);
+        has_engine(true);
     }
 }
 

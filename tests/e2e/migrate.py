@@ -107,6 +107,11 @@ class Volume(ByHand):
         members = [f"--replica={r['name']}={a}" for r, a in zip(self.replicas, self.addresses)]
         self.running[n] = self.spawn(self.line(n, "--authority", self.record, *members, *more))
 
+    def next_generation(self):
+        """What fences off whoever serves the volume now: without a number an engine leaves one that lives alone."""
+        self.attachment = 1 + max(getattr(self, "attachment", 0), json.load(open(f"{self.record}/authority.json"))["epoch"]["generation"] >> 32)
+        return self.attachment << 32
+
     def start_relay(self, n, source):
         self.running[n] = self.spawn(self.line(n, "--relay-from", self.relay_address(source)))
 
@@ -218,7 +223,7 @@ def migrated(volume, source, target, dice, registers, poison):
     writer.take(), reader.take()
     old = volume.running[source]
     volume.kill(target)
-    volume.start_engine(target)
+    volume.start_engine(target, "--generation", str(volume.next_generation()))
     going_on("after the migration", [writer, reader])
     pause = max(writer.take(), reader.take())
     expect(old.wait(20) == GIVES_UP, f"the engine before has ended with {old.returncode}")

@@ -32,7 +32,7 @@ pub use header::{
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
 pub use lent::{Pieces, PiecesError};
-pub use reader::{Ask, Opened};
+pub use reader::{Ask, Looked, Opened};
 
 /// Writes of one connection that a replica remembers as possibly unfinished elsewhere, and that an engine may run
 /// beyond its oldest one not complete on every member (`docs/invariants.md`, 4).

@@ -29,6 +29,15 @@ pub enum Ask {
         /// How many, at most [`crate::MAX_DATA`].
         length: u32,
     },
+    /// Whether an engine is let in; of no snapshot. The answer is [`Looked`].
+    Look,
+}
+
+/// What a replica is up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looked {
+    /// An engine is connected.
+    pub engine: bool,
 }
 
 /// What was opened.

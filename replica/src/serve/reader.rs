@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 
 use lh_wire::handshake::{Challenge, HELLO_LEN, Verdict, encode_welcome};
 use lh_wire::{
-    Ask, HEADER_LEN, Header, MAX_DATA, MAX_PAYLOAD, MapPage, OpCode, Opened, Status as Answer, flags,
+    Ask, HEADER_LEN, Header, Looked, MAX_DATA, MAX_PAYLOAD, MapPage, OpCode, Opened, Status as Answer, flags,
 };
 
 use super::core::ConnId;
 use super::door::Proven;
 use super::peer::{HELLO_PATIENCE_NS, Phase};
 use super::server::Server;
-use super::{Address, Status};
+use super::{Address, Mode, Status};
 use crate::store::SnapshotView;
 
 /// Readers at once: each holds an index of its snapshot, and of the one that it is compared with.
@@ -208,6 +208,7 @@ impl Reader {
                 opened
             }
             Ask::Map { from } => json(&self.chosen()?.map(from)?),
+            Ask::Look => json(&Looked { engine: self.status.snapshot().mode == Mode::Serving }),
             Ask::Read { .. } if !self.may_read => {
                 Err("bytes are for those who know the volume's key".to_owned())
             }

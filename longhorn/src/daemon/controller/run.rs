@@ -29,6 +29,7 @@ use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
 use crate::daemon::{GivesUp, freeze, memory};
 use crate::generation;
+use crate::reader::ReplicaAt;
 use crate::tell::tell;
 
 /// How long the engine before this one may take to end after it was killed.
@@ -57,9 +58,10 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     if let Some(from) = &args.relay_from {
         return relay::run(args, from, &name, &root);
     }
-    let (generation, authority) = authority(args, &root)?;
-    let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (replicas, limits) = configured(args, &root)?;
+    check_open(args, &replicas)?;
+    let (generation, authority) = authority(args, &replicas)?;
+    let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (handle, parts, events) =
         engine::start(options(args, &replicas, limits, generation, authority, &root)?)
             .context("the engine cannot be started")?;
@@ -101,7 +103,10 @@ fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
 }
 
 /// The engine's generation, and who stores its epochs.
-fn authority(args: &ControllerArgs, root: &Root) -> Result<(Generation, Box<dyn engine::Authority>)> {
+fn authority(
+    args: &ControllerArgs,
+    replicas: &[(String, Address)],
+) -> Result<(Generation, Box<dyn engine::Authority>)> {
     let Some(directory) = &args.authority else {
         return Err(
             GivesUp("an engine needs --authority: the directory of its volume's record".to_owned()).into()
@@ -119,8 +124,20 @@ fn authority(args: &ControllerArgs, root: &Root) -> Result<(Generation, Box<dyn 
     let generation = match args.generation {
         Some(generation) => generation.into(),
         None => {
-            let names = args.replicas.iter().map(|(name, _)| name.as_str());
-            authority.issue_generation(generation::highest_seen(root, names)?)?
+            let key = args.key()?;
+            let at = |(replica, address): &(String, Address)| ReplicaAt {
+                volume: args.volume.clone(),
+                replica: replica.clone(),
+                address: address.clone(),
+                key,
+            };
+            let replicas: Vec<ReplicaAt> = replicas.iter().map(at).collect();
+            let seen = generation::highest_seen(&replicas).map_err(|replica| {
+                GivesUp(format!(
+                    "replica {replica} has an engine that lives: end that one, or give --generation to fence it off"
+                ))
+            })?;
+            authority.issue_generation(seen)?
         }
     };
     Ok((generation, Box::new(OnHost(authority))))
@@ -158,12 +175,6 @@ fn options(
     };
     check_count(replicas.len())?;
     let local = replicas.iter().all(|(_, address)| address.is_local());
-    if !local && !args.insecure {
-        return Err(GivesUp(UNENCRYPTED.to_owned()).into());
-    }
-    if args.relay_listen.as_ref().is_some_and(|address| !address.is_local()) && !args.insecure {
-        return Err(GivesUp(relay::UNENCRYPTED.to_owned()).into());
-    }
     let address =
         |(name, address): &(String, Address)| ReplicaAddress { name: name.clone(), address: address.clone() };
     Ok(engine::Options {
@@ -191,6 +202,20 @@ fn options(
         loss_note: Some(root.loss_note(&args.volume)),
         limits,
     })
+}
+
+/// Refuses what would let the volume's bytes travel unencrypted unasked.
+fn check_open(args: &ControllerArgs, replicas: &[(String, Address)]) -> Result<(), GivesUp> {
+    if args.insecure {
+        return Ok(());
+    }
+    if !replicas.iter().all(|(_, address)| address.is_local()) {
+        return Err(GivesUp(UNENCRYPTED.to_owned()));
+    }
+    if args.relay_listen.as_ref().is_some_and(|address| !address.is_local()) {
+        return Err(GivesUp(relay::UNENCRYPTED.to_owned()));
+    }
+    Ok(())
 }
 
 /// What no engine starts with, however often it is tried.
