@@ -1,7 +1,7 @@
 //! Hung and slow members (`docs/invariants.md`, 7).
 //!
 //! A member is judged only against the others in the same time: if all are slow, the machine is busy and nobody is
-//! put out. If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too
+//! put out. If none of them answers anything for long, not even pings, all have hung, or the network between is gone. If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too
 //! few would be left.
 
 use super::members::{Link, Members, Role};
@@ -18,6 +18,11 @@ const PING_AFTER: u64 = 300 * MS;
 /// After this long without any answer, pings included, a member is hung. With the ticks and a new epoch the
 /// volume stands still for less than 2 s.
 const HUNG_AFTER: u64 = 1000 * MS;
+
+/// If no member at all answers for so long, all of them are, as after Longhorn's `engine-replica-timeout`. Their sessions end: the
+/// volume says what it waits for, its `ioTimeout` begins, and each is asked anew every second, where TCP alone would try again
+/// ever more seldom.
+const SILENT_AFTER: u64 = 8000 * MS;
 
 /// If the ticks come further apart than this, the process was stopped or starved: measuring begins anew.
 const TICK_GAP: u64 = 250 * MS;
@@ -178,6 +183,7 @@ impl Queue {
         }
         let in_flight = self.in_flight_by_member();
         self.find_hung(now, &in_flight, out);
+        self.find_silence(now, &in_flight, out);
         self.find_stragglers(now, in_flight.map(|i| i.data), STRAGGLER, out);
         self.find_stragglers(now, in_flight.map(|i| i.flush), STRAGGLER_FLUSH, out);
         if now - self.clock.window >= WINDOW {
@@ -231,15 +237,20 @@ impl Queue {
         all
     }
 
+    /// Since when the member owes an answer, and gave none.
+    fn quiet_since(&self, m: MemberId, in_flight: &[InFlight; MEMBERS_MAX]) -> Option<u64> {
+        let oldest = in_flight[usize::from(m.0)].oldest?;
+        Some(oldest.max(self.members[m].last_reply).max(self.clock.restarted))
+    }
+
     fn find_hung(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
         let mut ping = false;
         for m in Members::ids() {
             let member = &self.members[m];
-            let Some(oldest) = in_flight[usize::from(m.0)].oldest else { continue };
+            let Some(quiet_since) = self.quiet_since(m, in_flight) else { continue };
             if member.link == Link::Down || matches!(member.fault, Some(Fault::Hung | Fault::Link)) {
                 continue;
             }
-            let quiet_since = oldest.max(member.last_reply).max(self.clock.restarted);
             let quiet = now.saturating_sub(quiet_since);
             ping |= quiet >= PING_AFTER;
             let others_answer = Members::ids().any(|o| {
@@ -253,6 +264,19 @@ impl Queue {
             // All of them: whether the others answer tells a hung member from a busy machine.
             for m in Members::ids() {
                 self.ping(now, m, out);
+            }
+        }
+    }
+
+    /// No member that can be read from answers anything.
+    fn find_silence(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
+        let silent = |m: MemberId| {
+            self.quiet_since(m, in_flight).is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
+        };
+        let members = self.members.readable();
+        if members.iter().all(silent) {
+            for m in members.iter() {
+                self.report(now, m, Fault::Hung, out);
             }
         }
     }

@@ -57,10 +57,28 @@ fn reads_of_a_hung_member_go_to_another() {
 }
 
 #[test]
-fn if_nobody_answers_nobody_is_hung() {
-    let mut b = Bench::new(3);
+fn if_nobody_answers_nobody_is_hung_before_all_are() {
+    for members in [1, 3] {
+        let mut b = Bench::new(members);
+        b.request(Op::Read, blocks(0, 1));
+        b.request(WRITE, blocks(1, 1));
+        b.pass(7_900, MemberSet::EMPTY);
+        assert!(b.reports().is_empty(), "the machine may be busy");
+        b.pass(200, MemberSet::EMPTY);
+        let hung = |m| FromQueue::Failed(m, Fault::Hung);
+        assert_eq!(b.reports(), [A, B, C].map(hung)[..usize::from(members)], "{members} members");
+        b.pass(10_000, MemberSet::EMPTY);
+        assert!(b.reports().is_empty(), "once");
+    }
+}
+
+#[test]
+fn a_last_word_begins_the_silence_anew() {
+    let mut b = Bench::new(1);
     b.request(WRITE, blocks(0, 1));
-    b.pass(10_000, MemberSet::EMPTY);
+    b.pass(6000, MemberSet::EMPTY);
+    b.pass(50, MemberSet::EMPTY.with(A));
+    b.pass(6000, MemberSet::EMPTY);
     assert!(b.reports().is_empty());
 }
 
