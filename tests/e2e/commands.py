@@ -139,6 +139,23 @@ def open_to_the_network(host):
     shown("status names the NBD servers and iSCSI targets that serve whoever reaches them")
 
 
+def dies_again_and_again(host):
+    """An engine that cannot start: whoever looks later is told why, too, and not only who started it."""
+    volume = host.name("dies")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    host.ctl("down", volume)
+    # TEST-NET-1 (RFC 5737) is no machine's own.
+    why = "cannot listen on 192.0.2.1"
+    said = refused(host, "up", volume, "--frontend", "nbd-server", "--listen", "192.0.2.1")
+    expect(why in said, said)
+    wait_for("the reason", lambda: why in host.status(volume)["remark"], 20)
+    host.ctl("down", volume)
+    host.up(volume, "--frontend", "none")
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("status says why an engine does not start")
+
+
 def answers(address, files, with_certificate):
     """True if whoever speaks HTTP/2 over TLS at this address is answered."""
     context = ssl.create_default_context(cafile=os.path.join(files, "ca.crt"))
@@ -437,6 +454,7 @@ def main():
     not_root(host)
     as_longhorn_says_it(host)
     said_again(host)
+    dies_again_and_again(host)
     deaf_engine(host)
     other_words(host)
     trusts_the_network(host)

@@ -216,13 +216,15 @@ impl Supervisor {
             Next::Stopped => (State::Stopped, String::new()),
             Next::Failed => (State::Error, reason),
         };
-        // A start writes the record anyway, so only an end for good has to be written now.
         if !matches!(next, Next::Restart(_)) {
             // Nobody will answer there: clients are to be refused, not to wait.
             self.shared.deposits.forget(&self.record.name);
-            if let Err(e) = self.persist().await {
-                tracing::error!(name = self.record.name, error = %e, "record cannot be written");
-            }
+        }
+        // A start writes the record anyway, and one that comes at once is not to wait for another write.
+        if !matches!(next, Next::Restart(Duration::ZERO))
+            && let Err(e) = self.persist().await
+        {
+            tracing::error!(name = self.record.name, error = %e, "record cannot be written");
         }
         self.publish();
     }

@@ -22,8 +22,12 @@ pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 const NO_MANAGER: &str = "no instance manager runs";
 
 /// What is said of a volume whose replicas' disks are all full.
-const NO_SPACE: &str = "the disks of its replicas are full, and writes wait until there is space again: free some, for example \
-    with `longhornctl snapshot rm` and `longhornctl snapshot purge`";
+fn no_space(volume: &str) -> String {
+    format!(
+        "the disks of its replicas are full, and writes wait until there is space again: free some, for example with \
+         `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge {volume}`"
+    )
+}
 
 /// What is said of a volume whose clients have lost something, as long as they have it open.
 const LOST: &str = "the hosts of all its replicas lost their power, and what was written and not flushed before may be lost: flushes \
@@ -79,7 +83,6 @@ pub struct ReplicaView {
     #[serde(skip)]
     pub rebuild: Option<(u64, u64)>,
     /// Why it is not RW, one sentence; empty if it is.
-    #[serde(skip)]
     pub remark: String,
 }
 
@@ -249,15 +252,20 @@ fn remark(process: Option<&ProcessRecord>, engine: Option<&ptypes::Volume>) -> S
             format!("the engine gave up: {}", process.error)
         }
         (_, Some(engine)) if !engine.waiting_for.is_empty() => engine.waiting_for.clone(),
-        (_, Some(engine)) if engine.lacks_space => NO_SPACE.to_owned(),
+        (_, Some(engine)) if engine.lacks_space => no_space(&engine.name),
         (_, Some(engine)) if engine.has_lost => LOST.to_owned(),
         (_, Some(_)) => String::new(),
-        (Some(process), None) if process.state == State::Starting && !process.error.is_empty() => {
+        (Some(process), None) if is_dying(process) => {
             format!("the engine is started again: {}", process.error)
         }
         (Some(process), None) if process.pid().is_some() => "the engine does not answer yet".to_owned(),
         _ => String::new(),
     }
+}
+
+/// True if the process has ended and waits for its next start.
+fn is_dying(process: &ProcessRecord) -> bool {
+    process.state == State::Starting && !process.error.is_empty()
 }
 
 fn find<'a>(replicas: &'a [ptypes::ControllerReplica], name: &str) -> Option<&'a ptypes::ControllerReplica> {
@@ -272,7 +280,8 @@ fn replica_view(
     last: &'static str,
 ) -> ReplicaView {
     let remark = match (said, process) {
-        (_, Some(process)) if process.state == State::Error => process.error.clone(),
+        // Why it ended says more than that the engine does not reach it.
+        (_, Some(process)) if process.state == State::Error || is_dying(process) => process.error.clone(),
         (Some(said), _) if said.mode() == ptypes::ReplicaMode::Wo && said.rebuild_progress > 0 => {
             format!("{} % in sync", said.rebuild_progress)
         }
@@ -356,8 +365,9 @@ mod tests {
 
     #[test]
     fn a_volume_that_waits_for_space_says_so() {
-        let full = ptypes::Volume { lacks_space: true, ..Default::default() };
-        assert!(remark(None, Some(&full)).contains("full"));
+        let full = ptypes::Volume { name: "demo".into(), lacks_space: true, ..Default::default() };
+        let said = remark(None, Some(&full));
+        assert!(said.contains("full") && said.contains("`longhornctl snapshot purge demo`"), "{said}");
         let starting = ptypes::Volume { waiting_for: "its replicas".into(), ..full };
         assert_eq!(remark(None, Some(&starting)), "its replicas");
         assert_eq!(remark(None, Some(&ptypes::Volume::default())), "");
