@@ -79,6 +79,7 @@ def main():
     refused(1, "replica", "export", empty, os.path.join(host.root, "out.img"), says="volume.meta")
 
     no_root(host, refused)
+    no_place(host, refused)
 
     # another program on the data socket, a process that is not ours, a second manager, a full file system
     processes(host)
@@ -88,6 +89,20 @@ def main():
     refused(1, "rm", v, says="--yes")
     host.ctl("rm", v, "--yes")
     shown(f"{checked} refusals, each with its sentence; nothing left behind")
+
+
+def no_place(host, refused):
+    """A replica where nothing can be made: its volume is told why, and is as it was."""
+    volume, place = host.name("place"), tempfile.mkdtemp(dir=host.root)
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    run("mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", place)
+    try:
+        refused(1, "replica", "add", volume, "--dir", os.path.join(place, "replica"), says=["another replica", "read-only"])
+        expect(len(host.healthy(volume, replicas=1)["replicas"]) == 1, "it has a replica that was not made")
+    finally:
+        run("umount", place)
+        host.ctl("down", volume)
+        host.ctl("rm", volume, "--yes")
 
 
 def no_root(host, refused):

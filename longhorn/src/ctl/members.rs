@@ -25,6 +25,9 @@ use crate::tell::tell;
 /// How often a rebuild is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// How long is waited for a new replica to open its directory, or to say why it cannot.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long a replica may take to open its new directory and be heard by the engine.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -49,11 +52,23 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let held = interrupt::hold();
     record.store(root)?;
     manager.create(&replica.name, up::replica_args(root, &record, &replica).command_line()).await?;
-    let address = format!("unix:{}", root.data_socket(&replica.name).display());
-    let asked = engine.replica_add(NamedReplica { name: replica.name.clone(), address }).await;
-    if let Err(refused) = asked {
-        take_back(root, &mut record, &mut manager, &replica).await?;
-        return Err(refused).with_context(|| format!("volume {volume} does not take another replica"));
+    let begun = async {
+        let opening = up::wait_for_new_replica(root, &record, &replica, &mut manager);
+        // One that takes longer, or whose command is interrupted, is the engine's to wait for.
+        tokio::select! {
+            opened = tokio::time::timeout(OPEN_PATIENCE, opening) => opened.unwrap_or(Ok(()))?,
+            () = held.wait() => {}
+        }
+        let address = format!("unix:{}", root.data_socket(&replica.name).display());
+        engine.replica_add(NamedReplica { name: replica.name.clone(), address }).await?;
+        anyhow::Ok(())
+    };
+    if let Err(refused) = begun.await {
+        let refused = refused.context(format!("volume {volume} does not take another replica"));
+        return Err(match take_back(root, &mut record, &mut manager, &replica).await {
+            Ok(()) => refused,
+            Err(left) => refused.context(format!("(and it could not be taken back: {left:#})")),
+        });
     }
     held.let_go();
     drop(lock);

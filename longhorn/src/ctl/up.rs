@@ -418,6 +418,21 @@ async fn wait_for_replicas(
     }
 }
 
+/// Waits until a replica that was made now is open.
+///
+/// # Errors
+/// Why it cannot be opened.
+pub(super) async fn wait_for_new_replica(
+    root: &Root,
+    record: &VolumeRecord,
+    replica: &ReplicaRecord,
+    manager: &mut Manager,
+) -> Result<()> {
+    let mut alone = record.clone();
+    alone.replicas = vec![replica.clone()];
+    wait_for_replicas(root, &alone, manager, true).await.map(|_| ())
+}
+
 /// How often processes had been started again when a command began: what they died of before may be mended.
 struct Starts(HashMap<String, u32>);
 
