@@ -261,7 +261,11 @@ fn what_cannot_be_done_ends_with_1_and_one_sentence() {
         (&["import", "demo", empty], "already"),
         (&["import", "x", "/nonexistent"], "/nonexistent"),
         (&["snapshot", "create", "demo"], "up"),
-        (&["snapshot", "export", "demo", "nosuch", "/tmp/never"], "nosuch"),
+        (&["resize", "demo", "512MiB"], "never shrinks"),
+        (&["snapshot", "export", "demo", "nosuch", "/tmp/never"], "no snapshot nosuch: `longhornctl"),
+        (&["snapshot", "diff", "demo", "nosuch"], "no snapshot nosuch: `longhornctl"),
+        (&["clone", "demo@nosuch", "other"], "no snapshot nosuch: `longhornctl"),
+        (&["trim", "volume", "demo"], "not up"),
     ] {
         let refused = ctl(&root, args);
         let said = text(&refused.stderr);

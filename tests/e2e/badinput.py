@@ -60,6 +60,13 @@ def main():
     host.ctl("snapshot", "create", v, "one")
     refused(1, "snapshot", "create", v, "one", says="one")
     refused(2, "snapshot", "create", v, "../one", says="name")
+    for words in (["rm"], ["revert"], ["diff"]):
+        refused(1, "snapshot", *words, v, "nosuch", says=[f"no snapshot nosuch: `longhornctl --root {host.root} snapshot ls"])
+    refused(1, "clone", f"{v}@nosuch", host.name("clone"), says=["no snapshot nosuch", "snapshot ls"])
+    host.ctl("snapshot", "create", v, "gone")
+    host.ctl("snapshot", "rm", v, "gone")
+    refused(1, "snapshot", "create", v, "gone", says=["removed", "snapshot purge", "another name"])
+    refused(1, "trim", "volume", v, says=["no device", "nbd-server", "fstrim"])
     refused(1, "snapshot", "export", v, "nosuch", os.path.join(host.root, "out.img"), says="nosuch")
     refused(1, "snapshot", "export", v, "one", "/nonexistent/folder/out.img", says="/nonexistent")
 

@@ -14,7 +14,7 @@ use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
 use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::snapshot::directory_in_sync;
+use super::snapshot::{check_known, directory_in_sync};
 use super::{Context, interrupt, lock, remove};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
@@ -36,7 +36,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
     keep_from_others();
-    let (view, snapshot) = look_at(root, &original, source.snapshot.as_deref()).await?;
+    let (view, snapshot) = look_at(context, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());
     (record.block_size, record.quorum) = (original.block_size, original.quorum);
     (record.frontend, record.io_timeout_seconds) = (original.frontend.clone(), original.io_timeout_seconds);
@@ -79,14 +79,17 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
 
 /// The bytes to clone, and the snapshot's name. Of a volume that is up and no snapshot: one is taken now.
 async fn look_at(
-    root: &Root,
+    context: &Context,
     record: &VolumeRecord,
     snapshot: Option<&str>,
 ) -> Result<(SnapshotView, String)> {
-    let volume = &record.name;
+    let (root, volume) = (&context.root, &record.name);
     let is_up = has_processes(root, record)?;
     let name = match snapshot {
-        Some(name) => name.to_owned(),
+        Some(name) => {
+            check_known(context, record, name).await?;
+            name.to_owned()
+        }
         None if !is_up => {
             let directory = directory_in_sync(&observe(root, record).await?)?;
             return Ok((SnapshotView::open(&directory, None)?, "clone".to_owned()));
@@ -96,7 +99,12 @@ async fn look_at(
                 bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
             };
             let taken = engine.volume_snapshot(ptypes::VolumeSnapshotRequest::default()).await;
-            taken.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name
+            let taken =
+                taken.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name;
+            tell!(
+                "snapshot {taken} of {volume} is taken for this, and stays: `longhornctl snapshot rm {volume} {taken}` removes it"
+            );
+            taken
         }
     };
     let directory = directory_in_sync(&observe(root, record).await?)?;

@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::Context;
 use super::args::Output;
 use super::observe::{has_processes, observe};
-use super::output::{print_json, print_table, table};
-use super::snapshot::directory_in_sync;
+use super::output::{counted, print_json, print_table, table};
+use super::snapshot::{check_known, directory_in_sync};
 use crate::tell::tell;
 
 /// A range, as `snapshot diff -o json` prints it.
@@ -27,6 +27,9 @@ pub(super) struct DiffView {
 pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to: &str) -> Result<()> {
     let root = &context.root;
     let record = VolumeRecord::load(root, volume)?;
+    for name in from.into_iter().chain([to]) {
+        check_known(context, &record, name).await?;
+    }
     let directory = directory_in_sync(&observe(root, &record).await?)?;
     let is_up = has_processes(root, &record)?;
     let open = |name: &str| {
@@ -58,6 +61,6 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
     }
     print_table(&rows)?;
     let sum = changes.iter().map(|c| c.length).sum();
-    tell!("{} in {} ranges", format_size(sum), changes.len());
+    tell!("{} in {}", format_size(sum), counted(changes.len(), "range"));
     Ok(())
 }

@@ -32,6 +32,11 @@ pub(super) fn table_text(table: &Table) -> String {
     table.to_string().lines().map(|line| format!("{}\n", trimmed(line))).collect()
 }
 
+/// So many of something.
+pub(super) fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Prints a table.
 pub(super) fn print_table(table: &Table) -> Result<()> {
     print(&table_text(table))

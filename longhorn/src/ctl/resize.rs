@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use control::host::VolumeRecord;
 use control::proto::ptypes;
 use lh_block::format_size;
 
@@ -22,13 +23,15 @@ const LOOK: Duration = Duration::from_millis(20);
 
 pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()> {
     let root = &context.root;
+    // Before an engine is started for nothing; a volume never shrinks meanwhile either.
+    let now = VolumeRecord::load(root, volume)?.size;
+    if size < now {
+        bail!(
+            "volume {volume} has {} and never shrinks: make a smaller volume and copy what it is to hold",
+            format_size(now)
+        );
+    }
     let view = with_engine(context, volume, async |record, progress| {
-        if size < record.size {
-            bail!(
-                "volume {volume} has {} and never shrinks: make a smaller volume and copy what it is to hold",
-                format_size(record.size)
-            );
-        }
         let Some(mut engine) = connect_engine(root, volume).await else {
             bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
         };

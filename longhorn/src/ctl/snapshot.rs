@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{Root, VolumeRecord, engine_name};
 use control::proto::ptypes;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
@@ -63,8 +63,16 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
         labels: new.labels.into_iter().collect(),
         freeze_filesystem: new.freeze,
     };
-    let reply = engine.volume_snapshot(request).await;
-    let name = reply.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name;
+    let asked = request.name.clone();
+    let name = match engine.volume_snapshot(request).await {
+        Ok(taken) => taken.into_inner().name,
+        Err(refused) if refused.code() == tonic::Code::AlreadyExists => {
+            return Err(taken_name(context, &record, &asked).await);
+        }
+        refused => {
+            refused.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name
+        }
+    };
     match context.output {
         Output::Table => print(&format!("{name}\n")),
         Output::Json => {
@@ -72,6 +80,30 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
             print_json(&made)
         }
     }
+}
+
+/// Why there is no other snapshot of that name, and what to do.
+async fn taken_name(context: &Context, record: &VolumeRecord, name: &str) -> anyhow::Error {
+    let volume = &record.name;
+    let known = snapshots(context, record).await.unwrap_or_default();
+    match known.iter().any(|s| s.name == name && s.removed) {
+        true => anyhow!(
+            "volume {volume} has a snapshot {name}, which is removed and not yet folded away: `longhornctl snapshot purge {volume}` \
+             does that, or choose another name"
+        ),
+        false => anyhow!("volume {volume} has a snapshot {name} already: choose another name"),
+    }
+}
+
+/// Refuses a name that none of the volume's snapshots has.
+pub(super) async fn check_known(context: &Context, record: &VolumeRecord, name: &str) -> Result<()> {
+    if !snapshots(context, record).await?.iter().any(|s| s.name == name) {
+        bail!(
+            "volume {0} has no snapshot {name}: `longhornctl snapshot ls {0}` lists those that it has",
+            record.name
+        );
+    }
+    Ok(())
 }
 
 pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
@@ -107,16 +139,21 @@ fn listed(snapshots: &[SnapshotView]) -> String {
 
 pub(super) async fn tree(context: &Context, volume: &str) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
-    let snapshots = snapshots(context, &record).await?;
+    let layers = layers(context, &record).await?;
+    let snapshots = views(&layers);
     match context.output {
         Output::Json => print_json(&snapshots),
-        Output::Table => print(&snapshot_tree::drawn(&snapshots)),
+        Output::Table => {
+            let head = layers.iter().find(|layer| layer.name.is_empty());
+            print(&snapshot_tree::drawn(&snapshots, head.map(|head| head.parent.as_str())))
+        }
     }
 }
 
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
     let root = &context.root;
     let removed = with_engine(context, volume, async |record, _| {
+        check_known(context, record, name).await?;
         let mut engine = members::connect(root, &record.name).await?;
         let asked = engine.snapshot_remove(SnapshotName { name: name.to_owned() }).await;
         asked.with_context(|| format!("snapshot {name} of volume {volume} stays"))?;
@@ -133,6 +170,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
 pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Result<()> {
     let root = &context.root;
     let done = with_engine(context, volume, async |record, progress| {
+        check_known(context, record, name).await?;
         let view = observe(root, record).await?;
         if let Some(device) = &view.device {
             device::check_unused(Path::new(device))?;
@@ -163,24 +201,27 @@ pub(super) async fn export(
     file: &Path,
 ) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
-    if !snapshots(context, &record).await?.iter().any(|s| s.name == name) {
-        bail!("volume {volume} has no snapshot {name}: `longhornctl snapshot ls {volume}` lists them");
-    }
+    check_known(context, &record, name).await?;
     let view = observe(&context.root, &record).await?;
     let directory = directory_in_sync(&view)?;
     write_out(context, &replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
 }
 
-/// The volume's snapshots, oldest first: from its engine if it runs, else from a replica in sync, by its process if that runs,
-/// or from its directory.
+/// The volume's snapshots, oldest first.
 pub(super) async fn snapshots(context: &Context, record: &VolumeRecord) -> Result<Vec<SnapshotView>> {
+    Ok(views(&layers(context, record).await?))
+}
+
+/// The volume's snapshots and its head: from its engine if it runs, else from a replica in sync, by its process if that runs,
+/// or from its directory.
+async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> {
     if let Some(chain) = ask_engine(&context.root, &record.name).await {
-        return Ok(views(&chain));
+        return Ok(chain);
     }
     let view = observe(&context.root, record).await?;
     for replica in view.replicas.iter().filter(|r| r.mode == "RW" && r.pid.is_some()) {
         if let Some(chain) = ask_replica(&context.root, &replica.name).await {
-            return Ok(views(&chain));
+            return Ok(chain);
         }
     }
     let directory = directory_in_sync(&view)?;
@@ -189,8 +230,7 @@ pub(super) async fn snapshots(context: &Context, record: &VolumeRecord) -> Resul
         return Ok(Vec::new());
     }
     let offline = replica::store::SnapshotView::open(&directory, None)?;
-    let chain: Vec<Layer> = offline.layers().iter().cloned().map(crate::daemon::layer).collect();
-    Ok(views(&chain))
+    Ok(offline.layers().iter().cloned().map(crate::daemon::layer).collect())
 }
 
 /// The directory of a replica that holds everything.
@@ -237,7 +277,10 @@ fn views(chain: &[Layer]) -> Vec<SnapshotView> {
         user_created: layer.user_created,
         labels: layer.labels.clone(),
     };
-    snapshots.map(view).collect()
+    let mut views: Vec<SnapshotView> = snapshots.map(view).collect();
+    // After a revert the chain has those that it stands on first, whenever they were taken.
+    views.sort_by(|a, b| a.created.cmp(&b.created));
+    views
 }
 
 #[cfg(test)]
@@ -265,6 +308,18 @@ mod tests {
             assert!(text.contains(word), "{word}: {text}");
         }
         assert!(text.lines().any(|line| line == "  why=the weekly upgrade"), "{text}");
+    }
+
+    #[test]
+    fn after_a_revert_the_oldest_is_still_the_first() {
+        let layer = |name: &str, parent: &str, second: u32| Layer {
+            name: name.into(),
+            parent: parent.into(),
+            created: format!("2026-11-23T10:50:{second:02}Z"),
+            ..Layer::default()
+        };
+        let views = views(&[layer("a", "", 1), layer("d", "a", 4), layer("b", "a", 2), layer("c", "b", 2)]);
+        assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
     }
 
     #[test]

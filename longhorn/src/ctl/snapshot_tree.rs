@@ -7,36 +7,54 @@ use super::snapshot::SnapshotView;
 /// Deepest part of a chain that is drawn indented: beyond it lines would not fit the screen.
 const DEPTH_MAX: usize = 20;
 
-/// The snapshots as a tree, oldest first. A snapshot with one successor has it below itself at the same depth: a chain is
-/// a column, and only branches are indented.
-pub(super) fn drawn(snapshots: &[SnapshotView]) -> String {
+/// What stands in a line.
+#[derive(Clone, Copy)]
+enum Node<'a> {
+    Snapshot(&'a SnapshotView),
+    /// The volume as it is now.
+    Head,
+}
+
+/// The snapshots as a tree, oldest first, with the head where it stands, on the snapshot of that name. What stands on a snapshot
+/// alone is below it at the same depth: a chain is a column. Several are branches, each from `+-` on.
+pub(super) fn drawn(snapshots: &[SnapshotView], head: Option<&str>) -> String {
     let mut text = String::new();
-    let mut rest: Vec<(&SnapshotView, usize)> =
-        snapshots.iter().filter(|s| s.parent.is_empty()).rev().map(|s| (s, 0)).collect();
-    while let Some((snapshot, depth)) = rest.pop() {
-        text.push_str(&line(snapshot, depth));
-        let above: Vec<&SnapshotView> = snapshots.iter().filter(|s| s.parent == snapshot.name).collect();
-        let deeper = if above.len() > 1 { (depth + 1).min(DEPTH_MAX) } else { depth };
-        rest.extend(above.into_iter().rev().map(|s| (s, deeper)));
+    let above = |name: &str| {
+        let found = snapshots.iter().filter(|s| s.parent == name).map(Node::Snapshot);
+        found.chain((head == Some(name)).then_some(Node::Head)).collect::<Vec<_>>()
+    };
+    // The last is the next to be drawn.
+    let mut rest: Vec<(Node<'_>, String, usize)> =
+        above("").into_iter().rev().map(|node| (node, String::new(), 0)).collect();
+    while let Some((node, indent, depth)) = rest.pop() {
+        text.push_str(&format!("{indent}{}\n", line(node)));
+        let Node::Snapshot(snapshot) = node else { continue };
+        let above = above(&snapshot.name);
+        let is_branch = above.len() > 1;
+        let deeper = if is_branch { (depth + 1).min(DEPTH_MAX) } else { depth };
+        let indent = match deeper.checked_sub(1) {
+            None => String::new(),
+            Some(columns) => "  ".repeat(columns) + if is_branch { "+-" } else { "| " },
+        };
+        rest.extend(above.into_iter().rev().map(|node| (node, indent.clone(), deeper)));
     }
     text
 }
 
-fn line(snapshot: &SnapshotView, depth: usize) -> String {
-    let branch = if depth == 0 { String::new() } else { "  ".repeat(depth - 1) + "+-" };
+fn line(node: Node<'_>) -> String {
+    let Node::Snapshot(snapshot) = node else { return "(the volume now)".to_owned() };
     let removed = if snapshot.removed { "  (removed)" } else { "" };
     let labels: String = snapshot.labels.iter().map(|(key, value)| format!("  {key}={value}")).collect();
     let size = format_size(snapshot.size);
-    format!("{branch}{}  {}  {size}{removed}{labels}\n", snapshot.name, snapshot.created)
+    format!("{}  {}  {size}{removed}{labels}", snapshot.name, snapshot.created)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_chain_is_a_column_and_a_branch_is_indented() {
-        let snapshot = |name: &str, parent: &str, removed| SnapshotView {
+    fn snapshot(name: &str, parent: &str, removed: bool) -> SnapshotView {
+        SnapshotView {
             name: name.into(),
             parent: parent.into(),
             children: Vec::new(),
@@ -45,17 +63,32 @@ mod tests {
             removed,
             user_created: true,
             labels: std::collections::BTreeMap::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_chain_is_a_column_and_a_branch_is_indented() {
         let snapshots = [
             snapshot("a", "", false),
             snapshot("b", "a", true),
             snapshot("c", "b", false),
             snapshot("d", "b", false),
             snapshot("e", "d", false),
+            snapshot("f", "c", false),
         ];
-        let text = drawn(&snapshots);
+        let text = drawn(&snapshots, Some("e"));
         let names: Vec<&str> = text.lines().map(|l| l.split("  2026").next().unwrap()).collect();
-        assert_eq!(names, ["a", "b", "+-c", "+-d", "+-e"]);
+        assert_eq!(names, ["a", "b", "+-c", "| f", "+-d", "| e", "| (the volume now)"]);
         assert!(text.lines().nth(1).unwrap().ends_with("(removed)"));
+    }
+
+    #[test]
+    fn the_head_is_a_branch_after_a_revert_and_alone_without_snapshots() {
+        let snapshots = [snapshot("a", "", false), snapshot("b", "a", false)];
+        let text = drawn(&snapshots, Some("a"));
+        let names: Vec<&str> = text.lines().map(|l| l.split("  2026").next().unwrap()).collect();
+        assert_eq!(names, ["a", "+-b", "+-(the volume now)"]);
+        assert_eq!(drawn(&[], Some("")), "(the volume now)\n");
+        assert_eq!(drawn(&[], None), "");
     }
 }

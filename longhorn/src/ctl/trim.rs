@@ -50,8 +50,15 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
 
 async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
     let volume = &record.name;
-    let Some(device) = observe(&context.root, record).await?.device else {
-        bail!("volume {volume} has no device here: `longhornctl up {volume}` shows it");
+    let view = observe(&context.root, record).await?;
+    let Some(device) = view.device else {
+        if view.state == "detached" {
+            bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
+        }
+        bail!(
+            "volume {volume} has no device here (frontend {}): run fstrim where its file system is mounted",
+            view.frontend
+        );
     };
     let Some(mount_point) = mount_of(device.as_ref())? else {
         bail!("{device} is not mounted on this host: mount it, or trim it where it is");

@@ -213,7 +213,8 @@ Examples:
   longhornctl clone demo copy && longhornctl up copy
 
 On XFS and btrfs a clone takes the space that it will differ by; elsewhere its
-data is copied. Of a volume that is up and no snapshot, one is taken first.";
+data is copied. Of a volume that is up and no snapshot, one is taken first,
+which stays.";
 
 pub(super) const SNAPSHOT_EXPORT_HELP: &str = "\
 Examples:
