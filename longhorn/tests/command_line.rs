@@ -427,7 +427,10 @@ fn completion_knows_names() {
     assert_eq!(bash_completes(&root, "sta"), ["status"]);
     let after = bash_completes(&root, "status ");
     assert!(after.contains(&"demo".into()) && after.contains(&"other".into()), "{after:?}");
-    assert!(!after.iter().any(|word| word.starts_with(['<', '['])), "{after:?}");
+    assert!(!after.iter().any(|word| word.starts_with(['<', '[', '-'])), "{after:?}");
+    assert_eq!(bash_completes(&root, "status demo --w"), ["--watch"]);
+    // What bash knows itself, files, it offers only where nothing else is.
+    assert_eq!(bash_completes(&root, "snapshot export demo one "), Vec::<String>::new());
     let nowhere = Root::at(&root.path().join("nowhere")).unwrap();
     assert_eq!(bash_completes(&nowhere, "status x"), Vec::<String>::new());
     assert!(!nowhere.path().exists());

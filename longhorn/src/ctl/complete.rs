@@ -20,14 +20,19 @@ use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
 /// How long somebody who has pressed a key may be kept waiting.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of bash: the words up to the cursor go to the program, what it says is added to what the script knows.
+/// Of bash: the words up to the cursor go to the program, what it says is added to what the script knows. Options are offered to
+/// who has begun one: beside names they would be in the way, and where a file belongs bash would offer none.
 const BASH: &str = r#"
 _longhornctl_with_names() {
     _longhornctl "$@"
     local cur=${COMP_WORDS[COMP_CWORD]} known=() word
     for word in "${COMPREPLY[@]}"; do
         # Placeholders stand for what is to be named.
-        case $word in '<'*|'['*) ;; *) known+=("$word") ;; esac
+        case $word in
+            '<'*|'['*) ;;
+            -*) [[ $cur == -* ]] && known+=("$word") ;;
+            *) known+=("$word") ;;
+        esac
     done
     COMPREPLY=("${known[@]}")
     while IFS= read -r word; do
