@@ -233,7 +233,7 @@ impl Conductor {
         let live_count = live().count().saturating_sub(1);
         check_format(count)?;
         if live_count >= most {
-            return Err(CommandError::TooManySnapshots(live_count));
+            return Err(CommandError::TooManySnapshots { count: live_count, limit: most });
         }
         let bytes = live().map(|l| l.allocated).sum();
         if limit > 0 && bytes > limit {

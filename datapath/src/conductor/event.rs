@@ -226,8 +226,13 @@ pub enum CommandError {
     #[error("there is no {0}")]
     NotFound(String),
     /// At most [`Limits::snapshots`], removed ones not counted.
-    #[error("the volume has {0} snapshots, which is its limit: remove some first, or raise the limit")]
-    TooManySnapshots(usize),
+    #[error("the volume has {count} snapshots and may have {limit}: remove some first, or raise the limit")]
+    TooManySnapshots {
+        /// Those that it has.
+        count: usize,
+        /// Those that it may have.
+        limit: usize,
+    },
     /// At most [`SNAPSHOTS_MAX`], removed ones counted until they are folded. That is the format's, and no limit raises it.
     #[error(
         "the volume has {0} snapshots, counting removed ones that are not purged, and cannot have more: purge, and remove \

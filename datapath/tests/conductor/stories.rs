@@ -634,7 +634,7 @@ fn snapshots_have_a_limit_that_can_be_changed() {
     let command = world.snapshot("a");
     assert_eq!(world.finish(command), Ok(()));
     let command = world.snapshot("b");
-    assert_eq!(world.finish(command), Err(CommandError::TooManySnapshots(1)));
+    assert_eq!(world.finish(command), Err(CommandError::TooManySnapshots { count: 1, limit: 1 }));
     assert_eq!(world.status().limits.snapshots, 1);
     // A removed one does not count.
     let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");

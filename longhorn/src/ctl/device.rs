@@ -38,7 +38,7 @@ pub(super) fn check_unused(device: &Path) -> Result<()> {
     let named: Vec<String> = users.iter().take(NAMED).map(ToString::to_string).collect();
     let more = users.len().saturating_sub(NAMED);
     let and = if more > 0 { format!(" and {more} more") } else { String::new() };
-    bail!("{} is in use by {}{and}: unmount or close it first", device.display(), named.join(", "));
+    bail!("{} is in use ({}{and}): unmount or close it first", device.display(), named.join(", "));
 }
 
 /// Prints the name of the volume whose node has these numbers, `MAJOR:MINOR`. There need be none, which is an error that nobody

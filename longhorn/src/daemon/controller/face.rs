@@ -333,7 +333,7 @@ impl Face {
             return Ok(());
         }
         let text =
-            format!("{} is in use by {}: unmount or close it first", device.display(), users.join(", "));
+            format!("{} is in use ({}): unmount or close it first", device.display(), users.join(", "));
         Err(EngineError::NotNow(text))
     }
 
@@ -444,7 +444,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         CommandError::Exists(_) => EngineError::Exists(text),
         CommandError::NotFound(_) => EngineError::NotFound(text),
         CommandError::Refused { .. } => EngineError::Failed(text),
-        CommandError::TooManySnapshots(_)
+        CommandError::TooManySnapshots { .. }
         | CommandError::ChainFull(_)
         | CommandError::SnapshotsTooLarge { .. } => EngineError::NoRoom(text),
         CommandError::Removed(_)

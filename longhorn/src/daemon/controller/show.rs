@@ -338,8 +338,8 @@ fn has_users(device: &Path) -> io::Result<bool> {
 /// Who uses a device, as one sentence.
 fn users(device: &Path) -> String {
     let users: Vec<String> = fuse_frontend::users_of(device).iter().map(ToString::to_string).collect();
-    let by = if users.is_empty() { "a process that was not found".to_owned() } else { users.join(", ") };
-    format!("{} is in use by {by}: unmount or close it first", device.display())
+    let by = if users.is_empty() { "by a process that was not found".to_owned() } else { users.join(", ") };
+    format!("{} is in use ({by}): unmount or close it first", device.display())
 }
 
 /// The address as others write it: this host's name where the server listens on all addresses.
