@@ -252,7 +252,7 @@ fn what_cannot_be_done_ends_with_1_and_one_sentence() {
         (&["rm", "nosuch", "--yes"], "nosuch"),
         (&["rm", "demo"], "--yes"),
         (&["up", "nosize"], "--size"),
-        (&["up", "demo", "--size", "2GiB"], "resize"),
+        (&["up", "demo", "--size", "2GiB"], "resize demo 2GiB`"),
         (&["up", "demo", "--size", "512MiB"], "never shrinks"),
         (&["up", "demo", "--replicas", "3"], "replica"),
         (&["up", "demo", "--block-size", "4096"], "512"),

@@ -9,7 +9,7 @@ use replica::store::SnapshotView;
 
 use super::args::Output;
 use super::observe::observe;
-use super::output::print_json;
+use super::output::{counted, print_json};
 use super::{Context, interrupt, lock};
 use crate::tell::tell;
 
@@ -47,9 +47,9 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
     match context.output {
         Output::Json => print_json(&observe(root, &record).await?),
         Output::Table => {
-            let count = record.replicas.len();
             tell!(
-                "{volume} is made of {count} replicas of {}: longhornctl up {volume} starts it",
+                "{volume} is made of {} of {}: longhornctl up {volume} starts it",
+                counted(record.replicas.len(), "replica"),
                 format_size(record.size)
             );
             Ok(())

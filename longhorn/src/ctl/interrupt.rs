@@ -217,7 +217,7 @@ pub(super) fn left_by_down(down: &DownArgs) -> String {
 }
 
 /// A size as the command line takes it, as short as it can be told exactly.
-fn written_size(size: u64) -> String {
+pub(super) fn written_size(size: u64) -> String {
     let short = lh_block::format_size(size).replace(' ', "");
     let is_exact = lh_block::parse_size(&short) == Ok(size);
     if is_exact { short } else { size.to_string() }

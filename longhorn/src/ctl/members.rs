@@ -17,7 +17,7 @@ use super::Context;
 use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
-use super::output::{print, print_json};
+use super::output::{counted, print, print_json};
 use super::{interrupt, lock, remove, room, up};
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -184,7 +184,8 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?.replicas);
     }
-    tell!("{volume} has {} replicas; the data of {name} is deleted", record.replicas.len());
+    let left = counted(record.replicas.len(), "replica");
+    tell!("{volume} has {left}; the data of {name} is deleted");
     Ok(())
 }
 

@@ -97,7 +97,10 @@ fn is_untouched(root: &Root, record: &VolumeRecord) -> Result<bool> {
 fn members(root: &Root, record: &VolumeRecord) -> Result<Vec<String>> {
     let volume = &record.name;
     let Some(epoch) = record.authority(root).epoch()? else {
-        bail!("volume {volume} was never started: its directories are as they were");
+        bail!(
+            "volume {volume} was never started: start it and stop it, `longhornctl up {volume}` and `longhornctl down {volume}`, \
+             then release it"
+        );
     };
     let mut members = Vec::new();
     for replica in record.replicas.iter().filter(|r| epoch.has(&r.name)) {

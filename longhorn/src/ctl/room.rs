@@ -7,6 +7,8 @@ use control::host::{Root, VolumeRecord};
 use lh_block::format_size;
 use nix::sys::statvfs::statvfs;
 
+use super::output::counted;
+
 /// What a replica takes before anything is written to it: its records, its index of a file system's blocks, and the room that
 /// it keeps for itself (`engine/room`, 1 MiB).
 const REPLICA: u64 = 2 << 20;
@@ -24,8 +26,8 @@ const FILES: u64 = 32;
 pub(super) fn check(root: &Root, record: &VolumeRecord) -> Result<()> {
     let count = record.replicas.len();
     let need = VOLUME + REPLICA * count as u64;
-    let s = if count == 1 { "" } else { "s" };
-    check_free(root.path(), need).with_context(|| format!("no volume of {count} replica{s} can be made"))
+    check_free(root.path(), need)
+        .with_context(|| format!("no volume of {} can be made", counted(count, "replica")))
 }
 
 /// Refuses a replica in this directory, which need not be there yet.

@@ -17,9 +17,10 @@ use lh_block::{Address, Generation, format_size};
 
 use super::Context;
 use super::args::{Output, UpArgs, UpCommand};
+use super::interrupt::written_size;
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host, observe};
-use super::output::{print, print_json};
+use super::output::{counted, print, print_json};
 use super::{all, down, engine, interrupt, lock, remove, room};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
@@ -172,8 +173,9 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     record.check_ready()?;
     match args.size {
         Some(size) if size > record.size => bail!(
-            "volume {volume} has {}: `longhornctl resize {volume} {size}` makes it larger",
-            format_size(record.size)
+            "volume {volume} has {}: `longhornctl resize {volume} {}` makes it larger",
+            format_size(record.size),
+            written_size(size)
         ),
         Some(size) if size < record.size => bail!(
             "volume {volume} has {} and never shrinks: leave --size out to start it, or make another volume",
@@ -184,7 +186,8 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     let replicas = record.replicas.len();
     if args.replicas.is_some_and(|n| usize::from(n) != replicas) {
         bail!(
-            "volume {volume} has {replicas} replicas: change that with `longhornctl replica add {volume}` or `longhornctl replica rm {volume}`"
+            "volume {volume} has {}: change that with `longhornctl replica add {volume}` or `longhornctl replica rm {volume} REPLICA`",
+            counted(replicas, "replica")
         );
     }
     if args.block_size.is_some_and(|b| b != record.block_size) {
@@ -522,9 +525,8 @@ pub(super) fn announce(context: &Context, view: &VolumeView, is_new: bool) -> Re
         return print_json(view);
     }
     let size = format_size(view.size);
-    let replicas = view.replicas.len();
-    let s = if replicas == 1 { "" } else { "s" };
-    tell!("{} is up: {size}, {replicas} replica{s}, {}", view.name, view.robustness);
+    let replicas = counted(view.replicas.len(), "replica");
+    tell!("{} is up: {size}, {replicas}, {}", view.name, view.robustness);
     if !view.endpoint.is_empty() {
         print(&format!("{}\n", view.endpoint))?;
     }

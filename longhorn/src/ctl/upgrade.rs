@@ -128,7 +128,8 @@ fn install(root: &Root, program: &Path) -> Result<PathBuf> {
     let program = program.canonicalize().with_context(|| program.display().to_string())?;
     let said = Command::new(&program).arg("--version").output();
     let said = said.with_context(|| format!("{} cannot be run", program.display()))?;
-    let version = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+    let version = String::from_utf8_lossy(&said.stdout);
+    let version = version.trim().lines().next().unwrap_or_default();
     let Some(number) = version.strip_prefix("longhorn ").filter(|_| said.status.success()) else {
         bail!("{} is no longhorn program: it says {version:?} when asked for its version", program.display());
     };

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 
 use super::ReplicaExportArgs;
+use super::examples::TRIM_HELP;
 use crate::arguments::volume_name;
 
 #[derive(Debug, Subcommand)]
@@ -14,6 +15,7 @@ pub(in crate::ctl) enum CheckCommand {
 #[derive(Debug, Subcommand)]
 pub(in crate::ctl) enum TrimCommand {
     /// Give back what the file system that is mounted from the volume does not use
+    #[command(after_help = TRIM_HELP)]
     Volume {
         /// Name of the volume: up and mounted on this host, or on a node of the cluster that KUBECONFIG names
         #[arg(value_parser = volume_name, required_unless_present = "name")]

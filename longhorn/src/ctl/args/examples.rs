@@ -180,6 +180,11 @@ Examples:
 
 A volume never shrinks.";
 
+pub(super) const TRIM_HELP: &str = "\
+Examples:
+  longhornctl trim volume demo
+  KUBECONFIG=~/.kube/config longhornctl trim volume pvc-0a1b2c3d";
+
 pub(super) const UPGRADE_HELP: &str = "\
 Examples:
   longhornctl upgrade demo
