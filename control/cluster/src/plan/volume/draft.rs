@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use lh_block::Generation;
+
 use super::{Action, Observed};
 use crate::api::{
-    DataLocality, DesireState, Engine, EngineSpec, InstanceState, Replica, ReplicaMode, ReplicaSpec, Toggle,
-    VolumeStatus,
+    DataLocality, DesireState, Engine, EngineSpec, InstanceState, Quorum, Replica, ReplicaMode, ReplicaSpec,
+    Toggle, VolumeStatus,
 };
 use crate::plan::{Event, FINALIZER, written};
 use crate::schedule::{Locality, Resident, Want};
@@ -148,6 +150,31 @@ impl<'a> Draft<'a> {
     /// True for a member of the epoch that counts; of every replica while there is none.
     pub(super) fn is_member(&self, name: &str) -> bool {
         self.status.epoch.as_ref().is_none_or(|epoch| epoch.members.iter().any(|m| m == name))
+    }
+
+    /// True for a replica that an engine may be told of before it serves. Where no epoch says who holds everything it takes those
+    /// that it finds for the volume: of one that Longhorn served until now a single one, whose name comes first. So it is told of
+    /// those that hold everything as their resources say, and of the others once it serves.
+    pub(super) fn may_begin(&self, name: &str) -> bool {
+        let spec = self.replicas.get(name).filter(|r| !r.healthy_at.is_empty() && r.failed_at.is_empty());
+        spec.is_some() || self.is_blank() || self.tells_epochs(name)
+    }
+
+    /// True while no replica was ever in sync, for all that is known here: one is as good as another.
+    pub(super) fn is_blank(&self) -> bool {
+        self.o.replicas.iter().all(|r| r.spec.healthy_at.is_empty())
+    }
+
+    /// True if an engine hears in which epochs the replica was: from the authority, or from the replica, if it ever had an engine.
+    pub(super) fn tells_epochs(&self, name: &str) -> bool {
+        match self.o.volume.spec.quorum {
+            Quorum::Any => self.status.epoch.is_some(),
+            Quorum::Majority => {
+                let seen = self.replica(name).and_then(|r| r.status.as_ref()?.generation);
+                seen.is_some_and(|seen| seen.0 > Generation::default())
+            }
+            Quorum::Unsafe => false,
+        }
     }
 
     /// What the replica is to the running engine.

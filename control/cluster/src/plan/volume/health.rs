@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use super::draft::Draft;
-use crate::api::{Conditions, InstanceState, Int64Text, ReplicaMode, Robustness, VolumeState};
+use crate::api::{
+    Conditions, InstanceState, Int64Text, Quorum, ReplicaMode, ReplicaSpec, Robustness, VolumeState,
+};
 use crate::plan::{age, written};
 
 /// Without epochs at the authority those replicas are used again that failed so shortly before the last one, as Longhorn does:
 /// within that time an engine that lost its node loses all of them. With the quorum `majority` the engine then judges by the
-/// epochs that a majority tells (`life`).
+/// epochs that a majority tells (`life`). Where it cannot judge, those that failed last are used alone.
 const SALVAGE_WINDOW: Duration = Duration::from_secs(60);
 
 /// How long an engine may serve without a replica whose process does not come up, though its node answers, before that replica
@@ -29,6 +31,8 @@ impl Draft<'_> {
             let is_needed = !self.o.volume.spec.node_id.is_empty() && engine != InstanceState::Unknown;
             let rests_as_member = engine == InstanceState::Stopped && self.is_recorded(&name);
             let is_left_out = serves && mode.is_none() && self.is_left_out(&name, state);
+            // Its resource alone keeps the next engine from beginning with it.
+            let lags = serves && self.o.volume.spec.quorum == Quorum::Unsafe;
             let now = self.now.clone();
             let Some(spec) = self.replicas.get_mut(&name) else { continue };
             match mode {
@@ -40,6 +44,7 @@ impl Draft<'_> {
                     spec.failed_at.clear();
                     spec.rebuild_retry_count = 0;
                 }
+                Some(ReplicaMode::WriteOnly) | None if lags && !spec.healthy_at.is_empty() => fail(spec, now),
                 // It is being filled: it fails again if that fails.
                 Some(ReplicaMode::WriteOnly) => {}
                 Some(ReplicaMode::Error) => fail(spec, now),
@@ -81,24 +86,30 @@ impl Draft<'_> {
     /// Uses failed replicas again where all that count failed and some can serve: the members of the epoch that counts, of
     /// which a start needs one; without epochs, those that failed last.
     pub(super) fn salvage(&mut self) {
-        let mut counting = self.replicas.iter().filter(|(name, _)| self.is_member(name)).peekable();
+        let is_blank = self.is_blank();
+        let may_count = |(name, spec): &(&String, &ReplicaSpec)| match &self.status.epoch {
+            Some(_) => self.is_member(name),
+            None => is_blank || !spec.healthy_at.is_empty(),
+        };
+        let mut counting = self.replicas.iter().filter(may_count).peekable();
         let all_failed = counting.peek().is_some() && counting.all(|(_, r)| !r.failed_at.is_empty());
         if !all_failed || !self.o.settings.auto_salvage() || self.engine_state() == InstanceState::Running {
             return;
         }
-        let newest = self.replicas.values().filter_map(|r| age(&r.failed_at, self.o.now)).min();
+        let counting = self.replicas.iter().filter(may_count);
+        let newest = counting.filter_map(|(_, r)| age(&r.failed_at, self.o.now)).min();
         let newest = newest.unwrap_or_default();
         let usable: Vec<String> = self
             .replicas
             .iter()
+            .filter(may_count)
             .filter(|(name, spec)| {
                 let can_run =
                     !matches!(self.replica_state(name), InstanceState::Error | InstanceState::Unknown);
-                let counts = match &self.status.epoch {
-                    Some(epoch) => epoch.members.contains(name),
-                    None => age(&spec.failed_at, self.o.now).is_some_and(|a| a <= newest + SALVAGE_WINDOW),
-                };
-                can_run && counts
+                let is_judged = is_blank || self.tells_epochs(name);
+                let window = if is_judged { SALVAGE_WINDOW } else { Duration::ZERO };
+                let failed = age(&spec.failed_at, self.o.now);
+                can_run && (self.status.epoch.is_some() || failed.is_some_and(|a| a <= newest + window))
             })
             .map(|(name, _)| name.clone())
             .collect();

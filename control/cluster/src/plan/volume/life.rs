@@ -189,7 +189,7 @@ impl Draft<'_> {
 
     /// Tells the engine that is wanted where replicas are by now. It is never told to do without one before it serves.
     fn tell_addresses(&mut self) {
-        let addresses = self.addresses();
+        let addresses = self.first_addresses();
         if let Some(engine) = self.engine.as_mut().filter(|e| e.desire_state == DesireState::Running) {
             engine.replica_address_map.extend(addresses);
         }
@@ -222,6 +222,13 @@ impl Draft<'_> {
         self.replicas.keys().filter(|name| !self.dropped.contains(*name)).filter_map(address).collect()
     }
 
+    /// The same of those that an engine may begin with.
+    fn first_addresses(&self) -> std::collections::BTreeMap<String, String> {
+        let mut addresses = self.addresses();
+        addresses.retain(|name, _| self.may_begin(name));
+        addresses
+    }
+
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
     /// away may be the one with the data (`docs/decisions/0004-how-a-volume-starts.md`). Each later one needs a member of the
     /// epoch that counts: the others hold nothing to begin with, and the engine would wait for a member with them. Where a
@@ -229,8 +236,8 @@ impl Draft<'_> {
     fn may_start(&mut self, target: &str) -> bool {
         let sound: Vec<&String> =
             self.replicas.iter().filter(|(_, r)| r.failed_at.is_empty()).map(|(name, _)| name).collect();
-        let is_open =
-            |name: &&&String| self.replica_state(name) == InstanceState::Running && self.is_member(name);
+        let runs = |name: &String| self.replica_state(name) == InstanceState::Running;
+        let is_open = |name: &&&String| runs(name) && self.is_member(name) && self.may_begin(name);
         let open = sound.iter().filter(is_open).count();
         let missing: Vec<String> = sound
             .iter()
@@ -338,7 +345,7 @@ impl Draft<'_> {
             image: self.engine_image(),
             node_id: target.to_owned(),
             desire_state: DesireState::Running,
-            replica_address_map: self.addresses(),
+            replica_address_map: self.first_addresses(),
             frontend: volume.frontend,
             disable_frontend: volume.disable_frontend,
             quorum: volume.quorum,

@@ -1,7 +1,7 @@
 //! Volumes that begin and end while something of them does not come up, or does not end.
 
 use super::*;
-use crate::api::Quorum;
+use crate::api::{Quorum, ReplicaMode};
 use crate::plan::engine::SERVES;
 use crate::plan::written;
 
@@ -207,4 +207,91 @@ fn an_engine_that_does_not_end_keeps_its_volume_for_a_minute() {
     assert_eq!(world.told.iter().filter(|t| **t == "EngineNotEnded").count(), 1);
     world.attach("n2");
     assert_eq!((world.status().state, world.engine().spec.node_id.as_str()), (VolumeState::Attached, "n2"));
+}
+
+const HOURS_AGO: [&str; 2] = ["2023-11-14T20:00:00Z", "2023-11-14T21:00:00Z"];
+
+/// A volume as Longhorn leaves it: no epoch is known of it, and its resources say which replicas hold everything.
+fn from_longhorn(quorum: Quorum) -> World {
+    let mut world = World::new(VolumeSpec { quorum, ..VolumeSpec::default() });
+    world.settle();
+    world.replicas.values_mut().for_each(|r| HOURS_AGO[0].clone_into(&mut r.spec.healthy_at));
+    world
+}
+
+/// What the engine is told of before it serves.
+fn told_first(world: &mut World, node: &str) -> Vec<String> {
+    world.late.insert(node.into());
+    world.attach(node);
+    assert_eq!(world.engine().spec.desire_state, DesireState::Running);
+    let told = world.engine().spec.replica_address_map.keys().cloned().collect();
+    world.late.clear();
+    told
+}
+
+#[test]
+fn where_no_epoch_says_who_holds_everything_the_resources_do() {
+    for quorum in [Quorum::Any, Quorum::Unsafe] {
+        let mut world = from_longhorn(quorum);
+        let names: Vec<String> = world.replicas.keys().cloned().collect();
+        // Its name comes first, and what it holds is an hour old.
+        let old = world.replicas.get_mut(&names[0]).unwrap();
+        HOURS_AGO[1].clone_into(&mut old.spec.failed_at);
+        assert_eq!(told_first(&mut world, "n1"), names[1..], "{quorum}");
+        world.settle();
+        assert_eq!(world.engine().spec.replica_address_map.len(), 3, "once it serves the others are filled");
+        assert_eq!(world.status().robustness, Robustness::Healthy);
+    }
+}
+
+#[test]
+fn a_replica_that_was_never_filled_does_not_stand_for_those_that_are_away() {
+    for quorum in [Quorum::Any, Quorum::Unsafe] {
+        let mut world = from_longhorn(quorum);
+        world.replicas.get_mut(&world.replica_on("n3")).unwrap().spec.healthy_at.clear();
+        world.up = ["n3".to_owned(), "n4".to_owned()].into();
+        world.attach("n3");
+        world.pass(3600);
+        assert_eq!(
+            (world.status().state, world.starts, world.replicas.len()),
+            (VolumeState::Attaching, 0, 3),
+            "{quorum}: an empty volume would be served"
+        );
+        world.up.extend(["n1".to_owned(), "n2".to_owned()]);
+        world.settle();
+        assert_eq!(world.status().robustness, Robustness::Healthy);
+    }
+}
+
+#[test]
+fn of_replicas_that_all_failed_those_that_failed_last_begin_where_nobody_judges() {
+    let mut world = from_longhorn(Quorum::Any);
+    let names: Vec<String> = world.replicas.keys().cloned().collect();
+    for (name, failed) in
+        names.iter().zip(["2023-11-14T21:00:00Z", "2023-11-14T21:00:30Z", "2023-11-14T21:00:30Z"])
+    {
+        failed.clone_into(&mut world.replicas.get_mut(name).unwrap().spec.failed_at);
+    }
+    assert_eq!(told_first(&mut world, "n1"), names[1..]);
+}
+
+#[test]
+fn without_epochs_what_is_out_of_sync_is_not_begun_with_later() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Unsafe, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    assert_eq!(world.status().robustness, Robustness::Healthy);
+    let behind = world.replica_on("n3");
+    let engine = world.engines.values_mut().next().unwrap();
+    engine.status.as_mut().unwrap().replica_mode_map.insert(behind.clone(), ReplicaMode::WriteOnly);
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    assert!(!world.replicas[&behind].spec.failed_at.is_empty(), "it lacks something");
+    world.cut_off.insert(behind.clone());
+    world.settle();
+    world.attach("");
+    world.cut_off.clear();
+    let told = told_first(&mut world, "n1");
+    assert!(told.len() == 2 && !told.contains(&behind), "{told:?}");
 }

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::super::*;
+use lh_block::Generation;
+
 use crate::api::{
-    AttachmentTicket, Condition, DesireState, EngineStatus, EpochRecord, InstanceState, Int64Text,
-    ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
+    AttachmentTicket, Condition, DesireState, EngineStatus, EpochRecord, GenerationText, InstanceState,
+    Int64Text, ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
 };
 use crate::plan::upgrade::{Step, note};
 use crate::plan::{FINALIZER, written};
@@ -314,7 +316,14 @@ impl World {
         status.replica_mode_map = modes;
         status.current_replica_address_map.clone_from(&engine.spec.replica_address_map);
         status.current_size = engine.spec.volume_size;
-        if serves && let Some(volume) = &mut self.volume {
+        for name in &members {
+            let status = self.replicas.get_mut(name).and_then(|r| r.status.as_mut());
+            status.expect("it runs").generation =
+                Some(GenerationText(Generation { attachment: 1, restart: 0 }));
+        }
+        // The authority keeps no others.
+        let keeps_epochs = |v: &&mut Volume| v.spec.quorum == Quorum::Any;
+        if serves && let Some(volume) = self.volume.as_mut().filter(keeps_epochs) {
             volume.status.get_or_insert_with(VolumeStatus::default).epoch =
                 Some(EpochRecord { members, ..EpochRecord::default() });
         }
