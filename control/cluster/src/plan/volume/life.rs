@@ -322,14 +322,16 @@ impl Draft<'_> {
     }
 
     /// What a volume whose majority decides lacks of that; `None`: nothing. Of those that failed, too, each tells what it has
-    /// recorded.
+    /// recorded. One that was never in sync has recorded nothing: with it a majority could be one that knows of no newer epoch.
     fn lacks_majority(&self) -> Option<String> {
         if self.o.volume.spec.quorum != Quorum::Majority {
             return None;
         }
-        let here =
-            self.replicas.keys().filter(|name| self.replica_state(name) == InstanceState::Running).count();
-        let (all, needed) = (self.replicas.len(), self.replicas.len() / 2 + 1);
+        let is_blank = self.is_blank();
+        let asked = || self.replicas.iter().filter(|(_, spec)| is_blank || !spec.healthy_at.is_empty());
+        let here = asked().filter(|(name, _)| self.replica_state(name) == InstanceState::Running).count();
+        let all = asked().count();
+        let needed = all / 2 + 1;
         (here < needed)
             .then(|| format!("{here} of {all} replicas run, and the quorum majority needs {needed}"))
     }

@@ -295,3 +295,36 @@ fn without_epochs_what_is_out_of_sync_is_not_begun_with_later() {
     let told = told_first(&mut world, "n1");
     assert!(told.len() == 2 && !told.contains(&behind), "{told:?}");
 }
+
+#[test]
+fn replicas_that_were_never_in_sync_are_no_part_of_a_majority() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    // The one on n3 was put out a moment before the others went, and two that were to take others' places were never filled.
+    let (away, node) = (world.replica_on("n3"), world.cluster.nodes["n4"].clone());
+    world.replicas.get_mut(&away).unwrap().spec.failed_at = written(world.now);
+    world.now += SignedDuration::from_secs(30);
+    world.cluster.nodes.insert("n5".into(), node);
+    for at in ["n4", "n5"] {
+        let mut unfilled = world.replicas[&away].clone();
+        unfilled.metadata.name = Some(format!("v-r-{at}"));
+        unfilled.status = None;
+        unfilled.spec = ReplicaSpec {
+            node_id: at.into(),
+            healthy_at: String::new(),
+            failed_at: String::new(),
+            ..unfilled.spec
+        };
+        world.replicas.insert(format!("v-r-{at}"), unfilled);
+    }
+    world.up = ["n3", "n4", "n5"].map(str::to_owned).into();
+    world.attach("n3");
+    world.pass(3600);
+    assert_eq!((world.status().state, world.starts), (VolumeState::Attaching, 1), "others may hold more");
+    assert!(waits_for(&world).contains("1 of 3 replicas run"), "{}", waits_for(&world));
+    world.up.insert("n2".into());
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Attached);
+}
