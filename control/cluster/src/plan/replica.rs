@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::engine::trouble;
 use super::upgrade::{self, Programs, UPGRADED};
+use super::volume::may_have_served;
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
 use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus, Volume};
@@ -93,7 +94,7 @@ pub enum Fate<'a> {
 /// they ask.
 pub fn fate<'a>(deleted: &Replica, volume: Option<&Volume>, all: &'a [Replica]) -> Fate<'a> {
     let Some(volume) = volume else { return Fate::Unasked };
-    let was_filled = || !deleted.spec.healthy_at.is_empty();
+    let was_filled = || !deleted.spec.healthy_at.is_empty() || may_have_served(volume);
     let goes = volume.metadata.deletion_timestamp.is_some();
     if goes || !is_member(deleted, Some(volume)).unwrap_or_else(was_filled) {
         return Fate::Goes;
@@ -248,7 +249,7 @@ mod tests {
     use lh_block::Generation;
 
     use super::*;
-    use crate::api::{EpochRecord, ReplicaSpec, VolumeSpec, VolumeStatus};
+    use crate::api::{EpochRecord, Quorum, ReplicaSpec, VolumeSpec, VolumeStatus};
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_700_000_000).unwrap()
@@ -368,6 +369,12 @@ mod tests {
             volume.metadata.deletion_timestamp = goes.then(|| now().into());
             volume
         };
+        let used_by_majority = || {
+            let mut volume = volume(None, false);
+            volume.spec.quorum = Quorum::Majority;
+            volume.status.as_mut().unwrap().generation = Some(GenerationText(1.into()));
+            volume
+        };
         // `a+`: it was filled; `a!`: and has failed since; `a-`: and is deleted, too.
         let all = |text: &str| -> Vec<Replica> {
             let one = |word: &str| {
@@ -391,6 +398,8 @@ mod tests {
             ("the other is no member", Some(volume(Some(&["a"]), false)), "a- b+", "after "),
             ("the others go, too", Some(volume(None, false)), "a- b- c-", "after "),
             ("a member that failed counts for itself", Some(volume(Some(&["a"]), false)), "a! b!", "after "),
+            ("nobody would have heard of its use", Some(used_by_majority()), "a b", "after "),
+            ("the same, and another holds everything", Some(used_by_majority()), "a b+", "after b"),
         ];
         for (what, volume, text, expected) in cases {
             let replicas = all(text);

@@ -174,6 +174,12 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
     draft.finish()
 }
 
+/// True if an engine was given a number and nobody here would have heard if it has served: with another quorum than `any` the
+/// authority has no epoch, and that a replica came in sync is told afterwards.
+pub fn may_have_served(volume: &Volume) -> bool {
+    volume.spec.quorum != Quorum::Any && volume.status.as_ref().is_some_and(|s| s.generation.is_some())
+}
+
 /// True if no engine has ever answered for the volume, beyond doubt: its replicas, which these are, hold nothing. With the
 /// quorum `any` the authority has the epoch of each engine that did; with another one nobody here may have heard of it.
 pub fn was_never_served<'a>(volume: &Volume, replicas: impl IntoIterator<Item = &'a Replica>) -> bool {

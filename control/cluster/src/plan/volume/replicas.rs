@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
-use super::{Action, SCHEDULED, was_never_served};
+use super::{Action, SCHEDULED, may_have_served, was_never_served};
 use crate::api::{
     AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
     TicketType,
@@ -103,7 +103,8 @@ impl Draft<'_> {
     pub(super) fn is_new(&self) -> bool {
         let goes = |r: &&&Replica| r.metadata.deletion_timestamp.is_some();
         let going = self.o.replicas.iter().filter(goes).map(|r| &r.spec);
-        self.status.epoch.is_none() && self.replicas.values().chain(going).all(|r| r.healthy_at.is_empty())
+        let is_blank = self.replicas.values().chain(going).all(|r| r.healthy_at.is_empty());
+        self.status.epoch.is_none() && is_blank && !may_have_served(self.o.volume)
     }
 
     /// Marks replicas on nodes and disks that are being emptied.

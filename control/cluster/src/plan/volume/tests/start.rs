@@ -1,7 +1,7 @@
 //! Volumes that begin and end while something of them does not come up, or does not end.
 
 use super::*;
-use crate::api::{Quorum, ReplicaMode};
+use crate::api::{GenerationText, Quorum, ReplicaMode};
 use crate::plan::engine::SERVES;
 use crate::plan::written;
 
@@ -327,4 +327,16 @@ fn replicas_that_were_never_in_sync_are_no_part_of_a_majority() {
     world.up.insert("n2".into());
     world.settle();
     assert_eq!(world.status().state, VolumeState::Attached);
+}
+
+#[test]
+fn nothing_is_begun_anew_beside_replicas_of_which_nobody_heard_that_they_were_written_to() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    // An engine served, and was gone before the leader looked.
+    world.volume_mut().status.as_mut().unwrap().generation = Some(GenerationText(1.into()));
+    world.up = ["n3", "n4"].map(str::to_owned).into();
+    world.attach("n3");
+    world.attach("");
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"], "empty ones would be half of a majority");
 }
