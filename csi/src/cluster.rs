@@ -3,12 +3,13 @@
 //! A request waits for what it asked for; the managers do the work. While it waits it reads the one object that it waits
 //! for, a few times a second in the beginning and ever more seldom. At rest nothing is asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Node as KubeNode;
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume};
+use k8s_openapi::api::storage::v1::VolumeAttachment as KubeAttachment;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
@@ -21,7 +22,7 @@ use lh_cluster::settings::Settings;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::Refused;
+use crate::{DRIVER, Refused};
 
 /// Between two looks at what is waited for: for the first seconds, within which most is done, and at most.
 const LOOK: Duration = Duration::from_millis(250);
@@ -200,6 +201,40 @@ impl Cluster {
     ) -> Result<(), Refused> {
         let patch = json!({ "spec": { "attachmentTickets": { id: ticket } } });
         self.change::<VolumeAttachment>(volume, &patch).await
+    }
+
+    /// Takes tickets off an attachment that is still as it was read.
+    pub(crate) async fn drop_tickets(
+        &self,
+        read: &VolumeAttachment,
+        ids: &BTreeSet<String>,
+    ) -> Result<(), Refused> {
+        let none: BTreeMap<&String, Value> = ids.iter().map(|id| (id, Value::Null)).collect();
+        let patch = json!({
+            "metadata": { "resourceVersion": read.metadata.resource_version },
+            "spec": { "attachmentTickets": none },
+        });
+        self.change::<VolumeAttachment>(read.metadata.name.as_deref().unwrap_or_default(), &patch).await
+    }
+
+    /// Where Kubernetes itself has the volume attached, or is about to; `None`: it has no such volume.
+    pub(crate) async fn nodes_in_kubernetes(&self, id: &str) -> Result<Option<BTreeSet<String>>, Refused> {
+        let all = Api::<PersistentVolume>::all(self.client.clone()).list(&ListParams::default()).await?;
+        let is_it = |v: &PersistentVolume| {
+            let source = v.spec.as_ref().and_then(|s| s.csi.as_ref());
+            source.is_some_and(|csi| csi.driver == DRIVER && csi.volume_handle == id)
+        };
+        let names: BTreeSet<String> =
+            all.items.into_iter().filter(is_it).filter_map(|v| v.metadata.name).collect();
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let all = Api::<KubeAttachment>::all(self.client.clone()).list(&ListParams::default()).await?;
+        let is_its = |a: &KubeAttachment| {
+            let volume = a.spec.source.persistent_volume_name.as_ref();
+            a.spec.attacher == DRIVER && volume.is_some_and(|name| names.contains(name))
+        };
+        Ok(Some(all.items.into_iter().filter(is_its).map(|a| a.spec.node_name).collect()))
     }
 
     /// Tickets of this driver for a node, by volume.

@@ -652,3 +652,56 @@ async fn probes_hear_whether_the_socket_answers() {
     let then = health(port).await.unwrap();
     assert!(then.starts_with("HTTP/1.1 503 ") && then.contains("csi.sock"), "{then}");
 }
+
+/// Kubernetes has the volume attached to a node, or not any more.
+fn in_kubernetes(cluster: &Cluster, volume: &str, node: &str, is_attached: bool) {
+    let (name, persistent) = (format!("csi-{volume}-{node}"), format!("pv-{volume}"));
+    let csi = json!({ "driver": csi::DRIVER, "volumeHandle": volume });
+    cluster.server.apply("core/persistentvolumes", &persistent, &json!({ "spec": { "csi": csi } }));
+    let spec = json!({
+        "attacher": csi::DRIVER, "nodeName": node, "source": { "persistentVolumeName": persistent },
+    });
+    if is_attached {
+        cluster.server.apply("storage/volumeattachments", &name, &json!({ "spec": spec }));
+    } else {
+        cluster.server.delete("storage/volumeattachments", &name);
+    }
+}
+
+#[tokio::test]
+async fn a_ticket_whose_attachment_kubernetes_has_no_more_keeps_nobody_from_the_volume() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let tickets = |volume: &str| {
+        let attachment = cluster.server.get("volumeattachments", volume).unwrap();
+        let tickets = attachment["spec"]["attachmentTickets"].as_object().cloned().unwrap_or_default();
+        tickets.values().map(|t| t["nodeID"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    cluster.create(wish("v", 64)).await.unwrap();
+    in_kubernetes(&cluster, "v", "n1", true);
+    in_kubernetes(&cluster, "other", "n1", true);
+    cluster.publish("v", "n1", false).await.unwrap();
+    // Somebody takes the attachment away by force; the driver is not asked to unpublish anything.
+    in_kubernetes(&cluster, "v", "n1", false);
+    assert_eq!(
+        cluster.publish("v", "n2", false).await,
+        Err(Code::FailedPrecondition),
+        "whoever is no Kubernetes keeps its own account"
+    );
+    in_kubernetes(&cluster, "v", "n2", true);
+    cluster.publish("v", "n2", false).await.unwrap();
+    assert_eq!(tickets("v"), ["n2"]);
+    // While Kubernetes has both, the one that it has first stays.
+    in_kubernetes(&cluster, "v", "n1", true);
+    assert_eq!(cluster.publish("v", "n1", false).await, Err(Code::FailedPrecondition));
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition), "it is in use");
+    in_kubernetes(&cluster, "v", "n2", false);
+    in_kubernetes(&cluster, "v", "n1", false);
+    cluster.delete("v").await.unwrap();
+    // What a person attached stays in use, wherever Kubernetes has it.
+    cluster.create(wish("w", 64)).await.unwrap();
+    in_kubernetes(&cluster, "w", "n1", false);
+    let ticket = json!({ "id": "ui", "type": "longhorn-api", "nodeID": "n1" });
+    let wanted = json!({ "spec": { "attachmentTickets": { "ui": ticket } } });
+    cluster.server.apply("volumeattachments", "w", &wanted);
+    assert_eq!(cluster.delete("w").await, Err(Code::FailedPrecondition));
+}

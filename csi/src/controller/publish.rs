@@ -1,6 +1,6 @@
 //! A volume on a node: a ticket of this driver on the volume's attachment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use kube::ResourceExt;
 use lh_cluster::api::{
@@ -129,11 +129,25 @@ impl ControllerService {
             return Ok(());
         }
         let nodes: Vec<&str> = tickets.values().filter(ours).map(|t| t.node_id.as_str()).collect();
-        if nodes.len() > usize::from(moves) {
-            return Err(Refused::Precondition(format!(
-                "volume {id} is published on node {}: unpublish it there first",
-                nodes.join(" and on node ")
-            )));
+        if !nodes.is_empty() {
+            let known = self.cluster.nodes_in_kubernetes(id).await?.unwrap_or_default();
+            // Whoever is no Kubernetes keeps its own account of who has what.
+            let left = if known.contains(node) { left(&attachment, &known) } else { BTreeSet::new() };
+            if nodes.len() - left.len() > usize::from(moves) {
+                return Err(Refused::Precondition(format!(
+                    "volume {id} is published on node {}: unpublish it there first",
+                    nodes.join(" and on node ")
+                )));
+            }
+            if !left.is_empty() {
+                tracing::warn!(
+                    volume = id,
+                    node,
+                    ?left,
+                    "what Kubernetes has no attachment for any more is let go"
+                );
+                self.cluster.drop_tickets(&attachment, &left).await?;
+            }
         }
         let _counting = self.counting.lock().await;
         if self.most_volumes > 0 {
@@ -186,6 +200,14 @@ impl ControllerService {
         }
         Ok(ControllerUnpublishVolumeResponse {})
     }
+}
+
+/// Tickets of this driver for nodes on which Kubernetes has the volume no more: somebody took its attachment away by force, or it
+/// was not restored with the rest. Nobody is left to unpublish it there. What still runs there is shut out by the next engine's number.
+pub(super) fn left(attachment: &VolumeAttachment, known: &BTreeSet<String>) -> BTreeSet<String> {
+    let tickets = attachment.spec.attachment_tickets.iter();
+    let left = tickets.filter(|(_, t)| t.kind == TicketType::Csi && !known.contains(&t.node_id));
+    left.map(|(id, _)| id.clone()).collect()
 }
 
 /// True once the ticket is met. What stands in the way is in its condition.

@@ -4,12 +4,14 @@ use std::collections::HashMap;
 
 use kube::ResourceExt;
 use lh_cluster::api::{
-    AccessMode, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec, VolumeState,
+    AccessMode, AttachmentTicket, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec,
+    VolumeState,
 };
 use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_MISSING, unbuilt};
 use serde_json::json;
 
 use super::ControllerService;
+use super::publish::left;
 use crate::capability::{Access, Use, size};
 use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
 use crate::proto::csi::volume_content_source::Type as Source;
@@ -160,13 +162,19 @@ impl ControllerService {
         let Some(volume) = self.cluster.find::<Volume>(id).await? else { return Ok(DeleteVolumeResponse {}) };
         if volume.metadata.deletion_timestamp.is_none() {
             if let Some(attachment) = self.cluster.attachment(id).await? {
-                let tickets = attachment.spec.attachment_tickets.values();
-                let mut users = tickets.filter(|t| matches!(t.kind, TicketType::Csi | TicketType::Api));
-                if let Some(user) = users.next() {
-                    return Err(Refused::Precondition(format!(
-                        "volume {id} is in use on node {}: detach it first",
-                        user.node_id
-                    )));
+                let is_use = |t: &&AttachmentTicket| matches!(t.kind, TicketType::Csi | TicketType::Api);
+                if attachment.spec.attachment_tickets.values().any(|t| is_use(&t)) {
+                    // Where Kubernetes has it nowhere any more, nobody will let go of it.
+                    let known = self.cluster.nodes_in_kubernetes(id).await?;
+                    let left = known.map(|known| left(&attachment, &known)).unwrap_or_default();
+                    let tickets = attachment.spec.attachment_tickets.iter();
+                    let mut users = tickets.filter(|(name, t)| is_use(t) && !left.contains(*name));
+                    if let Some((_, user)) = users.next() {
+                        return Err(Refused::Precondition(format!(
+                            "volume {id} is in use on node {}: detach it first",
+                            user.node_id
+                        )));
+                    }
                 }
             }
             // They lie in the volume's replicas and would go with it.

@@ -96,8 +96,12 @@ impl Target {
     /// `/api/v1/[namespaces/NS/]RESOURCE[/NAME[/status]]`, and so with `/apis/GROUP/VERSION`.
     fn of(path: &str) -> Self {
         let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
-        // Kubernetes and Longhorn both have nodes: its own kinds are told apart.
-        let (length, core) = if parts[0] == "api" { (2, "core/") } else { (3, "") };
+        // Kubernetes and Longhorn both have nodes and attachments: its own kinds are told apart.
+        let (length, core) = match (parts[0], parts[1]) {
+            ("api", _) => (2, "core/"),
+            (_, "storage.k8s.io") => (3, "storage/"),
+            _ => (3, ""),
+        };
         parts.drain(..length);
         if parts[0] == "namespaces" {
             parts.drain(..2);
