@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 use lh_cluster::plan::snapshot::is_own_name;
 use sha2::{Digest, Sha256};
 
+use crate::Refused;
+
 /// Longest name of a volume or a snapshot, in bytes.
 const LONGEST: usize = 40;
 
@@ -73,6 +75,20 @@ pub struct SnapshotHandle {
 }
 
 impl SnapshotHandle {
+    /// What a handle says, or why a snapshot of that handle is none: it is a backup of Longhorn's, which this version cannot reach, or
+    /// none at all.
+    ///
+    /// # Errors
+    /// [`Refused::Precondition`] or [`Refused::Missing`].
+    pub(crate) fn named(text: &str) -> Result<Self, Refused> {
+        if let Some(what) = unbuilt(text) {
+            return Err(Refused::Precondition(format!(
+                "{text} is {what} of Longhorn's: this version cannot reach it"
+            )));
+        }
+        Self::parse(text).ok_or_else(|| Refused::Missing(format!("snapshot {text} does not exist")))
+    }
+
     /// What a handle says; `None`: it is none of ours.
     pub fn parse(text: &str) -> Option<Self> {
         let (volume, name) = text.strip_prefix("snap://")?.split_once('/')?;
@@ -84,6 +100,15 @@ impl SnapshotHandle {
 impl fmt::Display for SnapshotHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "snap://{}/{}", self.volume, self.name)
+    }
+}
+
+/// What a handle of Longhorn's names that this version does not have; `None`: it is no such handle.
+fn unbuilt(handle: &str) -> Option<&'static str> {
+    match handle.split_once("://")?.0 {
+        "bak" | "bs" => Some("a backup"),
+        "bi" => Some("a backing image"),
+        _ => None,
     }
 }
 

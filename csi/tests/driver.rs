@@ -705,3 +705,19 @@ async fn a_ticket_whose_attachment_kubernetes_has_no_more_keeps_nobody_from_the_
     cluster.server.apply("volumeattachments", "w", &wanted);
     assert_eq!(cluster.delete("w").await, Err(Code::FailedPrecondition));
 }
+
+#[tokio::test]
+async fn a_backup_of_longhorns_is_neither_restored_nor_said_to_be_deleted() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    for handle in ["bak://pvc-1/backup-1", "bs://pvc-1/backup-1", "bi://image?backingImage=x"] {
+        let delete = DeleteSnapshotRequest { snapshot_id: handle.into(), ..Default::default() };
+        let refused = cluster.controller().delete_snapshot(delete).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{handle}");
+        let source = SnapshotSource { snapshot_id: handle.into() };
+        let source = VolumeContentSource { r#type: Some(Source::Snapshot(source)) };
+        let request = CreateVolumeRequest { volume_content_source: Some(source), ..wish("restored", 64) };
+        assert_eq!(cluster.create(request).await, Err(Code::FailedPrecondition), "{handle}");
+    }
+    let delete = DeleteSnapshotRequest { snapshot_id: "nonsense".into(), ..Default::default() };
+    cluster.controller().delete_snapshot(delete).await.unwrap();
+}

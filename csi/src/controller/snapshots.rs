@@ -76,7 +76,12 @@ impl ControllerService {
         request: DeleteSnapshotRequest,
     ) -> Result<DeleteSnapshotResponse, Refused> {
         let id = required("the snapshot's id", &request.snapshot_id)?;
-        let Some(handle) = SnapshotHandle::parse(id) else { return Ok(DeleteSnapshotResponse {}) };
+        let handle = match SnapshotHandle::named(id) {
+            Ok(handle) => handle,
+            // There is none of that name: that is as good as deleted. A backup is still there, and nobody is told that it is not.
+            Err(Refused::Missing(_)) => return Ok(DeleteSnapshotResponse {}),
+            Err(refused) => return Err(refused),
+        };
         let _held = self.guard.take(&handle.name)?;
         let found = self.cluster.snapshot(&handle.name).await?.filter(|s| s.spec.volume == handle.volume);
         let Some(snapshot) = found else { return Ok(DeleteSnapshotResponse {}) };
@@ -102,7 +107,7 @@ impl ControllerService {
     ) -> Result<GetSnapshotResponse, Refused> {
         let id = required("the snapshot's id", &request.snapshot_id)?;
         let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
-        let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
+        let handle = SnapshotHandle::named(id)?;
         let found = self.cluster.snapshot(&handle.name).await?.filter(|s| s.spec.volume == handle.volume);
         Ok(GetSnapshotResponse { snapshot: Some(told(&found.ok_or_else(missing)?)) })
     }

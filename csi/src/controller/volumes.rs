@@ -136,7 +136,7 @@ impl ControllerService {
             Source::Snapshot(snapshot) => {
                 let id = &snapshot.snapshot_id;
                 let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
-                let handle = SnapshotHandle::parse(id).ok_or_else(missing)?;
+                let handle = SnapshotHandle::named(id)?;
                 let found = self.cluster.snapshot(&handle.name).await?;
                 let stays =
                     |s: &Snapshot| s.spec.volume == handle.volume && s.metadata.deletion_timestamp.is_none();
@@ -262,9 +262,7 @@ fn handle(source: &Source) -> Result<String, Refused> {
         }
         Source::Snapshot(snapshot) => {
             let id = required("the source snapshot's id", &snapshot.snapshot_id)?;
-            let handle = SnapshotHandle::parse(id)
-                .ok_or_else(|| Refused::Missing(format!("snapshot {id} does not exist")))?;
-            Ok(handle.to_string())
+            Ok(SnapshotHandle::named(id)?.to_string())
         }
     }
 }
