@@ -178,8 +178,24 @@ fn judge(request: &Request, facts: &Facts) -> Result<Vec<String>, Refusal> {
         "settings" => request.judged::<Setting, _>(setting::judge),
         "snapshots" => request.judged::<Snapshot, _>(|change| snapshot::judge(change, facts)),
         "replicas" => request.judged::<Replica, _>(|change| replica::judge(change, facts)),
-        _ => Ok(Vec::new()),
+        resource => Ok(idle(resource).map(|why| vec![why]).unwrap_or_default()),
     }
+}
+
+/// What to know of a kind that is stored, and on which nothing acts: whoever makes one would wait for what never comes.
+fn idle(resource: &str) -> Option<String> {
+    let what = match resource {
+        "recurringjobs" => "recurring jobs are not built yet: no snapshot, backup or trim is made of it",
+        "backups" | "backuptargets" | "backupvolumes" | "backupbackingimages" => "backups are not built yet",
+        "systembackups" | "systemrestores" => "backups of the system are not built yet",
+        "backingimages" | "backingimagedatasources" | "backingimagemanagers" => {
+            "backing images are not built yet"
+        }
+        "sharemanagers" => "shared file systems (RWX) are not built yet",
+        "supportbundles" => "support bundles are not built yet",
+        _ => return None,
+    };
+    Some(format!("it is stored and nothing acts on it: {what}"))
 }
 
 impl Request {
@@ -313,6 +329,31 @@ mod tests {
         assert_eq!((&response["allowed"], response["warnings"].as_array().unwrap().len()), (&json!(true), 1));
         let response = ask(Call::Validate, "UPDATE", "settings", &setting("brotli"), &setting("lz4"));
         assert_eq!(response["allowed"], false);
+    }
+
+    #[test]
+    fn whoever_makes_what_nothing_acts_on_is_told_so() {
+        for kind in [
+            "RecurringJob",
+            "Backup",
+            "BackupTarget",
+            "BackupVolume",
+            "BackupBackingImage",
+            "SystemBackup",
+            "SystemRestore",
+            "BackingImage",
+            "BackingImageDataSource",
+            "BackingImageManager",
+            "ShareManager",
+            "SupportBundle",
+        ] {
+            let resource = format!("{}s", kind.to_lowercase());
+            let response = ask(Call::Validate, "CREATE", &resource, &object(kind, json!({})), &Value::Null);
+            let told = response["warnings"][0].as_str().unwrap_or_default();
+            assert!(response["allowed"] == true && told.contains("not built yet"), "{resource}: {response}");
+        }
+        let response = ask(Call::Validate, "CREATE", "orphans", &object("Orphan", json!({})), &Value::Null);
+        assert_eq!((&response["allowed"], &response["warnings"]), (&json!(true), &Value::Null));
     }
 
     #[test]
