@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume};
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment as KubeAttachment;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
@@ -40,6 +40,9 @@ const PATIENCE: Duration = Duration::from_secs(100);
 /// The condition of a volume that is not as large as it should be, and its reason where that failed.
 const GROWTH: &str = "Expansion";
 const GROWTH_FAILED: &str = "Failed";
+
+/// Which pods are of the driver's controller (`deploy/csi.yaml`).
+const CONTROLLERS: &str = "app.kubernetes.io/component=csi-controller";
 
 /// What every kind of Longhorn's is.
 pub(crate) trait Kind:
@@ -278,6 +281,14 @@ impl Cluster {
     /// A snapshot.
     pub(crate) async fn snapshot(&self, name: &str) -> Result<Option<Snapshot>, Refused> {
         self.find(name).await
+    }
+
+    /// Nodes on which a pod of this driver's controller is, as the manifests make them, and stays.
+    pub(crate) async fn controllers(&self) -> Result<BTreeSet<String>, Refused> {
+        let those = ListParams::default().labels(CONTROLLERS);
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace).list(&those).await?;
+        let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
+        Ok(pods.items.into_iter().filter(stays).filter_map(|pod| pod.spec?.node_name).collect())
     }
 
     /// True if the API server answers.

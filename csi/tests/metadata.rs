@@ -224,4 +224,18 @@ async fn a_driver_that_starts_lets_go_what_the_one_before_it_kept() {
     let attachment = cluster.server.get("volumeattachments", "v").unwrap();
     let kept: Vec<_> = attachment["spec"]["attachmentTickets"].as_object().unwrap().keys().cloned().collect();
     assert_eq!(kept, ["csi-x", "snapshot-metadata-n10-1"], "what is another driver's stays");
+
+    // The other one's node is gone, and nobody will start there again.
+    let pod = |node: &str| {
+        json!({
+            "metadata": { "labels": { "app.kubernetes.io/component": "csi-controller" } }, "spec": { "nodeName": node, "containers": [] },
+        })
+    };
+    cluster.server.apply("core/pods", "here", &pod("n1"));
+    let _scratch = cluster.start_again(Arc::new(Fake::default()));
+    let_go(&cluster, 1).await;
+    cluster.server.apply("core/pods", "there", &pod("n10"));
+    cluster.server.apply("volumeattachments", "v", &left);
+    let _scratch = cluster.start_again(Arc::new(Fake::default()));
+    let_go(&cluster, 2).await;
 }

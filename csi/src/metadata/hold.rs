@@ -120,17 +120,26 @@ fn prefix(node: &str) -> String {
     format!("{TICKET}-{node}-")
 }
 
-/// True for a ticket of that node's driver. A node's name may begin as another one's.
-fn is_of(ticket: &str, node: &str) -> bool {
-    let number = ticket.strip_prefix(&prefix(node)).unwrap_or_default();
-    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+/// The node of the driver whose ticket this is; `None`: it is no such ticket. A node's name may begin as another one's.
+fn driver_of(ticket: &str) -> Option<&str> {
+    let (node, number) = ticket.strip_prefix(TICKET)?.strip_prefix('-')?.rsplit_once('-')?;
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    (is_number && !node.is_empty()).then_some(node)
 }
 
-/// Takes off what a driver of this node that is gone has left on attachments.
+/// Takes off what drivers that are gone have left on attachments: one of this node before this one, and those of nodes on which there
+/// is none any more, which may never have one again.
 pub(crate) async fn forget_tickets(cluster: &Cluster, node: &str) -> Result<(), Refused> {
-    for attachment in cluster.all::<VolumeAttachment>(None).await? {
+    let attachments = cluster.all::<VolumeAttachment>(None).await?;
+    let others = cluster.controllers().await.unwrap_or_else(|e| {
+        tracing::debug!(error = %e, "which other drivers there are is not known");
+        BTreeSet::new()
+    });
+    // Where this one is not among them, they are run in some other way.
+    let is_gone = |of: &str| of == node || others.contains(node) && !others.contains(of);
+    for attachment in attachments {
         let tickets = attachment.spec.attachment_tickets.keys();
-        for ticket in tickets.filter(|id| is_of(id, node)) {
+        for ticket in tickets.filter(|id| driver_of(id).is_some_and(is_gone)) {
             cluster.set_ticket(&attachment.name_any(), ticket, None).await?;
         }
     }
@@ -162,11 +171,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_forgets_its_own_tickets_and_no_other_nodes() {
+    fn tickets_name_the_node_of_their_driver() {
         let ticket = |node: &str, number: u64| format!("{}{number}", prefix(node));
-        assert!(is_of(&ticket("n", 0), "n") && is_of(&ticket("n-1", 20), "n-1"));
-        for other in [ticket("n-1", 0), ticket("m", 0), prefix("n"), "n-0".to_owned()] {
-            assert!(!is_of(&other, "n"), "{other}");
+        for (of, number) in [("n", 0), ("n-1", 20)] {
+            assert_eq!(driver_of(&ticket(of, number)), Some(of));
+        }
+        for other in [prefix("n"), "n-0".to_owned(), "snapshot-metadata-1".to_owned(), "csi-0".to_owned()] {
+            assert_eq!(driver_of(&other), None, "{other}");
         }
     }
 }
