@@ -79,6 +79,52 @@ fn a_write_that_a_full_disk_took_in_part_is_told_from_one_that_it_did_not() {
     assert_eq!(c.read(32 << 20, 3 * 4096), [0; 3 * 4096]);
 }
 
+/// Over zeroes whose hole is durable what is written counts, whatever becomes of the write.
+#[test]
+fn a_part_of_a_write_over_zeroes_is_told_and_read_as_when_the_replica_starts_again() {
+    let Some(small) = Small::mount() else {
+        println!(
+            "SKIP a_part_of_a_write_over_zeroes_is_told_and_read_as_when_the_replica_starts_again: mounting needs root"
+        );
+        return;
+    };
+    let server = Server::start(small.0.path());
+    let mut c = session(&server.socket, 1, 1);
+    let data = pattern(1, MIB as usize);
+    assert_eq!(c.write(0, &data), Status::Ok);
+    let created = "2026-11-20T06:03:39Z".to_owned();
+    let op = ChainOp::Snapshot { name: "s".into(), user_created: true, created, labels: Default::default() };
+    carry_out(&mut c, 1, op);
+    assert_eq!(c.write(0, &data), Status::Ok);
+    assert_eq!(c.op(OpCode::Unmap, 0, MIB).status(), Status::Ok);
+    let began = std::time::Instant::now();
+    // Two bits for each of 256 blocks, in the first page behind the header.
+    while !zero_maps(small.0.path()).any(|map| map.len() > 576 && map[512..576].iter().all(|b| *b == 0xff)) {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "the marks are not armed");
+        assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let at = u64::from(4 * MIB);
+    let full = (0..).find(|n| c.write(at + n * 4096, &data[..4096]) != Status::Ok).unwrap();
+    // Room for one block of three.
+    assert_eq!(c.op(OpCode::Unmap, at + (full - 1) * 4096, 4096).status(), Status::Ok);
+    let header = c.header(OpCode::Write, 0, 3 * 4096);
+    let answer = c.ask(header, &data[..3 * 4096]);
+    assert_eq!((answer.status(), answer.header.aux), (Status::NoSpace, IN_PART));
+    let part = c.read(0, 3 * 4096);
+    assert_eq!(part, [&data[..4096], &[0; 2 * 4096]].concat());
+    drop(c);
+    server.stop();
+    let server = Server::start(small.0.path());
+    assert_eq!(session(&server.socket, 2, 2).read(0, 3 * 4096), part);
+}
+
+fn zero_maps(place: &std::path::Path) -> impl Iterator<Item = Vec<u8>> {
+    let entries = std::fs::read_dir(place.join("replica/engine")).unwrap().map(|e| e.unwrap());
+    let maps = entries.filter(|e| e.file_name().to_str().unwrap().starts_with("zero-"));
+    maps.map(|e| std::fs::read(e.path()).unwrap())
+}
+
 /// Zeroes over a snapshot take marks. There is room for some, so that a full disk can be given something back.
 #[test]
 fn what_a_snapshot_has_is_unmapped_on_a_full_disk() {

@@ -311,6 +311,8 @@ impl Store {
         layer.dirty = true;
         if let Some(zero) = &mut layer.zero {
             zero.write_failed(blocks(extent));
+            // What was written over an armed mark counts, as it will for whoever opens the directory next.
+            load::look_below_armed(&layer.file, zero, blocks(extent), layer.look)?;
         }
         if layer.rank != 0 {
             let head = self.at(self.head()).rank;

@@ -131,9 +131,19 @@ fn lay_over(
 /// For a layer outside the head's chain: which armed marks the file has overruled.
 pub(super) fn look_through(layer: &mut LayerParts) -> io::Result<()> {
     let Some(zero) = &mut layer.zero else { return Ok(()) };
-    let armed: Vec<_> = zero.armed(blocks(Extent::new(0, layer.length))).collect();
+    look_below_armed(&layer.file, zero, blocks(Extent::new(0, layer.length)), Look::Synced)
+}
+
+/// Which armed marks of a range the file has overruled.
+pub(super) fn look_below_armed(
+    file: &File,
+    zero: &mut ZeroMap,
+    range: std::ops::Range<u64>,
+    look: Look,
+) -> io::Result<()> {
+    let armed: Vec<_> = zero.armed(range).collect();
     for range in armed {
-        for found in disk::extents(&layer.file, bytes(range), Look::Synced) {
+        for found in disk::extents(file, bytes(range), look) {
             let (extent, kind) = found?;
             if kind == Kind::Written {
                 zero.found(blocks(extent));

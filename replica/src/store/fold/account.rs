@@ -1,7 +1,6 @@
 //! What the store's account of layers and index makes of a fold: what was copied, what was broken off, and which layer is gone.
 
 use std::fs::File;
-use std::io;
 use std::sync::Arc;
 
 use lh_block::Extent;
@@ -45,19 +44,6 @@ impl Store {
             let held: Vec<_> = held.map(|(part, _)| part).collect();
             self.places.set_all(held.into_iter(), to);
         }
-    }
-
-    /// Something was begun in a range of a layer and broken off: what its file holds there counts as it is.
-    pub(super) fn fold_broken_off(&mut self, target: LayerNo, extent: Extent) -> io::Result<()> {
-        if self.at(target).rank == 0 {
-            let layer = self.at_mut(target);
-            layer.dirty = true;
-            if let Some(zero) = &mut layer.zero {
-                zero.write_failed(blocks(extent));
-            }
-            return Ok(());
-        }
-        self.refresh(target, extent)
     }
 
     /// A layer is gone, and what it held is in another one: `stays`, with its new length. Takes no longer the more the

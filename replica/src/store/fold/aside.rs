@@ -62,7 +62,7 @@ impl Fold {
     pub(super) fn set_back(&mut self, store: &mut Store, end: Stage) -> io::Result<()> {
         let target = self.target();
         for extent in self.moving.drain(..).chain(self.marking.drain(..)) {
-            store.fold_broken_off(target, extent)?;
+            store.refresh(target, extent)?;
         }
         self.stage = self.stage.broken_off(end);
         Ok(())

@@ -12,7 +12,7 @@ use super::super::data::{Answer, Source};
 use super::super::offline::SnapshotView;
 use super::super::{error::OpenError, fs::Fs, open};
 use super::tape::Tape;
-use super::volume::{OPTIONS, SIZE, Volume, extent, snapshot_op, temporary};
+use super::volume::{OPTIONS, SIZE, Volume, extent, revert_op, snapshot_op, temporary};
 
 fn meta(volume: &Volume) -> String {
     fs::read_to_string(volume.path().join("volume.meta")).unwrap()
@@ -259,6 +259,49 @@ fn a_failed_write_is_looked_at() {
     file.sync_all().unwrap();
     volume.store.refresh(head, extent(0, 4)).unwrap();
     assert_eq!(volume.blocks()[..5], [2, 1, 1, 0, 0], "the mark is still in force");
+}
+
+/// A full disk may take a part of a write over zeroes whose hole is durable. There the file counts: for this process as for the
+/// next one, which sees no more of it than what the file holds.
+#[test]
+fn a_failed_write_over_armed_marks_reads_the_same_when_opened_anew() {
+    let place = temporary();
+    let path = place.path().join("r");
+    for snapshot in [false, true] {
+        let _ = fs::remove_dir_all(&path);
+        let mut volume = Volume::create(&path);
+        volume.write(extent(0, 4), 1);
+        volume.snapshot(1, "one").unwrap();
+        volume.write(extent(0, 4), 2);
+        volume.zero(extent(0, 4));
+        volume.flush();
+        assert!(volume.punch());
+        volume.flush();
+        assert!(!volume.store.wants_flush(), "the marks are armed");
+        if snapshot {
+            volume.snapshot(2, "two").unwrap();
+            // Of another branch.
+            volume.carry_out(3, &revert_op("one")).unwrap();
+        }
+        let layer = volume.store.layer(if snapshot { "two" } else { "" }).unwrap();
+        assert!(volume.store.begin_write(layer, extent(0, 4)));
+        let file = super::super::disk::reopen(volume.store.layer_file(layer)).unwrap();
+        file.write_all_at(&vec![3; 4096], 0).unwrap();
+        file.sync_all().unwrap();
+        volume.store.refresh(layer, extent(0, 4)).unwrap();
+        assert_eq!(volume.store.head_holds_any(extent(0, 4)), !snapshot, "a part is done");
+        let name = if snapshot { "two" } else { "" };
+        let (now, held) = (volume.blocks(), volume.layer(name));
+        assert_eq!(held[..2], [(BlockState::Data, 3), (BlockState::Zero, 0)]);
+        assert!(volume.store.wants_flush(), "the mark is to go");
+        drop(volume);
+        let mut volume = Volume::open(&path).unwrap();
+        assert_eq!((volume.blocks(), volume.layer(name)), (now.clone(), held.clone()));
+        volume.flush();
+        drop(volume);
+        let volume = Volume::open(&path).unwrap();
+        assert_eq!((volume.blocks(), volume.layer(name)), (now, held));
+    }
 }
 
 /// A flush after a snapshot covers what was written before it, in the former head.
