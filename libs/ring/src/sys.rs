@@ -18,7 +18,7 @@ mod sockets;
 mod stream;
 mod xattr;
 
-pub use allocation::{clone_range, fallocate, punch_hole};
+pub use allocation::{clone_range, fallocate, forget_cached, punch_hole};
 pub use block_device::as_new;
 pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
 pub use file_systems::{FileSystem, dio_align, file_system};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lh_block::BLOCK;
+use lh_ring::sys;
 
 use super::data::{Alignment, Store};
 use super::directory::{DirLayer, Directory, OpenOptions, stat_of};
@@ -384,6 +385,10 @@ impl Gather<'_> {
                 Some(id) => {
                     let path = maps.remove(&id);
                     let path = path.ok_or_else(|| damage(Damage::ZeroMissing(layer.file_name.clone())))?;
+                    let file = disk::open_layer(&path, true, false).map_err(failed("opening", &path))?;
+                    if zero::may_have_marks(file.metadata().map_err(failed("reading", &path))?.len()) {
+                        self.settle(&file, &path)?;
+                    }
                     Some(load_zero_map(self.path, id, &path, size, true)?)
                 }
             };
@@ -401,18 +406,25 @@ impl Gather<'_> {
         Ok(parts)
     }
 
+    /// What is read of a file from now on is on stable storage. A process that was killed may have left something in the page cache
+    /// alone. What a failed sync has left there counts as written, so that no other sync would write it: it is let go of.
+    fn settle(&self, file: &File, path: &Path) -> Result<(), OpenError> {
+        if self.clean {
+            return Ok(());
+        }
+        let synced = self.fs.sync_file(file, path).and_then(|()| sys::forget_cached(file));
+        synced.map_err(failed("syncing", path))
+    }
+
     /// The intent bitmap. Without a readable one every chunk counts as marked.
     pub(super) fn intent(&self, size: u64) -> Result<Intent, OpenError> {
         let path = self.engine().join(intent::FILE);
         match disk::open_layer(&path, true, false) {
             Ok(file) => {
                 disk::lock(&file, &path, true, self.deadline)?;
+                self.settle(&file, &path)?;
                 let loaded = Intent::load(self.id, Arc::new(file), size).map_err(failed("reading", &path))?;
                 if let Some(intent) = loaded {
-                    // What is read counts as durable from now on. A process that was killed may have left it in the page cache.
-                    if !self.clean {
-                        self.fs.sync_file(intent.file(), &path).map_err(failed("syncing", &path))?;
-                    }
                     return Ok(intent);
                 }
             }

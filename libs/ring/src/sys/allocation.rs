@@ -1,4 +1,4 @@
-//! A file's space: allocated, punched, shared with another file.
+//! A file's space: allocated, punched, shared with another file; and what the page cache has of it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -62,6 +62,15 @@ pub fn clone_range(
     })
 }
 
+/// Lets go of what the page cache has of a file and need not write: what is read next is what the disk has.
+///
+/// # Errors
+/// The system's.
+pub fn forget_cached(file: impl AsFd) -> io::Result<()> {
+    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+    Ok(nix::fcntl::posix_fadvise(file, 0, 0, advice)?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
@@ -83,6 +92,17 @@ mod tests {
             Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
         }
         clone_range(&to, 0, &from, 0, 0).unwrap();
+    }
+
+    #[test]
+    fn what_the_cache_forgets_is_on_the_disk() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.write_all_at(&[7; 8192], 0).unwrap();
+        file.sync_all().unwrap();
+        forget_cached(&file).unwrap();
+        let mut bytes = [0; 8192];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == [7; 8192]);
     }
 
     #[test]
