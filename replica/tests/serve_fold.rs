@@ -2,6 +2,7 @@
 
 mod serve_client;
 
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -61,6 +62,32 @@ impl World {
     fn fold(&mut self, name: &str, bytes_per_second: Option<u64>) -> (Status, String) {
         let answer = self.c.control(&Control::Fold { name: name.to_owned(), bytes_per_second });
         (answer.status(), String::from_utf8(answer.payload).unwrap())
+    }
+
+    /// Writes each of these blocks once, many at a time, while a snapshot is folded away.
+    fn write_at_once(&mut self, first: u32, blocks: u32, fold: &str) {
+        const AT_ONCE: u32 = 128;
+        self.seed += 1;
+        let data = pattern(self.seed, blocks as usize * 4096);
+        assert_eq!(self.fold(fold, None).0, Status::Ok);
+        let answers = |c: &mut Client<UnixStream>| {
+            (0..AT_ONCE).for_each(|_| assert_eq!(c.receive().status(), Status::Ok));
+        };
+        for n in 0..blocks / AT_ONCE {
+            let mut batch = Vec::new();
+            for block in n * AT_ONCE..(n + 1) * AT_ONCE {
+                let at = block * 4099 % blocks * 4096;
+                let header = self.c.header(OpCode::Write, u64::from(first + at), 4096);
+                batch.extend(self.c.encode(header, &data[at as usize..][..4096]));
+            }
+            self.c.stream.write_all(&batch).unwrap();
+            // The next ones are there before these have ended.
+            if n > 0 {
+                answers(&mut self.c);
+            }
+        }
+        answers(&mut self.c);
+        self.bytes[first as usize..][..data.len()].copy_from_slice(&data);
     }
 
     fn names(&mut self) -> Vec<String> {
@@ -155,6 +182,28 @@ fn folds_beside_a_client() {
         let mut w = World { bytes, ..World::new(session(&server.socket, 2, 2)) };
         w.check();
         assert!(view(place.path(), "two") == two);
+    }
+}
+
+/// Many writes are on their way at any moment, while snapshots go into the head: no copy begins beside a write of its range, or
+/// overtakes it.
+#[test]
+fn folds_into_the_head_beside_many_writes() {
+    // On a disk, where a write takes its time.
+    let place = tempfile::tempdir().unwrap();
+    let server = Server::start(place.path());
+    let mut world = World::new(session(&server.socket, 1, 1));
+    let half = 8 * MIB;
+    for round in 0..5 {
+        let name = format!("s{round}");
+        (0..2 * half).step_by(MIB as usize).for_each(|at| world.write(at.into(), MIB));
+        world.snapshot(&name);
+        // So much that the snapshot goes into the head.
+        (0..half).step_by(MIB as usize).for_each(|at| world.write(at.into(), MIB));
+        world.remove(&name);
+        world.write_at_once(half, half / 4096, &name);
+        world.until(|state| state.fold.is_none() && state.chain.len() == 1);
+        world.check();
     }
 }
 

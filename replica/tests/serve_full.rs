@@ -6,7 +6,7 @@ mod serve_client;
 use std::io::{Read, Write};
 
 use lh_block::Instance;
-use lh_wire::{ChainOp, Control, IN_PART, OpCode, Status};
+use lh_wire::{BlockState, ChainOp, Control, IN_PART, OpCode, Status};
 use serve_client::{Client, MIB, Server, pattern, session};
 
 /// A small file system of its own; unmounted when dropped.
@@ -79,7 +79,58 @@ fn a_write_that_a_full_disk_took_in_part_is_told_from_one_that_it_did_not() {
     assert_eq!(c.read(32 << 20, 3 * 4096), [0; 3 * 4096]);
 }
 
-/// Over zeroes whose hole is durable what is written counts, whatever becomes of the write.
+/// What was answered is whole. Of the write that was refused as much is read as was written, now and after the next start.
+#[test]
+fn a_part_of_a_write_is_read_as_it_is_when_the_replica_starts_again() {
+    let Some(small) = Small::mount() else {
+        println!(
+            "SKIP a_part_of_a_write_is_read_as_it_is_when_the_replica_starts_again: mounting needs root"
+        );
+        return;
+    };
+    let server = Server::start(small.0.path());
+    let mut c = session(&server.socket, 1, 1);
+    let data = pattern(1, MIB as usize);
+    let mut write = |n: u32| {
+        let header = c.header(OpCode::Write, u64::from(n * MIB), MIB);
+        let answer = c.ask(header, &data);
+        (answer.status(), answer.header.aux)
+    };
+    let full = (0..).find(|n| write(*n) != (Status::Ok, 0)).unwrap();
+    assert_eq!(write(full), (Status::NoSpace, IN_PART));
+    assert!((0..full).all(|n| c.read(u64::from(n * MIB), MIB) == data));
+    let part = c.read(u64::from(full * MIB), MIB);
+    assert!(part != data && part[..4096] == data[..4096]);
+    drop(c);
+    server.stop();
+    let server = Server::start(small.0.path());
+    assert!(session(&server.socket, 2, 2).read(u64::from(full * MIB), MIB) == part);
+}
+
+/// The same of a layer image.
+#[test]
+fn an_image_that_a_full_disk_takes_in_part_is_not_put() {
+    let Some(small) = Small::mount() else {
+        println!("SKIP an_image_that_a_full_disk_takes_in_part_is_not_put: mounting needs root");
+        return;
+    };
+    let server = Server::start(small.0.path());
+    let mut c = session(&server.socket, 1, 1);
+    let data = pattern(1, MIB as usize);
+    let states = [BlockState::Data as u8; MIB as usize / 4096];
+    let mut put = |n: u32| {
+        let mut header = c.header(OpCode::PutLayer, u64::from(n * MIB), MIB);
+        header.aux = u32::try_from(states.len()).unwrap();
+        c.ask(header, &[&data[..], &states].concat()).status()
+    };
+    let full = (0..).find(|n| put(*n) != Status::Ok).unwrap();
+    assert_eq!(put(full), Status::NoSpace);
+    assert!((0..full).all(|n| c.read(u64::from(n * MIB), MIB) == data));
+    let part = c.read(u64::from(full * MIB), MIB);
+    assert!(part != data && part[..4096] == data[..4096]);
+}
+
+/// The same over zeroes whose hole is durable: what is written there counts, whatever becomes of the write.
 #[test]
 fn a_part_of_a_write_over_zeroes_is_told_and_read_as_when_the_replica_starts_again() {
     let Some(small) = Small::mount() else {
