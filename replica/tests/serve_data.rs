@@ -4,7 +4,8 @@ mod serve_client;
 
 use lh_block::{BLOCK, Extent};
 use lh_wire::{BlockState, Header, LayerTrailer, OpCode, Status, flags};
-use serve_client::{MIB, SIZE, Server, knock, pattern, places, session, who};
+use replica::store::{CreateOptions, Directory};
+use serve_client::{MIB, PATIENCE, SIZE, Server, knock, pattern, places, session, who};
 
 #[test]
 fn what_was_written_is_read() {
@@ -23,6 +24,29 @@ fn what_was_written_is_read() {
         let counters = server.status.snapshot().counters;
         assert_eq!((counters.writes, counters.reads), (3, 4));
         assert_eq!(counters.written_bytes, 8192 + u64::from(MIB));
+    }
+}
+
+/// A backing file that ends within a block: behind it are zeroes, and nothing that the memory held before.
+#[test]
+fn behind_the_end_of_a_backing_file_are_zeroes() {
+    for place in places() {
+        let backing = place.path().join("backing");
+        std::fs::write(&backing, vec![9; 8192 + 512]).unwrap();
+        let options = CreateOptions {
+            size: SIZE,
+            backing: Some(backing.to_str().unwrap().to_owned()),
+            lock_wait: PATIENCE,
+        };
+        drop(Directory::create(&place.path().join("replica"), &options).unwrap());
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        for n in 0..16 {
+            let data = pattern(n, MIB as usize);
+            assert_eq!(c.write((n + 1) * u64::from(MIB), &data), Status::Ok);
+            assert_eq!(c.read((n + 1) * u64::from(MIB), MIB), data);
+            assert!(c.read(4096, 8192) == [vec![9; 4096 + 512], vec![0; 4096 - 512]].concat());
+        }
     }
 }
 

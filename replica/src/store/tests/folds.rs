@@ -446,6 +446,41 @@ fn zeroes_made_beside_the_fold_of_a_head_stay_zero() {
     }
 }
 
+/// The snapshot that goes hides by a mark what lies below it, under data of the head. That is zeroed at some moment of the fold: now
+/// the head has to hide it.
+#[test]
+fn what_the_snapshot_hid_does_not_come_back_where_the_head_is_zeroed_beside_the_fold() {
+    for steps in 0.. {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(0, 32), 1);
+        volume.snapshot(1, "one").unwrap();
+        volume.zero(extent(4, 1));
+        volume.write(extent(8, 8), 2);
+        volume.snapshot(2, "two").unwrap();
+        // So much that the snapshot goes into the head.
+        volume.write(extent(4, 1), 3);
+        volume.write(extent(16, 12), 3);
+        volume.remove(3, "two").unwrap();
+        let mut fold = volume.begin_fold("two").unwrap();
+        let mut left = steps;
+        while left > 0 && volume.fold_step(&mut fold).unwrap() {
+            left -= 1;
+        }
+        while volume.claim.is_some() && volume.fold_step(&mut fold).unwrap() {}
+        volume.zero(extent(4, 1));
+        while volume.fold_step(&mut fold).unwrap() {}
+        let expected = [1, 1, 1, 1, 0, 1, 1, 1, 2];
+        assert_eq!(volume.blocks()[..9], expected, "after {steps} steps");
+        drop(volume);
+        assert_eq!(Volume::open(&path).unwrap().blocks()[..9], expected, "after {steps} steps, opened anew");
+        if left > 0 {
+            break;
+        }
+    }
+}
+
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
 /// piece of work.
 fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
