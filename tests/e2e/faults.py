@@ -138,6 +138,36 @@ def late_writes_are_of_their_time(host):
     host.ctl("down", volume)
 
 
+def nobody_answers(host):
+    """The only replica hangs: status says that requests wait, they fail when their time is over, and once it answers again all is well.
+    How long a write took to fail."""
+    volume = host.name("silent")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server", "--io-timeout", "4")
+    replica = host.status(volume)["replicas"][0]
+
+    def write():
+        return run("qemu-io", "-f", "raw", "-c", "write 0 4k", f"nbd+unix:///{volume}?socket={host.socket(volume)}", check=False)
+    expect(write().returncode == 0, "a write of a new volume")
+    kill(replica["pid"], signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        failed = []
+        writer = threading.Thread(target=lambda: failed.append((write(), time.monotonic() - began)), daemon=True)
+        writer.start()
+        wait_for("status to say that the replica does not answer", lambda: host.status(volume)["robustness"] == "faulted", 15)
+        writer.join(30)
+        expect(failed, "a write that nobody answers waits for ever")
+        (result, took), = failed
+        expect(result.returncode != 0 and "failed" in result.stdout + result.stderr, f"a write that nobody answers: {result.stdout}")
+        expect(took > 10, f"a write failed after {took:.1f} s, and was to wait for 8 and 4")
+    finally:
+        kill(replica["pid"], signal.SIGCONT)
+    host.healthy(volume, 1)
+    expect(write().returncode == 0, "a write when the replica answers again")
+    host.ctl("down", volume)
+    return took
+
+
 def main():
     if not have("fio"):
         return skip("faults", "no fio")
@@ -163,8 +193,10 @@ def main():
     verified(host, nbd, "nbd", None, "--ioengine=nbd", f"--uri=nbd+unix:///{nbd}?socket={host.socket(nbd)}")
     host.ctl("down", nbd)
     late_writes_are_of_their_time(host)
+    silent = nobody_answers(host) if have("qemu-io") else skip("faults_nobody_answers", "no qemu-io")
     text = ", ".join(f"{s} {max(v) * 1000:.0f} ms" for s, v in pauses.items())
-    shown(f"no error, no mismatch; longest pauses {text}; slow replica out after {slow:.1f} s")
+    shown(f"no error, no mismatch; longest pauses {text}; slow replica out after {slow:.1f} s"
+          + (f"; a write that nobody answers fails after {silent:.1f} s" if silent else ""))
 
 
 main()
