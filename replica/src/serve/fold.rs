@@ -435,21 +435,24 @@ impl Server {
         }
     }
 
-    /// Lets go of layers that nothing reads any more.
+    /// Lets go of layers that nothing reads any more: of all of them, before their numbers are given to others.
     fn release_gone(&mut self) {
-        let Some(first) = self.folder.gone.first() else { return };
-        let oldest = self.requests.oldest_job().unwrap_or(u64::MAX);
-        if oldest < first.before || self.flusher.is_punching() {
+        if self.folder.gone.is_empty() {
             return;
         }
-        let layer = self.folder.gone.remove(0).layer;
-        self.checksums.forget(layer);
-        let Some(file) = self.store.release(layer) else { return };
-        let head = self.files[usize::from(self.store.head().0)].clone();
-        // The ring's own descriptor goes first, so that the thread's is the last.
-        let own: Fd = std::mem::replace(&mut self.files[usize::from(layer.0)], head);
-        drop(own);
-        self.close_elsewhere(file);
+        let oldest = self.requests.oldest_job().unwrap_or(u64::MAX);
+        while self.folder.gone.first().is_some_and(|gone| gone.before <= oldest)
+            && !self.flusher.is_punching()
+        {
+            let layer = self.folder.gone.remove(0).layer;
+            self.checksums.forget(layer);
+            let Some(file) = self.store.release(layer) else { continue };
+            let head = self.files[usize::from(self.store.head().0)].clone();
+            // The ring's own descriptor goes first, so that the thread's is the last.
+            let own: Fd = std::mem::replace(&mut self.files[usize::from(layer.0)], head);
+            drop(own);
+            self.close_elsewhere(file);
+        }
     }
 
     fn close_elsewhere(&mut self, file: Arc<std::fs::File>) {
