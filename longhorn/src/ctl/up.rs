@@ -502,7 +502,8 @@ pub(super) async fn wait_until_usable(
                 remark
             };
             bail!(
-                "volume {} is not usable yet ({why}); it goes on trying: `longhornctl status {0}`, or `longhornctl down {0}`",
+                "volume {} is not usable yet ({why}); it goes on trying: `longhornctl status {0}`, or `longhornctl down {0}`, and \
+                 then `longhornctl salvage {0}` for the best that is there",
                 record.name
             );
         }

@@ -417,5 +417,6 @@ pub(super) fn stat_of(name: &str, stat: &std::fs::Metadata) -> ClosedFile {
         length: stat.len(),
         ctime: stat.ctime(),
         ctime_nsec: stat.ctime_nsec(),
+        mtime: Some((stat.mtime(), stat.mtime_nsec())),
     }
 }

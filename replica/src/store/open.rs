@@ -145,7 +145,7 @@ pub(super) fn owner(records: &Records<'_>) -> Result<Owner, OpenError> {
     };
     let Some(closed) = closed else { return Ok(Owner::Ours { identity, clean: false }) };
     let same = |file: &ClosedFile| {
-        path.join(&file.name).symlink_metadata().is_ok_and(|stat| stat_of(&file.name, &stat) == *file)
+        path.join(&file.name).symlink_metadata().is_ok_and(|stat| file.is_still(&stat_of(&file.name, &stat)))
     };
     let untouched = closed.files.iter().all(same);
     Ok(if untouched { Owner::Ours { identity, clean: true } } else { Owner::Other })

@@ -197,6 +197,19 @@ pub(super) struct ClosedFile {
     pub(super) length: u64,
     pub(super) ctime: i64,
     pub(super) ctime_nsec: i64,
+    /// When its bytes were changed last: seconds, nanoseconds. Records of older programs do not have it.
+    #[serde(default)]
+    pub(super) mtime: Option<(i64, i64)>,
+}
+
+impl ClosedFile {
+    /// True if nobody has written to the file, which is `now` as this says. Whoever writes to it or punches it changes both times;
+    /// new owners, permissions, labels and attributes change the ctime alone.
+    pub(super) fn is_still(&self, now: &Self) -> bool {
+        let is_same = (&self.name, self.inode, self.length) == (&now.name, now.inode, now.length);
+        let is_unchanged = (self.ctime, self.ctime_nsec) == (now.ctime, now.ctime_nsec);
+        is_same && (is_unchanged || (self.mtime.is_some() && self.mtime == now.mtime))
+    }
 }
 
 /// The directory is being created.

@@ -9,8 +9,10 @@ use lh_block::BLOCK;
 use lh_rig::allocations;
 
 use super::super::error::{Damage, OpenError};
+use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
 use super::super::qcow2::Qcow2Fault;
+use super::super::record::{Closed, Records};
 use super::volume::{SIZE, Volume, create_options, extent, temporary};
 
 const HEAD: &str = "volume-head-002.img";
@@ -476,6 +478,34 @@ fn written_by_others() {
         head.write_all_at(&[5], 0).unwrap();
     };
     assert_eq!(open(write), (true, false));
+    let punch = |path: &Path| {
+        let head = fs::OpenOptions::new().write(true).open(path.join(HEAD)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        lh_ring::sys::punch_hole(&head, 0, 4096).unwrap();
+    };
+    assert_eq!(open(punch), (true, false));
+    // Nobody has written anything.
+    let label = |path: &Path| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let layers = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        for layer in layers.filter(|path| path.extension().is_some_and(|e| e == "img")) {
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+            fs::set_permissions(layer, permissions).unwrap();
+        }
+    };
+    assert_eq!(open(label), (false, true));
+    // An older program noted no more than the ctime.
+    let label_of_older = |path: &Path| {
+        let records = Records { directory: path };
+        let mut closed = records.load::<Closed>().unwrap().unwrap();
+        closed.files.iter_mut().for_each(|file| file.mtime = None);
+        records.store(&Fs::default(), &closed).unwrap();
+        assert!(Volume::open(path).unwrap().directory.state().clean);
+        let mut closed = records.load::<Closed>().unwrap().unwrap();
+        closed.files.iter_mut().for_each(|file| (file.mtime, file.ctime) = (None, file.ctime - 1));
+        records.store(&Fs::default(), &closed).unwrap();
+    };
+    assert_eq!(open(label_of_older), (true, false));
     let replace = |path: &Path| {
         let meta = fs::read(path.join("volume.meta")).unwrap();
         fs::remove_file(path.join("volume.meta")).unwrap();
