@@ -1,8 +1,9 @@
 //! Hung and slow members (`docs/invariants.md`, 7).
 //!
 //! A member is judged only against the others in the same time: if all are slow, the machine is busy and nobody is
-//! put out. If none of them answers anything for long, not even pings, all have hung, or the network between is gone. If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too
-//! few would be left.
+//! put out. If none of them answers anything for long, not even pings, all have hung, or the network between is gone.
+//! If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too few would be
+//! left.
 
 use super::members::{Link, Members, Role};
 use super::slot::Stage;

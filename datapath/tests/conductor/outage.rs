@@ -30,20 +30,26 @@ impl World {
     }
 }
 
+/// All die after a write, and the first one's host loses its power, under an engine that lives on, or before one that starts.
+fn all_died_and_1_lost_power(starts: bool) -> World {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    (1..=3).for_each(|r| world.dies(r));
+    world.replicas[0].lose_power();
+    if starts {
+        world.crash_engine();
+    } else {
+        world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    }
+    world
+}
+
 /// Nobody's process lived on, and the nearest replica's host has lost its power besides: the others give what it lacks, to an engine
 /// that lived on and to one that starts.
 #[test]
 fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
     for starts in [false, true] {
-        let mut world = opened(Quorum::Any);
-        world.writes();
-        (1..=3).for_each(|r| world.dies(r));
-        world.replicas[0].lose_power();
-        if starts {
-            world.crash_engine();
-        } else {
-            world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
-        }
+        let mut world = all_died_and_1_lost_power(starts);
         (1..=3).for_each(|r| world.returns(r));
         world.run_until("it goes on", |w| w.is_open() && w.status().robustness == Robustness::Healthy);
         world.reads();
@@ -55,15 +61,7 @@ fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
 #[test]
 fn whoever_is_being_looked_at_is_waited_for() {
     for starts in [false, true] {
-        let mut world = opened(Quorum::Any);
-        world.writes();
-        (1..=3).for_each(|r| world.dies(r));
-        world.replicas[0].lose_power();
-        if starts {
-            world.crash_engine();
-        } else {
-            world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
-        }
+        let mut world = all_died_and_1_lost_power(starts);
         world.returns(1);
         world.run_for(1_000);
         world.returns(3);
