@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 
 use lh_block::{Epoch, Extent, Instance};
 use lh_wire::{
-    BlockState, ChainOp, Control, Header, Keep, LayerDigest, MapPage, OpCode, ReplicaState, Status,
-    block_hash, differing,
+    BlockState, ChainOp, Control, Header, Keep, LayerDigest, LayerTrailer, MapPage, OpCode, ReplicaState,
+    Status, block_hash, differing,
 };
 use serve_client::{Client, MIB, SIZE, Server, generation, pattern, places, session};
 
@@ -213,4 +213,65 @@ fn digests_tell_data_zeroes_and_nothing_apart() {
     assert_eq!(c.ask(header, b"nonsense").status(), Status::Invalid);
     let header = c.header(OpCode::DigestLayer, 0, 4096);
     assert_eq!(c.ask(header, b"unknown").status(), Status::Refused);
+}
+
+fn fold_away(c: &mut Client<UnixStream>, name: &str) {
+    ok(c, &Control::Fold { name: name.into(), bytes_per_second: None });
+    while c.state().chain.iter().any(|layer| layer.name == name) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn states(c: &mut Client<UnixStream>, op: OpCode, length: u32) -> Vec<BlockState> {
+    let header = c.header(op, 0, length);
+    let answer = c.ask(header, b"");
+    if op == OpCode::DigestLayer {
+        return LayerDigest::decode(&answer.payload, length)
+            .unwrap()
+            .blocks()
+            .map(|(state, _)| state)
+            .collect();
+    }
+    let data = u32::try_from(answer.payload.len()).unwrap() - answer.header.aux;
+    LayerTrailer::decode(&answer.payload[data as usize..], length, data).unwrap().states().collect()
+}
+
+/// Zeroes find data below on a replica that has not folded it away yet, and nothing on one that has.
+#[test]
+fn a_fold_before_zeroes_or_after_them_is_no_difference() {
+    for stands_on_another in [false, true] {
+        let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let servers = places.each_ref().map(|place| Server::start(place.path()));
+        let [mut early, mut late] = servers.each_ref().map(|server| session(&server.socket, 1, 1));
+        for c in [&mut early, &mut late] {
+            if stands_on_another {
+                c.write(8 * 4096, &pattern(1, 4096));
+                snapshot(c, 1, "stays");
+            }
+            c.write(0, &pattern(2, 8192));
+            snapshot(c, 2, "goes");
+            c.write(4096, &pattern(3, 8192));
+            let id = Instance(3);
+            ok(c, &Control::Prepare { id, op: ChainOp::MarkRemoved { name: "goes".into() } });
+            ok(c, &Control::Commit { id });
+        }
+        fold_away(&mut early, "goes");
+        for c in [&mut early, &mut late] {
+            assert_eq!(c.op(OpCode::WriteZeroes, 0, 8192).status(), Status::Ok);
+        }
+        fold_away(&mut late, "goes");
+        let (absent, zero, data) = (BlockState::Absent, BlockState::Zero, BlockState::Data);
+        assert_eq!(states(&mut early, OpCode::ReadLayer, 4 * 4096), [absent, absent, data, absent]);
+        assert_eq!(states(&mut late, OpCode::ReadLayer, 4 * 4096), [zero, zero, data, absent]);
+        for c in [&mut early, &mut late] {
+            assert_eq!(states(c, OpCode::DigestLayer, 4 * 4096), [absent, absent, data, absent]);
+        }
+        assert_eq!(equalise(&mut early, &mut late, "", Extent::new(0, 16 * 4096)), 0);
+        assert_eq!(equalise(&mut late, &mut early, "", Extent::new(0, 16 * 4096)), 0);
+        // Where something is held below they are what hides it.
+        if stands_on_another {
+            assert_eq!(late.op(OpCode::WriteZeroes, 8 * 4096, 4096).status(), Status::Ok);
+            assert_eq!(states(&mut late, OpCode::DigestLayer, 9 * 4096)[8], zero);
+        }
+    }
 }

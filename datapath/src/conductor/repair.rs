@@ -180,8 +180,11 @@ impl Conductor {
             if sabotaged!(self, power_unasked) { MemberSet::EMPTY } else { members.minus(dead.unpowered) };
         let best = [members.minus(dead.all), powered, members];
         let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
-        let targets = members.without(source);
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
+        // What is merged becomes the layer's own on all of them: the source would hold less in this layer for ever, and a scrub would
+        // find that.
+        let with_source = merged && !sabotaged!(self, spare_source);
+        let targets = if with_source { members } else { members.without(source) };
         self.give(
             purpose,
             Job::Equalise {

@@ -38,6 +38,9 @@ pub struct Sabotage {
     /// What is in doubt is copied layer by layer, whatever the members have folded.
     #[cfg(feature = "sabotage")]
     pub repair_by_layer: bool,
+    /// Where that is why members are made equal through several layers, the source keeps what its layer itself holds.
+    #[cfg(feature = "sabotage")]
+    pub spare_source: bool,
     /// Operations on the chain have the time that they were given, also if the one before has it.
     #[cfg(feature = "sabotage")]
     pub same_time_again: bool,

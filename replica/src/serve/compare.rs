@@ -26,8 +26,12 @@ impl Server {
         let Some(layer) = self.store.layer(name) else {
             return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
         };
-        let states = match self.store.layer_states(layer, range) {
-            Ok(states) => states,
+        let told = self.store.layer_states(layer, range).and_then(|states| {
+            let compared = self.store.compared_states(layer, range, &states)?;
+            Ok((states, compared))
+        });
+        let (states, compared) = match told {
+            Ok(told) => told,
             Err(e) => {
                 let failure = note(&self.status, &e);
                 return self.end(id, Err(failure));
@@ -35,19 +39,19 @@ impl Server {
         };
         let parts = runs_of(&states, range.offset).map(|run| (run, Source::Layer(layer)));
         if self.gather(id, parts, self.reads_max()) {
-            self.requests.get(id).work = Work::Digest { layer, states, body, to };
+            self.requests.get(id).work = Work::Digest { layer, states, compared, body, to };
             self.read_parts(id);
         } else {
             self.starve(id);
         }
     }
 
-    /// The data is read.
+    /// The data is read. Checksums on record are of what the layer itself says, and others compare what counts of that.
     pub(super) fn end_digest(
         &mut self,
         id: RequestId,
         layer: LayerNo,
-        states: &[BlockState],
+        (states, compared): (&[BlockState], &[BlockState]),
         body: &[u8],
         to: Digesting,
     ) {
@@ -58,10 +62,10 @@ impl Server {
         let range = Extent::new(slot.header.offset, len.into());
         let rotten = if verify { self.rotten_parts(layer, range, &block_sums(states, data())) } else { 0 };
         match to {
-            Digesting::Tell => self.tell_digest(id, states, data(), body, rotten),
+            Digesting::Tell => self.tell_digest(id, compared, data(), body, rotten),
             Digesting::Compare => {
                 let differ = LayerDigest::decode(body, len)
-                    .map(|theirs| theirs.compare(len, &block_digests(theirs.seed, states, data())));
+                    .map(|theirs| theirs.compare(len, &block_digests(theirs.seed, compared, data())));
                 let aux = differ.unwrap_or(u32::MAX) | rotten;
                 self.end(id, Ok(Completed { aux, ..Completed::default() }));
             }
@@ -76,7 +80,7 @@ impl Server {
     fn tell_digest<'a>(
         &mut self,
         id: RequestId,
-        states: &[BlockState],
+        compared: &[BlockState],
         data: impl Iterator<Item = &'a Payload>,
         layer: &[u8],
         rotten: u32,
@@ -87,7 +91,7 @@ impl Server {
             return self.end(id, Err(failure));
         }
         let seed = u64::from_le_bytes(seed);
-        let own = block_digests(seed, states, data);
+        let own = block_digests(seed, compared, data);
         let bytes = LayerDigest::encode(seed, &own, std::str::from_utf8(layer).unwrap_or_default());
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let Some(mut payload) = self.pool.alloc(len, 1) else {

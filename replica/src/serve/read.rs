@@ -203,7 +203,9 @@ impl Server {
                 }
                 self.end_read_layer(id, &trailer(&states, &name));
             }
-            Work::Digest { layer, states, body, to } => self.end_digest(id, layer, &states, &body, to),
+            Work::Digest { layer, states, compared, body, to } => {
+                self.end_digest(id, layer, (&states, &compared), &body, to);
+            }
             work @ Work::Put(_) => {
                 self.requests.get(id).work = work;
                 self.put_compared(id);

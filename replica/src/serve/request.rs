@@ -61,10 +61,12 @@ pub(super) enum Work {
         states: Vec<BlockState>,
         name: Vec<u8>,
     },
-    /// Data runs are read, to be summed up; `body` is what came with the request.
+    /// Data runs are read, to be summed up; `body` is what came with the request, `compared` what another replica is told of the
+    /// states.
     Digest {
         layer: LayerNo,
         states: Vec<BlockState>,
+        compared: Vec<BlockState>,
         body: Vec<u8>,
         to: Digesting,
     },

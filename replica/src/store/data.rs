@@ -416,6 +416,38 @@ impl Store {
         Ok(states)
     }
 
+    /// What a layer says of each block of the range, given what itself says, as it is compared with the same layer of another
+    /// replica: where nothing is held below, its zeroes are nothing. Which of the two it is depends on when the replica has folded
+    /// what was removed: zeroes that find data below are marked, and the mark stays when that is gone. Of a layer of another
+    /// branch it is what itself says.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn compared_states(
+        &self,
+        layer: LayerNo,
+        extent: Extent,
+        states: &[BlockState],
+    ) -> io::Result<Vec<BlockState>> {
+        let rank = self.at(layer).rank;
+        let mut compared = states.to_vec();
+        if rank == 0 {
+            return Ok(compared);
+        }
+        let first = blocks(extent).start;
+        let mut zeroes = RangeSet::default();
+        let marked = (first..).zip(states).filter(|(_, state)| **state == BlockState::Zero);
+        marked.for_each(|(block, _)| zeroes.insert(block..block + 1));
+        let mut idle = zeroes.clone();
+        for part in zeroes.iter() {
+            idle.subtract(&self.held_below(part, rank)?);
+        }
+        for block in idle.iter().flatten() {
+            compared[usize::try_from(block - first).unwrap_or(0)] = BlockState::Absent;
+        }
+        Ok(compared)
+    }
+
     /// What is read of each block of the range through a layer of the head's chain: for each layer from it down, what it alone
     /// adds. What no layer holds is zero, by the last one's word, unless a backing file is below. Of a layer that is not in
     /// that chain, what itself holds.

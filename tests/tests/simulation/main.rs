@@ -18,7 +18,7 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 26] = [
+const STATES: [&str; 27] = [
     "authority did not answer",
     "block rebuilt",
     "blocks repaired",
@@ -43,6 +43,7 @@ const STATES: [&str; 26] = [
     "read here for nothing",
     "rebuild finished",
     "revert done",
+    "scrub done",
     "snapshot done",
     "two engines open",
 ];
@@ -178,7 +179,7 @@ fn folded_beside_a_repair() {
 fn another_snapshot_of_the_same_name_and_time() {
     let conductor = InConductor { same_time_again: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_from(1, "another_snapshot_of_the_same_name_and_time", sabotage);
+    noticed_from(15_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
 sabotage! {
@@ -202,6 +203,7 @@ sabotage! {
     snapshot_without_a_pause: conductor InConductor { commit_without_pause: true, ..InConductor::default() };
     requests_go_on_before_all_have_switched: conductor InConductor { resume_early: true, ..InConductor::default() };
     power_of_the_source_not_asked_for: conductor InConductor { power_unasked: true, ..InConductor::default() };
+    source_of_what_is_merged_spared: conductor InConductor { spare_source: true, ..InConductor::default() };
     flushes_end_well_after_a_loss: conductor InConductor { loss_untold: true, ..InConductor::default() };
     decided_operation_taken_back: conductor InConductor { undo_decided: true, ..InConductor::default() };
     fence_without_drain: replica InReplica { fence_without_drain: true, ..InReplica::default() };

@@ -207,9 +207,14 @@ impl Disk {
         self.moving(block, |disk| disk.head().slots.entry(block).or_default().since.push(Cell::Data(stamp)));
     }
 
-    /// One block of the head reads as zero from now on.
+    /// One block of the head reads as zero from now on: by a mark where it takes one, or where there is one. Layers below may
+    /// still get data as long as the replica is filled.
     pub(crate) fn zero(&mut self, block: u64) {
-        let cell = if self.head().info.parent.is_empty() { Cell::Absent } else { Cell::Zero };
+        let head = self.layers.len() - 1;
+        let marked = self.layers[head].slots.get(&block).map(Slot::current) == Some(Cell::Zero);
+        let filled = self.records.rebuilding && !self.layers[head].info.parent.is_empty();
+        let marks = marked || filled || self.is_held_below(block, head);
+        let cell = if marks { Cell::Zero } else { Cell::Absent };
         self.moving(block, |disk| disk.head().slots.entry(block).or_default().since.push(cell));
     }
 
@@ -329,6 +334,32 @@ impl Disk {
             Cell::Zero
         };
         Ok(blocks(range).map(|b| if merged { through(b) } else { cell(at, b) }).collect())
+    }
+
+    /// Data is read below the layer, or will be when a fold has ended: the marks of what is folded away go with it.
+    fn is_held_below(&self, block: u64, at: usize) -> bool {
+        for layer in self.path(at).skip(1) {
+            let folds = self.fold.as_ref().is_some_and(|fold| fold.name == layer.info.name);
+            match layer.slots.get(&block).map_or(Cell::Absent, Slot::current) {
+                Cell::Data(_) => return true,
+                Cell::Zero if !folds => return false,
+                Cell::Zero | Cell::Absent => {}
+            }
+        }
+        false
+    }
+
+    /// What a layer holds of the range, as it is compared with another replica's: zeroes over nothing are nothing.
+    ///
+    /// # Errors
+    /// There is no such layer.
+    pub(crate) fn compared_layer(&self, name: &str, range: Extent) -> Result<Vec<Cell>, Failure> {
+        let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
+        let idle = |(block, cell): (u64, Cell)| match cell {
+            Cell::Zero if !self.is_held_below(block, at) => Cell::Absent,
+            cell => cell,
+        };
+        Ok(blocks(range).zip(self.read_layer(name, range, false)?).map(idle).collect())
     }
 
     /// Makes the range of a layer exactly so; counts the blocks that changed.

@@ -61,6 +61,8 @@ pub(crate) enum Fault {
     Rebuild(usize),
     /// A replica is taken out of the volume, and then into it again; `true`: with an empty disk.
     Exchange(usize, bool),
+    /// Replicas are compared, and what is found is repaired: nothing is to be found.
+    Scrub,
 }
 
 impl Fault {
@@ -93,6 +95,7 @@ impl Fault {
             Self::Rebuild(_) => "rebuild asked for",
             Self::Exchange(_, false) => "replica taken out and in",
             Self::Exchange(_, true) => "replica exchanged for an empty one",
+            Self::Scrub => "scrub asked for",
         }
     }
 
@@ -102,7 +105,7 @@ impl Fault {
     }
 
     /// One of each kind, for the check that every kind has fired.
-    pub(crate) const KINDS: [&'static str; 26] = [
+    pub(crate) const KINDS: [&'static str; 27] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -129,6 +132,7 @@ impl Fault {
         "rebuild asked for",
         "replica taken out and in",
         "replica exchanged for an empty one",
+        "scrub asked for",
     ];
 }
 
@@ -275,6 +279,17 @@ impl Mix {
             }
         }
     }
+}
+
+/// When the volume is scrubbed in a run that lasts `length` ns: in every fourth run, a few times.
+///
+/// These dice are not those of the run, which is the same with scrubs and without but for what they do.
+pub(crate) fn scrubs(dice: &mut Dice, length: u64) -> Vec<u64> {
+    if !dice.chance(250) {
+        return Vec::new();
+    }
+    let mut at = dice.below(length);
+    (0..dice.between(1, 5)).map(|_| std::mem::replace(&mut at, dice.below(length))).collect()
 }
 
 /// How long a run with absences lasts, ns.

@@ -408,10 +408,10 @@ impl Node {
             }
             (Job::DigestLayer(range), Body::Layer(name)) => self
                 .disk
-                .read_layer(name, *range, false)
+                .compared_layer(name, *range)
                 .map(|cells| (Body::Digest { layer: name.clone(), cells }, 0)),
             (Job::CompareLayer(range), Body::Digest { layer, cells }) => {
-                let own = self.disk.read_layer(layer, *range, false)?;
+                let own = self.disk.compared_layer(layer, *range)?;
                 let differ = own.iter().zip(cells).enumerate().filter(|(_, (own, theirs))| own != theirs);
                 let bits = differ.map(|(n, _)| lh_wire::part_bit(range.len, n as u64 * lh_block::BLOCK));
                 Ok((Body::None, bits.fold(0, |all, bit| all | bit)))

@@ -6,6 +6,7 @@ mod clients;
 mod disaster;
 mod ending;
 mod network;
+mod scrub;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -318,6 +319,9 @@ pub(crate) struct World {
     /// Mean time between two looks of the clients, beyond their usual haste, ns.
     pace: u64,
     chain: chain::Chain,
+    /// Chooses when the volume is scrubbed, and whether it is.
+    scrub_dice: Dice,
+    scrubs: bool,
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
     mix: Mix,
@@ -377,6 +381,8 @@ impl World {
             stamps: 0,
             budget: 0,
             chain: chain::Chain::default(),
+            scrub_dice: Dice::new(!seed),
+            scrubs: false,
             aftershocks: 0,
             mix: Mix::All,
             only: None,
@@ -453,6 +459,7 @@ impl World {
         for (at, fault) in self.mix.plan(&mut self.dice, 3, length) {
             self.at(at, Event::Fault(fault));
         }
+        self.plan_scrubs(length);
         for node in 0..3 {
             self.at(0, Event::StartNode(node));
         }

@@ -76,6 +76,12 @@ impl World {
         self.ask(id, asked, command, out);
     }
 
+    /// Asks for something of which nothing has to be known afterwards.
+    pub(super) fn ask_other(&mut self, command: Command, out: &mut Outbox) {
+        self.chain.commands += 1;
+        self.ask(self.chain.commands, Asked::Other, command, out);
+    }
+
     fn ask(&mut self, id: u64, asked: Asked, command: Command, out: &mut Outbox) {
         self.chain.asked.insert(id, asked);
         let (now, input) = (self.now, Conducted::Command(CommandId(id), command));

@@ -4,6 +4,7 @@ use super::{Engine, Event, Fault, MS, Outbox, Packet, SECOND, World};
 
 impl World {
     pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
+        self.judge_scrub(number);
         let Some(e) = self.engines.remove(&number) else { return };
         if number == self.current {
             self.forget_what_was_asked();
@@ -138,6 +139,7 @@ impl World {
                 self.change_chain(fault, out);
             }
             Fault::Rebuild(node) | Fault::Exchange(node, _) => self.change_members(node, fault, out),
+            Fault::Scrub => self.scrub(out),
         }
     }
 

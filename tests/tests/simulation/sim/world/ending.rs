@@ -66,6 +66,9 @@ impl World {
             self.fail_unless_broken("the volume does not stay healthy");
             return;
         }
+        if !self.last_scrub() {
+            return;
+        }
         let mut out = Outbox::default();
         let now = self.now;
         if let Some(e) = self.engines.get_mut(&self.current) {

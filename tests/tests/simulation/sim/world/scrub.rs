@@ -1,0 +1,58 @@
+//! Scrubs, with repair, beside everything that goes wrong. Disks fail here, but they do not rot: a scrub that finds something takes
+//! for rot what is not, and may have made it so.
+
+use super::{Command, Event, Fault, Outbox, SECOND, World, conductor};
+use crate::sim::faults::scrubs;
+
+impl World {
+    pub(super) fn plan_scrubs(&mut self, length: u64) {
+        let times = scrubs(&mut self.scrub_dice, length);
+        self.scrubs = !times.is_empty();
+        for at in times {
+            self.at(at, Event::Fault(Fault::Scrub));
+        }
+    }
+
+    pub(super) fn scrub(&mut self, out: &mut Outbox) {
+        self.judge_scrub(self.current);
+        if !self.engines.get(&self.current).is_some_and(|e| !e.frozen && e.open) {
+            return;
+        }
+        self.ask_other(Command::Scrub { repair: true, bytes_per_second: 0 }, out);
+    }
+
+    /// What the engine's last scrub has found, so far.
+    pub(super) fn judge_scrub(&mut self, engine: u64) {
+        let Some(scrub) = self.scrub_of(engine) else { return };
+        if !scrub.running && scrub.error.is_none() {
+            self.note("scrub done".into());
+        }
+        // A block that cannot be read for a while is a bad one.
+        if !scrub.findings.is_empty() && !self.errors_injected {
+            self.wrong(format!("a scrub has found {:?}", scrub.findings));
+        }
+    }
+
+    fn scrub_of(&self, engine: u64) -> Option<conductor::ScrubStatus> {
+        self.engines.get(&engine).filter(|_| self.scrubs).and_then(|e| e.status().scrub)
+    }
+
+    /// In a run with scrubs: replicas are compared as they are before the end. True if there is nothing wrong.
+    pub(super) fn last_scrub(&mut self) -> bool {
+        if !self.scrubs {
+            return true;
+        }
+        let ends = |w: &Self| w.scrub_of(w.current).is_none_or(|scrub| !scrub.running);
+        let mut ended = self.play(self.now + 30 * SECOND, ends);
+        let mut out = Outbox::default();
+        self.scrub(&mut out);
+        self.carry(out);
+        ended = ended && self.play(self.now + 30 * SECOND, ends);
+        if !ended {
+            let scrub = self.scrub_of(self.current);
+            self.fail_unless_broken(&format!("a scrub of the end does not end: {scrub:?}"));
+        }
+        self.judge_scrub(self.current);
+        self.broken.is_none()
+    }
+}
