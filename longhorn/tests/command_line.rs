@@ -124,7 +124,15 @@ fn help_is_as_promised() {
         &["csi"],
         &["controller"],
         &["replica"],
+        &["add"],
+        &["update"],
+        &["verify-rebuild-replica"],
+        &["unmap-mark-snap-chain-removed"],
         &["snapshot"],
+        &["snapshot", "ls"],
+        &["snapshot", "hash"],
+        &["snapshot", "hash-status"],
+        &["hash-cancel"],
         &["sfold"],
         &["ssync"],
         &["ssync", "receive"],
@@ -238,6 +246,32 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         assert!(said.to_lowercase().contains(&says.to_lowercase()), "{args:?} does not say {says}: {said}");
     }
     assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+}
+
+/// Scripts that were written for Longhorn's engine are told at the line that does not work, whatever it says besides.
+#[test]
+fn words_of_longhorns_engine_are_refused_with_what_to_use_instead() {
+    for (args, says) in [
+        (&["backup", "create", "--dest", "s3://b@r/", "one"][..], "longhornctl snapshot export"),
+        (&["--url", "localhost:9501", "backups", "ls", "--volume-only", "s3://b@r/"], "not built yet"),
+        (&["system-backup", "list", "s3://b@r/"], "kubectl"),
+        (&["start-with-replicas", "--size", "1g", "tcp://10.0.0.1:10000"], "longhorn controller --replica"),
+        (&["start", "tcp://10.0.0.1:10000"], "longhornctl up"),
+        (&["sync-agent", "--listen", "localhost:9504", "--replica", "localhost:9502"], "needs none"),
+        (&["sync-agent-server-reset"], "nothing is left over"),
+        (&["journal", "--limit", "5"], "--watch"),
+        (&["profiler", "enable", "--port", "30001"], "perf top"),
+        (&["export-volume", "--snapshot-name", "one", "--receiver-port", "7"], "snapshot clone"),
+        (&["add", "--restore", "--size", "1g", "unix:/r.sock"], "backups are not built"),
+        (&["update", "--mode", "RO", "unix:/r.sock"], "WO, RW and ERR"),
+        (&["unmap-mark-snap-chain-removed"], "--enable and --disable"),
+    ] {
+        let refused = run(PROGRAM, args);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.starts_with("error: ") && said.contains(says), "{args:?} does not say {says}: {said}");
+        assert!(refused.stdout.is_empty(), "{args:?}");
+    }
 }
 
 #[test]

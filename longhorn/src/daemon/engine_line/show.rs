@@ -5,8 +5,10 @@ use std::io::Write;
 
 use anyhow::Result;
 use control::proto::{ptypes, volume};
-use control::replica::HEAD;
+use control::replica::{HEAD, Layer};
 use serde::Serialize;
+
+use crate::sentence::sentence;
 
 /// `info`.
 #[derive(Serialize)]
@@ -60,37 +62,46 @@ pub(super) struct Snapshot {
     labels: BTreeMap<String, String>,
 }
 
-impl Snapshot {
-    /// Whether `snapshot ls` has it: the head and removed ones are left out.
-    pub(super) fn is_listed(&self) -> bool {
-        self.name != HEAD && !self.removed
-    }
-}
-
-fn bare(file: &str) -> String {
-    match file.strip_prefix("volume-snap-").and_then(|rest| rest.strip_suffix(".img")) {
-        Some(name) => name.to_owned(),
-        None if file.is_empty() => String::new(),
-        None => HEAD.to_owned(),
-    }
+/// Longhorn's name of a layer: the head's is empty here.
+fn shown(name: &str) -> String {
+    if name.is_empty() { HEAD.to_owned() } else { name.to_owned() }
 }
 
 /// All snapshots and the head, by name.
-pub(super) fn snapshots(replica: &ptypes::Replica) -> BTreeMap<String, Snapshot> {
-    let disks = replica.disks.values().map(|disk| Snapshot {
-        name: bare(&disk.name),
-        parent: bare(&disk.parent),
-        children: disk.children.iter().map(|(file, is)| (bare(file), *is)).collect(),
-        removed: disk.removed,
-        usercreated: disk.user_created,
-        created: disk.created.clone(),
-        size: disk.size.clone(),
-        labels: disk.labels.clone().into_iter().collect(),
-    });
-    disks.map(|s| (s.name.clone(), s)).collect()
+pub(super) fn snapshots(layers: &[Layer]) -> BTreeMap<String, Snapshot> {
+    let children = |of: &Layer| {
+        let stand_on = layers.iter().filter(|l| !of.name.is_empty() && l.parent == of.name);
+        stand_on.map(|l| (shown(&l.name), true)).collect()
+    };
+    let snapshot = |layer: &Layer| Snapshot {
+        name: shown(&layer.name),
+        parent: layer.parent.clone(),
+        children: children(layer),
+        removed: layer.removed,
+        usercreated: layer.user_created,
+        created: layer.created.clone(),
+        size: layer.allocated.to_string(),
+        labels: layer.labels.clone(),
+    };
+    layers.iter().map(|layer| (shown(&layer.name), snapshot(layer))).collect()
 }
 
-/// `snapshot purge-status`, by replica.
+/// What `snapshot ls` lists: the snapshots below the head, the newest first. Removed ones and those of other branches are
+/// left out.
+pub(super) fn listed(layers: &[Layer]) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut at = layers.last();
+    for _ in layers {
+        let Some(layer) = at else { break };
+        if !layer.name.is_empty() && !layer.removed {
+            names.push(layer.name.clone());
+        }
+        at = layers.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
+    }
+    names
+}
+
+/// `snapshot purge-status`, by address.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Purge {
@@ -100,8 +111,12 @@ pub(super) struct Purge {
     state: &'static str,
 }
 
-/// By replica.
-pub(super) fn purges(status: &volume::PurgeStatus) -> BTreeMap<String, Purge> {
+/// By address, of every replica that takes writes. One that has nothing to fold is through.
+pub(super) fn purges(
+    replicas: &[ptypes::ControllerReplica],
+    status: &volume::PurgeStatus,
+) -> BTreeMap<String, Purge> {
+    let nothing = volume::ReplicaPurge::default();
     let purge = |r: &volume::ReplicaPurge| Purge {
         error: r.error.clone(),
         is_purging: r.running,
@@ -112,7 +127,43 @@ pub(super) fn purges(status: &volume::PurgeStatus) -> BTreeMap<String, Purge> {
             (false, false) => "error",
         },
     };
-    status.replicas.iter().map(|r| (r.replica.clone(), purge(r))).collect()
+    let members = replicas.iter().filter(|r| r.mode() != ptypes::ReplicaMode::Err);
+    let addresses = members.filter_map(|r| r.address.clone());
+    addresses
+        .map(|a| {
+            let own = status.replicas.iter().find(|r| r.replica == a.instance_name);
+            (a.address, purge(own.unwrap_or(&nothing)))
+        })
+        .collect()
+}
+
+/// `snapshot hash-status`, by address.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Hash {
+    state: String,
+    checksum: String,
+    error: String,
+    silently_corrupted: bool,
+}
+
+impl From<Result<ptypes::SnapshotHashStatusResponse>> for Hash {
+    fn from(answer: Result<ptypes::SnapshotHashStatusResponse>) -> Self {
+        match answer {
+            Ok(s) => Self {
+                state: s.state,
+                checksum: s.checksum,
+                error: s.error,
+                silently_corrupted: s.silently_corrupted,
+            },
+            Err(e) => Self {
+                state: "error".to_owned(),
+                checksum: String::new(),
+                error: sentence(&e),
+                silently_corrupted: false,
+            },
+        }
+    }
 }
 
 /// `snapshot clone-status`, by address.
@@ -150,23 +201,19 @@ pub(super) struct Rebuild {
     error: String,
     progress: i32,
     state: &'static str,
+    // What a rebuild copies comes from any of the others.
+    from_replica_address: &'static str,
 }
 
 /// By address.
 pub(super) fn rebuilds(replicas: &[ptypes::ControllerReplica]) -> BTreeMap<String, Rebuild> {
-    let rebuild = |r: &ptypes::ControllerReplica| match r.mode() {
-        ptypes::ReplicaMode::Rw => {
-            Rebuild { is_rebuilding: false, error: String::new(), progress: 100, state: "complete" }
-        }
-        ptypes::ReplicaMode::Wo => Rebuild {
-            is_rebuilding: true,
-            error: String::new(),
-            progress: r.rebuild_progress,
-            state: "in_progress",
-        },
-        ptypes::ReplicaMode::Err => {
-            Rebuild { is_rebuilding: false, error: r.reason.clone(), progress: 0, state: "error" }
-        }
+    let rebuild = |r: &ptypes::ControllerReplica| {
+        let (is_rebuilding, error, progress, state) = match r.mode() {
+            ptypes::ReplicaMode::Rw => (false, String::new(), 100, "complete"),
+            ptypes::ReplicaMode::Wo => (true, String::new(), r.rebuild_progress, "in_progress"),
+            ptypes::ReplicaMode::Err => (false, r.reason.clone(), 0, "error"),
+        };
+        Rebuild { is_rebuilding, error, progress, state, from_replica_address: "" }
     };
     replicas.iter().filter_map(|r| Some((r.address.clone()?.address, rebuild(r)))).collect()
 }
@@ -293,24 +340,55 @@ mod tests {
         );
     }
 
+    fn layer(name: &str, parent: &str, removed: bool) -> Layer {
+        Layer { name: name.into(), parent: parent.into(), removed, ..Layer::default() }
+    }
+
     #[test]
     fn the_head_has_longhorns_name_and_is_not_listed() {
-        let disk = |name: &str, parent: &str, removed| ptypes::DiskInfo {
-            name: name.into(),
-            parent: parent.into(),
-            removed,
+        let layers =
+            [layer("b", "", false), layer("a", "b", true), layer("c", "a", false), layer("", "c", false)];
+        let found = snapshots(&layers);
+        assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), ["a", "b", "c", "volume-head"]);
+        assert_eq!(found["volume-head"].parent, "c");
+        assert_eq!(found["c"].children, BTreeMap::from([("volume-head".to_owned(), true)]));
+        assert!(found["volume-head"].children.is_empty());
+        assert_eq!(listed(&layers), ["c", "b"]);
+    }
+
+    #[test]
+    fn snapshots_of_other_branches_are_not_listed() {
+        let layers =
+            [layer("a", "", false), layer("b", "a", false), layer("c", "a", false), layer("", "c", false)];
+        assert_eq!(listed(&layers), ["c", "a"]);
+        assert_eq!(snapshots(&layers)["a"].children.len(), 2);
+        // What no process ever wrote: a ring.
+        assert_eq!(listed(&[layer("a", "a", false), layer("", "a", false)]), ["a"]);
+    }
+
+    #[test]
+    fn a_purge_is_told_of_each_replica_by_its_address() {
+        use ptypes::ReplicaMode::{Err, Rw, Wo};
+        let replica = |name: &str, mode: ptypes::ReplicaMode| ptypes::ControllerReplica {
+            address: Some(ptypes::ReplicaAddress {
+                address: format!("unix:/{name}"),
+                instance_name: name.into(),
+            }),
+            mode: mode.into(),
             ..Default::default()
         };
-        let disks = [
-            disk("volume-snap-a.img", "", false),
-            disk("volume-snap-b.img", "volume-snap-a.img", true),
-            disk("volume-head-002.img", "volume-snap-b.img", false),
-        ];
-        let disks = disks.into_iter().map(|d| (d.name.clone(), d)).collect();
-        let found = snapshots(&ptypes::Replica { disks, ..Default::default() });
-        assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), ["a", "b", "volume-head"]);
-        assert_eq!(found["volume-head"].parent, "b");
-        let listed: Vec<&str> = found.values().filter(|s| s.is_listed()).map(|s| s.name.as_str()).collect();
-        assert_eq!(listed, ["a"]);
+        let status = volume::PurgeStatus {
+            replicas: vec![volume::ReplicaPurge {
+                replica: "r1".into(),
+                running: true,
+                done: 1,
+                total: 4,
+                ..Default::default()
+            }],
+        };
+        let told = purges(&[replica("r1", Rw), replica("r2", Wo), replica("r3", Err)], &status);
+        let told: Vec<_> =
+            told.iter().map(|(a, p)| (a.as_str(), p.is_purging, p.progress, p.state)).collect();
+        assert_eq!(told, [("unix:/r1", true, 25, "in_progress"), ("unix:/r2", false, 100, "complete")]);
     }
 }

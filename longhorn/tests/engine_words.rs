@@ -1,0 +1,222 @@
+//! Longhorn's engine command line against a volume with real processes: what the words print, in Longhorn's shapes, and how
+//! they end. `command_line.rs` has what needs no engine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
+const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
+
+/// Far more than anything here takes, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A root with one volume, shown nowhere; nothing of it is left when it is dropped.
+struct Host {
+    dir: tempfile::TempDir,
+    // One name is live once on a host.
+    volume: String,
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+impl Host {
+    fn up(word: &str, replicas: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIP engine_words: not root");
+            return None;
+        }
+        let volume = format!("{word}-{}", std::process::id());
+        let host = Self { dir: tempfile::tempdir().unwrap(), volume };
+        let words = ["up", &host.volume, "--size", "16MiB", "--replicas", replicas, "--frontend", "none"];
+        let done = host.ctl(&words);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        Some(host)
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(CTL);
+        command.arg("--root").arg(self.dir.path()).args(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn url(&self) -> String {
+        format!("unix:{}/run/{}-e-0.grpc.sock", self.dir.path().display(), self.volume)
+    }
+
+    fn engine(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(LONGHORN);
+        command.args(["--url", &self.url()]).args(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What it prints, of a word that succeeds.
+    fn says(&self, args: &[&str]) -> String {
+        let done = self.engine(args);
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+        text(&done.stdout)
+    }
+
+    fn json(&self, args: &[&str]) -> BTreeMap<String, Value> {
+        serde_json::from_str(&self.says(args)).unwrap()
+    }
+
+    /// Why a word does not succeed.
+    fn refuses(&self, args: &[&str]) -> String {
+        let done = self.engine(args);
+        assert_eq!((done.status.code(), text(&done.stdout)), (Some(1), String::new()), "{args:?}");
+        text(&done.stderr)
+    }
+
+    /// Addresses and modes, as `ls` lists them.
+    fn replicas(&self) -> Vec<(String, String)> {
+        let listed = self.says(&["ls"]);
+        let words = listed.lines().skip(1).map(|line| line.split_whitespace());
+        words.map(|mut w| (w.next().unwrap().to_owned(), w.next().unwrap().to_owned())).collect()
+    }
+
+    fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}: {:?}", self.replicas());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn are_in_sync(&self) -> bool {
+        self.replicas().iter().all(|(_, mode)| mode == "RW")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let root = self.dir.path().to_str().unwrap().to_owned();
+        for _ in 0..50 {
+            let mut left = false;
+            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let text = String::from_utf8_lossy(&line);
+                let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+                if let Some(pid) = pid
+                    && text.starts_with(LONGHORN)
+                    && text.contains(&root)
+                {
+                    left = true;
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                }
+            }
+            if !left {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn snapshots_are_listed_from_the_newest_down() {
+    let Some(host) = Host::up("listed", "1") else { return };
+    for name in ["b", "c", "a"] {
+        assert_eq!(host.says(&["snapshot", "create", name]), format!("{name}\n"));
+    }
+    host.says(&["snapshot", "rm", "c"]);
+    assert_eq!(host.says(&["snapshot", "ls"]), "ID\na\nb\n");
+    assert_eq!(host.says(&["snapshots"]), "ID\na\nb\n");
+    let all = host.json(&["snapshot", "info"]);
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "b", "c", "volume-head"]);
+    assert_eq!((&all["c"]["removed"], &all["c"]["children"]), (&json!(true), &json!({"a": true})));
+    // One that is not there keeps none of the others.
+    let said = host.refuses(&["snapshot", "rm", "nosuch", "a"]);
+    assert!(said.contains("snapshot nosuch is not removed") && said.contains("1 of 2"), "{said}");
+    assert_eq!(host.says(&["snapshot", "ls"]), "ID\nb\n");
+    host.says(&["snapshot", "purge", "--skip-if-in-progress", "--wait"]);
+    let (address, _) = host.replicas().remove(0);
+    let through = json!({"error": "", "isPurging": false, "progress": 100, "state": "complete"});
+    assert_eq!(host.json(&["snapshot", "purge-status"]), BTreeMap::from([(address, through)]));
+}
+
+#[test]
+fn snapshots_are_hashed_by_every_replica() {
+    let Some(host) = Host::up("hashed", "2") else { return };
+    host.wait("in sync", || host.are_in_sync());
+    host.says(&["snapshot", "create", "one"]);
+    let unasked = host.json(&["snapshot", "hash-status", "one"]);
+    assert!(unasked.values().all(|s| s["state"] == "error" && s["error"] != ""), "{unasked:?}");
+    assert_eq!(host.says(&["snapshot", "hash", "--rehash", "one"]), "");
+    let is_told = || host.json(&["hash-status", "one"]).values().all(|s| s["state"] != "in_progress");
+    host.wait("hashed", is_told);
+    let hashed = host.json(&["snapshot", "hash-status", "one"]);
+    let addresses: BTreeSet<String> = host.replicas().into_iter().map(|(address, _)| address).collect();
+    assert_eq!(hashed.keys().collect::<Vec<_>>(), addresses.iter().collect::<Vec<_>>());
+    let sums: Vec<&Value> = hashed.values().map(|s| &s["checksum"]).collect();
+    assert!(sums[0].as_str().unwrap().len() == 16 && sums[0] == sums[1], "{hashed:?}");
+    for status in hashed.values() {
+        let keys: Vec<&String> = status.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["checksum", "error", "silentlyCorrupted", "state"]);
+        assert_eq!((&status["state"], &status["silentlyCorrupted"]), (&json!("complete"), &json!(false)));
+    }
+    assert_eq!(host.says(&["snapshot", "hash-cancel", "one"]), "");
+    assert!(host.refuses(&["hash", "../one"]).contains("name"));
+}
+
+#[test]
+fn a_replica_is_put_out_brought_back_and_verified() {
+    let Some(host) = Host::up("verified", "2") else { return };
+    host.wait("in sync", || host.are_in_sync());
+    let (address, _) = host.replicas().remove(1);
+    host.says(&["verify-rebuild-replica", &address]);
+    let name = address.rsplit('/').next().unwrap().strip_suffix(".sock").unwrap();
+    host.says(&["verify-rebuild", "--replica-instance-name", name, &address]);
+    let said = host.refuses(&["verify-rebuild", "--replica-instance-name", "other", &address]);
+    assert!(said.contains(name) && said.contains("not other"), "{said}");
+    assert!(host.refuses(&["verify-rebuild", "unix:/nosuch.sock"]).contains("no such replica"));
+
+    // Stopped, it stays out for as long as that takes to be seen.
+    let pid = |host: &Host| -> i32 {
+        let status: Value =
+            serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
+        let found = status["replicas"].as_array().unwrap().iter().find(|r| r["name"] == name);
+        found.unwrap()["pid"].as_i64().unwrap().try_into().unwrap()
+    };
+    let signal = |signal| {
+        kill(Pid::from_raw(pid(&host)), signal).unwrap();
+    };
+    signal(Signal::SIGSTOP);
+    host.says(&["update", "--mode", "ERR", &address]);
+    let mode = |host: &Host| host.replicas().into_iter().find(|(a, _)| *a == address).unwrap().1;
+    host.wait("it is put out", || mode(&host) != "RW");
+    let said = host.refuses(&["verify-rebuild", &address]);
+    assert!(said.contains("not in sync"), "{said}");
+    let said = host.refuses(&["update-replica", "--mode", "RW", &address]);
+    assert!(said.contains("becomes RW by itself"), "{said}");
+    let said = host.refuses(&["snapshot", "hash", "one"]);
+    assert!(said.contains("cannot be hashed while") && said.contains(&address), "{said}");
+    signal(Signal::SIGCONT);
+    host.wait("it is back", || mode(&host) == "RW");
+    host.says(&["verify-rebuild", &address]);
+
+    // Taken out and added again, it is in sync when `add` returns.
+    host.says(&["rm", &address]);
+    assert_eq!(host.replicas().len(), 1);
+    host.says(&["add", "--size", "16777216", "--current-size", "16777216", "--fast-sync", &address]);
+    assert_eq!(mode(&host), "RW");
+    let rebuilt = host.json(&["rebuild-status"]);
+    assert_eq!(rebuilt[&address]["fromReplicaAddress"], "");
+}
+
+#[test]
+fn an_unmap_marks_no_snapshot() {
+    let Some(host) = Host::up("marks", "1") else { return };
+    assert_eq!(host.says(&["unmap-mark-snap-chain-removed", "--disable"]), "");
+    let said = host.refuses(&["unmap-mark-snap", "--enable"]);
+    assert!(said.contains("snapshot"), "{said}");
+    let info = host.json(&["info"]);
+    assert_eq!(info["unmapMarkSnapChainRemoved"], false);
+    for neither in [&["unmap-mark-snap"][..], &["unmap-mark-snap", "--enable", "--disable"]] {
+        assert_eq!(host.engine(neither).status.code(), Some(2), "{neither:?}");
+    }
+}
