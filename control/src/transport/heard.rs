@@ -1,6 +1,9 @@
-//! Requests that name a unix socket as clients on gRPC's C core do (Python, C++, Ruby): with the socket's path as `:authority`,
-//! each slash as `%2F`. A host may hold no `%`, and the HTTP/2 server would end such a request as malformed. Nobody looks at that
-//! field on a unix socket, so what it may not hold is replaced before the server reads it, byte by byte: lengths stay.
+//! Requests that have the socket's path as their `:authority`: of clients on gRPC's C core (Python, C++, Ruby), and of grpc-go where
+//! it is given a path and a dialer of the caller's. Each slash is `%2F`, or a slash (grpc-go until 2023), and grpc-go sends it in
+//! HPACK's Huffman code. A host may hold neither, and the HTTP/2 server would end such a request as malformed. Nobody looks at
+//! that field on a unix socket, so what it may not hold is replaced before the server reads it, where it stands: lengths stay.
+
+mod huffman;
 
 use std::io;
 use std::pin::Pin;
@@ -94,8 +97,12 @@ fn mend(block: &mut [u8]) -> Option<()> {
             index == AUTHORITY_INDEX
         };
         let (value, is_plain) = text(block, &mut at)?;
-        if is_authority && is_plain {
-            value.iter_mut().filter(|byte| **byte == b'%').for_each(|byte| *byte = b'-');
+        match (is_authority, is_plain) {
+            (true, true) => {
+                value.iter_mut().filter(|byte| b" %/".contains(byte)).for_each(|byte| *byte = b'-');
+            }
+            (true, false) => huffman::replace(value),
+            (false, _) => {}
         }
     }
     Some(())
@@ -232,6 +239,30 @@ mod tests {
                 stream("tmp-2Fa-2Fs.sock"),
                 "{piece}"
             );
+        }
+    }
+
+    /// What grpc-go 1.85 sends for the target `/tmp/a/s.sock`, and 1.50, which sends slashes; with the `:path` before it, in
+    /// Huffman code, too, where slashes stay.
+    #[tokio::test]
+    async fn a_path_in_huffman_code_becomes_a_host_and_nothing_else_changes() {
+        let path: &[u8] = b"\x83\x86\x45\x8a\x61\x34\xd6\xc0\xd8\x42\xe8\x39\x3a\xff";
+        for (sent, mended) in [
+            (
+                b"\x41\x8e\x54\x58\x53\x4d\x6a\x8b\x08\xd5\x16\x14\x2e\x83\x93\xaf".as_slice(),
+                b"\x41\x8e\x58\x58\x53\x4d\x6b\x0b\x08\xd6\x16\x14\x2e\x83\x93\xaf".as_slice(),
+            ),
+            (
+                b"\x41\x8a\x61\x34\xd6\xc0\xd8\x42\xe8\x39\x3a\xff",
+                b"\x41\x8a\x59\x34\xd6\xb0\xd6\x42\xe8\x39\x3a\xff",
+            ),
+        ] {
+            let stream = |authority: &[u8]| {
+                let block = [path, authority, b"\x5f\x02%/"].concat();
+                [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(HEADERS, 4, &block)].concat()
+            };
+            let heard = heard(&stream(sent), 4096).await;
+            assert_eq!(heard, stream(mended), "{heard:x?}");
         }
     }
 
