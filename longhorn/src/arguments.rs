@@ -1,9 +1,11 @@
 //! What both command lines share: how values are written.
 
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lh_block::NameError;
 
 /// Where everything lies unless `--root` or `LONGHORN_ROOT` says otherwise.
@@ -11,6 +13,42 @@ pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
 
 /// The environment variable that names another one.
 pub const ROOT_VARIABLE: &str = "LONGHORN_ROOT";
+
+/// Parses the command line, or ends the process. Where an option has its value from a variable that is there and empty, the
+/// variable is named: nobody has given the option, which is all that clap names.
+///
+/// # Errors
+/// What is left to say of a command line.
+pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
+    P::try_parse().map_err(|e| {
+        let mut program = P::command();
+        // So that options of all commands are there.
+        program.build();
+        match empty_variable(&e, &program, &|name| std::env::var_os(name)) {
+            None => e,
+            Some(name) => {
+                let text =
+                    format!("{name} is set and empty: give it a value, or take it away (`unset {name}`)");
+                program.error(ErrorKind::InvalidValue, text)
+            }
+        }
+    })
+}
+
+/// The empty variable from which the option that is complained of has its value.
+fn empty_variable(
+    e: &clap::Error,
+    program: &clap::Command,
+    value: &impl Fn(&OsStr) -> Option<OsString>,
+) -> Option<String> {
+    let Some(ContextValue::String(option)) = e.get(ContextKind::InvalidArg) else { return None };
+    let own = program.get_arguments().filter(|arg| arg.to_string() == *option);
+    let empty = own.filter_map(clap::Arg::get_env).find(|name| value(name).is_some_and(|v| v.is_empty()));
+    match empty {
+        Some(name) => Some(name.to_string_lossy().into_owned()),
+        None => program.get_subcommands().find_map(|command| empty_variable(e, command, value)),
+    }
+}
 
 /// The port of the NBD protocol (IANA).
 pub const NBD_PORT: u16 = 10809;

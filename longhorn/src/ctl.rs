@@ -40,15 +40,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser};
 use control::host::Root;
 
 pub use args::Program;
 pub use observe::{ReplicaView, VolumeView};
 pub use snapshot::SnapshotView;
 
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse};
 use crate::next_step;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -67,7 +67,7 @@ struct Context {
 
 /// Runs the command that the command line asks for.
 pub fn main() -> ExitCode {
-    let program = Program::try_parse().unwrap_or_else(|e| match e.kind() {
+    let program = parse::<Program>().unwrap_or_else(|e| match e.kind() {
         // With a root in the environment there is an argument, and clap shows no help by itself.
         ErrorKind::MissingSubcommand => show_help(&e),
         _ => e.exit(),

@@ -33,7 +33,7 @@ pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::{keep_from_others, layer};
 
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse};
 use crate::sentence::sentence;
 use crate::tell::tell;
 
@@ -135,7 +135,7 @@ pub fn main() -> ExitCode {
         tell!("error: the program cannot be started: {e}");
         return ExitCode::FAILURE;
     }
-    let program = Program::parse();
+    let program = parse::<Program>().unwrap_or_else(|e| e.exit());
     let logging = logging::start(program.debug);
     let result = match program.command {
         Command::InstanceManager(args) => manager::run(args),

@@ -274,6 +274,29 @@ fn words_of_longhorns_engine_are_refused_with_what_to_use_instead() {
     }
 }
 
+/// Nobody has given the option that it stands for.
+#[test]
+fn a_variable_that_is_set_and_empty_is_named() {
+    for (program, args, variable) in [
+        (CTL, &["ls"][..], "LONGHORN_ROOT"),
+        (PROGRAM, &["instance-manager"], "LONGHORN_ROOT"),
+        (PROGRAM, &["controller", "--listen", "unix:/never.sock", "demo"], "LONGHORN_QUEUES"),
+    ] {
+        let refused = Command::new(program).args(args).env(variable, "").output().unwrap();
+        let said = text(&refused.stderr);
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{said}");
+        assert!(said.starts_with(&format!("error: {variable} is set and empty")), "{said}");
+        assert!(said.contains(&format!("unset {variable}")) && !said.contains("--root <DIR>"), "{said}");
+    }
+    // Whoever gives the option himself is told of it.
+    let given = Command::new(CTL).args(["--root", "", "ls"]).env("LONGHORN_ROOT", "/srv").output().unwrap();
+    assert!(text(&given.stderr).contains("--root"), "{}", text(&given.stderr));
+    // What another command has is nobody's affair here.
+    let other =
+        Command::new(PROGRAM).args(["version", "--client-only"]).env("NODE_NAME", "").output().unwrap();
+    assert!(other.status.success(), "{}", text(&other.stderr));
+}
+
 #[test]
 fn what_cannot_be_done_ends_with_1_and_one_sentence() {
     let (dir, root) = root_with_a_volume();
