@@ -350,6 +350,26 @@ fn a_stopped_volume_is_down_already_and_can_be_deleted() {
 }
 
 #[test]
+fn a_directory_that_is_to_be_imported_twice_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, twice) = (Root::at(&dir.path().join("root")).unwrap(), dir.path().join("old-0a1b2c3d"));
+    let options = replica::store::CreateOptions {
+        size: 1 << 20,
+        backing: None,
+        lock_wait: std::time::Duration::from_secs(5),
+    };
+    let (directory, store) = replica::store::Directory::create(&twice, &options).unwrap();
+    drop((directory, store));
+    let twice = twice.to_str().unwrap();
+    // However it is spelt.
+    let refused = ctl(&root, &["import", "demo", twice, &format!("{twice}/.")]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("{twice} is named twice")), "{said}");
+    assert!(VolumeRecord::list(&root).unwrap().is_empty());
+}
+
+#[test]
 fn nobody_is_told_to_delete_what_is_to_be_imported() {
     let (_dir, root) = root_with_a_volume();
     let directory = root.replica("demo", "0a1b2c3d");

@@ -24,6 +24,12 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
     let mut record = VolumeRecord::new(volume, 0);
     for directory in directories {
         let directory = directory.canonicalize().with_context(|| directory.display().to_string())?;
+        if record.replicas.iter().any(|r| r.directory == directory) {
+            bail!(
+                "{} is named twice: each replica has a directory of its own, so name it once",
+                directory.display()
+            );
+        }
         check_unowned(root, &directory)?;
         // Opening it for reading judges everything that opening it for writing would.
         let size = SnapshotView::open(&directory, None)?.size();
