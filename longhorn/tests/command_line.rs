@@ -334,6 +334,59 @@ fn what_cannot_be_done_ends_with_1_and_one_sentence() {
     assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
 }
 
+/// A file system in memory; gone with its drop.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(place: &Path, mebibytes: u32) -> Option<Self> {
+        fs::create_dir_all(place).unwrap();
+        let size = format!("size={mebibytes}m");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(place).status();
+        mounted.is_ok_and(|status| status.success()).then(|| Self(place.to_owned()))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Its disk has room for the record and half of the data.
+#[test]
+fn a_clone_that_does_not_fit_says_how_much_it_takes_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(small) = Small::mount(&dir.path().join("root"), 8) else {
+        return eprintln!("SKIP a_clone_that_does_not_fit: nothing can be mounted here");
+    };
+    let (root, directory) = (Root::at(&small.0).unwrap(), dir.path().join("demo-4e5f6a7b"));
+    root.create().unwrap();
+    // As Longhorn leaves one.
+    let head = "volume-head-000.img";
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join(head), vec![7; 16 << 20]).unwrap();
+    let meta = r#"{"Name":"volume-head-000.img","Parent":"","Removed":false,"UserCreated":false,"Created":"2026-01-01T00:00:00Z"}"#;
+    fs::write(directory.join(format!("{head}.meta")), meta).unwrap();
+    let volume = r#"{"Size":16777216,"Head":"volume-head-000.img","Dirty":false,"Rebuilding":false,"Parent":"","SectorSize":512}"#;
+    fs::write(directory.join("volume.meta"), volume).unwrap();
+    let mut record = VolumeRecord::new("demo", 16 << 20);
+    let name = replica_name("demo", "4e5f6a7b");
+    record.replicas.push(control::host::ReplicaRecord { name: name.clone(), directory, imported: false });
+    record.create(&root).unwrap();
+    let authority = record.authority(&root);
+    let generation = authority.issue_generation(Generation::default()).unwrap();
+    let epoch = Epoch { generation, counter: 1, members: vec![name], id: Instance(1) };
+    authority.store_epoch(None, &epoch).unwrap();
+
+    let refused = ctl(&root, &["clone", "demo", "copy"]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("copy does not fit") && said.contains("1 replica of up to 16 MiB each"), "{said}");
+    assert!(said.contains("snapshot export demo") && !said.contains("os error"), "{said}");
+    assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+    assert_eq!(fs::read_dir(root.path().join("replicas")).unwrap().count(), 0, "nothing of it is left");
+}
+
 #[test]
 fn a_stopped_volume_is_down_already_and_can_be_deleted() {
     let (_dir, root) = root_with_a_volume();

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
 use control::proto::ptypes;
 use lh_block::format_size;
@@ -13,9 +13,9 @@ use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
 
 use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
-use super::output::print_json;
+use super::output::{counted, print_json};
 use super::snapshot::{check_known, directory_in_sync};
-use super::{Context, interrupt, lock, remove};
+use super::{Context, interrupt, lock, remove, room};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -57,7 +57,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         Ok(taken) => taken,
         Err(e) => {
             take_back(root, &record);
-            return Err(e);
+            return Err(if is_full(&e) { no_space(&view, &original.name, &record) } else { e });
         }
     };
     record.state = VolumeState::Ready;
@@ -137,6 +137,26 @@ fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str, between: imp
 fn make_parent(directory: &Path) -> Result<()> {
     let parent = directory.parent().unwrap_or(directory);
     std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())
+}
+
+fn is_full(e: &anyhow::Error) -> bool {
+    let mut errors = e.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    errors.any(|cause| cause.kind() == std::io::ErrorKind::StorageFull)
+}
+
+/// Why there is no clone on a disk that is full, once its beginning was removed again.
+fn no_space(view: &SnapshotView, source: &str, new: &VolumeRecord) -> anyhow::Error {
+    let place = new.replicas.first().and_then(|r| r.directory.parent()).unwrap_or(Path::new("/"));
+    let each: u64 = view.layers().iter().map(|layer| layer.allocated).sum();
+    anyhow!(
+        "{} does not fit, and nothing of it is left: {} of up to {} each, and the disk of {} has {} free. Free some space and clone \
+         again, or take the bytes to another disk: `longhornctl snapshot export {source} NAME FILE`",
+        new.name,
+        counted(new.replicas.len(), "replica"),
+        format_size(each),
+        place.display(),
+        room::free(place).map_or_else(|_| "too little".to_owned(), format_size)
+    )
 }
 
 /// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.

@@ -38,6 +38,15 @@ pub(super) fn check_replica(directory: &Path) -> Result<()> {
     check_free(directory, REPLICA).context("no replica can be made")
 }
 
+/// Bytes that the disk of this place has free.
+///
+/// # Errors
+/// The system's.
+pub(super) fn free(place: &Path) -> Result<u64> {
+    let stat = statvfs(place).with_context(|| place.display().to_string())?;
+    Ok(stat.blocks_available() * stat.fragment_size())
+}
+
 fn check_free(place: &Path, need: u64) -> Result<()> {
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let stat = statvfs(existing).with_context(|| existing.display().to_string())?;
