@@ -184,11 +184,9 @@ mod tests {
         ReplicaView {
             name: "demo-r-1".into(),
             mode: "WO",
-            address: String::new(),
             path: "/r".into(),
-            pid: None,
             rebuild,
-            remark: String::new(),
+            ..ReplicaView::default()
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a volume is like right now: its record, what its instance manager remembers of its processes, and what its
 //! engine says. Nothing is changed, and no manager need run.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ const LOST: &str = "the hosts of all its replicas lost their power, and what was
     failed, or will. Unmount and mount a file system on it, or start what uses it anew";
 
 /// A volume, as `status -o json` prints it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VolumeView {
     /// Its name.
     pub name: String,
@@ -64,10 +64,24 @@ pub struct VolumeView {
     pub insecure: Vec<String>,
     /// What is wrong or being waited for, one sentence; empty if nothing.
     pub remark: String,
+    /// Logical block of the device in bytes.
+    pub block_size: u32,
+    /// "any", "majority" or "unsafe".
+    pub quorum: &'static str,
+    /// How long requests wait when no replica is left; 0 for ever.
+    pub io_timeout_seconds: u64,
+    /// Which reads are compared with checksums: "snapshots" or "full".
+    pub checksum: &'static str,
+    /// Most snapshots, removed ones not counted.
+    pub snapshot_max_count: u32,
+    /// No snapshot once head and snapshots take more bytes; 0 for any.
+    pub snapshot_max_size: u64,
+    /// Where its processes write their logs: NAME.log, by the names of the engine and of replicas.
+    pub log_directory: PathBuf,
 }
 
 /// A replica, as `replica ls -o json` prints it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReplicaView {
     /// Its name.
     pub name: String,
@@ -80,10 +94,15 @@ pub struct ReplicaView {
     /// Its process.
     pub pid: Option<u32>,
     /// Of a running rebuild, bytes done and bytes in all.
-    #[serde(skip)]
+    #[serde(serialize_with = "rebuild")]
     pub rebuild: Option<(u64, u64)>,
     /// Why it is not RW, one sentence; empty if it is.
     pub remark: String,
+}
+
+/// Of a running rebuild, bytes done and bytes in all.
+fn rebuild<S: serde::Serializer>(rebuild: &Option<(u64, u64)>, to: S) -> Result<S::Ok, S::Error> {
+    rebuild.map(|(done, total)| BTreeMap::from([("done", done), ("total", total)])).serialize(to)
 }
 
 /// What an engine says of itself.
@@ -171,6 +190,13 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
         insecure,
         remark: next_step::complete(&in_one_sentence).into_owned(),
+        block_size: record.block_size,
+        quorum: record.quorum.as_str(),
+        io_timeout_seconds: record.io_timeout_seconds,
+        checksum: if record.checksum_full { "full" } else { "snapshots" },
+        snapshot_max_count: record.snapshot_max_count,
+        snapshot_max_size: record.snapshot_max_size,
+        log_directory: root.logs(),
     })
 }
 
@@ -330,9 +356,17 @@ mod tests {
             address: "unix:/r/1.sock".into(),
             path: "/r/replicas/demo-1".into(),
             pid: Some(3),
-            rebuild: None,
-            remark: String::new(),
+            ..ReplicaView::default()
         }
+    }
+
+    #[test]
+    fn how_far_a_rebuild_is_is_told_in_bytes() {
+        let told = |rebuild| {
+            serde_json::to_value(ReplicaView { rebuild, ..replica("WO") }).unwrap()["rebuild"].clone()
+        };
+        assert_eq!(told(Some((1, 4))), serde_json::json!({"done": 1, "total": 4}));
+        assert_eq!(told(None), serde_json::Value::Null);
     }
 
     #[test]

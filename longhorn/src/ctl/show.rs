@@ -96,9 +96,29 @@ pub(super) fn describe(view: &VolumeView) -> String {
     text
 }
 
+/// What `up` made of the volume, as it takes it; what is nothing special is left out.
+fn options(view: &VolumeView) -> String {
+    let mut text = format!("--quorum {} --io-timeout {}", view.quorum, view.io_timeout_seconds);
+    let mut option = |name: &str, value: String| text += &format!(" --{name} {value}");
+    if view.block_size != 512 {
+        option("block-size", view.block_size.to_string());
+    }
+    if view.checksum != "snapshots" {
+        option("checksum", view.checksum.to_owned());
+    }
+    if view.snapshot_max_count != control::host::SNAPSHOT_COUNT {
+        option("snapshot-max-count", view.snapshot_max_count.to_string());
+    }
+    if view.snapshot_max_size != 0 {
+        option("snapshot-max-size", view.snapshot_max_size.to_string());
+    }
+    text
+}
+
 fn print_status(view: &VolumeView) -> Result<()> {
     print(&describe(view))?;
-    print("\n")?;
+    let logs = view.log_directory.display();
+    print(&format!("  options     {}\n  logs        {logs}/{}-*.log\n\n", options(view), view.name))?;
     print_replicas(view)
 }
 
@@ -115,4 +135,28 @@ pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
         ]);
     }
     print_table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_told_as_up_takes_them() {
+        let mut view = VolumeView {
+            quorum: "any",
+            io_timeout_seconds: 300,
+            block_size: 512,
+            checksum: "snapshots",
+            snapshot_max_count: control::host::SNAPSHOT_COUNT,
+            ..VolumeView::default()
+        };
+        assert_eq!(options(&view), "--quorum any --io-timeout 300");
+        (view.block_size, view.checksum) = (4096, "full");
+        (view.snapshot_max_count, view.snapshot_max_size) = (7, 1 << 30);
+        assert_eq!(
+            options(&view),
+            "--quorum any --io-timeout 300 --block-size 4096 --checksum full --snapshot-max-count 7 --snapshot-max-size 1073741824"
+        );
+    }
 }

@@ -572,11 +572,7 @@ mod tests {
             device: Some("/dev/longhorn/demo".into()),
             uri: None,
             generation: 1 << 32,
-            replicas: Vec::new(),
-            engine_pid: None,
-            repaired_blocks: 0,
-            insecure: Vec::new(),
-            remark: String::new(),
+            ..VolumeView::default()
         };
         assert!(what_next(&view, true).starts_with("To use it:   mkfs.ext4 /dev/longhorn/demo && mkdir"));
         assert!(what_next(&view, false).starts_with("To use it:   mkdir -p /mnt/demo && mount"));

@@ -244,6 +244,7 @@ mod tests {
             pid: Some(3),
             rebuild: Some((400 << 20, 1000 << 20)),
             remark: "40 % in sync".into(),
+            ..ReplicaView::default()
         };
         let volume = VolumeView {
             name: "demo".into(),
@@ -257,9 +258,7 @@ mod tests {
             generation: 1 << 32,
             replicas: vec![replica],
             engine_pid: Some(2),
-            repaired_blocks: 0,
-            insecure: Vec::new(),
-            remark: String::new(),
+            ..VolumeView::default()
         };
         let rebuild = RebuildView {
             done: 400 << 20,
