@@ -69,6 +69,11 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
         Err(refused) if refused.code() == tonic::Code::AlreadyExists => {
             return Err(taken_name(context, &record, &asked).await);
         }
+        Err(refused) if refused.code() == tonic::Code::ResourceExhausted => bail!(
+            "no snapshot of volume {volume} was taken: {}: `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge \
+             {volume}`, or `longhornctl up {volume} --snapshot-max-count N` and `--snapshot-max-size SIZE`",
+            refused.message()
+        ),
         refused => {
             refused.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name
         }
