@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::tell::tell;
-use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle, WeakProgressBar};
 
 /// What is drawn on the terminal now, for whoever ends the process from another thread.
 static DRAWN: Mutex<Vec<WeakProgressBar>> = Mutex::new(Vec::new());
@@ -26,9 +26,29 @@ fn known(bar: ProgressBar) -> ProgressBar {
     bar
 }
 
+/// Characters of what is done beside a bar, so that with the largest sizes the line still fits 80 columns.
+const BESIDE_A_BAR: usize = 28;
+
+/// What is done, no longer than there is room for.
+fn beside_a_bar(what: &str) -> String {
+    match what.char_indices().nth(BESIDE_A_BAR) {
+        None => what.to_owned(),
+        Some(_) => what.chars().take(BESIDE_A_BAR - 3).chain("...".chars()).collect(),
+    }
+}
+
+/// The time that is left, once it can be told.
+fn left(state: &ProgressState, to: &mut dyn std::fmt::Write) {
+    if state.pos() > 0 && state.len().is_some_and(|all| state.pos() < all) {
+        let _ = write!(to, ", {:#} left", HumanDuration(state.eta()));
+    }
+}
+
 /// Tells what is being done until it is dropped.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
+    /// The bar tells of bytes.
+    is_of_bytes: bool,
     last: String,
     /// Whom it is about, where several are told of at once.
     about: Option<String>,
@@ -42,24 +62,22 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(100));
             bar
         });
-        Self { bar, last: String::new(), about: None }
+        Self { bar, is_of_bytes: false, last: String::new(), about: None }
     }
 
     /// One of several that work at the same time: plain lines, each with the name of what it is about.
     pub(crate) fn about(name: &str) -> Self {
-        Self { bar: None, last: String::new(), about: Some(name.to_owned()) }
+        Self { bar: None, is_of_bytes: false, last: String::new(), about: Some(name.to_owned()) }
     }
 
     /// A bar for work of a known size in bytes.
     pub(crate) fn of_bytes(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}");
-            let bar = ProgressBar::no_length()
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-                .with_message(what.to_owned());
-            known(bar)
+            let style = ProgressStyle::with_template("{msg} {bar:16} {bytes}/{total_bytes}{left}");
+            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
+            known(ProgressBar::no_length().with_style(style).with_message(beside_a_bar(what)))
         });
-        Self { bar, last: String::new(), about: None }
+        Self { bar, is_of_bytes: true, last: String::new(), about: None }
     }
 
     /// Says what is being done now.
@@ -69,6 +87,7 @@ impl Progress {
         }
         what.clone_into(&mut self.last);
         match (&self.bar, &self.about) {
+            (Some(bar), _) if self.is_of_bytes => bar.set_message(beside_a_bar(what)),
             (Some(bar), _) => bar.set_message(what.to_owned()),
             (None, Some(name)) => tell!("{name}: {what}"),
             (None, None) => tell!("{what}"),
@@ -90,5 +109,20 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_leaves_room_for_the_bar() {
+        assert_eq!(beside_a_bar("scrubbing: taking checksums"), "scrubbing: taking checksums");
+        let long = beside_a_bar("scrubbing: snapshot 784c3d92-21d5-4579-8d4e-0976cc820516");
+        assert_eq!(long, "scrubbing: snapshot 784c3...");
+        assert_eq!(long.len(), BESIDE_A_BAR);
+        let line = format!("{long} {:16} {}/{}, 59s left", "", "1023.99 GiB", "1023.99 GiB");
+        assert!(line.len() <= 80, "{}", line.len());
     }
 }
