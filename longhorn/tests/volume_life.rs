@@ -612,3 +612,41 @@ fn what_cannot_be_noted_is_named() {
     drop(client);
     host.ok(&["down", volume]);
 }
+
+/// Who takes the way back as `status` tells it has as many sound replicas as before.
+#[test]
+fn a_replica_whose_directory_is_damaged_is_replaced_as_told() {
+    let Some(host) = Host::new("damaged") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "2", "--frontend", "none"]);
+    let before = host.wait("healthy", is_healthy);
+    assert_eq!((&before["quorum"], &before["io_timeout_seconds"]), (&"any".into(), &300.into()));
+    let text = host.ok(&["status", volume]);
+    assert!(text.contains("options     --quorum any --io-timeout 300\n"), "{text}");
+    let log = before["log_directory"].as_str().unwrap();
+    assert!(Path::new(log).join(format!("{volume}-e-0.log")).exists() && text.contains(log), "{text}");
+    host.ok(&["down", volume]);
+    let (name, path) = (before["replicas"][1]["name"].as_str().unwrap(), &before["replicas"][1]["path"]);
+    std::fs::write(Path::new(path.as_str().unwrap()).join("volume.meta"), "x").unwrap();
+    host.ok(&["up", volume]);
+    let remark = |s: &Value| s["replicas"][1]["remark"].as_str().unwrap().to_owned();
+    let damaged = host.wait("it is told", |s| remark(s).contains("replica rm"));
+    assert!(remark(&damaged).contains("volume.meta"), "{}", remark(&damaged));
+
+    let asked = Instant::now();
+    host.refused(&["replica", "rebuild", volume, name], "does not start any more");
+    assert!(asked.elapsed() < Duration::from_secs(20), "nothing is waited for");
+    let steps: Vec<String> = remark(&damaged).split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    assert_eq!(steps.len(), 2, "{steps:?}");
+    for step in steps {
+        let done = Command::new("sh").args(["-c", &step.replacen("longhornctl", CTL, 1)]).output().unwrap();
+        assert!(done.status.success(), "{step}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    assert_eq!(host.wait("healthy again", is_healthy)["replicas"].as_array().unwrap().len(), 2);
+
+    // What is beyond the limits is told with what makes room.
+    host.ok(&["up", volume, "--snapshot-max-count", "1"]);
+    host.ok(&["snapshot", "create", volume, "one"]);
+    host.refused(&["snapshot", "create", volume, "two"], "--snapshot-max-count N");
+    host.ok(&["down", volume]);
+}

@@ -144,6 +144,7 @@ async fn wait_until_in_sync(
                 record.name,
                 view.state
             ),
+            _ if replica.has_given_up => bail!("replica {name} does not start any more: {}", replica.remark),
             _ if Instant::now() > heard_by => bail!(
                 "replica {name} is not in sync yet ({}): the engine goes on trying, see `longhornctl status {} --watch`",
                 if replica.remark.is_empty() { "no reason is known" } else { &replica.remark },

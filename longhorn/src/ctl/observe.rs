@@ -98,6 +98,9 @@ pub struct ReplicaView {
     pub rebuild: Option<(u64, u64)>,
     /// Why it is not RW, one sentence; empty if it is.
     pub remark: String,
+    /// Its process does not start any more.
+    #[serde(skip)]
+    pub has_given_up: bool,
 }
 
 /// Of a running rebuild, bytes done and bytes in all.
@@ -150,7 +153,8 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         let last = last_modes.mode(number, replica);
         replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
     });
-    let replicas: Vec<ReplicaView> = replicas.collect();
+    let mut replicas: Vec<ReplicaView> = replicas.collect();
+    name_a_way_back(&record.name, &mut replicas);
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
@@ -198,6 +202,20 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         snapshot_max_size: record.snapshot_max_size,
         log_directory: root.logs(),
     })
+}
+
+/// A replica that has given up starts from nothing as another one, where others hold what it did.
+fn name_a_way_back(volume: &str, replicas: &mut [ReplicaView]) {
+    if !replicas.iter().any(|r| r.mode == "RW" && !r.has_given_up) {
+        return;
+    }
+    for replica in replicas.iter_mut().filter(|r| r.has_given_up) {
+        let step = format!(
+            "{}. `longhornctl replica rm {volume} {}` and `longhornctl replica add {volume}` put a new one in its place",
+            replica.remark, replica.name
+        );
+        replica.remark = next_step::complete(&step).into_owned();
+    }
 }
 
 /// True if the instance manager of the root has anything to do with the volume.
@@ -322,6 +340,7 @@ fn replica_view(
         pid: process.and_then(ProcessRecord::pid),
         rebuild: said.filter(|r| r.rebuild_total > 0).map(|r| (r.rebuild_done, r.rebuild_total)),
         remark: next_step::complete(&remark).into_owned(),
+        has_given_up: process.is_some_and(|process| process.state == State::Error),
     }
 }
 
@@ -367,6 +386,27 @@ mod tests {
         };
         assert_eq!(told(Some((1, 4))), serde_json::json!({"done": 1, "total": 4}));
         assert_eq!(told(None), serde_json::Value::Null);
+    }
+
+    #[test]
+    fn of_a_replica_that_has_given_up_the_way_back_is_told_where_there_is_one() {
+        let gone =
+            || ReplicaView { remark: "volume.meta is not JSON".into(), has_given_up: true, ..replica("ERR") };
+        let mut beside_another = [gone(), replica("RW")];
+        name_a_way_back("demo", &mut beside_another);
+        let said = &beside_another[0].remark;
+        assert!(
+            said.starts_with("volume.meta is not JSON. `longhornctl replica rm demo demo-r-1`"),
+            "{said}"
+        );
+        assert!(
+            said.contains("`longhornctl replica add demo`") && beside_another[1].remark.is_empty(),
+            "{said}"
+        );
+        // Nobody is told to delete the last copy.
+        let mut alone = [gone(), replica("ERR")];
+        name_a_way_back("demo", &mut alone);
+        assert_eq!(alone[0].remark, "volume.meta is not JSON");
     }
 
     #[test]
