@@ -11,13 +11,13 @@ use std::sync::Arc;
 use lh_block::{Address, Generation};
 use thiserror::Error;
 use tonic::Status;
-use tonic::transport::Server;
+use tonic::service::Routes;
 
 use crate::cloning::{CloneProgress, CloneSource};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerServiceServer;
 use crate::replica::Layer;
-use crate::transport::{Identity, TrustedPeers, bind_private};
+use crate::transport::{self, Front, Identity};
 pub(crate) use limits::{refuse_unmap_mark, snapshot_count, snapshot_size};
 use service::Service;
 
@@ -320,18 +320,20 @@ pub struct EngineReplica {
 /// # Errors
 /// The socket cannot be bound, or the server fails.
 pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>) -> io::Result<()> {
+    serve_at(&[Front::Unix(socket.to_owned())], instance, engine).await
+}
+
+/// The same wherever it is to answer, until one of these fails.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_at(fronts: &[Front], instance: &str, engine: Arc<dyn EngineControl>) -> io::Result<()> {
     let volume = engine.status().volume;
     let identity = Identity { volume, instance: instance.to_owned(), role: "controller" };
     let operations = crate::operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
-    let peers = TrustedPeers::new(bind_private(socket)?).heard();
-    Server::builder()
-        .add_service(service)
-        .add_service(operations)
-        .add_service(crate::logging::service())
-        .serve_with_incoming(peers)
-        .await
-        .map_err(io::Error::other)
+    let routes = Routes::new(service).add_service(operations).add_service(crate::logging::service());
+    transport::serve(fronts, routes).await
 }
 
 /// What this program is: its own version, and Longhorn's API versions that it understands.

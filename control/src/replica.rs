@@ -8,14 +8,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use lh_block::{Generation, SECTOR};
-use tonic::transport::Server;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::proto::ptypes;
 use crate::proto::ptypes::replica_service_server::{ReplicaService, ReplicaServiceServer};
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentServiceServer;
 use crate::sync_agent::SyncAgent;
-use crate::transport::{Identity, TrustedPeers, bind_private};
+use crate::transport::{self, Front, Identity};
 use crate::unbuilt::unbuilt;
 
 /// What a gRPC server asks a replica. Called from the server's thread; no call may block.
@@ -121,18 +121,25 @@ pub async fn serve(
     instance: &str,
     replica: Arc<dyn ReplicaControl>,
 ) -> io::Result<()> {
+    serve_at(&[Front::Unix(socket.to_owned())], volume, instance, replica).await
+}
+
+/// The same wherever it is to answer, until one of these fails.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_at(
+    fronts: &[Front],
+    volume: &str,
+    instance: &str,
+    replica: Arc<dyn ReplicaControl>,
+) -> io::Result<()> {
     let identity = Identity { volume: volume.to_owned(), instance: instance.to_owned(), role: "replica" };
     let agent = SyncAgent::of(Arc::clone(&replica));
     let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
     let files = SyncAgentServiceServer::with_interceptor(agent, identity);
-    let peers = TrustedPeers::new(bind_private(socket)?).heard();
-    Server::builder()
-        .add_service(service)
-        .add_service(files)
-        .add_service(crate::logging::service())
-        .serve_with_incoming(peers)
-        .await
-        .map_err(io::Error::other)
+    let routes = Routes::new(service).add_service(files).add_service(crate::logging::service());
+    transport::serve(fronts, routes).await
 }
 
 /// Longhorn's name of the head among snapshots, and the beginning of its file's name.

@@ -1,21 +1,27 @@
-//! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read.
+//! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read. And over TCP, for whom the
+//! caller trusts.
 
 mod heard;
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::service::Interceptor;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::service::{Interceptor, Routes};
+use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Request, Status};
+
+use crate::manager::Trust;
+use crate::tls::Door;
 
 pub use heard::Heard;
 
@@ -88,6 +94,53 @@ impl Stream for TrustedPeers {
 
 const fn is_trusted(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
+}
+
+/// Where the process of an engine or a replica answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// A unix socket, for root alone.
+    Unix(PathBuf),
+    /// TCP, and who is obeyed there.
+    Tcp(SocketAddr, Trust),
+}
+
+/// Answers at all of these until one of them fails.
+///
+/// # Errors
+/// The first failure: a socket that cannot be made, certificates that cannot be used.
+pub(crate) async fn serve(fronts: &[Front], routes: Routes) -> io::Result<()> {
+    try_join_all(fronts.iter().map(|front| serve_one(front, routes.clone()))).await.map(drop)
+}
+
+async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {
+    let server = Server::builder().add_routes(routes);
+    let served = match front {
+        Front::Unix(path) => server.serve_with_incoming(TrustedPeers::new(bind_private(path)?).heard()).await,
+        Front::Tcp(address, trust) => {
+            let listener = TcpListener::bind(address).await.map_err(not_listening)?;
+            match trust {
+                Trust::Certificates(files) => {
+                    let door = Door::new(files.clone()).map_err(io::Error::other)?;
+                    server.serve_with_incoming(door.peers(listener)).await
+                }
+                Trust::Everybody => {
+                    tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
+                    server.serve_with_incoming(TcpListenerStream::new(listener)).await
+                }
+            }
+        }
+    };
+    served.map_err(io::Error::other)
+}
+
+/// Connects to a server on TCP, without encryption: `HOST:PORT`.
+///
+/// # Errors
+/// Nobody listens there, or it wants a certificate.
+pub async fn connect_in_the_open(address: &str) -> io::Result<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(io::Error::other)?;
+    endpoint.connect_timeout(CONNECT_PATIENCE).connect().await.map_err(io::Error::other)
 }
 
 /// Connects to the server that listens on a unix socket.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use lh_block::NameError;
+use lh_block::{Address, NameError};
 
 /// Where everything lies unless `--root` or `LONGHORN_ROOT` says otherwise.
 pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
@@ -305,13 +305,26 @@ pub fn listen_address(text: &str) -> Result<Listen, String> {
 /// `unix:PATH`.
 ///
 /// # Errors
-/// Anything else: nothing listens on TCP yet.
+/// Anything else.
 pub fn unix_address(text: &str) -> Result<PathBuf, String> {
     match text.strip_prefix("unix:").map(PathBuf::from) {
         Some(path) if path.is_absolute() => Ok(path),
         Some(_) => Err(format!("the path in {text:?} is not absolute")),
-        None => Err(format!("{text:?} is not unix:PATH, and other addresses are not built yet")),
+        None => Err(format!("{text:?} is not unix:PATH")),
     }
+}
+
+/// Where a process answers: `unix:PATH`, or on TCP `HOST:PORT`, as Longhorn's command lines have it.
+///
+/// # Errors
+/// Neither, or no address of this host's.
+pub fn control_address(text: &str) -> Result<Address, String> {
+    if text.starts_with("unix:") {
+        return unix_address(text).map(Address::Unix);
+    }
+    let wrong = |e: &dyn std::fmt::Display| format!("{text:?} is neither unix:PATH nor ADDRESS:PORT: {e}");
+    let mut found = text.strip_prefix("tcp:").unwrap_or(text).to_socket_addrs().map_err(|e| wrong(&e))?;
+    found.next().map(Address::Tcp).ok_or_else(|| wrong(&"it has no address"))
 }
 
 #[cfg(test)]
@@ -337,6 +350,21 @@ mod tests {
         }
         for bad in ["", "a b", "-a", "a\nb: c", "{a}", "a, b", "a\"", ":a"] {
             assert!(image_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_process_answers_on_a_unix_socket_or_on_an_address() {
+        assert_eq!(control_address("unix:/a/b"), Ok(Address::Unix("/a/b".into())));
+        for tcp in ["127.0.0.1:9501", "tcp:127.0.0.1:9501"] {
+            assert_eq!(control_address(tcp), Ok(Address::Tcp("127.0.0.1:9501".parse().unwrap())));
+        }
+        let by_name = control_address("localhost:9502").unwrap();
+        assert!(
+            matches!(by_name, Address::Tcp(address) if address.port() == 9502 && address.ip().is_loopback())
+        );
+        for bad in ["unix:a", "/a/b", "127.0.0.1", ":9501", "127.0.0.1:99999", ""] {
+            assert!(control_address(bad).is_err(), "{bad}");
         }
     }
 

@@ -10,6 +10,7 @@ mod controller;
 mod csi;
 mod engine_line;
 mod freeze;
+mod front;
 mod journal;
 mod keeper;
 mod logging;

@@ -82,7 +82,7 @@ impl Host {
     fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so() {
-            assert!(Instant::now() < until, "{what}: {:?}", self.replicas());
+            assert!(Instant::now() < until, "{what}: {}", text(&self.engine(&["ls"]).stdout));
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -219,4 +219,73 @@ fn an_unmap_marks_no_snapshot() {
     for neither in [&["unmap-mark-snap"][..], &["unmap-mark-snap", "--enable", "--disable"]] {
         assert_eq!(host.engine(neither).status.code(), Some(2), "{neither:?}");
     }
+}
+
+/// Ends with its drop.
+struct Child(std::process::Child);
+
+impl Child {
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new(LONGHORN);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.0.id().try_into().unwrap()), Signal::SIGTERM);
+        let _ = self.0.wait();
+    }
+}
+
+/// Longhorn's own spelling, `--listen localhost:9501`, works for who says who is to be obeyed there.
+#[test]
+fn an_engine_and_a_replica_answer_on_tcp_for_whom_they_are_told_to_trust() {
+    let Some(host) = Host::up("tcp", "1") else { return };
+    let status: Value =
+        serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
+    assert!(host.ctl(&["down", &host.volume]).status.success());
+    let root = host.dir.path().to_str().unwrap();
+    let word = |key: &str| status["replicas"][0][key].as_str().unwrap();
+    let key = format!("{root}/volumes/{}/key", host.volume);
+    // Addresses that nobody else has, with Longhorn's ports.
+    let [high, low] = u16::try_from(std::process::id() % 0x10000).unwrap().to_be_bytes();
+    let (engine, data) = (format!("127.{high}.{low}.1:9501"), format!("127.{high}.{low}.1:9502"));
+    let name = ["--volume-name", &host.volume];
+    let replica =
+        ["replica", "--replica-instance-name", word("name"), "--data-listen", word("address"), "--key-file"];
+    let replica = [&name[..], &replica, &[&key, word("path"), "--listen", &data]].concat();
+    let controller = ["controller", "--root", root, "--frontend", "none", &host.volume, "--listen", &engine];
+
+    for line in [&replica[..], &controller] {
+        let refused = Command::new(LONGHORN).args(line).stdin(Stdio::null()).output().unwrap();
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        for way in ["--tls-dir DIR", "--insecure", "--listen unix:PATH"] {
+            assert!(said.contains(way), "{way}: {said}");
+        }
+    }
+    let missing = Command::new(LONGHORN).args(controller).args(["--tls-dir", "/nowhere"]).output().unwrap();
+    assert!(!missing.status.success() && text(&missing.stderr).contains("/nowhere/ca.crt"), "{missing:?}");
+    let _replica = Child::start(&[&replica[..], &["--insecure"]].concat());
+    let _engine = Child::start(&[&controller[..], &["--insecure"]].concat());
+    let ask = |url: &str, words: &[&str]| {
+        Command::new(LONGHORN).args(["--url", url]).args(words).stdin(Stdio::null()).output().unwrap()
+    };
+    for url in [format!("http://{engine}"), engine.clone(), host.url()] {
+        host.wait(&format!("it answers at {url}"), || {
+            text(&ask(&url, &["ls"]).stdout).lines().skip(1).any(|line| line.contains(" RW "))
+        });
+        let info: Value = serde_json::from_slice(&ask(&url, &["info"]).stdout).unwrap();
+        assert_eq!(info["name"], Value::from(host.volume.as_str()), "{url}");
+    }
+    assert_eq!(text(&ask(&engine, &["snapshot", "create", "one"]).stdout), "one\n");
+    // A replica's own gRPC is there, too, and its engine's commands find it beside its data socket.
+    assert!(ask(&engine, &["snapshot", "hash", "one"]).status.success());
+
+    let nobody = ask(&format!("127.{high}.{low}.1:9"), &["info"]);
+    assert!(text(&nobody.stderr).contains("no engine at"), "{}", text(&nobody.stderr));
+    let encrypted = ask(&format!("https://{engine}"), &["info"]);
+    assert!(text(&encrypted.stderr).contains("--url unix:PATH"), "{}", text(&encrypted.stderr));
 }

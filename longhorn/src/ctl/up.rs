@@ -326,7 +326,8 @@ pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &Replica
         size: Some(record.size),
         volume_name: Some(record.name.clone()),
         replica_instance_name: replica.name.clone(),
-        listen: root.control_socket(&replica.name),
+        listen: Address::Unix(root.control_socket(&replica.name)),
+        tls_dir: None,
         data_listen: Address::Unix(root.data_socket(&replica.name)),
         insecure: false,
         key_file: root.key(&record.name),
@@ -347,7 +348,8 @@ pub(super) fn engine_args(
     let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name).into()));
     Ok(ControllerArgs {
         volume: record.name.clone(),
-        listen: root.control_socket(&name),
+        listen: Address::Unix(root.control_socket(&name)),
+        tls_dir: None,
         engine_instance_name: Some(name),
         replicas: replicas.collect(),
         insecure: false,

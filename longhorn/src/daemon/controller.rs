@@ -25,9 +25,10 @@ pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owne
 use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
+use super::front;
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, process_name,
-    size_or_none, unix_address, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
+    process_name, size_or_none, volume_name,
 };
 
 /// Arguments of an engine.
@@ -43,7 +44,7 @@ pub struct ControllerArgs {
     /// A replica and where it listens for the engine, unix:PATH or tcp:ADDRESS:PORT; once for each
     #[arg(long = "replica", value_parser = replica_address, value_name = "NAME=ADDRESS")]
     pub replicas: Vec<(String, Address)>,
-    /// Reach replicas, and relays, over TCP without encryption
+    /// Reach replicas, and relays, over TCP without encryption; with --listen on TCP and no --tls-dir, obey whoever reaches it
     #[arg(long)]
     pub insecure: bool,
     /// Serve the volume to relays that prove its key, unix:PATH or tcp:ADDRESS:PORT
@@ -92,9 +93,12 @@ pub struct ControllerArgs {
     /// The volume's key, 32 bytes [default: that below the root]
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Where to listen for control (gRPC)
-    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
-    pub listen: PathBuf,
+    /// Where to listen for control (gRPC): unix:PATH, or on TCP ADDRESS:PORT, with --tls-dir or --insecure
+    #[arg(long, value_parser = control_address, value_name = "ADDRESS")]
+    pub listen: Address,
+    /// On TCP obey whoever has a certificate of ca.crt; tls.crt and tls.key are the own ones [default: /tls-files, if there]
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Device queues, each a thread; 0: by the number of processors
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=i64::from(QUEUES_MAX)))]
@@ -117,6 +121,7 @@ impl ControllerArgs {
     /// With what Longhorn's command line says before the word `controller`.
     pub(super) fn of(mut self, target: &Target) -> Self {
         self.as_longhorn.heed();
+        front::check("controller", &self.listen, self.tls_dir.as_deref(), self.insecure);
         if !target.volume.is_empty() && target.volume != self.volume {
             let text = format!("--volume-name {} and the volume {} are not one", target.volume, self.volume);
             wrong("controller", &text);
@@ -187,7 +192,10 @@ impl ControllerArgs {
         if let Some(file) = &self.key_file {
             option("key-file", file.display().to_string());
         }
-        option("listen", format!("unix:{}", self.listen.display()));
+        option("listen", self.listen.to_string());
+        if let Some(directory) = &self.tls_dir {
+            option("tls-dir", directory.display().to_string());
+        }
         if self.queues != 0 {
             option("queues", self.queues.to_string());
         }
@@ -278,7 +286,8 @@ mod tests {
             generation: Some(3 << 32),
             authority: Some("/r/volumes/demo".into()),
             key_file: Some("/r/volumes/demo/key".into()),
-            listen: "/r/run/demo-e-0.grpc.sock".into(),
+            listen: Address::Tcp("127.0.0.1:9501".parse().unwrap()),
+            tls_dir: Some("/tls".into()),
             queues: 2,
             reads: Some(Reads::Sent),
             realtime: Some(Realtime::Always),

@@ -55,7 +55,7 @@ type Operations = VolumeOperationsClient<InterceptedService<Channel, Meant>>;
 pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
     match command {
         EngineCommand::Version { client_only: true } => {
-            return show::print_json(&show::Versions { client: show::client_version(), server: None });
+            show::print_json(&show::Versions { client: show::client_version(), server: None })
         }
         EngineCommand::Elsewhere(word) => word.refuse(),
         EngineCommand::UnmapMarkSnapChainRemoved { enable, disable } if enable == disable => {
@@ -83,13 +83,14 @@ struct Line {
 
 impl Line {
     async fn connect(target: &Target) -> Result<Self> {
-        let Some(url) = &target.url else {
-            bail!("where is the engine? name its control socket: --url unix:ROOT/run/VOLUME-e-0.grpc.sock");
-        };
-        let path = unix_address(url).map_err(|e| anyhow!(e))?;
-        let channel =
-            control::transport::connect(&path).await.with_context(|| format!("no engine at {url}"))?;
         let meant = Meant { volume: target.volume.clone(), instance: target.instance.clone() };
+        let channel = match target.url.as_deref().filter(|url| !url.is_empty()) {
+            Some(url) => reach(url).await?,
+            // Longhorn's own place, for lines that were written for it.
+            None => reach(LONGHORNS_URL).await.context(
+                "where is the engine? name its control socket: --url unix:ROOT/run/VOLUME-e-0.grpc.sock",
+            )?,
+        };
         Ok(Self {
             engine: ControllerServiceClient::with_interceptor(channel.clone(), meant.clone()),
             operations: VolumeOperationsClient::with_interceptor(channel, meant),
@@ -155,13 +156,36 @@ impl Line {
     }
 }
 
+/// Where Longhorn's engines listen, and its command line looks.
+const LONGHORNS_URL: &str = "http://localhost:9501";
+
+/// The engine at a unix socket, or on TCP without encryption, as Longhorn's command line has it.
+async fn reach(url: &str) -> Result<Channel> {
+    let nobody = || format!("no engine at {url}");
+    if url.starts_with("unix:") {
+        let path = unix_address(url).map_err(|e| anyhow!(e))?;
+        return control::transport::connect(&path).await.with_context(nobody);
+    }
+    if url.starts_with("https:") {
+        bail!(
+            "certificates are not shown here: ask the engine at its control socket, on its own host: --url unix:PATH"
+        );
+    }
+    let address =
+        ["http://", "tcp://", "tcp:"].iter().find_map(|scheme| url.strip_prefix(scheme)).unwrap_or(url);
+    if !address.contains(':') {
+        bail!("{url:?} is neither unix:PATH nor ADDRESS:PORT");
+    }
+    control::transport::connect_in_the_open(address).await.with_context(nobody)
+}
+
 /// An address as the engine has it: Longhorn writes `tcp://ADDRESS:PORT`.
 fn as_listed(address: &str) -> String {
     address.strip_prefix("tcp://").map_or_else(|| address.to_owned(), |rest| format!("tcp:{rest}"))
 }
 
 /// The control socket of the replica with this data socket: both are named after it.
-fn control_socket(data: &Path) -> PathBuf {
+pub(super) fn control_socket(data: &Path) -> PathBuf {
     data.with_extension("grpc.sock")
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use control::host::{MapKey, SNAPSHOT_COUNT, unfinished_copy};
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
+use control::transport::Front;
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -18,8 +19,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
 use super::as_longhorn::{self, ReplicaFlags, wrong};
-use super::engine_line::Target;
-use crate::arguments::{Realtime, process_name, size_or_none, snapshot_name, unix_address, volume_name};
+use super::engine_line::{Target, control_socket};
+use super::front;
+use crate::arguments::{Realtime, control_address, process_name, size_or_none, snapshot_name, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
@@ -53,13 +55,16 @@ pub struct ReplicaArgs {
     /// Name of the replica
     #[arg(long, value_parser = process_name, value_name = "NAME")]
     pub replica_instance_name: String,
-    /// Where to listen for control (gRPC)
-    #[arg(long, value_parser = unix_address, value_name = "unix:PATH")]
-    pub listen: PathBuf,
+    /// Where to listen for control (gRPC): unix:PATH, or on TCP ADDRESS:PORT, with --tls-dir or --insecure
+    #[arg(long, value_parser = control_address, value_name = "ADDRESS")]
+    pub listen: Address,
+    /// On TCP obey whoever has a certificate of ca.crt; tls.crt and tls.key are the own ones [default: /tls-files, if there]
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Where to listen for the engine: unix:PATH or tcp:ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub data_listen: Address,
-    /// Listen on TCP without encryption
+    /// Listen on TCP without encryption; with --listen on TCP and no --tls-dir, obey whoever reaches it
     #[arg(long)]
     pub insecure: bool,
     /// The volume's key, 32 bytes
@@ -83,6 +88,7 @@ impl ReplicaArgs {
     /// With what Longhorn's command line says before the word `replica`.
     pub(super) fn of(mut self, target: &Target) -> Self {
         self.as_longhorn.heed();
+        front::check("replica", &self.listen, self.tls_dir.as_deref(), self.insecure);
         if self.volume_name.is_none() && !target.volume.is_empty() {
             match volume_name(&target.volume) {
                 Ok(name) => self.volume_name = Some(name),
@@ -114,7 +120,10 @@ impl ReplicaArgs {
             option("clone-from", directory.display().to_string());
             option("clone-snapshot", snapshot.clone());
         }
-        option("listen", format!("unix:{}", self.listen.display()));
+        option("listen", self.listen.to_string());
+        if let Some(directory) = &self.tls_dir {
+            option("tls-dir", directory.display().to_string());
+        }
         option("data-listen", self.data_listen.to_string());
         option("key-file", self.key_file.display().to_string());
         if let Some(when) = self.realtime {
@@ -170,11 +179,16 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     super::memory::prepare(args.realtime.unwrap_or_default(), journal, move |short| {
         told.set_memory_short(short);
     });
+    let usual = match &args.data_listen {
+        Address::Unix(data) => Some(control_socket(data)),
+        Address::Tcp(_) => None,
+    };
+    let fronts = front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)?;
     let face = std::thread::Builder::new().name("grpc".into());
-    face.spawn(move || match serve_control(&args, &status) {
+    face.spawn(move || match serve_control(&args, &fronts, &status) {
         Ok(()) => status.stop(),
         // The data goes on without its control socket; what asks for the status is told that nobody answers.
-        Err(e) => tracing::error!("control socket {}: {e:#}", args.listen.display()),
+        Err(e) => tracing::error!("control socket {}: {e:#}", args.listen),
     })
     .context("a thread for the control socket")?;
     serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
@@ -225,7 +239,7 @@ const fn is_final(e: &ServeError) -> bool {
 }
 
 /// Answers on the control socket until the process is asked to end.
-fn serve_control(args: &ReplicaArgs, status: &Status) -> Result<()> {
+fn serve_control(args: &ReplicaArgs, fronts: &[Front], status: &Status) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -235,8 +249,7 @@ fn serve_control(args: &ReplicaArgs, status: &Status) -> Result<()> {
             tokio::time::sleep(STARTING).await;
         }
         let handle = Arc::new(Handle(status.clone()));
-        let served =
-            control::replica::serve(&args.listen, args.volume(), &args.replica_instance_name, handle);
+        let served = control::replica::serve_at(fronts, args.volume(), &args.replica_instance_name, handle);
         tokio::select! {
             ended = served => Ok(ended?),
             _ = terminate.recv() => Ok(()),
@@ -336,7 +349,8 @@ mod tests {
             clone_snapshot: None,
             volume_name: Some("demo".into()),
             replica_instance_name: "demo-r-0a1b2c3d".into(),
-            listen: "/r/run/demo-r-0a1b2c3d.grpc.sock".into(),
+            listen: Address::Unix("/r/run/demo-r-0a1b2c3d.grpc.sock".into()),
+            tls_dir: Some("/tls".into()),
             data_listen: Address::Unix("/r/run/demo-r-0a1b2c3d.sock".into()),
             insecure: false,
             key_file: "/r/volumes/demo/key".into(),

@@ -28,7 +28,7 @@ pub(super) use source::Source;
 use super::ControllerArgs;
 use super::face::{Reply, Shown};
 use super::queues::{DEPTH, Devices, Notice, Queues};
-use super::run::{CARE, LAST_ANSWER, queue_count, serve_face};
+use super::run::{CARE, LAST_ANSWER, fronts, queue_count, serve_face};
 use super::show::{HideError, Show, Wish};
 use crate::daemon::GivesUp;
 
@@ -103,7 +103,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
         obstacles,
         ends: ends_sender,
     };
-    serve_face(args, name, Arc::new(face))?;
+    serve_face(fronts(args, name)?, name, Arc::new(face))?;
     Life { size, news, ends, mailboxes, queues, show, shown }.live()
 }
 

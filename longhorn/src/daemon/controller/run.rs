@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use control::authority::RemoteAuthority;
 use control::engine::{EngineControl, EngineError};
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
+use control::transport::Front;
 use crossbeam_channel::{Receiver, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
@@ -27,7 +28,7 @@ use super::show::{self, HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
-use crate::daemon::{GivesUp, freeze, memory};
+use crate::daemon::{GivesUp, freeze, front, memory};
 use crate::generation;
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
@@ -60,6 +61,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     }
     let (replicas, limits) = configured(args, &root)?;
     check_open(args, &replicas)?;
+    let fronts = fronts(args, &name)?;
     let (generation, authority) = authority(args, &replicas)?;
     let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (handle, parts, events) =
@@ -86,7 +88,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         root,
         progress: progress.clone(),
     };
-    serve_face(args, &name, Arc::new(face))?;
+    serve_face(fronts, &name, Arc::new(face))?;
     let volume = args.volume.clone();
     let relays = args.relay_listen.clone().zip(queues.to_relays());
     let relays = relays.map(|(address, to_relays)| Relays::new(address, &volume, key, to_relays));
@@ -240,17 +242,23 @@ pub(super) fn queue_count(args: &ControllerArgs) -> u8 {
     u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
 }
 
-/// Starts the thread that answers on the control socket and hears signals.
-pub(super) fn serve_face(args: &ControllerArgs, instance: &str, face: Arc<dyn EngineControl>) -> Result<()> {
-    let (socket, instance) = (args.listen.clone(), instance.to_owned());
+/// Where the engine, or a relay, answers.
+pub(super) fn fronts(args: &ControllerArgs, instance: &str) -> Result<Vec<Front>, GivesUp> {
+    let usual = Root::at(&args.root).ok().map(|root| root.control_socket(instance));
+    front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)
+}
+
+/// Starts the thread that answers there and hears signals.
+pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn EngineControl>) -> Result<()> {
+    let instance = instance.to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
         runtime.block_on(async {
             tokio::select! {
-                ended = control::engine::serve(&socket, &instance, Arc::clone(&face)) => {
+                ended = control::engine::serve_at(&fronts, &instance, Arc::clone(&face)) => {
                     // The volume goes on without; who asks for its status is told that nobody answers.
                     if let Err(e) = ended {
-                        tracing::error!("control socket {}: {e}", socket.display());
+                        tracing::error!("control socket: {e}");
                     }
                 }
                 ended = hear_signals(&*face) => {

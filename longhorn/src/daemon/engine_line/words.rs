@@ -10,7 +10,7 @@ use crate::arguments::label;
 /// Where the engine is, and who it should be.
 #[derive(Clone, Debug, clap::Args)]
 pub(in crate::daemon) struct Target {
-    /// The engine's control socket: unix:PATH
+    /// The engine's control socket: unix:PATH, or on TCP ADDRESS:PORT, without encryption [default: localhost:9501]
     #[arg(long, env = "LONGHORN_URL", value_name = "URL")]
     pub(in crate::daemon) url: Option<String>,
     /// Refuse an engine of another volume
