@@ -650,3 +650,44 @@ fn a_replica_whose_directory_is_damaged_is_replaced_as_told() {
     host.refused(&["snapshot", "create", volume, "two"], "--snapshot-max-count N");
     host.ok(&["down", volume]);
 }
+
+/// Nobody can flush it any more. It is stopped all the same, whoever stopped it hears of it, and the next start has all of it.
+#[test]
+fn a_volume_without_replicas_is_stopped_and_said_not_to_be_flushed() {
+    let Some(host) = Host::new("unflushed") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&[
+        "up",
+        volume,
+        "--size",
+        "16MiB",
+        "--replicas",
+        "1",
+        "--frontend",
+        "none",
+        "--io-timeout",
+        "77",
+    ]);
+    let up = host.wait("healthy", is_healthy);
+    // Its disk goes away with its process: the next manager cannot start it again.
+    let lock = std::fs::read_to_string(host.dir.path().join("run/instance-manager.lock")).unwrap();
+    kill_9(lock.lines().next().unwrap().parse().unwrap());
+    let place = PathBuf::from(up["replicas"][0]["path"].as_str().unwrap());
+    let away = place.with_extension("away");
+    std::fs::rename(&place, &away).unwrap();
+    std::fs::write(&place, "in the way").unwrap();
+    kill_9(pid(&up["replicas"][0]["pid"]));
+    let left = host.wait("it is seen", |s| s["robustness"] == "faulted" && s["remark"] != "");
+    assert!(left["remark"].as_str().unwrap().contains("77 s at most (--io-timeout)"), "{left:#}");
+
+    host.refused(&["down", volume], "is down, but not flushed (stopped without closing the replicas");
+    let down = host.status();
+    assert_eq!((&down["state"], &down["replicas"][0]["pid"]), (&"detached".into(), &Value::Null));
+    let noted = host.run(&["up", "--all"]);
+    assert!(!String::from_utf8(noted.stdout).unwrap().contains(volume), "it is noted as down");
+    std::fs::remove_file(&place).unwrap();
+    std::fs::rename(&away, &place).unwrap();
+    host.ok(&["up", volume]);
+    host.wait("healthy again", is_healthy);
+    host.ok(&["down", volume]);
+}

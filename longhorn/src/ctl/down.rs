@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
-use control::manager::ProcessRecord;
+use control::manager::{ProcessId, ProcessRecord};
 use control::transport::is_gone;
+use tonic::Code;
 
 use super::args::{DownArgs, Output};
 use super::manager::Manager;
@@ -19,6 +20,9 @@ use crate::tell::tell;
 
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
+
+/// How long an engine that has said how it ends may take to do so.
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// How often is asked whether a device is still in use, which looks at every process.
 const LOOK: Duration = Duration::from_millis(200);
@@ -66,7 +70,12 @@ async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress)
     let root = &context.root;
     let (_lock, record) = lock::volume(root, volume)?;
     let was_up = has_processes(root, &record)? && !engine::is_left_over(root, &record)?;
-    stop(context, &record, progress).await?;
+    let unclean = match stop(context, &record, progress).await {
+        Ok(()) => None,
+        Err(e) if has_processes(root, &record).unwrap_or(true) => return Err(e),
+        // It is down, though not as it should be, and is noted as such.
+        Err(e) => Some(e),
+    };
     match how.for_now {
         // Of a program that noted nothing; without a note the volume is only not started by itself.
         true if was_up => record.note_up(root),
@@ -74,6 +83,9 @@ async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress)
         false => record.note_down(root),
     }
     .with_context(|| format!("volume {volume} is down, but its note for `up --all` stays as it was"))?;
+    if let Some(e) = unclean {
+        return Err(e);
+    }
     // It may have been behind its engine.
     observe(root, &VolumeRecord::load(root, volume)?).await
 }
@@ -97,13 +109,17 @@ async fn wait_until_unused(
 }
 
 /// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock.
+///
+/// # Errors
+/// Also of a volume that is down then, but could not be flushed.
 pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mut Progress) -> Result<()> {
     let (root, volume) = (&context.root, &record.name);
+    let mut unclean = None;
     if has_processes(root, record)? {
         let mut manager = Manager::ensure(root).await?;
         let engine = engine_name(volume);
         if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
-            shut_down(context, volume, progress).await?;
+            unclean = shut_down(context, volume, progress).await?;
         }
         progress.say("stopping the processes");
         manager.end(&[engine]).await?;
@@ -111,29 +127,40 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
         manager.end(&replicas).await?;
     }
     // A volume of this name that is up under another root has a device of its own.
-    if let Err(LiveError::Elsewhere { .. }) = LiveDirs::default().check_free(volume, root) {
-        return Ok(());
+    if !matches!(LiveDirs::default().check_free(volume, root), Err(LiveError::Elsewhere { .. })) {
+        device::release(volume, root)?;
     }
-    device::release(volume, root)
+    match unclean {
+        None => Ok(()),
+        Some(why) => bail!(
+            "volume {volume} is down, but not flushed ({why}): the next `longhornctl up {volume}` repairs what its replicas may differ by"
+        ),
+    }
 }
 
-/// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs.
-async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<()> {
-    let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(()) };
+/// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs. `Some`: it has ended,
+/// and could not do so cleanly, which says why.
+async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<Option<String>> {
+    let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(None) };
+    let unasked = || device::check_unused(&device_of(volume)).map(|()| None);
     let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
-        Ok(Err(status)) if is_gone(&status) => return device::check_unused(&device_of(volume)),
+        Ok(Err(status)) if is_gone(&status) => return unasked(),
         Ok(view) => view.context("the engine does not answer")?.into_inner(),
-        Err(_) => return device::check_unused(&device_of(volume)),
+        Err(_) => return unasked(),
     };
     if !view.device.is_empty() {
         device::check_unused(Path::new(&view.device))?;
     }
     engine::note_size(&context.root, volume, &view)?;
+    let process = ProcessRecord::load(&context.root, &engine_name(volume))?.and_then(|record| record.process);
     progress.say("flushing");
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(_)) => Ok(None),
         // It ended before its answer was through: what counts is that it is gone.
-        Ok(Err(status)) if is_gone(&status) => Ok(()),
+        Ok(Err(status)) if is_gone(&status) => Ok(None),
+        Ok(Err(status)) if status.code() == Code::Internal && has_ended(process).await => {
+            Ok(Some(status.message().to_owned()))
+        }
         Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
         Err(_) => bail!(
             "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
@@ -141,4 +168,17 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
             if view.waiting_for.is_empty() { String::new() } else { format!(" ({})", view.waiting_for) }
         ),
     }
+}
+
+/// True if the engine's process is gone, or soon: it has taken the volume away and cannot do more. Its manager may have started
+/// another one meanwhile, if that one was not its own child.
+async fn has_ended(process: Option<ProcessId>) -> bool {
+    let until = Instant::now() + LAST_WORD;
+    while process.as_ref().is_some_and(ProcessId::is_alive) {
+        if Instant::now() > until {
+            return false;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    true
 }

@@ -29,6 +29,19 @@ fn no_space(volume: &str) -> String {
     )
 }
 
+/// What an engine says that no replica answers, or fewer than the quorum wants.
+const TOO_FEW: &str = "too few replicas are left";
+
+/// The same, with what becomes of requests.
+fn outage(io_timeout_seconds: u64) -> String {
+    match io_timeout_seconds {
+        0 => format!("{TOO_FEW}: requests wait for them, however long it takes"),
+        seconds => {
+            format!("{TOO_FEW}: requests wait for them, {seconds} s at most (--io-timeout), and fail then")
+        }
+    }
+}
+
 /// What is said of a volume whose clients have lost something, as long as they have it open.
 const LOST: &str = "the hosts of all its replicas lost their power, and what was written and not flushed before may be lost: flushes \
     failed, or will. Unmount and mount a file system on it, or start what uses it anew";
@@ -175,6 +188,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
                 "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
                 record.name
             ),
+            remark if remark == TOO_FEW => outage(record.io_timeout_seconds),
             remark => remark,
         },
     };
