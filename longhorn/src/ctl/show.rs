@@ -1,7 +1,7 @@
 //! `ls` and `status`.
 
 use anyhow::{Result, bail};
-use control::host::VolumeRecord;
+use control::host::{Root, VolumeRecord};
 use lh_block::{Generation, format_size};
 
 use super::Context;
@@ -11,16 +11,17 @@ use super::output::{print, print_json, print_table, table, table_with_prose};
 use crate::tell::tell;
 
 pub(super) async fn list(context: &Context) -> Result<()> {
-    let (mut views, mut broken) = (Vec::new(), 0);
+    let (mut records, mut broken) = (Vec::new(), 0);
     for name in VolumeRecord::list(&context.root)? {
         match VolumeRecord::load(&context.root, &name) {
-            Ok(record) => views.push(observe(&context.root, &record).await?),
+            Ok(record) => records.push(record),
             Err(e) => {
                 tell!("error: {e}");
                 broken += 1;
             }
         }
     }
+    let views = observe_all(&context.root, records).await?;
     match context.output {
         Output::Json => print_json(&views)?,
         Output::Table if views.is_empty() && broken == 0 => {
@@ -35,6 +36,20 @@ pub(super) async fn list(context: &Context) -> Result<()> {
         bail!("{broken} of {} volumes cannot be read", views.len() + broken);
     }
     Ok(())
+}
+
+/// What each of these volumes is like, looked at all at once: however many engines do not answer, they are waited for once.
+async fn observe_all(root: &Root, records: Vec<VolumeRecord>) -> Result<Vec<VolumeView>> {
+    let look = |record: VolumeRecord| {
+        let root = root.clone();
+        tokio::spawn(async move { observe(&root, &record).await })
+    };
+    let looks: Vec<_> = records.into_iter().map(look).collect();
+    let mut views = Vec::new();
+    for look in looks {
+        views.push(look.await??);
+    }
+    Ok(views)
 }
 
 fn print_list(views: &[VolumeView]) -> Result<()> {
@@ -139,7 +154,40 @@ pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    use control::host::engine_name;
+    use control::manager::ProcessId;
+
+    use super::super::observe::ANSWER_PATIENCE;
     use super::*;
+
+    /// Engines that hang: they are there, and say nothing.
+    #[tokio::test]
+    async fn many_engines_that_do_not_answer_are_waited_for_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let own = serde_json::to_value(ProcessId::of(std::process::id()).unwrap().unwrap()).unwrap();
+        let (mut records, mut listeners) = (Vec::new(), Vec::new());
+        for name in ["a", "b", "c", "d", "e"] {
+            let (mut record, engine) = (VolumeRecord::new(name, 1 << 30), engine_name(name));
+            record.add_replica(&root).unwrap();
+            record.create(&root).unwrap();
+            let process = serde_json::json!({"format": 1, "name": engine, "binary": "", "args": [], "uuid": "1",
+                "state": "running", "process": own});
+            std::fs::write(root.process(&engine), process.to_string()).unwrap();
+            listeners.push(UnixListener::bind(root.control_socket(&engine)).unwrap());
+            records.push(record);
+        }
+        let begun = Instant::now();
+        let views = observe_all(&root, records).await.unwrap();
+        let took = begun.elapsed();
+        assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
+        assert!(views.iter().all(|v| v.state == "attaching" && !v.remark.is_empty()), "{views:#?}");
+        assert!(took >= ANSWER_PATIENCE && took < ANSWER_PATIENCE * 4, "{took:?}");
+    }
 
     #[test]
     fn options_are_told_as_up_takes_them() {
