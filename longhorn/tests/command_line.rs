@@ -274,6 +274,23 @@ fn words_of_longhorns_engine_are_refused_with_what_to_use_instead() {
     }
 }
 
+/// What an engine with certificates does to who shows none.
+#[test]
+fn an_address_that_breaks_connections_off_is_told_as_one_that_may_want_certificates() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    for url in [address.clone(), format!("http://{address}")] {
+        let refused = run(PROGRAM, &["--url", &url, "info"]);
+        let said = text(&refused.stderr);
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(1), 0), "{said}");
+        assert!(said.contains("wants certificates") && said.contains("--url unix:PATH"), "{said}");
+    }
+    // Longhorn's own place is where it looks by itself, and nobody is there.
+    let nowhere = text(&run(PROGRAM, &["info"]).stderr);
+    assert!(nowhere.contains("localhost:9501") && nowhere.contains("--url unix:ROOT/run/"), "{nowhere}");
+}
+
 /// Nobody has given the option that it stands for.
 #[test]
 fn a_variable_that_is_set_and_empty_is_named() {

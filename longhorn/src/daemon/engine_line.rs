@@ -69,7 +69,8 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async { Line::connect(target).await?.carry_out(command).await })
+            let done = runtime.block_on(async { Line::connect(target).await?.carry_out(command).await });
+            done.map_err(|e| if is_broken_off(target, &e) { e.context(WANTS_CERTIFICATES) } else { e })
         }
     }
 }
@@ -158,6 +159,17 @@ impl Line {
 
 /// Where Longhorn's engines listen, and its command line looks.
 const LONGHORNS_URL: &str = "http://localhost:9501";
+
+/// What an address that ends a connection without a word may be.
+const WANTS_CERTIFICATES: &str = "the connection was broken off, as by an engine that wants certificates: ask that one at its control \
+    socket, on its own host: --url unix:PATH";
+
+/// True of an address on TCP that hears nobody.
+fn is_broken_off(target: &Target, e: &anyhow::Error) -> bool {
+    let is_on_tcp = target.url.as_deref().is_none_or(|url| !url.starts_with("unix:"));
+    let mut causes = e.chain().filter_map(|cause| cause.downcast_ref::<Status>());
+    is_on_tcp && causes.any(control::transport::is_gone)
+}
 
 /// The engine at a unix socket, or on TCP without encryption, as Longhorn's command line has it.
 async fn reach(url: &str) -> Result<Channel> {
