@@ -291,6 +291,20 @@ fn an_address_that_breaks_connections_off_is_told_as_one_that_may_want_certifica
     assert!(nowhere.contains("localhost:9501") && nowhere.contains("--url unix:ROOT/run/"), "{nowhere}");
 }
 
+#[test]
+fn an_engine_of_no_volume_says_how_to_make_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let listen = format!("unix:{}", dir.path().join("e.sock").display());
+    let root = dir.path().to_str().unwrap();
+    let refused = run(PROGRAM, &["controller", "--root", root, "--listen", &listen, "no-such-volume-at-all"]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("`longhornctl up no-such-volume-at-all --size SIZE`") && said.contains(root),
+        "{said}"
+    );
+}
+
 /// Nobody has given the option that it stands for.
 #[test]
 fn a_variable_that_is_set_and_empty_is_named() {

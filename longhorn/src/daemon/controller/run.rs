@@ -110,9 +110,13 @@ fn authority(
     replicas: &[(String, Address)],
 ) -> Result<(Generation, Box<dyn engine::Authority>)> {
     let Some(directory) = &args.authority else {
-        return Err(
-            GivesUp("an engine needs --authority: the directory of its volume's record".to_owned()).into()
+        let text = format!(
+            "there is no volume {0} below the root {1}: `longhornctl up {0} --size SIZE` makes one, or name its record's directory with \
+             --authority DIR",
+            args.volume,
+            args.root.display()
         );
+        return Err(GivesUp(text).into());
     };
     if let Some(socket) = directory.to_str().and_then(|d| d.strip_prefix("unix:")) {
         let Some(generation) = args.generation else {
