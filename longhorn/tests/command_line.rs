@@ -248,6 +248,19 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
     assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
 }
 
+/// What else a replica's line has.
+const REPLICA: &[&str] = &[
+    "--replica-instance-name",
+    "r",
+    "--listen",
+    "unix:/never.sock",
+    "--data-listen",
+    "unix:/never.data.sock",
+    "--key-file",
+    "/never",
+    "/never",
+];
+
 /// Scripts that were written for Longhorn's engine are told at the line that does not work, whatever it says besides.
 #[test]
 fn words_of_longhorns_engine_are_refused_with_what_to_use_instead() {
@@ -265,6 +278,11 @@ fn words_of_longhorns_engine_are_refused_with_what_to_use_instead() {
         (&["add", "--restore", "--size", "1g", "unix:/r.sock"], "backups are not built"),
         (&["update", "--mode", "RO", "unix:/r.sock"], "WO, RW and ERR"),
         (&["unmap-mark-snap-chain-removed"], "--enable and --disable"),
+        (
+            &[&["--volume-name", "one", "replica", "--volume-name", "other"], REPLICA].concat(),
+            "--volume-name one before `replica` and --volume-name other behind it",
+        ),
+        (&[&["replica"], REPLICA].concat(), "needs --volume-name"),
     ] {
         let refused = run(PROGRAM, args);
         let said = text(&refused.stderr);

@@ -89,14 +89,19 @@ impl ReplicaArgs {
     pub(super) fn of(mut self, target: &Target) -> Self {
         self.as_longhorn.heed();
         front::check("replica", &self.listen, self.tls_dir.as_deref(), self.insecure);
-        if self.volume_name.is_none() && !target.volume.is_empty() {
-            match volume_name(&target.volume) {
+        match (&self.volume_name, target.volume.as_str()) {
+            (None, "") => wrong("replica", "a replica needs --volume-name: the name of its volume"),
+            (Some(own), before) if !before.is_empty() && before != own => {
+                let text = format!(
+                    "--volume-name {before} before `replica` and --volume-name {own} behind it are not one"
+                );
+                wrong("replica", &text);
+            }
+            (Some(_), _) => {}
+            (None, before) => match volume_name(before) {
                 Ok(name) => self.volume_name = Some(name),
                 Err(e) => wrong("replica", &e.to_string()),
-            }
-        }
-        if self.volume_name.is_none() {
-            wrong("replica", "a replica needs --volume-name: the name of its volume");
+            },
         }
         self
     }
