@@ -691,3 +691,24 @@ fn a_volume_without_replicas_is_stopped_and_said_not_to_be_flushed() {
     host.wait("healthy again", is_healthy);
     host.ok(&["down", volume]);
 }
+
+/// What is at the place of a disk that is not mounted is the host's own, and is not filled.
+#[test]
+fn a_replica_whose_disk_is_missing_waits_for_it() {
+    let Some(host) = Host::new("unmounted") else { return };
+    let volume = host.volume.as_str();
+    let disk = tempfile::tempdir().unwrap();
+    let (place, away) = (disk.path().join("replica"), disk.path().join("away"));
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["replica", "add", volume, "--dir", place.to_str().unwrap()]);
+    host.ok(&["down", volume]);
+    std::fs::rename(&place, &away).unwrap();
+    host.ok(&["up", volume]);
+    let remark = |s: &Value| s["replicas"][1]["remark"].as_str().unwrap().to_owned();
+    let missing = host.wait("it is told", |s| remark(s).contains("mount its disk"));
+    assert!(remark(&missing).contains("replica rm") && missing["robustness"] == "degraded", "{missing:#}");
+    assert!(!place.exists(), "nothing is made in its place");
+    std::fs::rename(&away, &place).unwrap();
+    host.wait("it is back", is_healthy);
+    host.ok(&["down", volume]);
+}

@@ -167,7 +167,9 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
     });
     let mut replicas: Vec<ReplicaView> = replicas.collect();
-    name_a_way_back(&record.name, &mut replicas);
+    if engine.is_some() {
+        name_a_way_back(root, &record.name, &mut replicas);
+    }
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
@@ -218,15 +220,26 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     })
 }
 
-/// A replica that has given up starts from nothing as another one, where others hold what it did.
-fn name_a_way_back(volume: &str, replicas: &mut [ReplicaView]) {
-    if !replicas.iter().any(|r| r.mode == "RW" && !r.has_given_up) {
+/// A replica that has given up, or whose disk is gone, starts from nothing as another one, where others hold what it did. One whose
+/// directory below the root is gone is made anew by itself.
+fn name_a_way_back(root: &Root, volume: &str, replicas: &mut [ReplicaView]) {
+    let own = root.replicas();
+    let is_lost =
+        |r: &ReplicaView| r.has_given_up || r.mode != "RW" && !r.path.starts_with(&own) && !r.path.exists();
+    if !replicas.iter().any(|r| r.mode == "RW" && !is_lost(r)) {
         return;
     }
-    for replica in replicas.iter_mut().filter(|r| r.has_given_up) {
+    for replica in replicas.iter_mut().filter(|r| is_lost(r)) {
+        let why = match replica.path.exists() {
+            true => replica.remark.clone(),
+            false => format!(
+                "{} is not there: mount its disk, and it comes back by itself",
+                replica.path.display()
+            ),
+        };
         let step = format!(
-            "{}. `longhornctl replica rm {volume} {}` and `longhornctl replica add {volume}` put a new one in its place",
-            replica.remark, replica.name
+            "{why}. `longhornctl replica rm {volume} {}` and `longhornctl replica add {volume}` put a new one in its place",
+            replica.name
         );
         replica.remark = next_step::complete(&step).into_owned();
     }
@@ -380,6 +393,8 @@ impl LastModes {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn replica(mode: &'static str) -> ReplicaView {
@@ -404,10 +419,15 @@ mod tests {
 
     #[test]
     fn of_a_replica_that_has_given_up_the_way_back_is_told_where_there_is_one() {
-        let gone =
-            || ReplicaView { remark: "volume.meta is not JSON".into(), has_given_up: true, ..replica("ERR") };
+        let root = Root::unresolved(Path::new("/var/r"));
+        let gone = || ReplicaView {
+            remark: "volume.meta is not JSON".into(),
+            has_given_up: true,
+            path: "/".into(),
+            ..replica("ERR")
+        };
         let mut beside_another = [gone(), replica("RW")];
-        name_a_way_back("demo", &mut beside_another);
+        name_a_way_back(&root, "demo", &mut beside_another);
         let said = &beside_another[0].remark;
         assert!(
             said.starts_with("volume.meta is not JSON. `longhornctl replica rm demo demo-r-1`"),
@@ -417,9 +437,18 @@ mod tests {
             said.contains("`longhornctl replica add demo`") && beside_another[1].remark.is_empty(),
             "{said}"
         );
+        let mut missing = [replica("ERR"), replica("RW")];
+        name_a_way_back(&root, "demo", &mut missing);
+        let said = &missing[0].remark;
+        assert!(said.contains("/r/replicas/demo-1 is not there: mount its disk"), "{said}");
+        assert!(missing[1].remark.is_empty(), "one that serves has its files, whatever their names are");
+        let own = || ReplicaView { path: root.replica("demo", "1"), ..replica("ERR") };
+        let mut comes_back = [own(), replica("RW")];
+        name_a_way_back(&root, "demo", &mut comes_back);
+        assert_eq!(comes_back[0].remark, "");
         // Nobody is told to delete the last copy.
         let mut alone = [gone(), replica("ERR")];
-        name_a_way_back("demo", &mut alone);
+        name_a_way_back(&root, "demo", &mut alone);
         assert_eq!(alone[0].remark, "volume.meta is not JSON");
     }
 

@@ -295,7 +295,13 @@ pub(super) async fn start(
     let given_up = given_up(manager, record, &engine).await?;
     manager.end(&given_up).await?;
     for replica in &record.replicas {
-        manager.create(&replica.name, replica_args(root, record, replica).command_line()).await?;
+        let mut args = replica_args(root, record, replica);
+        // One that lies elsewhere was made when it was added. If it is missing now its disk is not mounted, and what is at its place
+        // meanwhile is no disk to fill.
+        if !replica.directory.starts_with(root.replicas()) {
+            args.size = None;
+        }
+        manager.create(&replica.name, args.command_line()).await?;
     }
     if manager.list().await?.contains_key(&engine) {
         return Ok(());
