@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lh_block::Instance;
 use lh_wire::{ChainOp, Control, Header, OpCode, Status, Verified, flags};
 use replica::store::LayerChecksums;
-use serve_client::{Client, MIB, SIZE, Server, pattern, places, session};
+use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
 
 const BLOCK: u64 = 4096;
 
@@ -130,13 +130,11 @@ fn a_rotten_block_is_not_answered_and_its_repair_is_believed() {
         assert_eq!((status, bits), (Status::Ok, 1), "the first of 32 parts");
         // Who does not ask gets what is there, as always.
         assert_ne!(c.read(3 * BLOCK, 4096), &data[3 * 4096..4 * 4096]);
-        // In a chunk that is marked a checksum says nothing.
+        // What the process itself marks it knows: a checksum counts in a chunk that is being written, too.
         assert_eq!(c.write(SIZE / 2, &data[..4096]), Status::Ok);
         assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
-        assert_eq!(verify(&mut c, 3), UNKNOWN);
-        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Ok);
-        settle(&mut c, &directory);
         assert_eq!(verify(&mut c, 3), ROTTEN);
+        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Rotten);
         // The repair: what was there, put back. Two at once, and reads beside them.
         let images = [3, 4].map(|n: u64| {
             let from = usize::try_from(n * BLOCK).unwrap();
@@ -156,6 +154,39 @@ fn a_rotten_block_is_not_answered_and_its_repair_is_believed() {
         assert!(status == Status::Ok && bytes[3 * 4096..4 * 4096] == data[3 * 4096..4 * 4096]);
         drop(c);
         server.stop();
+    }
+}
+
+/// Not a test by itself: what [`Killable`] runs.
+#[test]
+fn child() {
+    serve_if_child();
+}
+
+/// Where the process before was writing, the disk may have anything until the members are made equal.
+#[test]
+fn a_checksum_says_nothing_in_a_chunk_that_was_found_marked() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, c, data)) = sample(place.path()) else { continue };
+        drop(c);
+        server.stop();
+        rot(&directory, 3);
+        let server = Killable::start(place.path(), "child");
+        let mut c = session(&server.socket, 2, 1);
+        assert_eq!(verify(&mut c, 3), ROTTEN, "a clean close leaves no marks");
+        assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
+        assert_eq!(verify(&mut c, 3), ROTTEN);
+        drop(c);
+        server.kill();
+        let server = Killable::start(place.path(), "child");
+        let mut c = session(&server.socket, 3, 2);
+        assert_eq!(verify(&mut c, 3), UNKNOWN);
+        assert_eq!(checked(&mut c, OpCode::Read, b"").0, Status::Ok);
+        assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
+        assert_eq!(verify(&mut c, 3), UNKNOWN, "it is written again, and still in doubt");
+        settle(&mut c, &directory);
+        assert_eq!(verify(&mut c, 3), ROTTEN);
     }
 }
 

@@ -1,5 +1,5 @@
 //! Comparing what is read of snapshot layers with their checksums on record. A block in a chunk that the intent bitmap
-//! marks may be what a power cut left of it: there a checksum says nothing.
+//! marked when the directory was opened may be what a power cut left of it: there a checksum says nothing until the mark is taken back.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ impl Checksums {
     ) -> Vec<(u64, Verdict)> {
         let Some(sums) = self.of(store, layer) else { return Vec::new() };
         let block = |n: usize| offset + n as u64 * BLOCK;
-        let judge = |(n, sum): (usize, &BlockSum)| match store.is_marked(block(n)) {
+        let judge = |(n, sum): (usize, &BlockSum)| match store.was_found_marked(block(n)) {
             true => (n as u64, Verdict::Unknown),
             false => (n as u64, sums.verdict(block(n) / BLOCK, *sum)),
         };
@@ -178,7 +178,7 @@ impl Server {
 
     /// The layer has checksums that count, and these blocks (offset, crc32c) of it are what they say.
     pub(super) fn are_sound(&mut self, layer: LayerNo, own: &[(u64, u32)]) -> bool {
-        let marked = own.iter().any(|(at, _)| self.store.is_marked(*at));
+        let marked = own.iter().any(|(at, _)| self.store.was_found_marked(*at));
         let Some(sums) = self.checksums.while_put(&self.store, layer).filter(|_| !marked) else {
             return false;
         };

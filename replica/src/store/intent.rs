@@ -47,6 +47,9 @@ pub(super) struct Intent {
     chunk: u64,
     /// Bit n % 8 of byte n / 8, cut into pages of [`BITS`] bytes.
     bits: Vec<u8>,
+    /// Marks that were found there, likewise, and were not taken back since: what the disk has in their chunks may not be what was
+    /// written. What this process marks it knows.
+    found: Vec<u8>,
     /// Pages that the file does not have as they are here.
     changed: BTreeSet<usize>,
     writing: bool,
@@ -71,15 +74,8 @@ impl Intent {
     pub(super) fn new(id: Id, file: Arc<File>, size: u64, chunk: u64, marked: bool) -> Self {
         let pages = size.div_ceil(chunk).div_ceil(PAGE_CHUNKS);
         let bytes = usize::try_from(pages).unwrap_or(0) * BITS;
-        Self {
-            id,
-            file,
-            size,
-            chunk,
-            bits: vec![if marked { 0xff } else { 0 }; bytes],
-            changed: BTreeSet::new(),
-            writing: false,
-        }
+        let bits = vec![if marked { 0xff } else { 0 }; bytes];
+        Self { id, file, size, chunk, found: bits.clone(), bits, changed: BTreeSet::new(), writing: false }
     }
 
     /// Reads the file. `None`: it is none of this volume's, and [`Self::new`] with every chunk marked takes its place.
@@ -113,6 +109,7 @@ impl Intent {
                 self.bits[(number - 1) * BITS..number * BITS].copy_from_slice(&page[..BITS]);
             }
         }
+        self.found.clone_from(&self.bits);
     }
 
     /// A crash between the two steps of an expansion leaves the header of another size. No chunk behind the smaller of
@@ -196,6 +193,7 @@ impl Intent {
             if self.is_marked(n) != on {
                 let place = usize::try_from(n / 8).unwrap_or(usize::MAX);
                 self.bits[place] ^= 1 << (n % 8);
+                self.found[place] &= self.bits[place];
                 self.changed.insert(place / BITS + 1);
             }
         }
@@ -226,8 +224,12 @@ impl Intent {
     }
 
     pub(super) fn is_marked(&self, chunk: u64) -> bool {
-        let byte = usize::try_from(chunk / 8).ok().and_then(|place| self.bits.get(place));
-        byte.is_some_and(|byte| byte & 1 << (chunk % 8) != 0)
+        has(&self.bits, chunk)
+    }
+
+    /// The chunk was marked when the file was read, and is since.
+    pub(super) fn was_found_marked(&self, chunk: u64) -> bool {
+        has(&self.found, chunk)
     }
 
     /// The volume has this size now: chunks and marks stay as they are, and the file is to be written anew.
@@ -235,6 +237,7 @@ impl Intent {
         self.size = size;
         let pages = size.div_ceil(self.chunk).div_ceil(PAGE_CHUNKS);
         self.bits.resize(usize::try_from(pages).unwrap_or(0) * BITS, 0);
+        self.found.resize(self.bits.len(), 0);
     }
 
     /// The marked ranges of the volume, ascending, none touching the next.
@@ -250,6 +253,11 @@ impl Intent {
         }
         ranges
     }
+}
+
+fn has(bits: &[u8], chunk: u64) -> bool {
+    let byte = usize::try_from(chunk / 8).ok().and_then(|place| bits.get(place));
+    byte.is_some_and(|byte| byte & 1 << (chunk % 8) != 0)
 }
 
 /// Writes pages and makes them durable.
@@ -319,6 +327,24 @@ mod tests {
         let pages = intent.clear_all();
         write(&intent.file, &pages).unwrap();
         assert!(again(&intent).unwrap().ranges().is_empty());
+    }
+
+    #[test]
+    fn what_was_found_marked_is_until_it_is_taken_back() {
+        let (_dir, mut intent) = fixture(1 << 30);
+        let chunk = intent.chunk;
+        let [three, four] = [3, 4].map(|n| Extent::new(n * chunk, chunk));
+        intent.mark(three);
+        assert!(intent.is_marked(3) && !intent.was_found_marked(3));
+        let begun = intent.begin().unwrap();
+        write(&intent.file, begun.pages()).unwrap();
+        let mut intent = again(&intent).unwrap();
+        intent.mark(three);
+        intent.mark(four);
+        assert!(intent.was_found_marked(3) && !intent.was_found_marked(4));
+        intent.clear(three);
+        intent.mark(three);
+        assert!(intent.is_marked(3) && !intent.was_found_marked(3));
     }
 
     #[test]

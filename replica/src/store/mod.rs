@@ -43,6 +43,7 @@ mod release;
 mod room;
 mod scrub;
 mod ssync;
+mod states;
 mod survey;
 mod switch;
 #[cfg(test)]

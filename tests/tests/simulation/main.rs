@@ -18,9 +18,10 @@ const SEEDS: u64 = 10_000;
 const BROKEN_MAX: usize = 20;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 27] = [
+const STATES: [&str; 28] = [
     "authority did not answer",
     "block rebuilt",
+    "block rotten",
     "blocks repaired",
     "chunks resolved",
     "engine fenced off",
@@ -192,6 +193,7 @@ sabotage! {
     lent_memory_used_again_before_the_replica_is_heard: returned_unheard true;
     reads_where_blocks_were_once: counters_unseen true;
     reads_in_files_that_are_granted_no_more: grants_endless true;
+    reads_not_compared_with_checksums: reads_unverified true;
     loss_not_noted_for_the_next_engine: loss_not_noted true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
     part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);

@@ -32,24 +32,47 @@ pub(crate) enum Cell {
 
 /// One block of one layer: what would survive a power cut, and what was written since, oldest first.
 #[derive(Clone, Debug, Default)]
-struct Slot {
+pub(super) struct Slot {
     durable: Cell,
     since: Vec<Cell>,
 }
 
 impl Slot {
-    fn current(&self) -> Cell {
+    pub(super) fn current(&self) -> Cell {
         self.since.last().copied().unwrap_or(self.durable)
+    }
+
+    /// Data that is safe on the disk.
+    pub(super) fn is_settled_data(&self) -> bool {
+        self.since.is_empty() && matches!(self.durable, Cell::Data(_))
+    }
+
+    /// It is something else from now on.
+    pub(super) fn rot(&mut self, cell: Cell) {
+        *self = Self { durable: cell, since: Vec::new() };
     }
 }
 
 /// One layer.
 #[derive(Clone, Debug, Default)]
-struct Layer {
-    info: LayerInfo,
-    slots: BTreeMap<u64, Slot>,
+pub(super) struct Layer {
+    pub(super) info: LayerInfo,
+    pub(super) slots: BTreeMap<u64, Slot>,
     /// Number of its file: the same as long as the file is, whatever names it gets.
     file: u64,
+    /// Checksums on record, of what each block held then; none since somebody changed it on purpose.
+    pub(super) sums: Option<BTreeMap<u64, Cell>>,
+}
+
+impl Layer {
+    pub(super) fn current(&self, block: u64) -> Cell {
+        self.slots.get(&block).map_or(Cell::Absent, Slot::current)
+    }
+
+    /// What the checksums say of a block; `None` if there are none.
+    pub(super) fn recorded(&self, block: u64) -> Option<Cell> {
+        Some(self.sums.as_ref()?.get(&block).copied().unwrap_or_default())
+    }
 }
 
 /// What the records say. Each change is durable at once: the simulation decides when it happens.
@@ -97,7 +120,7 @@ pub(crate) struct Disk {
     size: u64,
     chunk: u64,
     /// Base first, the head last.
-    layers: Vec<Layer>,
+    pub(super) layers: Vec<Layer>,
     records: Records,
     /// How often its host has lost its power.
     boot: u64,
@@ -108,6 +131,8 @@ pub(crate) struct Disk {
     fold: Option<Fold>,
     /// Files so far.
     files: u64,
+    /// Chunks that were marked when the directory was opened, and are since.
+    found_marked: Vec<u64>,
     /// What an engine was granted: the words that say when it does not hold any more, and the files.
     grant: Option<(Rc<Words>, Vec<u64>)>,
     /// Files without a name that somebody may have open.
@@ -118,7 +143,7 @@ impl Disk {
     /// A new directory for a volume of `size` bytes with intent chunks of `chunk` bytes.
     pub(crate) fn new(size: u64, chunk: u64) -> Self {
         let info = LayerInfo { length: size, ..LayerInfo::default() };
-        let head = Layer { info, slots: BTreeMap::new(), file: 0 };
+        let head = Layer { info, ..Layer::default() };
         Self {
             size,
             chunk,
@@ -129,13 +154,15 @@ impl Disk {
             syncing: None,
             fold: None,
             files: 0,
+            found_marked: Vec::new(),
             grant: None,
             gone: BTreeMap::new(),
         }
     }
 
     /// What a process that opens the directory finds.
-    pub(crate) fn open(&self) -> Facts {
+    pub(crate) fn open(&mut self) -> Facts {
+        self.found_marked.clone_from(&self.records.intent);
         Facts {
             size: self.size,
             fence: self.records.fence,
@@ -171,6 +198,11 @@ impl Disk {
         self.records.rebuilding
     }
 
+    /// The block is in a chunk of the intent bitmap that was marked when the directory was opened, and is since.
+    pub(super) fn was_found_marked(&self, block: u64) -> bool {
+        self.found_marked.contains(&(block * BLOCK / self.chunk))
+    }
+
     /// The head lies over a snapshot.
     pub(crate) fn has_snapshots(&self) -> bool {
         self.layers.last().is_some_and(|head| !head.info.parent.is_empty())
@@ -186,7 +218,7 @@ impl Disk {
     }
 
     /// The layer and what it stands on, down to the base.
-    fn path(&self, top: usize) -> impl Iterator<Item = &Layer> {
+    pub(super) fn path(&self, top: usize) -> impl Iterator<Item = &Layer> {
         let below = |layer: &&Layer| self.layer_at(&layer.info.parent).map(|at| &self.layers[at]);
         std::iter::successors(Some(&self.layers[top]), below)
     }
@@ -305,12 +337,12 @@ impl Disk {
         self.files
     }
 
-    fn layer_named(&self, name: &str) -> Option<usize> {
+    pub(super) fn layer_named(&self, name: &str) -> Option<usize> {
         if name.is_empty() { Some(self.layers.len() - 1) } else { self.layer_at(name) }
     }
 
     /// The snapshot of this name.
-    fn layer_at(&self, name: &str) -> Option<usize> {
+    pub(super) fn layer_at(&self, name: &str) -> Option<usize> {
         self.layers[..self.layers.len() - 1].iter().position(|l| l.info.name == name)
     }
 
@@ -375,6 +407,11 @@ impl Disk {
                 slot.since.push(*cell);
                 changed += 1;
                 self.raise(block);
+                let layer = &mut self.layers[at];
+                // A repair writes what they say.
+                if layer.recorded(block) != Some(*cell) {
+                    layer.sums = None;
+                }
             }
         }
         Ok(changed)
@@ -441,6 +478,7 @@ impl Disk {
             }
             Record::Intent { mark, clear } => {
                 r.intent.retain(|c| !clear.contains(c));
+                self.found_marked.retain(|c| !clear.contains(c));
                 r.intent.extend(mark);
                 r.intent.sort_unstable();
                 r.intent.dedup();
@@ -474,9 +512,8 @@ impl Disk {
             }
             Record::Fold { name, .. } => self.begin_fold(name)?,
             Record::FoldStop => self.fold = None,
-            Record::Hash { .. } | Record::HashStop => {
-                return Err(Failure::Refused("the simulated disk hashes nothing".into()));
-            }
+            Record::Hash { snapshots, .. } => self.hash(snapshots),
+            Record::HashStop => {}
         }
         Ok(())
     }
@@ -531,7 +568,7 @@ impl Disk {
                 self.fold = None;
                 let info = LayerInfo { parent: name, created, length: self.size, ..LayerInfo::default() };
                 let file = self.new_file();
-                let old = std::mem::replace(self.head(), Layer { info, slots: BTreeMap::new(), file });
+                let old = std::mem::replace(self.head(), Layer { info, file, ..Layer::default() });
                 self.gone.insert(old.file, old.slots);
             }
             ChainOp::MarkRemoved { name } => {
@@ -551,7 +588,7 @@ impl Disk {
         head.info = LayerInfo { parent: std::mem::take(&mut head.info.parent), length, ..info };
         let info = LayerInfo { parent: name, created, length: size, ..LayerInfo::default() };
         let file = self.new_file();
-        self.layers.push(Layer { info, slots: BTreeMap::new(), file });
+        self.layers.push(Layer { info, file, ..Layer::default() });
     }
 
     fn begin_fold(&mut self, name: &str) -> Result<(), Failure> {
@@ -597,7 +634,8 @@ impl Disk {
                 let cell = self.layers[child].slots.get(&block).map_or(Cell::Absent, Slot::current);
                 if cell != Cell::Absent {
                     self.moving(block, |disk| {
-                        disk.layers[at].slots.entry(block).or_default().since.push(cell)
+                        disk.layers[at].slots.entry(block).or_default().since.push(cell);
+                        disk.layers[at].sums = None;
                     });
                 }
             }
@@ -629,6 +667,7 @@ impl Disk {
         let needed = cell != Cell::Absent && !(base && cell == Cell::Zero);
         if needed && (over || slot.current() == Cell::Absent) {
             slot.since.push(cell);
+            self.layers[child].sums = None;
         }
     }
 
@@ -693,14 +732,14 @@ impl Disk {
         let mut files = self.files;
         let layer = |info: &LayerInfo| {
             files += 1;
-            let slots = match keep {
-                Some(keep) if info.name == keep.head => head.take().map(|l| l.slots),
+            let kept = match keep {
+                Some(keep) if info.name == keep.head => head.take(),
                 Some(_) if !info.name.is_empty() => {
-                    old.iter_mut().find(|l| l.info.name == info.name).map(|l| std::mem::take(&mut l.slots))
+                    old.iter_mut().find(|l| l.info.name == info.name).map(std::mem::take)
                 }
                 _ => None,
             };
-            Layer { info: info.clone(), slots: slots.unwrap_or_default(), file: files }
+            Layer { info: info.clone(), file: files, ..kept.unwrap_or_default() }
         };
         self.layers = chain.iter().map(layer).collect();
         self.files = files;

@@ -112,6 +112,7 @@ pub(crate) struct Engine {
     loans: Vec<Vec<Loans<Memory>>>,
     unreturned: Vec<Unreturned<Memory>>,
     returned_unheard: bool,
+    unverified: bool,
     /// What replicas have granted, per member and queue, and what each queue knows of places.
     granted: Vec<Vec<Option<Grant>>>,
     known: Vec<PlaceCache>,
@@ -136,14 +137,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// A process that has not begun.
+    /// A process that has not begun; `full`: every read is compared with checksums.
     pub(crate) fn new(
         number: u64,
         generation: Generation,
         instance: Instance,
         queues: u8,
         config: conductor::Config,
-        sabotage: Sabotage,
+        (full, sabotage): (bool, Sabotage),
     ) -> Self {
         let table = Arc::new(Table::new());
         let queue_config = queue::Config {
@@ -153,7 +154,7 @@ impl Engine {
             depth: DEPTH,
             io_timeout_ns: 0,
             min_members: 1,
-            verify: false,
+            verify: full,
             rank: [0; MEMBERS_MAX],
         };
         let made = (0..queues).map(|q| {
@@ -176,6 +177,7 @@ impl Engine {
             loans: (0..members).map(|_| (0..queues).map(|_| Loans::default()).collect()).collect(),
             unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
             returned_unheard: sabotage.returned_unheard,
+            unverified: sabotage.reads_unverified,
             granted: vec![vec![None; usize::from(queues)]; members],
             known: (0..queues).map(|_| PlaceCache::of(8)).collect(),
             readings: BTreeMap::new(),
@@ -490,6 +492,9 @@ impl Engine {
     /// Sends a request, or reads here what it asks for.
     fn send_or_read(&mut self, q: usize, t: &Transmit, out: &mut Outbox) {
         let m = usize::from(t.member.0);
+        if t.verify && !self.unverified {
+            return self.send(q, t, out);
+        }
         let (Some(grant), OpCode::Read, Some(conn)) = (&self.granted[m][q], t.op, self.links[m][q]) else {
             return self.send(q, t, out);
         };
@@ -580,6 +585,9 @@ impl Engine {
         header.aux = t.aux;
         if t.fua {
             header.flags |= flags::FUA;
+        }
+        if t.verify && !self.unverified {
+            header.flags |= flags::VERIFY;
         }
         let body = match t.data {
             Data::None => Body::None,

@@ -61,8 +61,10 @@ pub(crate) enum Fault {
     Rebuild(usize),
     /// A replica is taken out of the volume, and then into it again; `true`: with an empty disk.
     Exchange(usize, bool),
-    /// Replicas are compared, and what is found is repaired: nothing is to be found.
+    /// Replicas are compared, and what is found is repaired: nothing is to be found but rot.
     Scrub,
+    /// A snapshot's block on a replica's disk is another one from now on.
+    Rot(usize),
 }
 
 impl Fault {
@@ -96,6 +98,7 @@ impl Fault {
             Self::Exchange(_, false) => "replica taken out and in",
             Self::Exchange(_, true) => "replica exchanged for an empty one",
             Self::Scrub => "scrub asked for",
+            Self::Rot(_) => "rot asked for",
         }
     }
 
@@ -105,7 +108,7 @@ impl Fault {
     }
 
     /// One of each kind, for the check that every kind has fired.
-    pub(crate) const KINDS: [&'static str; 27] = [
+    pub(crate) const KINDS: [&'static str; 28] = [
         "engine killed",
         "engine stopped and replaced",
         "replica killed",
@@ -133,6 +136,7 @@ impl Fault {
         "replica taken out and in",
         "replica exchanged for an empty one",
         "scrub asked for",
+        "rot asked for",
     ];
 }
 
@@ -157,6 +161,8 @@ pub(crate) enum Mix {
     Folds,
     /// Replicas that are taken out and in, beside everything else.
     Members,
+    /// Blocks that rot, one by one, under reads that are compared with checksums.
+    Rot,
 }
 
 impl Mix {
@@ -187,20 +193,25 @@ impl Mix {
             Self::Absences,
             Self::Folds,
             Self::Members,
+            Self::Rot,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
 
     const fn has(self, fault: Fault) -> bool {
         use Fault::{
-            Cut, Errors, FreezeEngine, Full, FullAll, HostLost, Isolate, KillEngine, KillReplica,
+            Break, Cut, Errors, FreezeEngine, Full, FullAll, HostLost, Isolate, KillEngine, KillReplica,
             KillReplicas, PowerCut, PowerCutAll, PowerCutOthers, Slow, StopReplica, StopReplicaKillEngine,
         };
+        if matches!(self, Self::Rot) {
+            // What has no checksums is lost when it rots: what is folded, and what a process has found in doubt.
+            return matches!(fault, KillEngine | StopReplica(..) | Cut(..) | Break(_) | Fault::Snapshot);
+        }
         if fault.changes_the_chain() {
             return true;
         }
         match self {
-            Self::All | Self::Absences | Self::Folds | Self::Members => true,
+            Self::All | Self::Absences | Self::Folds | Self::Members | Self::Rot => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -237,6 +248,9 @@ impl Mix {
         if self == Self::Folds {
             return folds(dice, nodes);
         }
+        if self == Self::Rot {
+            return self.rots(dice, nodes);
+        }
         let mut plan = Vec::new();
         for _ in 0..dice.between(1, 6) {
             let mut at = dice.below(length);
@@ -246,6 +260,27 @@ impl Mix {
                 at += dice.below(soon);
                 plan.push((at, self.one(dice, nodes)));
             }
+        }
+        plan.sort_by_key(|(at, _)| *at);
+        plan
+    }
+
+    /// Snapshots are taken and scrubbed, which gives them checksums, then blocks of them rot, and are looked for.
+    fn rots(self, dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
+        let mut plan = Vec::new();
+        for _ in 0..dice.between(1, 4) {
+            plan.push((dice.below(ROTS / 4), Fault::Snapshot));
+        }
+        plan.push((ROTS / 4 + dice.below(SECOND / 2), Fault::Scrub));
+        for _ in 0..dice.between(1, 12) {
+            let node = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+            plan.push((ROTS / 2 + dice.below(ROTS / 2), Fault::Rot(node)));
+        }
+        for _ in 0..dice.below(3) {
+            plan.push((ROTS / 2 + dice.below(ROTS / 2), Fault::Scrub));
+        }
+        for _ in 0..dice.below(4) {
+            plan.push((dice.below(ROTS), self.one(dice, nodes)));
         }
         plan.sort_by_key(|(at, _)| *at);
         plan
@@ -294,6 +329,9 @@ pub(crate) fn scrubs(dice: &mut Dice, length: u64) -> Vec<u64> {
 
 /// How long a run with absences lasts, ns.
 pub(crate) const ABSENCES: u64 = 9 * SECOND;
+
+/// How long a run with rot lasts, ns.
+pub(crate) const ROTS: u64 = 12 * SECOND;
 
 /// How long a run with slow folds lasts, ns.
 pub(crate) const FOLDS: u64 = 6 * SECOND;

@@ -7,4 +7,5 @@ pub(crate) mod faults;
 pub(crate) mod grant;
 pub(crate) mod node;
 pub(crate) mod packet;
+pub(crate) mod rot;
 pub(crate) mod world;

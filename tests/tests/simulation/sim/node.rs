@@ -4,9 +4,11 @@
 //! and a new process finds the layer files locked until then. A stopped process takes nothing from its sockets; what
 //! arrives meanwhile waits there.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::{Rc, Weak};
 
+use lh_block::Extent;
+use lh_wire::flags;
 use replica::serve::core::{
     Body as AnswerBody, Completed, ConnId, Core, Failure, Input, Job, Output, PersistId, Record, RequestId,
     Sabotage, SessionHello,
@@ -23,6 +25,8 @@ use tests::dice::Dice;
 struct Running {
     job: Job,
     body: Body,
+    /// Of a read: what does not fit its checksum is refused or told. Of a put: what is put is rotten.
+    verify: bool,
 }
 
 /// A process.
@@ -31,6 +35,7 @@ struct Process {
     core: Core,
     /// Payloads of requests, and what their jobs left for the answers.
     bodies: BTreeMap<RequestId, Body>,
+    verify: BTreeSet<RequestId>,
     free: Vec<RequestId>,
     next_request: u32,
     persists: VecDeque<(PersistId, Record)>,
@@ -122,6 +127,7 @@ impl Node {
             number: self.processes,
             core,
             bodies: BTreeMap::new(),
+            verify: BTreeSet::new(),
             free: Vec::new(),
             next_request: 0,
             persists: VecDeque::new(),
@@ -267,6 +273,9 @@ impl Node {
                     _ => None,
                 };
                 p.bodies.insert(request, body);
+                if header.has(flags::VERIFY) {
+                    p.verify.insert(request);
+                }
                 Input::Message { conn, request, header, control }
             }
         };
@@ -375,6 +384,7 @@ impl Node {
         }
         let full = now < self.disk.full_until;
         match (&running.job, &running.body) {
+            (Job::Read(range), _) if running.verify && self.disk.reads_rot(*range) => Err(Failure::Rotten),
             (Job::Read(range), _) => {
                 Ok((Body::Blocks(blocks(*range).map(|b| self.disk.read(b)).collect()), 0))
             }
@@ -398,26 +408,41 @@ impl Node {
                 blocks(*range).for_each(|b| self.disk.zero(b));
                 Ok((Body::None, 0))
             }
+            (Job::ReadLayer { range, .. }, Body::Layer(name))
+                if running.verify && self.disk.rotten_parts(name, *range) != 0 =>
+            {
+                Err(Failure::Rotten)
+            }
             (Job::ReadLayer { range, merged }, Body::Layer(name)) => self
                 .disk
                 .read_layer(name, *range, *merged)
                 .map(|cells| (Body::Image { layer: name.clone(), cells }, 0)),
             (Job::PutLayer { .. }, _) if full => Err(Failure::NoSpace),
+            (Job::PutLayer { range, .. }, Body::Image { layer, .. })
+                if running.verify && self.disk.is_sure(layer, *range) =>
+            {
+                Ok((Body::None, 0))
+            }
             (Job::PutLayer { range, .. }, Body::Image { layer, cells }) => {
+                if running.verify {
+                    self.disk.void_sums(layer);
+                }
                 self.disk.put_layer(layer, *range, cells).map(|changed| (Body::None, changed))
             }
             (Job::DigestLayer(range), Body::Layer(name)) => self
                 .disk
                 .compared_layer(name, *range)
-                .map(|cells| (Body::Digest { layer: name.clone(), cells }, 0)),
+                .map(|cells| (Body::Digest { layer: name.clone(), cells }, self.rot(running, name, *range))),
             (Job::CompareLayer(range), Body::Digest { layer, cells }) => {
                 let own = self.disk.compared_layer(layer, *range)?;
                 let differ = own.iter().zip(cells).enumerate().filter(|(_, (own, theirs))| own != theirs);
                 let bits = differ.map(|(n, _)| lh_wire::part_bit(range.len, n as u64 * lh_block::BLOCK));
-                Ok((Body::None, bits.fold(0, |all, bit| all | bit)))
+                let rotten = self.rot(running, layer, *range);
+                Ok((Body::None, bits.fold(rotten, |all, bit| all | bit)))
             }
-            // It has no checksums.
-            (Job::VerifyLayer(_), _) => Ok((Body::None, 0)),
+            (Job::VerifyLayer(range), Body::Layer(name)) => {
+                Ok((Body::None, self.disk.verified(name, *range).bits()))
+            }
             (Job::Places(range), _) => match self.disk.tell_places(*range) {
                 Some(places) => {
                     let number = u32::try_from(self.number).unwrap_or(0) << 24 | self.grants;
@@ -427,6 +452,10 @@ impl Node {
             },
             _ => Err(Failure::Invalid),
         }
+    }
+
+    fn rot(&self, running: &Running, layer: &str, range: Extent) -> u32 {
+        if running.verify { self.disk.rotten_parts(layer, range) } else { 0 }
     }
 
     fn apply(&mut self, now: u64, input: Input, dice: &mut Dice, out: &mut Outbox) {
@@ -486,7 +515,8 @@ impl Node {
             Output::Store { request, job } => {
                 let body = p.bodies.remove(&request).unwrap_or(Body::None);
                 let ends = now + latency;
-                self.running.insert((number, request), Running { job, body });
+                let verify = p.verify.remove(&request);
+                self.running.insert((number, request), Running { job, body, verify });
                 out.later(ends, self.ended(number, Ended::Job(request)));
             }
             Output::Sync => {

@@ -23,7 +23,7 @@ use replica::serve::core::{ConnId, SessionHello};
 
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
-use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, SECOND};
+use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, ROTS, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
 use tests::dice::Dice;
@@ -78,6 +78,8 @@ pub(crate) struct Sabotage {
     pub(crate) grants_endless: bool,
     /// An engine leaves no note of what clients have lost.
     pub(crate) loss_not_noted: bool,
+    /// Reads are not compared with checksums, nor is what is copied.
+    pub(crate) reads_unverified: bool,
 }
 
 /// Something that will happen.
@@ -322,6 +324,7 @@ pub(crate) struct World {
     /// Chooses when the volume is scrubbed, and whether it is.
     scrub_dice: Dice,
     scrubs: bool,
+    rots: u64,
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
     mix: Mix,
@@ -383,6 +386,7 @@ impl World {
             chain: chain::Chain::default(),
             scrub_dice: Dice::new(!seed),
             scrubs: false,
+            rots: 0,
             aftershocks: 0,
             mix: Mix::All,
             only: None,
@@ -427,6 +431,9 @@ impl World {
         self.aftershocks = self.dice.below(5);
         let mut length = self.dice.between(SECOND / 2, 6 * SECOND);
         self.mix = Mix::of(&mut self.dice);
+        if self.scrub_dice.chance(60) {
+            self.mix = Mix::Rot;
+        }
         self.mix = self.only.unwrap_or(self.mix);
         if self.mix == Mix::Absences {
             length = ABSENCES;
@@ -435,6 +442,7 @@ impl World {
         self.quorum = match self.dice.below(100) {
             0..80 => Quorum::Any,
             80..96 => Quorum::Majority,
+            _ if self.mix == Mix::Rot => Quorum::Any,
             _ => Quorum::Unsafe,
         };
         if self.dice.chance(500) {
@@ -447,6 +455,9 @@ impl World {
             length = FOLDS;
             let folds = self.dice.between(1, 20);
             self.nodes.iter_mut().for_each(|n| n.weather.folds = folds);
+        }
+        if self.mix == Mix::Rot {
+            length = ROTS;
         }
         if self.mix == Mix::Disks {
             // Whoever is slow is put out only after some seconds under load.
@@ -728,7 +739,8 @@ impl World {
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
         let (generation, instance) = (config.generation, config.instance);
-        let engine = Engine::new(number, generation, instance, QUEUES, config, self.sabotage);
+        let engine =
+            Engine::new(number, generation, instance, QUEUES, config, (self.mix == Mix::Rot, self.sabotage));
         if self.loss_notes.contains(&engine.session()) {
             engine.finds_a_loss_noted();
         }

@@ -145,8 +145,12 @@ impl World {
         match self.chain.asked.remove(&command) {
             Some(Asked::Snapshot(name, began)) if ok => {
                 let whole = |n: &&super::Node| self.is_member(n.number) && !n.disk.is_rebuilding();
-                let seen = self.nodes.iter().filter(whole).find_map(|n| n.disk.snapshot(&name));
+                let sound = |n: &&super::Node| n.disk.rotten() == 0;
+                let rots = self.rots > 0 && !self.nodes.iter().filter(whole).any(|n| sound(&n));
+                let seen = self.nodes.iter().filter(whole).filter(sound).find_map(|n| n.disk.snapshot(&name));
                 match seen {
+                    // What it shows is judged once all is repaired, by its being the same on all.
+                    None if rots => {}
                     Some(seen) => {
                         self.judge_snapshot(&name, &seen, began);
                         self.chain.taken.insert(name, seen);

@@ -140,6 +140,7 @@ impl World {
             }
             Fault::Rebuild(node) | Fault::Exchange(node, _) => self.change_members(node, fault, out),
             Fault::Scrub => self.scrub(out),
+            Fault::Rot(node) => self.rot(node),
         }
     }
 

@@ -1,13 +1,13 @@
-//! Scrubs, with repair, beside everything that goes wrong. Disks fail here, but they do not rot: a scrub that finds something takes
-//! for rot what is not, and may have made it so.
+//! Scrubs, with repair, beside everything that goes wrong. Disks rot in runs that are made for it alone, and in no other: a scrub that
+//! finds something there takes for rot what is not, and may have made it so.
 
-use super::{Command, Event, Fault, Outbox, SECOND, World, conductor};
+use super::{Command, Event, Fault, Mix, Outbox, SECOND, World, conductor};
 use crate::sim::faults::scrubs;
 
 impl World {
     pub(super) fn plan_scrubs(&mut self, length: u64) {
         let times = scrubs(&mut self.scrub_dice, length);
-        self.scrubs = !times.is_empty();
+        self.scrubs = !times.is_empty() || self.mix == Mix::Rot;
         for at in times {
             self.at(at, Event::Fault(Fault::Scrub));
         }
@@ -27,9 +27,23 @@ impl World {
         if !scrub.running && scrub.error.is_none() {
             self.note("scrub done".into());
         }
+        let rots = self.mix == Mix::Rot;
+        let wrong: Vec<_> = scrub.findings.iter().filter(|f| !(rots && is_rot(f))).collect();
         // A block that cannot be read for a while is a bad one.
-        if !scrub.findings.is_empty() && !self.errors_injected {
-            self.wrong(format!("a scrub has found {:?}", scrub.findings));
+        if !wrong.is_empty() && !self.errors_injected {
+            self.wrong(format!("a scrub has found {wrong:?}"));
+        }
+    }
+
+    /// A block rots that is sound on the others.
+    pub(super) fn rot(&mut self, node: usize) {
+        let Some((snapshot, block)) = self.nodes[node].disk.may_rot(&mut self.scrub_dice) else { return };
+        let sound = |n: &super::Node| n.disk.is_sound(&snapshot, block);
+        if self.nodes.iter().all(sound) && self.members().len() == self.nodes.len() {
+            self.rots += 1;
+            self.nodes[node].disk.rot(&snapshot, block, self.rots);
+            self.note("block rotten".into());
+            self.say(|| format!("block {block} of {snapshot} rots on r{node}"));
         }
     }
 
@@ -43,7 +57,7 @@ impl World {
             return true;
         }
         let ends = |w: &Self| w.scrub_of(w.current).is_none_or(|scrub| !scrub.running);
-        let mut ended = self.play(self.now + 30 * SECOND, ends);
+        let mut ended = self.play(self.now + 60 * SECOND, |w| ends(w) && w.is_healthy());
         let mut out = Outbox::default();
         self.scrub(&mut out);
         self.carry(out);
@@ -53,6 +67,16 @@ impl World {
             self.fail_unless_broken(&format!("a scrub of the end does not end: {scrub:?}"));
         }
         self.judge_scrub(self.current);
+        let rotten: usize = self.nodes.iter().map(|n| n.disk.rotten()).sum();
+        if rotten > 0 {
+            self.fail_unless_broken(&format!("{rotten} blocks are rotten after the last scrub"));
+        }
         self.broken.is_none()
     }
+}
+
+/// What a scrub finds of rot: it was repaired, or is to be as soon as a replica is back.
+fn is_rot(finding: &conductor::Finding) -> bool {
+    finding.flaw == conductor::Flaw::Rotten
+        && matches!(finding.mend, conductor::Mend::Repaired | conductor::Mend::Failed)
 }
