@@ -16,6 +16,7 @@ use super::directory::Directory;
 use super::disk;
 use super::error::{Damage, OpenError};
 use super::fs::Fs;
+use super::known::Known;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, meta_name};
 use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
@@ -126,7 +127,8 @@ impl Opening {
         let remove = |fs: &Fs, name: &str| fs.remove(&engine.join(name));
         remove(&self.fs, Identity::NAME)?;
         self.fs.sync_directory(&engine)?;
-        for name in [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME] {
+        let records = [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME];
+        for name in records.iter().chain([&Known::NAME]) {
             remove(&self.fs, name)?;
         }
         super::switch::remove_next(&self.fs, &self.path, None)?;

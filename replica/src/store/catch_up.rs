@@ -182,6 +182,8 @@ impl Directory {
             };
             locked.insert(file.metadata()?.ino(), file);
         }
-        self.gather_anew(&locked, intent, true)
+        let parts = self.gather_anew(&locked, intent, true)?;
+        self.note_layers()?;
+        Ok(parts)
     }
 }

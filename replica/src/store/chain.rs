@@ -332,7 +332,8 @@ impl Directory {
             None => self.fs.sync_directory(&self.path)?,
         }
         self.fs.sync_directory(&self.engine())?;
-        self.records().store(&self.fs, &self.chain)
+        self.records().store(&self.fs, &self.chain)?;
+        self.note_layers()
     }
 
     /// Takes a prepared operation back. One that was never prepared is taken back already.

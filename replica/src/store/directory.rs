@@ -23,6 +23,7 @@ use super::data::{Alignment, Store};
 use super::disk;
 use super::error::OpenError;
 use super::fs::Fs;
+use super::known::Known;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
@@ -115,6 +116,8 @@ pub struct Directory {
     pub(super) clean: bool,
     /// When everything that was answered was here last.
     pub(super) whole: Option<Whole>,
+    /// What was noted of the layers' files last.
+    pub(super) known: Option<Known>,
     /// [`Directory::begin_use`] was called since.
     pub(super) in_use: bool,
     pub(super) direct: Option<Alignment>,
@@ -312,8 +315,11 @@ impl Directory {
         let id = Id::random()?;
         let zero = self.new_zero_map(id, self.size())?;
         self.fs.sync_directory(&self.engine())?;
+        // The file gets another id.
+        self.forget_layers()?;
         self.fs.set_attribute(&file, &path, LAYER_ATTRIBUTE, &id.to_string())?;
         self.fs.sync_file(&file, &path)?;
+        self.note_layers()?;
         Ok(Some(NewZeroMap { layer: layer.to_owned(), zero }))
     }
 

@@ -137,6 +137,23 @@ pub enum Damage {
         /// The volume's size.
         size: u64,
     },
+    /// A layer shorter than it was when this program had it.
+    #[error(
+        "{file} is {length} bytes long and was {known}: it was cut off, and what is missing would read as older data; {REBUILD}"
+    )]
+    LayerShort {
+        /// The file.
+        file: String,
+        /// Its length.
+        length: u64,
+        /// Its length before.
+        known: u64,
+    },
+    /// Another file than the one that this program made.
+    #[error(
+        "{0} is not the file that was there: it was replaced while the replica was not running; take this replica out of the volume and let it be rebuilt, or put that file back, with its extended attributes"
+    )]
+    LayerReplaced(String),
     /// A layer that is not made of blocks.
     #[error("{file} is {length} bytes long, which is not a multiple of 4096: {REBUILD}")]
     LayerUnaligned {

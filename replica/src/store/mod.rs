@@ -27,6 +27,7 @@ mod gojson;
 mod heads;
 mod index;
 mod intent;
+mod known;
 mod load;
 mod meta;
 mod missed;

@@ -15,6 +15,7 @@ use super::directory::info;
 use super::disk;
 use super::error::{Damage, OpenError};
 use super::index::Index;
+use super::known::Known;
 use super::load::{self, LayerParts, Unwritten, blocks, bytes};
 use super::open::{
     Files, Owner, damaged, failed, load_zero_map, lock_directory, lock_layers, open_backing, open_layers,
@@ -170,7 +171,10 @@ pub(super) fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, O
         Owner::Ours { .. } if records.load::<Rebuild>()?.is_some() => {
             Err(damaged(records.directory, Damage::Rebuilding))
         }
-        Owner::Ours { .. } => Ok(true),
+        Owner::Ours { identity, .. } => {
+            Known::check_closed(records.directory, identity.volume, tree)?;
+            Ok(true)
+        }
         Owner::Other => super::adopt::check(records.directory, tree).map(|()| false),
     }
 }

@@ -17,6 +17,7 @@ use super::disk;
 use super::error::{Damage, OpenError};
 use super::fs::Fs;
 use super::intent::{self, Intent};
+use super::known::Known;
 use super::load::{self, LayerParts, Layers, Parts, Unwritten};
 use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
 use super::qcow2::{Image, ImageError};
@@ -203,8 +204,9 @@ impl Opening {
         let fold = super::fold::recover(&self.fs, &self.path, id)?;
         let locked = lock_moved(&self.path, locked, self.deadline)?;
         let tree = tree::load(&self.path)?;
-        self.remove_leftovers(&tree)?;
         let files = Files { tree: &tree, locked: &locked };
+        Known::check(&self.path, id, &tree, |layer| files.file(&self.path, layer))?;
+        self.remove_leftovers(&tree)?;
         let (mut directory, store) = self.assemble(&files, identity, chain, clean)?;
         directory.fold = fold;
         let finish = match found {
@@ -248,6 +250,7 @@ impl Opening {
         let epoch = self.records().load::<EpochRecord>()?.filter(|e| e.volume == id);
         let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
         let whole = self.records().load::<Whole>()?.filter(|w| w.volume == id);
+        let known = self.records().load::<Known>()?.filter(|k| k.is_of(id));
         let gather = Gather { path: &self.path, fs: &self.fs, deadline: self.deadline, id, clean };
         let intent = gather.intent(files.tree.volume.size())?;
         let (layers, parts) = gather.all(files, intent, rebuild.as_ref().is_some_and(|r| !r.ended))?;
@@ -265,6 +268,7 @@ impl Opening {
             zero_marked: parts.marked,
             clean,
             whole,
+            known,
             in_use: false,
             direct: parts.direct,
             intent: Arc::clone(parts.intent.file()),
@@ -280,6 +284,8 @@ impl Opening {
             let path = directory.path.clone();
             directory.end_rebuild().map_err(failed("ending a rebuild in", &path))?;
         }
+        let path = directory.path.clone();
+        directory.note_layers().map_err(failed("noting the layers of", &path))?;
         Ok((directory, Store::new(parts)))
     }
 }

@@ -17,6 +17,7 @@ use super::disk;
 use super::error::{ChainError, OpenError};
 use super::fs::Fs;
 use super::intent::Intent;
+use super::known::Known;
 use super::load::Parts;
 use super::meta::{
     LayerMeta, META_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now, snapshot_file,
@@ -48,7 +49,8 @@ impl Directory {
     /// The first word of a replacement of layers, after which there is no going on as before. Returns the record.
     pub(super) fn say_rebuilding(&mut self, size: u64, what: &str) -> Result<Rebuild, ChainError> {
         let rebuild = Rebuild::begun(self.identity.volume, size);
-        let said = self.begin_use().and_then(|()| self.records().store(&self.fs, &rebuild));
+        let said = self.begin_use().and_then(|()| self.forget_layers());
+        let said = said.and_then(|()| self.records().store(&self.fs, &rebuild));
         said.map(|()| rebuild).map_err(|source| match is_full(&source) {
             true => ChainError::NoSpace(what.to_owned()),
             false => ChainError::Io { what: what.to_owned(), source },
@@ -74,7 +76,9 @@ impl Directory {
         self.clean = false;
         let intent = self.resize_intent(size)?;
         let locked = lock_layers(&self.path, true, Instant::now()).map_err(io::Error::other)?;
-        self.gather_anew(&locked, intent, true)
+        let parts = self.gather_anew(&locked, intent, true)?;
+        self.note_layers()?;
+        Ok(parts)
     }
 
     /// The intent bitmap keeps its marks and chunks.
@@ -129,6 +133,7 @@ impl Replace<'_> {
         let records = Records { directory: self.path };
         let mut rebuild = Rebuild::begun(volume, size);
         records.store(self.fs, &rebuild)?;
+        records.remove::<Known>(self.fs)?;
         if !self.volume.rebuilding {
             self.write_volume(&VolumeMeta { rebuilding: true, ..self.volume.clone() })?;
         }

@@ -352,6 +352,7 @@ mod tests {
             Rebuild::NAME,
             Whole::NAME,
             Closed::NAME,
+            super::super::known::Known::NAME,
         ] {
             assert!(![".meta", ".tmp", ".checksum"].iter().any(|end| name.ends_with(end)));
             assert!(!name.contains("volume-"));

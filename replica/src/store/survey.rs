@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lh_block::{Epoch, Generation};
 
 use super::error::{Damage, OpenError};
+use super::known::Known;
 use super::open::{Owner, damaged, failed, lock_directory, owner};
 use super::record::{Creating, EpochRecord, Fence, Rebuild, Records};
 use super::tree;
@@ -53,6 +54,7 @@ pub fn survey(path: &Path) -> Result<Survey, OpenError> {
     let (imported, epoch, rebuilding, clean) = match owner {
         Owner::Other => (true, None, tree.volume.rebuilding, !tree.volume.dirty),
         Owner::Ours { identity, clean } => {
+            Known::check_closed(path, identity.volume, &tree)?;
             let epoch = records.load::<EpochRecord>()?.filter(|e| e.volume == identity.volume);
             let rebuild = records.load::<Rebuild>()?.filter(|r| r.volume == identity.volume);
             let (ended, rebuilding): (Option<_>, Option<_>) = match rebuild {

@@ -99,6 +99,7 @@ impl Directory {
             self.fs.set_length(&layer.file, &path, length)?;
             self.fs.sync_file(&layer.file, &path)?;
             layer.length = length;
+            self.note_layers()?;
         }
         Ok(())
     }
@@ -223,6 +224,7 @@ impl Directory {
         }
         self.fold = None;
         let length = self.forget_layer(direction, parent, child, &grandparent);
+        self.note_layers()?;
         Ok(Folded { length })
     }
 

@@ -408,7 +408,7 @@ fn flip(path: &Path, offset: u64) {
 
 #[test]
 fn our_own_files() {
-    for record in ["identity", "fence", "epoch", "chain"] {
+    for record in ["identity", "fence", "epoch", "chain", "layers"] {
         let rotten = ours_after(|path| fs::write(path.join("engine").join(record), "rotten").unwrap());
         assert_eq!(rotten, Damage::Record(record.into()));
     }
@@ -425,6 +425,7 @@ fn our_own_files() {
     ));
     // A layer that was replaced by a copy has lost its id, and its marks with it.
     let replaced = ours_after(|path| {
+        fs::remove_file(path.join("engine/layers")).unwrap();
         let head = path.join("volume-head-001.img");
         let copy = fs::read(&head).unwrap();
         fs::remove_file(&head).unwrap();

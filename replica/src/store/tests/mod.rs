@@ -9,6 +9,7 @@ mod diff;
 mod folds;
 mod full;
 mod histories;
+mod known;
 mod model;
 mod names;
 mod neighbour;

@@ -1,0 +1,114 @@
+//! What the layers' files are known to be, so that one that was cut off or replaced while no process had the directory is noticed:
+//! what is missing of it would read as holes, and what lies below would come back.
+//!
+//! The record is written behind each change of the layers, and a crash may leave it one change behind. So it counts file by file: a
+//! layer's file is found by its id, whatever its name is by now, and is never shorter than it was. A file that has the name of a known one,
+//! and an id that none of them has, stands in another one's place: no change gives a name that is there to a new file. Layers that
+//! came with an import have no id, and are known by their names.
+//!
+//! While the layers are being replaced (`rebuilding`) there is no such record.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::directory::Directory;
+use super::disk;
+use super::error::{Damage, OpenError};
+use super::open::{damaged, failed};
+use super::record::{Id, LAYER_ATTRIBUTE, Record, Records};
+use super::room::is_full;
+use super::tree::{LayerFile, Tree};
+
+/// The files of all layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    volume: Id,
+    files: Vec<KnownFile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownFile {
+    name: String,
+    id: Option<Id>,
+    length: u64,
+}
+
+impl Record for Known {
+    const NAME: &'static str = "layers";
+}
+
+impl Known {
+    /// Compares with what is there. `open` gives a layer's open file.
+    pub(super) fn check(
+        directory: &Path,
+        volume: Id,
+        tree: &Tree,
+        open: impl Fn(&LayerFile) -> Result<Arc<File>, OpenError>,
+    ) -> Result<(), OpenError> {
+        let records = Records { directory };
+        let Some(known) = records.load::<Self>()?.filter(|known| known.is_of(volume)) else { return Ok(()) };
+        for layer in &tree.layers {
+            let id = disk::id(&*open(layer)?, LAYER_ATTRIBUTE).map_err(failed("reading", directory))?;
+            known.judge(layer, id).map_err(|damage| damaged(directory, damage))?;
+        }
+        Ok(())
+    }
+
+    /// The same of a directory whose layers are not open.
+    pub(super) fn check_closed(directory: &Path, volume: Id, tree: &Tree) -> Result<(), OpenError> {
+        Self::check(directory, volume, tree, |layer| {
+            let path = directory.join(&layer.file);
+            disk::open_layer(&path, false, false).map(Arc::new).map_err(failed("opening", &path))
+        })
+    }
+
+    pub(super) fn is_of(&self, volume: Id) -> bool {
+        self.volume == volume
+    }
+
+    fn judge(&self, layer: &LayerFile, id: Option<Id>) -> Result<(), Damage> {
+        let by_id = id.and_then(|id| self.files.iter().find(|f| f.id == Some(id)));
+        let by_name = || self.files.iter().find(|f| f.name == layer.file);
+        let Some(known) = by_id.or_else(by_name) else { return Ok(()) };
+        if by_id.is_none() && known.id.is_some() {
+            return Err(Damage::LayerReplaced(layer.file.clone()));
+        }
+        if layer.length < known.length {
+            let (file, length, known) = (layer.file.clone(), layer.length, known.length);
+            return Err(Damage::LayerShort { file, length, known });
+        }
+        Ok(())
+    }
+}
+
+impl Directory {
+    /// Notes what the layers' files are by now, if that has changed.
+    pub(super) fn note_layers(&mut self) -> io::Result<()> {
+        let file = |layer: &super::directory::DirLayer| {
+            let (id, length) = (disk::id(&layer.file, LAYER_ATTRIBUTE)?, layer.file.metadata()?.len());
+            Ok(KnownFile { name: layer.file_name.clone(), id, length })
+        };
+        let files = self.layers.iter().map(file).collect::<io::Result<_>>()?;
+        let known = Known { volume: self.identity.volume, files };
+        if self.known.as_ref() == Some(&known) {
+            return Ok(());
+        }
+        match self.records().store(&self.fs, &known) {
+            // Nothing is known rather than something old.
+            Err(e) if is_full(&e) => return self.forget_layers(),
+            done => done?,
+        }
+        self.known = Some(known);
+        Ok(())
+    }
+
+    /// The layers are about to be replaced.
+    pub(super) fn forget_layers(&mut self) -> io::Result<()> {
+        self.known = None;
+        self.records().remove::<Known>(&self.fs)
+    }
+}
