@@ -130,6 +130,64 @@ fn an_image_that_a_full_disk_takes_in_part_is_not_put() {
     assert!(part != data && part[..4096] == data[..4096]);
 }
 
+/// Marks of zeroes in a snapshot that came with an import, which has no map of them yet: whether there is room for them shows when the map
+/// is made, and not when nothing can be refused any more.
+#[test]
+fn marks_in_a_new_map_are_refused_on_a_full_disk_and_fail_nobody() {
+    let mut seen = [0, 0];
+    for pages in 0..16 {
+        let Some(small) = Small::mount() else {
+            println!(
+                "SKIP marks_in_a_new_map_are_refused_on_a_full_disk_and_fail_nobody: mounting needs root"
+            );
+            return;
+        };
+        let server = imported(small.0.path());
+        let mut c = session(&server.socket, 2, 2);
+        let mut filling = std::fs::File::create(small.0.path().join("filling")).unwrap();
+        while filling.write_all(&[1; 4096]).is_ok() {}
+        let length = filling.metadata().unwrap().len();
+        filling.set_len(length - pages * 4096).unwrap();
+        let header = c.header(OpCode::PutLayer, FAR, 4096);
+        let image = [&[BlockState::Zero as u8][..], b"s"].concat();
+        let put = c.ask(lh_wire::Header { aux: 2, ..header }, &image).status();
+        match put {
+            Status::Ok => seen[0] += 1,
+            Status::NoSpace => seen[1] += 1,
+            other => panic!("{pages} pages are free: {other:?}"),
+        }
+        assert_eq!(server.status.snapshot().mode, replica::serve::Mode::Serving, "{pages} pages are free");
+        let read = if put == Status::Ok { [0; 4096] } else { [7; 4096] };
+        assert_eq!(c.read(FAR, 4096), read, "{pages} pages are free");
+    }
+    assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
+}
+
+/// So far behind that its mark is in no page of the map that its header takes.
+const FAR: u64 = 62 * MIB as u64;
+
+/// A replica with a block of sevens in snapshot `s`, taken over from another program.
+fn imported(place: &std::path::Path) -> Server {
+    let server = Server::start(place);
+    let mut c = session(&server.socket, 1, 1);
+    assert_eq!(c.write(FAR, &[7; 4096]), Status::Ok);
+    let created = "2026-11-20T06:03:39Z".to_owned();
+    let op = ChainOp::Snapshot { name: "s".into(), user_created: true, created, labels: Default::default() };
+    carry_out(&mut c, 1, op);
+    drop(c);
+    server.stop();
+    let replica = place.join("replica");
+    std::fs::remove_dir_all(replica.join("engine")).unwrap();
+    let snapshot = replica.join("volume-snap-s.img");
+    let length = snapshot.metadata().unwrap().len();
+    std::fs::remove_file(&snapshot).unwrap();
+    let file = std::fs::File::create(&snapshot).unwrap();
+    file.set_len(length).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], FAR).unwrap();
+    drop(file);
+    Server::start(place)
+}
+
 /// The same over zeroes whose hole is durable: what is written there counts, whatever becomes of the write.
 #[test]
 fn a_part_of_a_write_over_zeroes_is_told_and_read_as_when_the_replica_starts_again() {

@@ -201,7 +201,10 @@ impl Server {
             let slot = self.requests.get(id);
             let Work::Put(put) = &slot.work else { continue };
             if *layer.get_or_insert(put.plan.layer) == put.plan.layer {
-                slot.failure = failure.clone();
+                slot.failure = failure.clone().or_else(|| {
+                    let reserved = self.store.reserve_marks(&put.plan);
+                    reserved.err().map(|e| note(&self.status, &e))
+                });
                 self.put_changed(id);
             } else {
                 self.mapless.push_back(id);

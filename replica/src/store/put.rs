@@ -75,15 +75,22 @@ impl Store {
                 (_, BlockState::Zero) => marks.insert(range),
             }
         }
-        if let Some(zero) = &layer.zero {
-            for range in marks.iter() {
-                zero.reserve(range)?;
-            }
-        }
         let needs_mark = !marks.is_empty() && !self.marked;
         let needs_map = !marks.is_empty() && layer.zero.is_none();
         let [punch, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
-        Ok(PutPlan { layer: no, extent, punch, write, held, marks, changed, needs_mark, needs_map })
+        let plan = PutPlan { layer: no, extent, punch, write, held, marks, changed, needs_mark, needs_map };
+        self.reserve_marks(&plan)?;
+        Ok(plan)
+    }
+
+    /// Makes room for the plan's marks, so that the report does not fail on a full disk. For a layer that gets its zero map only now
+    /// this is to be asked again, once [`Store::attach_zero_map`] was.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn reserve_marks(&self, plan: &PutPlan) -> io::Result<()> {
+        let Some(zero) = &self.at(plan.layer).zero else { return Ok(()) };
+        plan.marks.iter().try_for_each(|extent| zero.reserve(blocks(*extent)))
     }
 
     /// Where a layer holds data or zeroes of its own, from a byte on: as many ranges as a page has.
