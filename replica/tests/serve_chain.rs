@@ -68,6 +68,32 @@ fn a_snapshot_keeps_its_bytes() {
     }
 }
 
+/// What comes while the heads are changed waits for that, is answered, and is none of the snapshot's.
+#[test]
+fn what_comes_behind_a_snapshot_waits_for_the_new_head() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        let (old, new) = (pattern(1, 4096), pattern(2, 4096));
+        assert_eq!(c.write(0, &old), Status::Ok);
+        let id = Instance(1);
+        assert_eq!(c.control(&Control::Prepare { id, op: snapshot("s1") }).status(), Status::Ok);
+        let commit = c.header(OpCode::Control, 0, 0);
+        let mut all = c.encode(commit, &serde_json::to_vec(&Control::Commit { id }).unwrap());
+        let write = c.header(OpCode::Write, 0, 4096);
+        all.extend(c.encode(write, &new));
+        std::io::Write::write_all(&mut c.stream, &all).unwrap();
+        let mut tags = [c.receive(), c.receive()].map(|answer| {
+            assert_eq!(answer.status(), Status::Ok);
+            answer.header.tag
+        });
+        tags.sort_unstable();
+        assert_eq!(tags, [commit.tag, write.tag]);
+        assert_eq!(c.read(0, 4096), new);
+        assert_eq!(layer(&mut c, "s1", Extent::new(0, 4096)).0, old);
+    }
+}
+
 #[test]
 fn a_snapshot_is_refused_beside_writes_and_without_preparation() {
     let place = tempfile::tempdir().unwrap();

@@ -332,3 +332,53 @@ fn an_expansion_gives_room_at_the_end() {
         assert!(marked <= 4 * (4 << 20), "{marked}");
     }
 }
+
+/// What has begun before may still read what was folded away since. Behind the last of that a revert numbers the layers anew: until
+/// then all that is gone was let go of, not only the first of it.
+#[test]
+fn all_that_was_folded_away_is_let_go_of_before_a_revert_numbers_the_layers_anew() {
+    const SNAPSHOTS: u64 = 24;
+    // Of these reads a few are answered, and wait to be taken; the others wait for the memory.
+    const READS: u32 = 12;
+    let places = places();
+    let server = Server::start(places.last().unwrap().path());
+    let queue = |queue| {
+        let mut who = serve_client::who(1, 1);
+        (who.hello.queue, who.hello.queues) = (queue, 2);
+        serve_client::knock(&server.socket, &who).unwrap()
+    };
+    let (c, mut slow) = (queue(0), queue(1));
+    let mut w = World::new(c);
+    w.write(0, MIB);
+    w.snapshot("base");
+    let base = w.bytes.clone();
+    for n in 0..SNAPSHOTS {
+        w.write(u64::from(MIB) + n * 4096, 4096);
+        w.snapshot(&format!("s{n}"));
+    }
+    server.status.set_memory_short(true);
+    for _ in 0..READS {
+        let read = slow.header(OpCode::Read, 0, MIB);
+        slow.send(read, &[]);
+    }
+    let began = std::time::Instant::now();
+    for n in 0..SNAPSHOTS {
+        let name = format!("s{n}");
+        w.remove(&name);
+        assert_eq!(w.fold(&name, None).0, Status::Ok);
+        w.until(|s| s.fold.is_none() && s.chain.iter().all(|l| l.name != name));
+    }
+    assert!(began.elapsed().as_secs() < 25, "a connection that takes no answer is closed");
+    let (id, op) = (Instance(1000), ChainOp::Revert { name: "base".into(), created: CREATED.into() });
+    assert_eq!(w.c.control(&Control::Prepare { id, op }).status(), Status::Ok);
+    let data = w.bytes[..MIB as usize].to_vec();
+    for _ in 0..READS {
+        assert!(slow.receive().payload == data);
+    }
+    assert_eq!(w.c.control(&Control::Commit { id }).status(), Status::Ok);
+    w.bytes = base;
+    w.check();
+    w.snapshot("next");
+    w.write(0, MIB);
+    w.check();
+}

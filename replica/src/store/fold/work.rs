@@ -404,4 +404,39 @@ mod tests {
         let found = look(&pair, Direction::IntoParent, block(3, 61), &[]).unwrap();
         assert_eq!(found.runs, [block(3, 1), block(30, 1)]);
     }
+
+    /// A file system may have been given a part of a block only: what is not whole is a hole again, as it was, and what lies below is read.
+    #[test]
+    fn what_a_full_disk_took_in_part_is_taken_back_where_it_would_be_read() {
+        let Ok(small) = lh_ring::sys::mounts::detached("tmpfs", &[("size", "64k".into())]) else {
+            println!(
+                "SKIP what_a_full_disk_took_in_part_is_taken_back_where_it_would_be_read: mounting needs root"
+            );
+            return;
+        };
+        let place =
+            std::path::PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&small)));
+        for direction in [Direction::IntoChild, Direction::IntoParent] {
+            let held: Vec<u64> = (0..64).collect();
+            let mut pair = pair(&held, &held);
+            let path = place.join(format!("{direction:?}"));
+            let to = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            to.set_len(64 << 12).unwrap();
+            let to = Arc::new(to);
+            match direction {
+                Direction::IntoChild => pair.child = Arc::clone(&to),
+                Direction::IntoParent => pair.parent = Arc::clone(&to),
+            }
+            let cancel = AtomicBool::new(false);
+            let copy = Copy { pair: &pair, direction, share: false, cancel: &cancel };
+            let (mut moved, mut spoilt) = (Moved::default(), false);
+            let whole = Extent::new(0, 64 << 12);
+            let refused = copy.run(&[whole], &[], &mut moved, &mut spoilt).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+            let left = disk::extents(&to, whole, Look::Seek).count();
+            // In the parent nobody reads it: the child has those blocks itself.
+            assert_eq!((left > 0, spoilt), (direction == Direction::IntoParent, false), "{direction:?}");
+            std::fs::remove_file(path).unwrap();
+        }
+    }
 }

@@ -782,3 +782,30 @@ fn release() {
         },
     );
 }
+
+/// A directory that says that it was closed cleanly has nothing to lose with the power, of no layer.
+#[test]
+fn a_clean_close_has_synced_every_layer() {
+    for layer in ["volume-snap-one.img", "volume-head-001.img"] {
+        let place = temporary();
+        let path = place.path().join("replica");
+        sample(&path);
+        let tape = Arc::new(Tape::default());
+        let mut volume = Volume::open_taped(&path, &tape).unwrap();
+        tape.overwrites(&path.join(layer));
+        if layer.contains("head") {
+            volume.write(extent(2, 1), 9);
+        } else {
+            let image: Vec<_> = [1, 1, 9, 1].map(|byte| (BlockState::Data, byte)).into();
+            volume.put("one", 0, &image);
+        }
+        let held = volume.layer(if layer.contains("head") { "" } else { "one" });
+        let closing = volume.store.close();
+        volume.directory.close_clean(closing).unwrap();
+        drop(volume);
+        tape.lose_unsynced();
+        let volume = Volume::open(&path).unwrap();
+        assert!(volume.directory.state().clean, "{layer}");
+        assert_eq!(volume.layer(if layer.contains("head") { "" } else { "one" }), held, "{layer}");
+    }
+}
