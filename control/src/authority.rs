@@ -36,6 +36,11 @@ pub enum Question {
         /// The new one.
         epoch: Epoch,
     },
+    /// With which replicas does an engine begin that no epoch tells who holds everything?
+    Begin {
+        /// The engine.
+        engine: String,
+    },
 }
 
 /// What the manager answers.
@@ -48,6 +53,8 @@ pub enum Reply {
     Stored,
     /// Another one is stored: whoever asked is not the one any more.
     Conflict(Option<Epoch>),
+    /// These replicas hold everything: their names and addresses. Never empty.
+    Begin(Vec<(String, String)>),
     /// Nobody can say now, and nothing is known to be stored.
     Unavailable(String),
 }
@@ -73,6 +80,11 @@ impl RemoteAuthority {
     /// Asks to store an epoch. After `Unavailable` it may be stored or not; the same question may be asked again.
     pub fn store(&self, expected: Option<(Generation, u64)>, epoch: &Epoch) -> Reply {
         self.ask(&Question::Store { volume: self.volume.clone(), expected, epoch: epoch.clone() })
+    }
+
+    /// Asks with which replicas the engine begins.
+    pub fn begin(&self, engine: &str) -> Reply {
+        self.ask(&Question::Begin { engine: engine.to_owned() })
     }
 
     fn ask(&self, question: &Question) -> Reply {

@@ -48,7 +48,7 @@ pub(super) fn choose(
     candidates: &[Candidate<'_>],
 ) -> Choice {
     match quorum {
-        Quorum::Unsafe => without_epochs(candidates),
+        Quorum::Unsafe => whoever_is_here(candidates),
         Quorum::Majority => by_majority(candidates),
         Quorum::Any => match authority {
             None => Choice::Wait("the authority has not answered".into()),
@@ -144,21 +144,26 @@ fn equal_ones(candidates: &[Candidate<'_>]) -> Choice {
     Choice::Start(Start { base: None, members, complete, unfenced: false })
 }
 
-/// As Longhorn: whoever is here and not in the middle of a rebuild.
-fn without_epochs(candidates: &[Candidate<'_>]) -> Choice {
+/// As Longhorn: whoever is here and not in the middle of a rebuild; nobody else is waited for. But of those that are here the
+/// newest epoch says who was left out, and what they have missed is not read. Who has no epoch has not heard of the first yet.
+fn whoever_is_here(candidates: &[Candidate<'_>]) -> Choice {
     if candidates.iter().all(|c| c.state.is_none()) {
         return Choice::Wait("no replica is here".into());
     }
-    if candidates.iter().any(|c| c.state.is_some_and(|s| s.imported)) {
+    let usable = |c: &Candidate<'_>| c.state.is_some_and(|s| !s.rebuilding && !s.imported);
+    let usable: Vec<Candidate<'_>> = candidates.iter().copied().filter(usable).collect();
+    let newest = newest(&usable);
+    if newest.is_none() && candidates.iter().any(|c| c.state.is_some_and(|s| s.imported)) {
         return equal_ones(candidates);
     }
-    let members: MemberSet =
-        candidates.iter().filter(|c| c.state.is_some_and(|s| !s.rebuilding)).map(|c| c.id).collect();
+    let own = |c: &Candidate<'_>| c.state.and_then(|s| s.epoch.as_ref()).is_none_or(|e| e.has(c.name));
+    let counts = |c: &&Candidate<'_>| newest.is_none_or(|e| e.has(c.name)) && own(c);
+    let members: MemberSet = usable.iter().filter(counts).map(|c| c.id).collect();
     if members.is_empty() {
         return Choice::Wait("no replica is usable: each began a rebuild that did not end".into());
     }
     let complete = candidates.iter().all(|c| c.state.is_some());
-    Choice::Start(Start { base: None, members, complete, unfenced: false })
+    Choice::Start(Start { base: newest.cloned(), members, complete, unfenced: false })
 }
 
 fn untouched(state: &ReplicaState) -> bool {
@@ -356,5 +361,29 @@ mod tests {
     fn unsafe_believes_whoever_is_here() {
         let s = start(among(Quorum::Unsafe, None, [None, fresh(), None]));
         assert_eq!((ids(s.members), s.complete), (vec![2], false));
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let s = start(among(Quorum::Unsafe, None, [None, None, knows(&e123)]));
+        assert_eq!((ids(s.members), s.complete), (vec![3], false), "nobody says that it was left out");
+        let unended = knows(&e12).map(|s| ReplicaState { rebuilding: true, ..s });
+        assert_eq!(
+            ids(start(among(Quorum::Unsafe, None, [unended.clone(), None, knows(&e123)])).members),
+            [3]
+        );
+        assert!(
+            waits(among(Quorum::Unsafe, None, [unended, None, None])).contains("a rebuild that did not end")
+        );
+    }
+
+    #[test]
+    fn unsafe_does_not_read_from_who_was_left_out_as_somebody_here_knows() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let s = start(among(Quorum::Unsafe, None, [None, knows(&e12), knows(&e123)]));
+        assert_eq!((ids(s.members), s.base), (vec![2], Some(e12.clone())));
+        let s = start(among(Quorum::Unsafe, None, [knows(&e123), fresh(), knows(&e123)]));
+        assert_eq!(ids(s.members), [1, 2, 3], "the first epoch was interrupted");
+        let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
+        let s = start(among(Quorum::Unsafe, None, [foreign.clone(), knows(&e12), knows(&e123)]));
+        assert_eq!(ids(s.members), [2]);
+        assert_eq!(ids(start(among(Quorum::Unsafe, None, [foreign, fresh(), None])).members), [1]);
     }
 }

@@ -28,7 +28,7 @@ pub enum Quorum {
     Any,
     /// A majority of the configured replicas; needs no authority but for generations.
     Majority,
-    /// No epochs: whoever answers is believed, as in Longhorn.
+    /// Whoever answers is believed, as in Longhorn: an epoch is recorded by its members, and no start waits for one of them.
     Unsafe,
 }
 

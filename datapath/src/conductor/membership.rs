@@ -68,7 +68,9 @@ impl Conductor {
             Stage::Joiners(ballot) => self
                 .record(ballot, change.joiners, change.number, &change.epoch)
                 .then(|| change.stage = Stage::Ending),
-            Stage::Ending => self.end_rebuilds(change.joiners).then(|| self.joiners_ended(&mut change)),
+            Stage::Ending => {
+                self.end_rebuilds(change.joiners).then(|| change.stage = Stage::Members(Ballot::default()))
+            }
             Stage::Members(ballot) => {
                 let stay = change.target.minus(change.joiners);
                 self.record(ballot, stay, change.number, &change.epoch)
@@ -96,7 +98,7 @@ impl Conductor {
         let joiners = self.ready_joiners();
         let target = self.serving().or(joiners);
         let moves = !leavers.is_empty() || !joiners.is_empty();
-        let due = moves || (self.config.quorum != Quorum::Unsafe && !self.is_recorded(target));
+        let due = moves || !self.is_recorded(target);
         if !due || target.len() < self.members_min() {
             return false;
         }
@@ -130,21 +132,12 @@ impl Conductor {
 
     fn begin_recording(&mut self, change: &mut Change) {
         self.are_recorded(change.joiners);
-        // Without epochs there is nothing to record.
-        let records = self.config.quorum != Quorum::Unsafe;
-        change.stage = if records { Stage::Joiners(Ballot::default()) } else { Stage::Ending };
-        if records && sabotaged!(self, epoch_not_durable) {
+        change.stage = Stage::Joiners(Ballot::default());
+        if sabotaged!(self, epoch_not_durable) {
             self.record(&mut Ballot::default(), change.target, change.number, &change.epoch);
             self.end_rebuilds(change.joiners);
             self.begin_storing(change);
             self.enact(change);
-        }
-    }
-
-    fn joiners_ended(&mut self, change: &mut Change) {
-        match self.config.quorum {
-            Quorum::Unsafe => self.enact(change),
-            Quorum::Any | Quorum::Majority => change.stage = Stage::Members(Ballot::default()),
         }
     }
 
@@ -173,10 +166,8 @@ impl Conductor {
 
     /// The epoch counts: nobody waits for the leavers any more, and the joiners may be read from.
     fn enact(&mut self, change: &mut Change) {
-        if self.config.quorum != Quorum::Unsafe {
-            self.epoch = Some(change.epoch.clone());
-            self.counters.epochs += 1;
-        }
+        self.epoch = Some(change.epoch.clone());
+        self.counters.epochs += 1;
         self.loose_epoch = false;
         let mut switches = Vec::new();
         for member in change.leavers.iter() {

@@ -206,7 +206,7 @@ impl Conductor {
     fn begin_first_change(&mut self) {
         self.phase = Phase::Recording;
         let members = self.members();
-        if self.config.quorum != Quorum::Unsafe && members.len() >= self.members_min() {
+        if members.len() >= self.members_min() {
             self.begin_change(members, MemberSet::EMPTY, MemberSet::EMPTY);
         }
     }
@@ -250,7 +250,7 @@ impl Conductor {
             self.waiting_for = Some("too few replicas hold the newest data".into());
             return false;
         }
-        if self.config.quorum != Quorum::Unsafe && !self.is_recorded(self.members()) {
+        if !self.is_recorded(self.members()) {
             // A joiner was lost while its epoch was being stored: the next one leaves it out.
             return false;
         }

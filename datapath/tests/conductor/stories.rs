@@ -520,13 +520,42 @@ fn an_older_engine_that_loses_its_replicas_does_not_end_a_younger_one() {
 }
 
 #[test]
-fn unsafe_goes_on_without_epochs() {
+fn unsafe_goes_on_with_whoever_is_here() {
     let mut world = opened(Quorum::Unsafe);
     world.dies(1);
     world.writes();
-    assert_eq!((world.mode(1), world.status().epoch), (Mode::Err, None));
+    assert_eq!(
+        (world.mode(1), world.members(), &world.authority.epoch),
+        (Mode::Err, strings(&["r2", "r3"]), &None)
+    );
+    world.dies(2);
+    world.dies(3);
+    world.crash_engine();
     world.returns(1);
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!(world.members(), ["r1"], "what it has missed is given up");
+    world.returns(2);
+    world.returns(3);
+    world.run_until("all are in sync", |w| w.members() == ["r1", "r2", "r3"]);
+}
+
+/// The engine's process ends before the replica that was out was filled again, or has begun to be.
+#[test]
+fn unsafe_begins_again_without_who_was_out() {
+    let mut world = opened(Quorum::Unsafe);
+    world.writes();
+    world.dies(1);
+    world.writes();
+    world.crash_engine();
+    world.returns(1);
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!((world.members(), world.mode(2)), (strings(&["r2", "r3"]), Mode::Rw));
+    world.reads();
     world.settle();
+}
+
+fn strings(names: &[&str]) -> Vec<String> {
+    names.iter().map(|n| (*n).to_owned()).collect()
 }
 
 fn created() -> String {

@@ -558,9 +558,9 @@ impl World {
         assert!(!epoch.has(name), "{name} is forgotten, but is in epoch {epoch:?}");
         let recorded = |r: &&Replica| r.epoch.as_ref().is_some_and(|own| own.order() >= epoch.order());
         match self.plan.quorum {
-            Quorum::Unsafe => {}
-            Quorum::Any => {
-                assert!(self.authority.history.contains(&epoch), "epoch {epoch:?} is not stored");
+            Quorum::Any | Quorum::Unsafe => {
+                let is_stored = self.plan.quorum == Quorum::Unsafe || self.authority.history.contains(&epoch);
+                assert!(is_stored, "epoch {epoch:?} is not stored");
                 let members = self.replicas.iter().filter(|r| epoch.has(&r.name));
                 assert!(members.filter(recorded).count() == epoch.members.len(), "{epoch:?} is not recorded");
             }
@@ -576,7 +576,6 @@ impl World {
         let Replica { name, epoch: own, .. } = &self.replicas[usize::from(member.0)];
         let recorded = own.as_ref().filter(|own| epoch.as_ref().is_some_and(|e| own.order() > e.order()));
         let counts = [epoch.as_ref(), recorded].into_iter().flatten().any(|e| e.has(name));
-        let counts = counts || self.plan.quorum == Quorum::Unsafe;
         assert!(counts, "{name} may be read from, but is not in {epoch:?}");
     }
 

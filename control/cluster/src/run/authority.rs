@@ -10,7 +10,7 @@ use std::sync::Arc;
 use control::authority::{LINE_MAX, Question, Reply};
 use control::transport::bind_private;
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use lh_block::{Epoch, Generation};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use super::desk::{Desk, Done, ReconcileError};
-use crate::api::{EpochRecord, GenerationText, Volume};
+use crate::api::{Engine, EpochRecord, GenerationText, Replica, Volume};
 
 /// How often a write is tried again after another writer was faster.
 const TRIES: usize = 8;
@@ -128,6 +128,37 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
     Reply::Unavailable("other writers of the volume were faster; ask again".to_owned())
 }
 
+/// The replicas that an engine without epochs begins with: those of its own that hold everything, as their resources say. While
+/// none of the volume was ever in sync, one is as good as another.
+fn to_begin_with(engine: &Engine, replicas: &[Replica]) -> Vec<(String, String)> {
+    let is_blank = replicas.iter().all(|r| r.spec.healthy_at.is_empty());
+    let holds_everything = |name: &&String| {
+        let found = replicas.iter().find(|r| r.name_any() == **name);
+        found.is_some_and(|r| is_blank || !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty())
+    };
+    let told = engine.spec.replica_address_map.iter().filter(|(name, _)| holds_everything(name));
+    told.map(|(name, address)| (name.clone(), address.clone())).collect()
+}
+
+/// What such an engine was told at its first start may be old: replicas have come, gone and failed since.
+async fn begin(desk: &Desk, engine: &str) -> Reply {
+    let asked = async {
+        let engine = desk.api::<Engine>().get(engine).await?;
+        let of_volume = format!("spec.volumeName={}", engine.spec.volume_name);
+        let of_volume = ListParams::default().fields(&of_volume).match_any();
+        let replicas = desk.api::<Replica>().list(&of_volume).await?;
+        Ok::<_, kube::Error>(to_begin_with(&engine, &replicas.items))
+    };
+    match asked.await {
+        Ok(found) if found.is_empty() => {
+            let why = "none of its replicas holds everything: look at their conditions and failedAt";
+            Reply::Unavailable(why.to_owned())
+        }
+        Ok(found) => Reply::Begin(found),
+        Err(e) => Reply::Unavailable(e.to_string()),
+    }
+}
+
 /// Answers the engines of this node for ever.
 ///
 /// # Errors
@@ -161,6 +192,7 @@ async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
     let reply = match serde_json::from_str(&line)? {
         Question::Load { volume } => load(desk, &volume).await,
         Question::Store { volume, expected, epoch } => store(desk, &volume, expected, &epoch).await,
+        Question::Begin { engine } => begin(desk, &engine).await,
     };
     let mut bytes = serde_json::to_vec(&reply)?;
     bytes.push(b'\n');
@@ -170,7 +202,7 @@ async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{VolumeSpec, VolumeStatus};
+    use crate::api::{EngineSpec, ReplicaSpec, VolumeSpec, VolumeStatus};
 
     fn epoch(attachment: u32, counter: u64) -> Epoch {
         let generation = Generation { attachment, restart: 0 };
@@ -218,5 +250,38 @@ mod tests {
         for (what, stored, expected, epoch, verdict) in cases {
             assert_eq!(judge(stored, expected, epoch), verdict, "{what}");
         }
+    }
+
+    #[test]
+    fn an_engine_without_epochs_begins_with_what_holds_everything_now() {
+        let mut engine =
+            Engine::new("demo-e-0", EngineSpec { volume_name: "demo".into(), ..EngineSpec::default() });
+        for name in ["a", "b", "c", "d", "gone"] {
+            engine.spec.replica_address_map.insert(name.into(), format!("tcp:{name}"));
+        }
+        let replica = |name: &str, healthy: &str, failed: &str| {
+            let (healthy_at, failed_at) = (healthy.to_owned(), failed.to_owned());
+            Replica::new(name, ReplicaSpec { healthy_at, failed_at, ..ReplicaSpec::default() })
+        };
+        let named = |replicas: &[Replica]| {
+            to_begin_with(&engine, replicas).into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+        };
+        let (then, later) = ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z");
+        let mut replicas = [
+            replica("a", then, ""),
+            replica("b", then, later),
+            replica("c", "", ""),
+            replica("untold", then, ""),
+        ];
+        assert_eq!(
+            named(&replicas),
+            "a",
+            "b has failed, c was never filled, and where the last is nobody knows"
+        );
+        replicas[1].spec.failed_at.clear();
+        assert_eq!(named(&replicas), "a b");
+        assert_eq!(to_begin_with(&engine, &replicas)[0], ("a".to_owned(), "tcp:a".to_owned()));
+        replicas.iter_mut().for_each(|r| r.spec.healthy_at.clear());
+        assert_eq!(named(&replicas), "a b c", "the volume was never served");
     }
 }

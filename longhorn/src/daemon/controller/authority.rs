@@ -1,10 +1,14 @@
 //! The engine's way to the volume's authority: the record directory's file on a bare host, the node's manager in a cluster.
 
+use std::time::Duration;
+
 use control::authority::{RemoteAuthority, Reply};
 use control::host::{self, AuthorityError};
 use datapath::conductor::Stored;
 use datapath::engine;
-use lh_block::{Epoch, Generation};
+use lh_block::{Address, Epoch, Generation};
+
+use crate::daemon::GivesUp;
 
 /// The authority of a bare host, as the engine asks it.
 pub(super) struct OnHost(pub(super) host::Authority);
@@ -29,6 +33,32 @@ impl engine::Authority for OnHost {
 /// The authority of a cluster, as the engine asks it.
 pub(super) struct InCluster(pub(super) RemoteAuthority);
 
+/// The replicas that an engine of a cluster begins with where no epoch says who holds everything, for the quorum `unsafe`. Its command
+/// line is that of its first start: it may name one that was left out since, and not the one that everything is on now. As with
+/// other quorums a manager that cannot say is waited for.
+pub(super) fn replicas_to_begin_with(
+    authority: &RemoteAuthority,
+    engine: &str,
+    pause: Duration,
+) -> Result<Vec<(String, Address)>, GivesUp> {
+    let mut told = String::new();
+    loop {
+        let why = match authority.begin(engine) {
+            Reply::Begin(found) => {
+                let parsed = found.into_iter().map(|(name, address)| Ok((name, address.parse()?)));
+                return parsed.collect::<Result<_, String>>().map_err(GivesUp);
+            }
+            Reply::Unavailable(why) => why,
+            other => confused(&other),
+        };
+        if why != told {
+            tracing::warn!("which replicas to begin with is not known yet: {why}");
+            told = why;
+        }
+        std::thread::sleep(pause);
+    }
+}
+
 /// For a reply that answers another question.
 fn confused(reply: &Reply) -> String {
     format!("the manager of this node answered {reply:?}, which was not asked")
@@ -39,7 +69,7 @@ impl engine::Authority for InCluster {
         match self.0.load() {
             Reply::Counts(epoch) => Ok(epoch),
             Reply::Unavailable(reason) => Err(reason),
-            other @ (Reply::Stored | Reply::Conflict(_)) => Err(confused(&other)),
+            other @ (Reply::Stored | Reply::Conflict(_) | Reply::Begin(_)) => Err(confused(&other)),
         }
     }
 
@@ -48,13 +78,17 @@ impl engine::Authority for InCluster {
             Reply::Stored => Stored::Stored,
             Reply::Conflict(current) => Stored::Conflict { current },
             Reply::Unavailable(reason) => Stored::Unavailable { reason },
-            other @ Reply::Counts(_) => Stored::Unavailable { reason: confused(&other) },
+            other @ (Reply::Counts(_) | Reply::Begin(_)) => Stored::Unavailable { reason: confused(&other) },
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use control::authority::Question;
     use datapath::engine::Authority;
     use lh_block::Instance;
 
@@ -73,5 +107,30 @@ mod tests {
         std::fs::write(dir.path().join("authority.json"), "{").unwrap();
         assert!(authority.load().is_err());
         assert!(matches!(authority.store(None, &epoch(3)), Stored::Unavailable { .. }));
+    }
+
+    #[test]
+    fn an_engine_without_epochs_begins_with_what_its_manager_names_and_waits_for_its_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let replies = [
+            Reply::Unavailable("no API server".to_owned()),
+            Reply::Begin(vec![("r-4".to_owned(), "unix:/r/4.sock".to_owned())]),
+        ];
+        let server = std::thread::spawn(move || {
+            for reply in replies {
+                let (stream, _) = listener.accept().unwrap();
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line).unwrap();
+                let asked: Question = serde_json::from_str(&line).unwrap();
+                assert_eq!(asked, Question::Begin { engine: "demo-e-0".to_owned() });
+                writeln!(&stream, "{}", serde_json::to_string(&reply).unwrap()).unwrap();
+            }
+        });
+        let authority = RemoteAuthority::at(socket, "demo");
+        let found = replicas_to_begin_with(&authority, "demo-e-0", Duration::ZERO).unwrap();
+        server.join().unwrap();
+        assert_eq!(found, [("r-4".to_owned(), "unix:/r/4.sock".parse().unwrap())]);
     }
 }

@@ -18,7 +18,7 @@ use lh_ring::Pool;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
-use super::authority::{InCluster, OnHost};
+use super::authority::{InCluster, OnHost, replicas_to_begin_with};
 use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
 use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
@@ -35,6 +35,9 @@ use crate::tell::tell;
 
 /// How long the engine before this one may take to end after it was killed.
 const PREDECESSOR: Duration = Duration::from_secs(10);
+
+/// Between two questions with which replicas to begin.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Between two looks at what the volume is shown by.
 pub(super) const CARE: Duration = Duration::from_secs(5);
@@ -59,7 +62,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     if let Some(from) = &args.relay_from {
         return relay::run(args, from, &name, &root);
     }
-    let (replicas, limits) = configured(args, &root)?;
+    let (replicas, limits) = configured(args, &name, &root)?;
     check_open(args, &replicas)?;
     let fronts = fronts(args, &name)?;
     let (generation, authority) = authority(args, &replicas)?;
@@ -118,7 +121,7 @@ fn authority(
         );
         return Err(GivesUp(text).into());
     };
-    if let Some(socket) = directory.to_str().and_then(|d| d.strip_prefix("unix:")) {
+    if let Some(socket) = manager_of(args) {
         let Some(generation) = args.generation else {
             let text = "an engine whose authority is a manager's socket needs --generation, which that manager issues";
             return Err(GivesUp(text.to_owned()).into());
@@ -149,11 +152,24 @@ fn authority(
     Ok((generation, Box::new(OnHost(authority))))
 }
 
+/// The socket of the node's manager, where that passes the authority on.
+fn manager_of(args: &ControllerArgs) -> Option<&str> {
+    args.authority.as_deref()?.to_str()?.strip_prefix("unix:")
+}
+
 /// The replicas and limits of the volume's record, if the authority is the root's own: a restart has the command line of
-/// the first start, and they may have changed since. Otherwise those of the command line.
-fn configured(args: &ControllerArgs, root: &Root) -> Result<(Vec<(String, Address)>, Limits)> {
+/// the first start, and they may have changed since. In a cluster the epoch says which of the replicas hold everything, and of others the
+/// engine is told; without epochs the manager is asked. Otherwise those of the command line.
+fn configured(args: &ControllerArgs, engine: &str, root: &Root) -> Result<(Vec<(String, Address)>, Limits)> {
     let limits = |snapshots, snapshot_bytes| Limits { snapshots, snapshot_bytes, ..Limits::default() };
     let told = || (args.replicas.clone(), limits(args.snapshot_max_count, args.snapshot_max_size));
+    if let Some(socket) = manager_of(args)
+        && args.quorum == Quorum::Unsafe
+    {
+        let authority = RemoteAuthority::at(socket.into(), &args.volume);
+        let replicas = replicas_to_begin_with(&authority, engine, ASK_AGAIN)?;
+        return Ok((replicas, told().1));
+    }
     if args.authority.as_deref() != Some(root.volume(&args.volume).as_path()) {
         return Ok(told());
     }
