@@ -117,6 +117,24 @@ fn a_copy_from_before_a_snapshot_is_not_the_member_that_was_lost() {
 }
 
 #[test]
+fn a_copy_from_before_a_snapshot_is_no_member_at_a_start() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let older = world.replicas[2].clone();
+    let snapshot = world.snapshot("a");
+    assert_eq!(world.finish(snapshot), Ok(()));
+    (1..=3).for_each(|r| world.dies(r));
+    world.replicas[2] = older;
+    world.replicas[2].kill();
+    world.crash_engine();
+    (1..=3).for_each(|r| world.returns(r));
+    world.run_until("it starts", World::is_open);
+    assert_eq!(world.status().epoch.map(|e| e.members), Some(vec!["r1".into(), "r2".into()]));
+    world.reads();
+    world.settle();
+}
+
+#[test]
 fn a_directory_that_was_being_filled_is_not_the_member_that_was_lost() {
     let mut world = opened(Quorum::Any);
     world.writes();

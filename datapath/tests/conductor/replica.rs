@@ -110,6 +110,8 @@ pub(crate) struct Replica {
     /// Last writes of the session, and what sessions before left.
     window: VecDeque<Extent>,
     in_doubt: Vec<Extent>,
+    /// Times that it was asked what somebody else has missed.
+    pub(crate) asked_for_others: u32,
 }
 
 impl Replica {
@@ -144,6 +146,7 @@ impl Replica {
             powered: true,
             window: VecDeque::new(),
             in_doubt: Vec::new(),
+            asked_for_others: 0,
         }
     }
 
@@ -420,7 +423,10 @@ impl Replica {
                 self.unsettled.drain(..settled);
             }
             // It remembers nothing of others: everything is compared.
-            Control::Missed { .. } => return Err(Refusal::Said("not known".into())),
+            Control::Missed { .. } => {
+                self.asked_for_others += 1;
+                return Err(Refusal::Said("not known".into()));
+            }
             Control::LayerMap { layer, from, .. } => {
                 let Some(layer) = self.layers.iter().find(|l| l.name == *layer) else {
                     return Err(Refusal::Said("no such layer".into()));

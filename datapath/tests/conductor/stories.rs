@@ -519,6 +519,46 @@ fn an_older_engine_that_loses_its_replicas_does_not_end_a_younger_one() {
     }
 }
 
+/// What the younger engine has told all to record has ended what was kept for the one that the older had put out: what that one has missed
+/// nobody knows any more.
+#[test]
+fn who_was_put_out_by_an_epoch_that_came_first_after_all_is_compared_wholly() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.dies(3);
+    world.run_until("the epoch without 3 is on its way", |w| w.engine().store.is_some());
+    let first = world.engine().store.take();
+    world.returns(3);
+    world.start_engine(false);
+    world.run_until("a younger one's is on its way", |w| w.engine().store.is_some());
+    let younger = world.engine().store.take();
+    assert!(younger.as_ref().is_some_and(|(_, epoch)| epoch.has("r3")));
+    world.engines[0].store = first;
+    world.run_until("the first is stored", |w| w.authority.epoch.as_ref().is_some_and(|e| !e.has("r3")));
+    world.engine().store = younger;
+    world.run_until("3 is in sync", |w| w.is_open() && w.members() == ["r1", "r2", "r3"]);
+    assert!(world.replicas.iter().all(|r| r.asked_for_others == 0));
+    world.settle();
+}
+
+/// The answer to what was to be stored before would be taken for that to the next.
+#[test]
+fn a_start_that_begins_again_waits_for_what_is_on_its_way_to_the_authority() {
+    let mut world = quiet(Quorum::Any);
+    world.run_until("the first epoch is on its way", |w| w.engine().store.is_some());
+    let store = world.engine().store.take();
+    world.dies(3);
+    world.returns(3);
+    world.run_for(20_000);
+    let recorded = world.replicas.iter().filter_map(|r| r.epoch.as_ref());
+    assert_eq!(recorded.map(|e| e.counter).collect::<Vec<_>>(), [1, 1, 1]);
+    assert!(!world.is_open() && world.engine().store.is_none());
+    world.engine().store = store;
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!(world.authority.epoch, world.status().epoch);
+    world.settle();
+}
+
 #[test]
 fn unsafe_goes_on_with_whoever_is_here() {
     let mut world = opened(Quorum::Unsafe);
