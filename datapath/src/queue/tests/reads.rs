@@ -183,6 +183,46 @@ fn reads_of_a_chunk_in_doubt_wait_until_it_is_resolved() {
     assert_eq!(b.answers(), [(read, Ok(())), (part, Ok(()))]);
 }
 
+/// A member that comes back while the read waits for its range may lack what was answered.
+#[test]
+fn a_chunk_that_is_put_in_doubt_before_its_read_begins_is_not_read() {
+    let mut b = Bench::new(2);
+    let write = b.request(WRITE, blocks(0, 1));
+    let read = b.request(Op::Read, blocks(0, 1));
+    b.shared.put_in_doubt(0);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    b.answered(write);
+    assert_eq!(b.answers(), [(write, Ok(()))]);
+    assert_eq!(b.reports(), [FromQueue::ChunkWanted(0)]);
+    assert!(b.to(A).is_empty() && b.to(B).is_empty());
+    b.shared.resolve(0);
+    b.apply(Input::Message(ToQueue::ChunkResolved(0)));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(read, Ok(()))]);
+    b.assert_idle();
+}
+
+#[test]
+fn an_answer_with_fewer_bytes_than_were_asked_for_breaks_the_link() {
+    let mut b = Bench::with(ranked(A), 2);
+    let slot = b.request(Op::Read, blocks(0, 2));
+    let t = b.one(A);
+    b.apply(Input::Reply(Reply {
+        member: A,
+        tag: t.tag,
+        op: t.op,
+        status: Status::Ok,
+        aux: 0,
+        payload: 4096,
+    }));
+    assert!(b.out.contains(&Output::Disconnect { member: A }) && b.answers().is_empty());
+    assert_eq!(b.one(B).range, blocks(0, 2));
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
 #[test]
 fn a_read_is_answered_only_when_every_member_was_heard_lately() {
     let mut b = Bench::with(ranked(A), 2);
