@@ -250,5 +250,10 @@ fn no_write_is_done_whose_mark_is_not_on_the_disk() {
         assert_eq!(server.status.snapshot().mode, Mode::Failed);
         drop(server);
         disk.relieve();
+        // The page cache has the mark, and says that it was written: the next process does not read it there.
+        let server = disk.serve(place.path());
+        drop(session(&server.socket, 2, 2));
+        let (cached, on_disk) = both(&intent);
+        assert!(cached == on_disk, "what is believed of the intent bitmap is not on the disk");
     });
 }
