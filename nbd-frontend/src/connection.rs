@@ -235,7 +235,12 @@ impl Connection {
         if self.phase == Phase::Finishing {
             return Ok(Some(self.finish_held(work)));
         }
-        if self.tx.queued_bytes() > self.owed + ANSWERS_MAX || work.device.room() == 0 {
+        if self.tx.queued_bytes() > self.owed + ANSWERS_MAX {
+            // Memory that comes free is not kept for who does not take it.
+            work.budget.forget(self.claimant);
+            return Ok(Some(Served::Blocked));
+        }
+        if work.device.room() == 0 {
             return Ok(Some(Served::Blocked));
         }
         match std::mem::replace(&mut self.expect, Expect::Header) {
@@ -481,3 +486,6 @@ pub(crate) fn served_geometry(device: &dyn Device<Payload>) -> Geometry {
 const fn as_len(len: u64) -> usize {
     len as usize
 }
+
+#[cfg(test)]
+mod tests;

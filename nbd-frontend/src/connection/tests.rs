@@ -1,0 +1,115 @@
+use std::os::unix::net::UnixStream;
+
+use lh_ring::{MemoryDisk, Pool};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::export::Agreed;
+use crate::proto::{REQUEST_MAGIC, Request as Raw, command};
+
+const OWN: Claimant = (1, 1);
+const OTHER: Claimant = (2, 1);
+
+/// A connection without a ring: what is received is fed, and what is sent stays in its queue.
+struct Alone {
+    pool: Pool,
+    disk: MemoryDisk,
+    requests: Requests,
+    budget: Budget,
+    connection: Connection,
+    _peer: UnixStream,
+}
+
+impl Alone {
+    fn new(budget: usize) -> Self {
+        let pool = Pool::new(1 << 20, 4 << 20).unwrap();
+        let geometry = Geometry {
+            size: 1 << 20,
+            logical_block: 512,
+            physical_block: 4096,
+            max_transfer: 1 << 20,
+            depth: 8,
+        };
+        let (ours, peer) = UnixStream::pair().unwrap();
+        let session = Session { agreed: Agreed::default(), read_only: false };
+        let connection = Connection::new(Fd::new(ours), session, OWN, &pool);
+        let disk = MemoryDisk::new(&pool, geometry);
+        Self {
+            pool,
+            disk,
+            requests: Requests::default(),
+            budget: Budget::new(budget),
+            connection,
+            _peer: peer,
+        }
+    }
+
+    fn ask(&mut self, kind: u16, length: u32) {
+        let raw = Raw {
+            magic: REQUEST_MAGIC.into(),
+            flags: 0.into(),
+            kind: kind.into(),
+            cookie: 7.into(),
+            offset: 0.into(),
+            length: length.into(),
+        };
+        assert!(self.connection.rx.feed(raw.as_bytes()));
+    }
+
+    fn serve(&mut self) -> Served {
+        let mut scratch = Vec::new();
+        let mut work = Work {
+            device: &mut self.disk,
+            requests: &mut self.requests,
+            budget: &mut self.budget,
+            share: 1 << 20,
+            scratch: &mut scratch,
+        };
+        self.connection.serve(&mut work)
+    }
+
+    /// What a read of 4096 bytes is told when the device gives this: error and bytes behind it.
+    fn told(&mut self, data: Option<Payload>) -> (u32, usize) {
+        let mut call = [0; REQUEST_MAX];
+        self.ask(command::READ, 4096);
+        let len = self.connection.session.request_len();
+        assert!(self.connection.rx.peek_at(0, &mut call[..len]));
+        assert!(matches!(self.serve(), Served::Bytes(_)));
+        let mut done = self.disk.poll_done().unwrap();
+        done.data = data;
+        let request = self.requests.take(done.tag).unwrap();
+        self.connection.finish(&request, done, &mut self.budget);
+        let bytes = self.connection.tx.drain();
+        self.connection.sent(&mut self.budget);
+        assert_eq!((self.budget.used(), self.connection.total), (0, 0));
+        (u32::from_be_bytes(bytes[4..8].try_into().unwrap()), bytes.len() - 16)
+    }
+}
+
+/// A simple reply does not tell how many bytes follow: one too few or too many, and nothing behind it makes sense.
+#[test]
+fn a_device_that_gives_other_bytes_than_were_asked_for_has_failed() {
+    let mut alone = Alone::new(1 << 20);
+    for (len, expected) in [(4096, (0, 4096)), (4095, (error::EIO, 0)), (8192, (error::EIO, 0))] {
+        let data = alone.pool.alloc(len, 512);
+        assert_eq!(alone.told(data), expected, "{len} bytes");
+    }
+    assert_eq!(alone.told(None), (error::EIO, 0));
+}
+
+#[test]
+fn who_takes_no_answers_keeps_nobody_from_memory() {
+    let mut alone = Alone::new(4096);
+    assert!(alone.budget.take(OTHER, 4096));
+    alone.ask(command::READ, 4096);
+    assert_eq!(alone.serve(), Served::Blocked);
+    // Its turn comes first, but it does not take it: answers to what it had asked for before pile up.
+    (0..=ANSWERS_MAX / 4096).for_each(|_| alone.connection.tx.push_header(&[0; 4096]));
+    assert_eq!(alone.serve(), Served::Blocked);
+    alone.budget.give_back(4096);
+    assert!(alone.budget.take(OTHER, 512), "it waits for who does not read");
+    alone.budget.give_back(512);
+    alone.connection.tx.drain();
+    assert!(matches!(alone.serve(), Served::Bytes(_)));
+    assert_eq!(alone.budget.used(), 4096);
+}
