@@ -208,9 +208,10 @@ impl Connection {
         }
     }
 
-    /// True in the middle of a request, of which more bytes have to come.
+    /// True in the middle of a request, of which more bytes have to come. Where nothing is read any more nothing has to.
     pub(crate) fn is_mid_request(&self) -> bool {
-        !matches!(self.expect, Expect::Header) || self.rx.available() > 0
+        let is_begun = !matches!(self.expect, Expect::Header) || self.rx.available() > 0;
+        is_begun && !self.is_finishing()
     }
 
     /// True while memory for what comes next is counted already.
@@ -457,7 +458,6 @@ impl Connection {
 
     fn stop_reading(&mut self, budget: &mut Budget) {
         self.phase = Phase::Finishing;
-        self.expect = Expect::Header;
         self.held.clear();
         budget.give_back(self.kept);
         self.total -= self.kept;

@@ -44,6 +44,11 @@ fn is_greeted(stream: &mut UnixStream, within: Duration) -> bool {
     }
 }
 
+fn is_closed(stream: &mut UnixStream) -> bool {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    matches!(stream.read(&mut [0]), Ok(0))
+}
+
 #[test]
 fn a_relayed_device_does_what_a_device_does() {
     let server = Running::start();
@@ -112,12 +117,13 @@ fn a_client_that_comes_again_waits_for_what_it_has_left_behind() {
     let mut again = come(&server, LANE);
     queue.wish();
     assert!(!is_greeted(&mut again, Duration::from_millis(300)), "the first copy is still at work");
-    // One that gave up waiting comes once more.
+    // One that gave up waiting comes once more; what waited before it waits no longer.
+    let mut next = come(&server, LANE);
+    assert!(is_closed(&mut again) && !is_greeted(&mut next, Duration::from_millis(100)));
+    server.inside(|inside| inside.server.close_lanes());
+    assert!(is_closed(&mut next));
     let mut again = come(&server, LANE);
-    assert!(!is_greeted(&mut again, Duration::from_millis(100)));
-    let again = come(&server, LANE);
     server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
-    let mut again = again;
     assert!(is_greeted(&mut again, PATIENCE));
     assert!(queue.answers.is_empty(), "nobody has heard of the first copy");
     queue.link(again);

@@ -121,6 +121,11 @@ impl Client {
         Ok(Self { stream, framing, flags, size, next_cookie: 1, reads: Vec::new() })
     }
 
+    /// As a client that has agreed before, as the kernel's does: from the first request on.
+    pub fn agreed(stream: UnixStream) -> Self {
+        Self { stream, framing: Framing::Simple, flags: 0, size: 0, next_cookie: 1, reads: Vec::new() }
+    }
+
     /// Sends a request's header; its cookie.
     pub fn header(&mut self, kind: u16, flags: u16, offset: u64, length: u64) -> u64 {
         let (bytes, cookie) = self.encode(kind, flags, offset, length);

@@ -1,0 +1,318 @@
+//! Who leaves, and who is stopped, in the middle: what is done, what is dropped, and what is answered then.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use lh_block::{Extent, Geometry};
+use lh_ring::Answers;
+use nbd_frontend::proto::{command, error};
+use nbd_frontend::{Ending, Framing, Lane};
+use support::client::Client;
+use support::{GEOMETRY, Running, Setup};
+
+/// A server that has room for so many requests, which are not answered yet.
+fn held(depth: u32) -> Running {
+    let server = Setup { geometry: Geometry { depth, ..GEOMETRY }, ..Setup::default() }.start();
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    server
+}
+
+/// Does something of which the server sees nothing before all of it is done.
+fn unseen(server: &Running, f: impl FnOnce()) {
+    let ((stopped, stops), (go, goes)) = (channel(), channel::<()>());
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            server.inside(move |_| {
+                stopped.send(()).unwrap();
+                goes.recv().unwrap();
+            });
+        });
+        stops.recv().unwrap();
+        f();
+        go.send(()).unwrap();
+    });
+}
+
+/// Unmaps of one block each.
+fn trims(client: &mut Client, count: u64) -> Vec<u8> {
+    (0..count).flat_map(|i| client.encode(command::TRIM, 0, i * 4096, 4096).0).collect()
+}
+
+fn gone(server: &Running) {
+    server.until("gone", |load| load.connections == 0 && load.payload_bytes == 0);
+}
+
+/// Its header came while the client was there, and the last of its bytes with the client's end.
+#[test]
+fn a_write_whose_client_hangs_up_behind_its_last_byte_is_dropped() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    let (head, _) = client.encode(command::WRITE, 0, 0, 4096);
+    client.stream.write_all(&head).unwrap();
+    server.until("the header", |load| load.payload_bytes == 4096);
+    unseen(&server, || {
+        client.stream.write_all(&[7; 4096]).unwrap();
+        client.stream.shutdown(Shutdown::Both).unwrap();
+    });
+    gone(&server);
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 0);
+}
+
+/// Changes without data are looked after as those with it, also when the client has been seen there before.
+#[test]
+fn a_trim_whose_client_has_hung_up_is_dropped() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    client.header(command::TRIM, 0, 0, 4096);
+    server.until("the first", |load| load.requests == 1);
+    unseen(&server, || {
+        client.header(command::TRIM, 0, 4096, 4096);
+        client.header(command::WRITE_ZEROES, 0, 8192, 4096);
+        client.stream.shutdown(Shutdown::Both).unwrap();
+    });
+    gone(&server);
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 1);
+}
+
+/// What is held until the stream ends holds memory until then, and the rest of the stream is not read without memory.
+#[test]
+fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {
+    let small = |limits: &mut nbd_frontend::Limits| limits.connection_bytes = 8192;
+    let server = Setup { limits: small, ..Setup::default() }.start();
+    let mut client = Client::connect(&server, Framing::Simple);
+    unseen(&server, || {
+        for i in 0..3 {
+            client.send_write(0, i * 4096, &[7; 4096]);
+        }
+        client.header(command::DISC, 0, 0, 0);
+        client.stream.shutdown(Shutdown::Write).unwrap();
+    });
+    gone(&server);
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 0);
+}
+
+#[test]
+fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
+    for (count, done) in [(256, 256), (257, 0)] {
+        let server = Running::start();
+        let mut client = Client::connect(&server, Framing::Simple);
+        unseen(&server, || {
+            let all = trims(&mut client, count);
+            client.stream.write_all(&all).unwrap();
+            client.header(command::DISC, 0, 0, 0);
+            client.stream.shutdown(Shutdown::Write).unwrap();
+        });
+        gone(&server);
+        assert_eq!(server.inside(|inside| inside.disk.submitted()), done);
+    }
+}
+
+/// The device is full when the client's goodbye comes: what waits for room was meant, whoever stops the server.
+#[test]
+fn what_waits_behind_a_goodbye_is_done_by_a_server_that_is_stopped() {
+    for ending in [Ending::Refuse, Ending::Leave] {
+        let server = held(2);
+        let mut client = Client::connect(&server, Framing::Simple);
+        unseen(&server, || {
+            let all = trims(&mut client, 3);
+            client.stream.write_all(&all).unwrap();
+            client.header(command::DISC, 0, 0, 0);
+            client.stream.shutdown(Shutdown::Write).unwrap();
+        });
+        server.until("full", |load| load.requests == 2);
+        server.inside(move |inside| {
+            inside.server.stop(inside.ring, ending);
+            inside.disk.set_answers(Answers::AtOnce);
+        });
+        for _ in 0..3 {
+            assert_eq!(client.reply().expect("answered").error, 0, "{ending:?}");
+        }
+        assert!(client.is_closed());
+        gone(&server);
+    }
+}
+
+/// Without a goodbye nobody knows whether it was meant: the client may have sent it elsewhere.
+#[test]
+fn what_is_held_without_a_goodbye_is_dropped_by_a_server_that_is_stopped() {
+    for ending in [Ending::Refuse, Ending::Leave] {
+        let server = held(1);
+        let mut client = Client::connect(&server, Framing::Simple);
+        unseen(&server, || {
+            client.header(command::TRIM, 0, 0, 4096);
+            // The device is full with it, and the rest of the stream waits.
+            client.header(command::READ, 0, 0, 512);
+            client.header(command::READ, 0, 0, 512);
+            client.stream.shutdown(Shutdown::Write).unwrap();
+        });
+        server.until("full", |load| load.requests == 1);
+        server.inside(move |inside| {
+            inside.server.stop(inside.ring, ending);
+            inside.disk.set_answers(Answers::AtOnce);
+        });
+        gone(&server);
+        assert_eq!(server.inside(|inside| inside.disk.submitted()), 1, "{ending:?}");
+    }
+}
+
+#[test]
+fn a_goodbye_to_a_server_that_is_stopped_has_no_answer() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Structured);
+    let first = client.send_write(0, 0, &[1; 4096]);
+    server.until("submitted", |load| load.requests == 1);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    let refused = client.send_write(0, 4096, &[1; 4096]);
+    let reply = client.reply().unwrap();
+    assert_eq!((reply.cookie, reply.error), (refused, error::ESHUTDOWN));
+    client.header(command::DISC, 0, 0, 0);
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    assert_eq!(client.reply().unwrap().cookie, first);
+    assert!(client.is_closed());
+}
+
+#[test]
+fn who_shuts_its_side_is_still_answered_by_a_server_that_gives_way() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    let first = client.send_write(0, 0, &[1; 4096]);
+    server.until("submitted", |load| load.requests == 1);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    // It has seen that.
+    for _ in 0..3 {
+        assert_eq!(server.load().connections, 1);
+    }
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    assert_eq!(client.reply().expect("answered").cookie, first);
+}
+
+/// What the device has of a client that is gone may still change the volume: whoever serves it next has to wait for that.
+#[test]
+fn a_stopped_server_is_not_done_before_the_device_is() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    client.send_write(0, 0, &[1; 4096]);
+    server.until("submitted", |load| load.requests == 1);
+    drop(client);
+    server.until("gone", |load| load.connections == 0);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    assert!(!server.inside(|inside| inside.server.is_done()));
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    server.until("answered", |load| load.requests == 0);
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+/// Another thread may have accepted it, or the kernel's client have been given it, in the moment in which the server was stopped.
+#[test]
+fn nobody_comes_in_to_a_server_that_is_stopped() {
+    let server = held(4);
+    let mut busy = Client::connect(&server, Framing::Simple);
+    busy.send_write(0, 0, &[1; 4096]);
+    server.until("submitted", |load| load.requests == 1);
+    let [(mut one, a), (mut two, b), (mut three, c)] = std::array::from_fn(|_| UnixStream::pair().unwrap());
+    server.inside(move |inside| {
+        inside.server.stop(inside.ring, Ending::Leave);
+        inside.server.adopt(inside.ring, a.into());
+        inside.server.adopt_agreed(b.into());
+        inside.server.adopt_lane(c.into(), Lane { client: 1, number: 0 });
+        inside.disk.set_answers(Answers::AtOnce);
+    });
+    for stream in [&mut one, &mut two, &mut three] {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed without a word");
+    }
+    gone(&server);
+}
+
+/// It owes the rest of a request that nobody will read: that is no reason not to wait for the answer to another one.
+#[test]
+fn an_answer_is_waited_for_whatever_the_client_has_begun_to_send() {
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    let first = client.send_write(0, 0, &[1; 4096]);
+    client.header(command::WRITE, 0, 4096, 1 << 20);
+    client.stream.write_all(&[2; 1000]).unwrap();
+    server.until("half of it", |load| load.requests == 1 && load.payload_bytes > 1 << 20);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    // Longer than a client's bytes and its taking of answers are waited for.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(7500) {
+        assert_eq!(server.load().connections, 1, "closed after {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    assert_eq!(client.reply().expect("answered").cookie, first);
+    gone(&server);
+}
+
+/// The next connection in a slot is not ended by the end of the one before, which comes later.
+#[test]
+fn the_end_of_a_connection_is_not_that_of_the_next_one_in_its_place() {
+    let server = Running::start();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let lane = Lane { client: 1, number: 0 };
+    server.inside(move |inside| inside.server.adopt_lane(theirs.into(), lane));
+    ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut old = Client::over(ours, Framing::Simple).unwrap();
+    assert_eq!(old.read(0, 512).error, 0);
+    // A receive is on its way, and ends with the socket.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    server.inside(move |inside| {
+        inside.server.close_lanes();
+        inside.server.adopt_agreed(theirs.into());
+    });
+    assert!(old.is_closed());
+    ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut new = Client::agreed(ours);
+    for _ in 0..3 {
+        assert_eq!(new.read(0, 512).data, [0; 512]);
+    }
+}
+
+/// Who waits first for memory and is ended meanwhile keeps nobody waiting.
+#[test]
+fn who_is_ended_while_it_waits_for_memory_waits_no_more() {
+    let small = |limits: &mut nbd_frontend::Limits| limits.payload_bytes = 8192;
+    let server = Setup { limits: small, ..Setup::default() }.start();
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    let mut first = Client::connect(&server, Framing::Simple);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let lane = Lane { client: 1, number: 0 };
+    server.inside(move |inside| inside.server.adopt_lane(theirs.into(), lane));
+    let mut waiting = Client::over(ours, Framing::Simple).unwrap();
+    let mut last = Client::connect(&server, Framing::Simple);
+    first.header(command::READ, 0, 0, 8192);
+    server.until("all memory taken", |load| load.payload_bytes == 8192);
+    waiting.header(command::READ, 0, 0, 4096);
+    for _ in 0..5 {
+        assert_eq!(server.load().requests, 1);
+    }
+    last.header(command::READ, 0, 0, 4096);
+    server.inside(|inside| {
+        inside.server.close_lanes();
+        inside.disk.set_answers(Answers::AtOnce);
+    });
+    assert_eq!(first.reply().unwrap().error, 0);
+    assert_eq!(last.reply().expect("its turn").error, 0);
+    assert!(waiting.is_closed());
+}
+
+/// A device may take more at once than a payload has: clients are told what is served.
+#[test]
+fn no_request_is_longer_than_a_payload_whatever_the_device_takes() {
+    let geometry = Geometry { max_transfer: 8 << 20, ..GEOMETRY };
+    let server = Setup { geometry, ..Setup::default() }.start();
+    let mut client = Client::connect(&server, Framing::Structured);
+    assert_eq!(client.read(0, 1 << 20).data.len(), 1 << 20);
+    assert_eq!(client.read(0, (1 << 20) + 512).error, error::EINVAL);
+    let refused = client.send_write(0, 0, &vec![7; 2 << 20]);
+    let reply = client.reply().unwrap();
+    assert_eq!((reply.cookie, reply.error), (refused, error::EINVAL));
+    assert!(server.store.bytes(Extent::new(0, 2 << 20)).iter().all(|b| *b == 0));
+}
