@@ -620,6 +620,32 @@ fn who_owes_data_is_not_waited_for_by_a_server_that_stops() {
     assert!(server.inside(|inside| inside.server.is_done()));
 }
 
+/// What was in flight is answered, and an answer that is on its way arrives.
+#[test]
+fn who_takes_its_answers_slowly_is_waited_for_by_a_server_that_stops() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    // What lies in buffers of the kernel's is taken, as far as the target sees.
+    setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
+    for _ in 0..8 {
+        client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+    }
+    server.until("all is answered", |load| load.commands == 0 && load.payload_bytes > 4 << 20);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    // 1.3 MiB in a second, four PDUs for each command, and the message that asks for a logout.
+    let mut left = 8 * ((1 << 20) + 4 * HEADER) + HEADER;
+    let mut piece = vec![0; 64 << 10];
+    while left > 0 {
+        let len = piece.len().min(left);
+        client.stream.read_exact(&mut piece[..len]).expect("closed before it had its answers");
+        left -= len;
+        std::thread::sleep(Duration::from_millis(48));
+    }
+    assert!(client.is_closed());
+    assert!(server.inside(|inside| inside.server.is_done()));
+}
+
 #[test]
 fn a_server_that_gives_way_answers_what_the_device_has() {
     let server = Running::start();

@@ -215,7 +215,8 @@ impl Server {
             self.close(slot, Why::Stalled);
         } else if unanswered {
             self.close(slot, Why::Silent);
-        } else if stopped && connection.tasks.is_empty() {
+        } else if stopped && connection.tasks.is_empty() && connection.tx.is_empty() {
+            // Answers that are still taken are on their way to somebody who cannot ask for them again.
             self.close(slot, Why::Stopped);
         } else if connection.rx.is_outstanding()
             && silent_for >= ping
