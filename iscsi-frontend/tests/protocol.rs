@@ -2,8 +2,8 @@
 
 mod support;
 
-use std::io::Read;
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
 use iscsi_frontend::{Chap, Credentials, Ending, Limits};
@@ -664,6 +664,28 @@ fn a_server_that_gives_way_answers_what_the_device_has() {
     assert_eq!((answer.itt, answer.status), (write, 0));
     assert!(client.is_closed());
     assert!(server.inside(|inside| inside.server.is_done()));
+}
+
+/// It owes the rest of a PDU that nobody will read: that is no reason not to wait for an answer.
+#[test]
+fn an_answer_is_waited_for_whatever_the_initiator_has_begun_to_send() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    hold(&server, Answers::Held);
+    let write = client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    client.stream.write_all(&[1; HEADER / 2]).unwrap();
+    server.until("the write is with the device", |load| load.commands == 1);
+    server.inside(|inside| inside.server.stop(inside.ring, Ending::Leave));
+    // Longer than bytes and the taking of answers are waited for.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(7500) {
+        assert_eq!(server.load().connections, 1, "closed after {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    hold(&server, Answers::AtOnce);
+    assert_eq!(client.answer(b"").itt, write);
+    assert!(client.is_closed());
 }
 
 #[test]

@@ -206,7 +206,9 @@ impl Server {
             let stage = tasks.get(*tag).map(|task| &task.stage);
             matches!(stage, Some(Stage::Solicited { .. } | Stage::Unsolicited))
         });
+        // Who is not listened to any more owes nothing.
         let says_nothing = connection.rx.is_outstanding()
+            && connection.finishing.is_none()
             && (connection.is_mid_pdu() || owes_data)
             && silent_for >= patience;
         let unanswered = connection.pinged_at.is_some_and(|then| clock.since(then) >= patience);
