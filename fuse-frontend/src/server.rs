@@ -207,9 +207,10 @@ impl Server {
     /// Hands the device's answers to the kernel.
     fn reply(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>) {
         while let Some(done) = device.poll_done() {
-            let (answer, data) = match self.session.done(done.tag, done.result) {
+            let data = done.data.unwrap_or_default();
+            let (answer, data) = match self.session.done(done.tag, done.result, data.len()) {
                 Reply::Plain(answer) => (answer, Payload::default()),
-                Reply::WithData(answer) => (answer, done.data.unwrap_or_default()),
+                Reply::WithData(answer) => (answer, data),
                 Reply::Withheld => continue,
             };
             ring.writev_head(self.token(kind::ANSWER, 0), &self.fd, answer.bytes(), &data);

@@ -8,6 +8,8 @@
 //!   (`docs/invariants.md`, 5). It is handed on in the turn that it came in, since loop submits nothing, reads
 //!   included, while one is unanswered.
 //! - A hole that was asked for is never refused as unsupported: one EOPNOTSUPP switches discard off for good.
+//! - A read is answered with all its bytes or with an error: the kernel takes no answer that is shorter or longer than its own header
+//!   says, and whoever waits for it would wait for ever.
 //! - A request that the engine gives up because it is stopping is not answered at all: the kernel keeps it for the
 //!   next engine (`docs/invariants.md`, 6).
 
@@ -186,18 +188,22 @@ impl Session {
         step.unwrap_or_else(|| Step::Answer(Answer::error(unique, errno::EIO)))
     }
 
-    /// Takes the device's answer to a submitted request.
+    /// Takes the device's answer to a submitted request; with `data` bytes if it was a read.
     ///
     /// # Panics
     /// If the tag is not one of a request at the device: then somebody would get the answer of another.
-    pub fn done(&mut self, tag: u64, result: Result<(), IoError>) -> Reply {
+    pub fn done(&mut self, tag: u64, result: Result<(), IoError>, data: usize) -> Reply {
         let (unique, shape) = self.give_back(tag);
         match (result, shape) {
             (Ok(()), Shape::Empty) => Reply::Plain(Answer::ok(unique, &[0_u8; 0])),
             (Ok(()), Shape::Written(size)) => {
                 Reply::Plain(Answer::ok(unique, &WriteOut { size, padding: 0 }))
             }
-            (Ok(()), Shape::Data(len)) => Reply::WithData(Answer::new(unique, 0, &[0_u8; 0], len)),
+            (Ok(()), Shape::Data(len)) if usize::try_from(len) == Ok(data) => {
+                Reply::WithData(Answer::new(unique, 0, &[0_u8; 0], len))
+            }
+            // A device that breaks its promise.
+            (Ok(()), Shape::Data(_)) => Reply::Plain(Answer::error(unique, errno::EIO)),
             (Err(IoError::ShuttingDown), _) => Reply::Withheld,
             (Err(e), _) => Reply::Plain(Answer::error(unique, e.errno())),
         }

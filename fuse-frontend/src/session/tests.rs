@@ -50,10 +50,23 @@ fn a_read_is_answered_with_its_length_and_data() {
         panic!()
     };
     assert_eq!((op, range), (Op::Read, Extent::new(4096, 8192)));
-    let Reply::WithData(head) = session.done(tag, Ok(())) else { panic!() };
+    let Reply::WithData(head) = session.done(tag, Ok(()), 8192) else { panic!() };
     let mut golden = answer(0, 6, &[]);
     golden[..4].copy_from_slice(&(16 + 8192_u32).to_ne_bytes());
     assert_eq!(head.bytes(), golden);
+}
+
+/// A length that is not what the header says is no answer to the kernel.
+#[test]
+fn a_read_whose_device_gives_other_bytes_has_failed() {
+    let mut session = Session::new(1);
+    for given in [0, 4095, 4097, usize::MAX] {
+        let Step::Submit { tag, .. } = take(&mut session, &request(15, 6, &read_in(0, 4096))) else {
+            panic!()
+        };
+        let Reply::Plain(head) = session.done(tag, Ok(()), given) else { panic!("{given} of 4096 bytes") };
+        assert_eq!(head.bytes(), answer(-5, 6, &[]));
+    }
 }
 
 #[test]
@@ -74,7 +87,7 @@ fn a_write_is_answered_with_what_was_written() {
     let body = [read_in(512, 1024), vec![7; 1024]].concat();
     let Step::Submit { tag, op, range } = take(&mut session, &request(16, 8, &body)) else { panic!() };
     assert_eq!((op, range), (Op::Write { fua: false }, Extent::new(512, 1024)));
-    let reply = session.done(tag, Ok(()));
+    let reply = session.done(tag, Ok(()), 0);
     let Reply::Plain(head) = reply else { panic!() };
     assert_eq!(head.bytes(), answer(0, 8, &[0, 4, 0, 0, 0, 0, 0, 0]));
 }
@@ -95,7 +108,7 @@ fn a_resent_request_is_answered_with_its_whole_number() {
     let mut session = Session::new(4);
     let unique = UNIQUE_RESEND | 10;
     let Step::Submit { tag, .. } = take(&mut session, &request(20, unique, &[0; 16])) else { panic!() };
-    let Reply::Plain(head) = session.done(tag, Ok(())) else { panic!() };
+    let Reply::Plain(head) = session.done(tag, Ok(()), 0) else { panic!() };
     assert_eq!(head.bytes(), answer(0, unique, &[]));
 }
 
@@ -108,7 +121,7 @@ fn every_fsync_is_a_flush() {
         };
         assert_eq!(op, Op::Flush);
         assert!(range.is_empty());
-        session.done(tag, Ok(()));
+        session.done(tag, Ok(()), 0);
     }
 }
 
@@ -118,7 +131,7 @@ fn holes_and_zeroes() {
     let mut op_of = |mode| match take(&mut session, &request(43, 2, &fallocate_in(0, 1 << 30, mode))) {
         Step::Submit { op, range, tag } => {
             assert_eq!(range, Extent::new(0, 1 << 30));
-            session.done(tag, Ok(()));
+            session.done(tag, Ok(()), 0);
             Ok(op)
         }
         Step::Answer(answer) => Err(answer.bytes().to_vec()),
@@ -185,7 +198,7 @@ fn errors_carry_the_devices_errno_and_a_stopping_engine_says_nothing() {
         let Step::Submit { tag, .. } = take(&mut session, &request(15, 6, &read_in(0, 512))) else {
             panic!()
         };
-        session.done(tag, Err(error))
+        session.done(tag, Err(error), 0)
     };
     let Reply::Plain(head) = reply_to(IoError::NoSpace) else { panic!() };
     assert_eq!(head.bytes(), answer(-28, 6, &[]));
@@ -203,11 +216,11 @@ fn places_come_back_and_are_never_shared() {
     };
     let tags = [2, 4, 6].map(|unique| submit(&mut session, unique));
     assert_eq!(session.room(), 0);
-    session.done(tags[1], Ok(()));
+    session.done(tags[1], Ok(()), 0);
     assert_eq!(session.room(), 1);
     let again = submit(&mut session, 8);
     assert_eq!(again, tags[1]);
-    let Reply::WithData(head) = session.done(again, Ok(())) else { panic!() };
+    let Reply::WithData(head) = session.done(again, Ok(()), 512) else { panic!() };
     assert_eq!(head.bytes()[8..16], 8_u64.to_ne_bytes());
 }
 
@@ -215,7 +228,7 @@ fn places_come_back_and_are_never_shared() {
 #[should_panic(expected = "not at the device")]
 fn an_answer_to_nobody_is_a_bug() {
     let mut session = Session::new(2);
-    session.done(1, Ok(()));
+    session.done(1, Ok(()), 0);
 }
 
 /// Any bytes at all: an answer, a submission or silence, never a panic; and a submitted write owns all its bytes.
@@ -243,7 +256,7 @@ fn no_request_breaks_the_session() {
             if matches!(op, Op::Write { .. }) {
                 assert_eq!(range.len + 80, len as u64);
             }
-            session.done(tag, Ok(()));
+            session.done(tag, Ok(()), 0);
         }
     }
 }
