@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lh_block::Extent;
 use lh_ring::Answers;
-use nbd_frontend::proto::{command, error};
+use nbd_frontend::proto::{command, error, reply};
 use nbd_frontend::{Ending, Framing, Limits};
 use support::client::{Client, greeted};
 use support::{Running, Setup};
@@ -140,6 +140,68 @@ fn who_takes_its_answers_slowly_is_not_closed() {
         std::thread::sleep(Duration::from_millis(48));
     }
     assert_eq!(slow.read(0, 512).error, 0);
+}
+
+#[test]
+fn connections_beyond_the_limits_are_refused_and_those_that_are_there_feel_nothing() {
+    let limits = |limits: &mut Limits| (limits.connections, limits.transmissions) = (4, 2);
+    let server = Setup { limits, ..Setup::default() }.start();
+    let mut served = [(); 2].map(|()| Client::connect(&server, Framing::Simple));
+    assert_eq!(Client::try_connect(&server, Framing::Simple).err(), Some(reply::ERR_POLICY));
+    server.until("it has gone", |load| load.connections == 2);
+    let _shaking = [(); 2].map(|()| greeted(&server));
+    let mut fifth = server.connect();
+    assert_eq!(fifth.read(&mut [0]).unwrap(), 0, "closed without a greeting");
+    for client in &mut served {
+        assert_eq!(client.read(0, 512).error, 0);
+    }
+    served[0].header(command::DISC, 0, 0, 0);
+    assert!(served[0].is_closed());
+    server.until("a place", |load| load.transmissions == 1);
+    let mut next = Client::connect(&server, Framing::Simple);
+    assert_eq!(next.read(0, 512).error, 0);
+}
+
+/// Time that has passed for another client while this one was idle does not count.
+#[test]
+fn who_was_idle_has_all_its_time_to_take_its_answers() {
+    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
+    let server = impatient.start();
+    let mut idle = Client::connect(&server, Framing::Simple);
+    assert_eq!(idle.read(0, 512).error, 0);
+    let mut other = Client::connect(&server, Framing::Simple);
+    let (write, _) = other.encode(command::WRITE, 0, 0, 4096);
+    for byte in &write[..6] {
+        other.stream.write_all(&[*byte]).unwrap();
+        std::thread::sleep(Duration::from_millis(800));
+    }
+    for i in 0..2 {
+        idle.header(command::READ, 0, i << 20, 1 << 20);
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    for _ in 0..2 {
+        assert_eq!(idle.reply().expect("closed as if it had been asked before").data.len(), 1 << 20);
+    }
+}
+
+/// While the device is full nothing is read. The time for the rest of a request begins when it is asked for.
+#[test]
+fn what_is_asked_for_late_may_come_late() {
+    let geometry = lh_block::Geometry { depth: 1, ..support::GEOMETRY };
+    let limits = |limits: &mut Limits| limits.patience_s = 3;
+    let server = Setup { geometry, limits, ..Setup::default() }.start();
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    let mut client = Client::connect(&server, Framing::Simple);
+    let (read, first) = client.encode(command::READ, 0, 0, 512);
+    let (write, second) = client.encode(command::WRITE, 0, 0, 1 << 20);
+    client.stream.write_all(&[read, write, vec![1; 1000]].concat()).unwrap();
+    server.until("full", |load| load.requests == 1);
+    std::thread::sleep(Duration::from_millis(4500));
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    assert_eq!(client.reply().unwrap().cookie, first);
+    std::thread::sleep(Duration::from_millis(1200));
+    client.stream.write_all(&vec![1; (1 << 20) - 1000]).unwrap();
+    assert_eq!(client.reply().expect("closed as if it had been asked before").cookie, second);
 }
 
 /// Payloads of all clients together are more than the budget, and each of them is received half before the next one

@@ -213,6 +213,23 @@ fn a_lost_connection_costs_nothing_but_time() {
     assert_eq!(second.join().unwrap(), [write(1), write(3), write(4), (command::FLUSH, 0)]);
 }
 
+/// The end of a connection comes later than the next connection does.
+#[test]
+fn the_end_of_a_connection_is_not_that_of_the_next_one() {
+    let mut queue = Queue::new(GEOMETRY);
+    let (socket, first) = peer(|_, _| Continue(Vec::new()));
+    queue.link(socket);
+    queue.submit(1, WRITE, Extent::new(0, 4096), 1);
+    queue.turn_for(Duration::from_millis(50));
+    let (socket, second) = peer(|_, request| Continue(reply(request, 0)));
+    queue.link(socket);
+    assert_eq!(queue.answer(1).result, Ok(()));
+    queue.turn_for(Duration::from_millis(50));
+    assert!(!queue.has_wished(), "the second connection is given up with the first");
+    drop(queue);
+    assert_eq!((first.join().unwrap().len(), second.join().unwrap().len()), (1, 1));
+}
+
 #[test]
 fn a_peer_that_breaks_the_protocol_loses_its_connection_and_the_request_waits() {
     let mut queue = Queue::new(GEOMETRY);
