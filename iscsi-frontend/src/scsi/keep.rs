@@ -256,6 +256,17 @@ mod tests {
         }
     }
 
+    /// Somebody else's file is not read into memory, however long it is.
+    #[test]
+    fn a_file_that_is_too_long_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scsi");
+        for (len, is_read) in [(FILE_MAX, true), (FILE_MAX + 1, false), (1 << 40, false)] {
+            File::create(&path).unwrap().set_len(len).unwrap();
+            assert_eq!(FileStore::new(path.clone()).load().is_ok(), is_read, "{len}");
+        }
+    }
+
     #[test]
     fn a_file_is_replaced_as_a_whole() {
         let dir = tempfile::tempdir().unwrap();

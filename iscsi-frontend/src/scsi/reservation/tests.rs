@@ -159,6 +159,16 @@ fn a_reservation_moves_to_a_named_port() {
     (parameters[17], parameters[19]) = (0x02, 1);
     parameters[20..24].copy_from_slice(&id[..4]);
     parameters.extend_from_slice(&id[4..]);
+    // Not over another port of the target, of which there is one, nor to oneself.
+    let mut elsewhere = parameters.clone();
+    elsewhere[19] = 2;
+    let mut own = Vec::new();
+    push_transport_id(A, &mut own);
+    let to_itself = [&parameters[..20], &own].concat();
+    for (bad, at) in [(elsewhere, 18), (to_itself, 24)] {
+        let refused = r.clone().change(A, &cdb(out::REGISTER_AND_MOVE, 0), &bad);
+        assert_eq!(refused, Err(INVALID_PARAMETER.at_parameter(at).into()));
+    }
     let done = r.change(A, &cdb(out::REGISTER_AND_MOVE, 0), &parameters);
     assert_eq!(done, Ok(Effects::default()));
     assert_eq!((r.holds(B), r.key_of(B), r.key_of(A)), (true, Some(22), None));

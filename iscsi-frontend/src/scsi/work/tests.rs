@@ -56,6 +56,21 @@ fn range(offset: u64, len: u64) -> Extent {
     Extent::new(offset, len)
 }
 
+/// An unmap cannot wait for stable storage, zeroes can: without a write cache nobody flushes behind it.
+#[test]
+fn a_pattern_that_may_be_unmapped_is_durable_where_it_has_to_be() {
+    for (fua, expected) in
+        [(false, Op::Unmap), (true, Op::WriteZeroes { fua: true, may_unmap: true, fast: false })]
+    {
+        let mut bench = Bench::new();
+        let work = Work::WriteSame { range: range(0, 8192), block: 512, unmap: true, fua };
+        assert_eq!(bench.run(work, Some(&[7; 512])), Ok(None));
+        let work = Work::Zero { range: range(0, 8192), unmap: true, fua };
+        assert_eq!(bench.run(work, None), Ok(None));
+        assert_eq!(bench.seen, [expected; 2]);
+    }
+}
+
 #[test]
 fn reads_and_writes_are_one_request() {
     let mut bench = Bench::new();
