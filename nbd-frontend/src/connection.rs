@@ -102,6 +102,8 @@ enum Expect {
         call: Call,
         op: Op,
         range: Extent,
+        /// The client has been listened to for them.
+        asked: bool,
     },
     /// The contexts of a block status request.
     Filter {
@@ -157,8 +159,10 @@ pub(crate) struct Connection {
     looked: bool,
     /// What the last serving has come to.
     pub(crate) wants: Served,
-    /// The server's ticks of the last byte received and sent.
+    /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
+    /// of the first time that it was listened to for them.
     pub(crate) received_at: u32,
+    /// The same of the last byte sent.
     pub(crate) sent_at: u32,
 }
 
@@ -219,6 +223,23 @@ impl Connection {
         matches!(self.expect, Expect::Data { .. })
     }
 
+    /// From now on the client is listened to.
+    pub(crate) fn listened(&mut self, now: u32) {
+        if let Expect::Data { asked, .. } = &mut self.expect
+            && std::mem::replace(asked, true)
+        {
+            return;
+        }
+        self.received_at = now;
+    }
+
+    /// Bytes have come.
+    pub(crate) fn received(&mut self, now: u32) {
+        if !self.has_memory() {
+            self.received_at = now;
+        }
+    }
+
     /// Takes up to [`QUANTUM`] requests from the stream.
     pub(crate) fn serve(&mut self, work: &mut Work<'_>) -> Served {
         for _ in 0..QUANTUM {
@@ -246,10 +267,10 @@ impl Connection {
         }
         match std::mem::replace(&mut self.expect, Expect::Header) {
             Expect::Header => self.header(work),
-            Expect::Data { call, op, range } => {
+            Expect::Data { call, op, range, asked } => {
                 let missing = self.missing(range.len);
                 if missing > 0 || self.must_look() {
-                    self.expect = Expect::Data { call, op, range };
+                    self.expect = Expect::Data { call, op, range, asked };
                     return Ok(Some(if missing > 0 { Served::Bytes(missing) } else { Served::Look }));
                 }
                 let data = self.rx.take(as_len(range.len));
@@ -322,7 +343,7 @@ impl Connection {
     fn act(&mut self, work: &mut Work<'_>, call: Call, decision: Decision) -> Result<Option<Served>, Why> {
         match decision {
             Decision::Device { op: op @ Op::Write { .. }, range } => {
-                self.expect = Expect::Data { call, op, range };
+                self.expect = Expect::Data { call, op, range, asked: false };
             }
             Decision::Device { op, range } if op.is_write() => {
                 return self.write(work, Held { call, op, range, data: None });

@@ -56,8 +56,8 @@ pub struct Limits {
     pub connection_bytes: usize,
     /// Receives that need memory wait while the pool has fewer free chunks: the rest is for what brings memory back.
     pub spare_chunks: usize,
-    /// Seconds that a client may take for its handshake, for the rest of a request it has begun, or for its answers:
-    /// long enough for a network to recover, short enough that what it holds comes back (`docs/invariants.md`, 3).
+    /// Seconds that a client may take for its handshake, for the bytes of a write, or for 1 MiB of its answers, or be silent in
+    /// the middle of another request: long enough for a network to recover, short enough that what it holds comes back (`docs/invariants.md`, 3).
     pub patience_s: u32,
 }
 
@@ -297,7 +297,7 @@ impl Server {
             // for as long as the volume may pause.
             Ok(0) if connection.is_finishing() => {}
             Ok(0) => self.close(slot, Why::Left),
-            Ok(_) => connection.received_at = now,
+            Ok(_) => connection.received(now),
             Err(e) => self.close(slot, Why::from(e)),
         }
     }

@@ -106,6 +106,30 @@ fn who_takes_no_answer_or_never_finishes_is_closed() {
     drop((deaf, shaking));
 }
 
+/// The memory for a write's bytes is taken before they come. Who sends one now and then would have it for ever.
+#[test]
+fn who_sends_a_write_byte_by_byte_is_closed() {
+    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
+    let server = impatient.start();
+    let mut dribbling = Client::connect(&server, Framing::Simple);
+    dribbling.header(command::WRITE, 0, 0, 1 << 20);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(12) && server.load().connections > 0 {
+        // It may have been closed in between.
+        let _ = dribbling.stream.write_all(&[1; 100]);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(server.load().payload_bytes, 0);
+    // Of a request that is refused no memory is taken, and it may take its time.
+    let mut slow = Client::connect(&server, Framing::Simple);
+    slow.header(command::WRITE, 0, support::SIZE, 4096);
+    for _ in 0..8 {
+        slow.stream.write_all(&[1; 512]).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+    }
+    assert_eq!(slow.reply().unwrap().error, error::ENOSPC);
+}
+
 /// The volume is to go, and nobody waits half a minute for who takes nothing.
 #[test]
 fn who_takes_no_answer_is_not_waited_for_by_a_server_that_stops() {

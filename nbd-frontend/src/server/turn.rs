@@ -129,7 +129,7 @@ impl Server {
             && (memory || connection.has_memory())
             && ring.recv(recv, &connection.fd, &mut connection.rx, want)
         {
-            connection.received_at = now;
+            connection.listened(now);
         }
         if ring.send(send, &connection.fd, &mut connection.tx) {
             connection.sent_at = now;
