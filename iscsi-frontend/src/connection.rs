@@ -26,6 +26,9 @@ const ANSWERS_MAX: usize = 64 << 10;
 /// Bytes after which a send ends, and it is seen that an initiator takes its answers, however slowly.
 const SEND_MAX: usize = 1 << 20;
 
+/// Bytes after which it counts that an initiator sends the data that it was asked for, however slowly: as with its answers.
+const OWED_STEP: usize = 1 << 20;
+
 /// The event of an Asynchronous Message that asks for a logout (RFC 7143, 11.9.1).
 const EVENT_LOGOUT: u8 = 1;
 
@@ -133,6 +136,9 @@ pub(crate) struct Connection {
     /// Seconds of the last byte received and sent.
     pub(crate) received_at: u32,
     pub(crate) sent_at: u32,
+    /// While data that was asked for is owed: the second since which it is, or the last MiB has come; and bytes that have come
+    /// since then.
+    owing: Option<(u32, usize)>,
     /// Since when a ping is unanswered.
     pub(crate) pinged_at: Option<u32>,
     /// It ends as soon as everything is sent.
@@ -163,9 +169,29 @@ impl Connection {
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
+            owing: None,
             pinged_at: None,
             finishing: None,
         }
+    }
+
+    /// So many bytes have come.
+    pub(crate) fn received(&mut self, bytes: usize, now: u32) {
+        self.received_at = now;
+        self.pinged_at = None;
+        if let Some((since, sent)) = &mut self.owing {
+            *sent += bytes;
+            if *sent >= OWED_STEP {
+                (*since, *sent) = (now, 0);
+            }
+        }
+    }
+
+    /// Since when the initiator owes data and has not sent a MiB. To be asked every second; `owes`: it owes some now, and is
+    /// listened to.
+    pub(crate) fn owing_since(&mut self, owes: bool, now: u32) -> Option<u32> {
+        self.owing = if owes { self.owing.or(Some((now, 0))) } else { None };
+        self.owing.map(|(since, _)| since)
     }
 
     /// True in the middle of a PDU, of which more bytes have to come.

@@ -331,10 +331,7 @@ impl Server {
                 connection.wants = crate::connection::Served::Blocked;
             }
             Ok(0) => self.close(slot, Why::Left),
-            Ok(_) => {
-                connection.received_at = now;
-                connection.pinged_at = None;
-            }
+            Ok(bytes) => connection.received(*bytes as usize, now),
             Err(e) => self.close(slot, Why::from(e)),
         }
     }

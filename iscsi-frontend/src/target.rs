@@ -68,8 +68,8 @@ pub struct Limits {
     pub session_bytes: usize,
     /// Receives that need memory wait while the pool has fewer free chunks: the rest is for what brings memory back.
     pub spare_chunks: usize,
-    /// Seconds that an initiator may take for its login, for the rest of a PDU it has begun, for data it was asked for,
-    /// or for its answers (`docs/invariants.md`, 3).
+    /// Seconds that an initiator may take for its login, for 1 MiB of data it was asked for or of its answers, or be silent in the
+    /// middle of a PDU (`docs/invariants.md`, 3).
     pub patience_s: u32,
     /// Seconds without a byte after which an initiator is pinged. It has `patience_s` for the answer.
     pub ping_s: u32,

@@ -101,9 +101,14 @@ fn solicited_data_out_of_place_fails_the_command() {
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
     // Offset, number, length and end of a Data-Out for 1,024 bytes that were asked for.
-    for (offset, data_sn, len, last) in
-        [(512, 0, 512, true), (0, 1, 1024, true), (0, 0, 1536, true), (0, 0, 512, true), (0, 0, 1024, false)]
-    {
+    for (offset, data_sn, len, last) in [
+        (512, 0, 512, true),
+        (0, 1, 1024, true),
+        (0, 0, 1536, true),
+        (0, 0, 1536, false),
+        (0, 0, 512, true),
+        (0, 0, 1024, false),
+    ] {
         let tag = client.start(&rw10(0x2a, 0, 2), FINAL | flag::WRITE, 1024);
         let r2t = client.recv().unwrap();
         assert_eq!(r2t.code(), opcode::R2T);
@@ -221,6 +226,86 @@ fn who_is_slow_loses_his_place() {
     assert!(half.is_closed() && silent.is_closed());
     server.until("all have gone", |load| load.connections == 0 && load.commands == 0);
     assert_eq!(server.load().payload_bytes, 0);
+}
+
+/// Memory for what was asked for is kept until it has come: who sends it crumb by crumb would have it for ever.
+#[test]
+fn who_sends_what_was_asked_for_crumb_by_crumb_is_closed() {
+    let setup = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
+    let server = setup.start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let tag = client.start(&rw10(0x2a, 0, 2048), FINAL | flag::WRITE, 1 << 20);
+    let r2t = client.recv().unwrap();
+    let begun = std::time::Instant::now();
+    for data_sn in 0.. {
+        let data = DataOut {
+            opcode: opcode::DATA_OUT,
+            data: [0, 0, 4],
+            itt: tag.into(),
+            ttt: r2t.u32_at(20).into(),
+            data_sn: u32::into(data_sn),
+            offset: (4 * data_sn).into(),
+            ..DataOut::default()
+        };
+        // It may have been closed in between.
+        let _ = client.send(data.as_bytes(), &[7; 4]);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        if server.load().connections == 0 || begun.elapsed().as_secs() > 12 {
+            break;
+        }
+    }
+    let load = server.load();
+    assert_eq!((load.connections, load.commands, load.payload_bytes), (0, 0, 0));
+    // Time counts only while something is owed.
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    for _ in 0..8 {
+        std::thread::sleep(std::time::Duration::from_millis(600));
+        assert_eq!(client.write(0, &[7; 4096], 0).status, 0);
+    }
+}
+
+/// Pings are answered at once, with what came with them, and outside of the window.
+#[test]
+fn who_takes_no_answers_to_pings_is_not_read_from() {
+    let server = Running::start();
+    let mut witness = Witness::new(&server);
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.stream.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    let mut ping = header(opcode::NOP_OUT | 0x40, FINAL, 0, 8192);
+    ping[20..24].copy_from_slice(&NO_TAG.to_be_bytes());
+    ping[24..28].copy_from_slice(&client.cmd_sn.to_be_bytes());
+    let mut sent = 0;
+    while sent < 64 << 20 && client.send(&ping, &[7; 8192]).is_ok() {
+        sent += 8192;
+    }
+    assert!(sent < 48 << 20, "{sent} bytes were taken");
+    let used = server.inside(|inside| inside.pool.used_bytes());
+    assert!(used < 4 << 20, "{used} bytes of the pool");
+    drop(client);
+    witness.is_well(&server);
+}
+
+/// Text goes on until it is as long as any text may be.
+#[test]
+fn text_without_an_end_is_rejected() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    client.ttt = NO_TAG;
+    let piece = [b'x'; 4096];
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        let itt = client.itt;
+        client.simple(opcode::TEXT_REQUEST, flag::CONTINUE, &piece);
+        let answer = client.recv().unwrap();
+        answers.push((answer.code(), answer.raw[2]));
+        // All parts of a text have one tag, and ours behind the first.
+        (client.itt, client.ttt) = (itt, 2);
+    }
+    assert_eq!(answers, [(opcode::TEXT_RESPONSE, 0), (opcode::TEXT_RESPONSE, 0), (opcode::REJECT, 0x09)]);
+    assert_eq!(client.read(0, 1).status, 0);
 }
 
 #[test]

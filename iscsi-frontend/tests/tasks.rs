@@ -224,6 +224,26 @@ fn a_login_that_waits_for_old_commands_is_not_too_slow() {
     assert_eq!(again.join().unwrap(), Ok(()));
 }
 
+/// The place that it had has been given to another meanwhile.
+#[test]
+fn a_login_that_has_waited_finds_no_place_where_there_is_none() {
+    let server = Setup { limits: |limits| limits.sessions = 1, ..Setup::default() }.start();
+    let mut old = ready(&server, 1, PLAIN);
+    hold(&server, Answers::Held);
+    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+    server.until("the write is with the device", |load| load.commands == 1);
+    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+    let stream = server.connect();
+    let again = std::thread::spawn(move || Client::over(stream, 1, &text).map(drop));
+    assert!(old.is_closed());
+    server.until("it waits", |load| load.sessions == 0 && load.connections == 1);
+    let mut other = Client::login(&server, 2, PLAIN);
+    hold(&server, Answers::AtOnce);
+    assert_eq!(again.join().unwrap(), Err(0xffff));
+    assert_eq!(server.load().sessions, 1);
+    other.ready();
+}
+
 /// Behind a PDU that is not what was sent nothing is done, whatever else has come with it.
 #[test]
 fn nothing_is_done_behind_data_with_a_wrong_digest() {

@@ -206,14 +206,14 @@ impl Server {
             let stage = tasks.get(*tag).map(|task| &task.stage);
             matches!(stage, Some(Stage::Solicited { .. } | Stage::Unsolicited))
         });
-        // Who is not listened to any more owes nothing.
-        let says_nothing = connection.rx.is_outstanding()
-            && connection.finishing.is_none()
-            && (connection.is_mid_pdu() || owes_data)
-            && silent_for >= patience;
+        // Who is not listened to owes nothing.
+        let listened_to = connection.rx.is_outstanding() && connection.finishing.is_none();
+        let says_nothing = listened_to && (connection.is_mid_pdu() || owes_data) && silent_for >= patience;
+        let owing_since = connection.owing_since(listened_to && owes_data, clock.now());
+        let says_little = owing_since.is_some_and(|then| clock.since(then) >= patience);
         let unanswered = connection.pinged_at.is_some_and(|then| clock.since(then) >= patience);
         let (now, discovery) = (clock.now(), connection.port.is_none());
-        if takes_nothing || says_nothing || (discovery && silent_for >= patience) {
+        if takes_nothing || says_nothing || says_little || (discovery && silent_for >= patience) {
             self.close(slot, Why::Stalled);
         } else if unanswered {
             self.close(slot, Why::Silent);
