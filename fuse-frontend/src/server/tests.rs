@@ -12,10 +12,11 @@ use super::*;
 const AGREEMENT: Agreement = Agreement { minor: 45, flags: 0, max_write: 64 << 10 };
 const OWNER: u8 = 2;
 
-/// A disk that notes where the bytes of writes lie.
+/// A disk that notes where the bytes of writes lie, and where requests begin.
 struct Noting {
     disk: MemoryDisk,
     aligned: Vec<bool>,
+    offsets: Vec<u64>,
     room: Option<u32>,
 }
 
@@ -31,6 +32,7 @@ impl Device<Payload> for Noting {
     fn submit(&mut self, request: Request<Payload>) {
         assert!(self.room() > 0);
         self.aligned.extend(request.data.as_ref().map(|data| data.is_aligned(4096, 1)));
+        self.offsets.push(request.range.offset);
         self.disk.submit(request);
     }
 
@@ -62,7 +64,8 @@ impl Rig {
             max_transfer: 1 << 20,
             depth,
         };
-        let device = Noting { disk: MemoryDisk::new(&pool, geometry), aligned: Vec::new(), room: None };
+        let disk = MemoryDisk::new(&pool, geometry);
+        let device = Noting { disk, aligned: Vec::new(), offsets: Vec::new(), room: None };
         let server = Server::new(Fd::new(own), &AGREEMENT, OWNER, &pool, depth).unwrap();
         let mut rig = Self { kernel, ring: Ring::new(64).unwrap(), pool, device, server, got: Vec::new() };
         rig.server.turn(&mut rig.ring, &mut rig.device);
@@ -86,12 +89,7 @@ impl Rig {
     }
 
     fn ask(&self, opcode: u32, unique: u64, arguments: &[u8]) {
-        let mut bytes = u32::try_from(40 + arguments.len()).unwrap().to_ne_bytes().to_vec();
-        bytes.extend(opcode.to_ne_bytes());
-        bytes.extend(unique.to_ne_bytes());
-        bytes.extend(1_u64.to_ne_bytes());
-        bytes.extend([0; 16]);
-        bytes.extend(arguments);
+        let bytes = message(opcode, unique, arguments);
         assert_eq!(self.kernel.send(&bytes).unwrap(), bytes.len());
     }
 
@@ -118,6 +116,16 @@ impl Rig {
         self.got.sort();
         std::mem::take(&mut self.got)
     }
+}
+
+fn message(opcode: u32, unique: u64, arguments: &[u8]) -> Vec<u8> {
+    let mut bytes = u32::try_from(40 + arguments.len()).unwrap().to_ne_bytes().to_vec();
+    bytes.extend(opcode.to_ne_bytes());
+    bytes.extend(unique.to_ne_bytes());
+    bytes.extend(1_u64.to_ne_bytes());
+    bytes.extend([0; 16]);
+    bytes.extend(arguments);
+    bytes
 }
 
 fn io(offset: u64, len: usize) -> Vec<u8> {
@@ -195,6 +203,43 @@ fn room_that_vanishes_after_the_question_loses_nothing() {
     rig.settle();
     assert_eq!(rig.answers().len(), 6);
     assert_eq!(rig.device.disk.store().bytes(Extent::new(0, 6 * 4096)), [9; 6 * 4096]);
+}
+
+#[test]
+fn requests_overtake_none_that_wait() {
+    let mut rig = Rig::new(8, 64);
+    // Room comes between two requests of one batch.
+    for (room, unique, offset) in [(0, 2, 0), (8, 4, 4096), (8, 6, 8192)] {
+        let request = message(15, unique, &io(offset, 512));
+        let step = rig.server.session.request(&rig.device.geometry(), &request, request.len());
+        rig.device.room = Some(room);
+        rig.server.follow(&mut rig.device, (step, None));
+    }
+    assert_eq!(rig.device.offsets, []);
+    rig.server.turn(&mut rig.ring, &mut rig.device);
+    assert_eq!(rig.device.offsets, [0, 4096, 8192]);
+    rig.settle();
+    assert_eq!(rig.answers().len(), 3);
+}
+
+/// The kernel says so of a request whose sender was killed while it was copied.
+#[test]
+fn a_request_that_was_taken_back_ends_nothing_and_leaves_no_memory_behind() {
+    let mut rig = Rig::new(8, 64);
+    for errno in [Errno::ENOENT, Errno::EINTR] {
+        let (fd, lane) = (rig.server.fd.clone(), &mut rig.server.lanes[0]);
+        assert!(lane.set_position(HEAD_AT));
+        assert!(lane.read_now(&fd, 256 << 10).is_err());
+        assert!(rig.pool.free_chunks() < 63);
+        rig.server.phase = Phase::Reading { left: 1, found: 0, dry: false };
+        let result = Err(errno.into());
+        let token = rig.server.token(kind::READ, 0);
+        let completion = Completion { token, result, more: false, payload: None, accepted: None };
+        rig.server.completion(&mut rig.ring, &mut rig.device, completion);
+        assert_eq!(rig.server.phase, Phase::Idle { ready: false }, "{errno}");
+        // A lane may keep the chunk that it begins with.
+        assert_eq!(rig.pool.free_chunks(), 63, "{errno}");
+    }
 }
 
 #[test]

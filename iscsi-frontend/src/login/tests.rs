@@ -264,6 +264,21 @@ fn nothing_is_negotiated_twice() {
     assert!(matches!(bench.ask(TO_FULL, &odd).0, Progress::Established(_)));
 }
 
+/// RFC 7143, 13.14: whatever was said of it, and whichever was said first.
+#[test]
+fn a_first_burst_is_never_longer_than_a_burst() {
+    for text in [
+        "FirstBurstLength=8192\0MaxBurstLength=4096\0",
+        "MaxBurstLength=4096\0FirstBurstLength=8192\0",
+        "MaxBurstLength=4096\0",
+    ] {
+        let (progress, _) = Bench::new().ask(TO_FULL, &[FIRST, text.as_bytes()].concat());
+        let Progress::Established(established) = progress else { panic!("{progress:?}") };
+        let agreed = established.agreed;
+        assert_eq!((agreed.first_burst, agreed.max_burst), (4096, 4096), "{text:?}");
+    }
+}
+
 #[test]
 fn a_full_target_takes_back_who_has_a_session() {
     let mut bench = Bench::new();
