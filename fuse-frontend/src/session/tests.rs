@@ -101,6 +101,10 @@ fn a_write_whose_data_is_cut_off_never_reaches_the_device() {
     let mut bytes = request(16, 8, &[read_in(512, 4), vec![7; 4]].concat());
     bytes.push(0);
     assert_eq!(take(&mut Session::new(1), &bytes), Step::Answer(Answer::error(8, 5)));
+    for mut bytes in [request(15, 8, &read_in(512, 512)), request(20, 8, &[0; 16])] {
+        bytes.push(0);
+        assert_eq!(take(&mut Session::new(1), &bytes), Step::Answer(Answer::error(8, 5)));
+    }
 }
 
 #[test]

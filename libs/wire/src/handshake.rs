@@ -508,6 +508,37 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_prove_the_key_gets_no_proof() {
+        let challenge = Challenge::new([1; 32]);
+        let bytes = hello().encode(Role::Engine, &challenge, &[7; 32], [2; 32]).unwrap();
+        let refusal = encode_welcome(Verdict::BadKey, hello().generation, &challenge, &bytes, &[8; 32]);
+        assert_eq!(refusal[WELCOME_PROVEN..], [0; 32]);
+        let refusal = encode_welcome(Verdict::Stale, hello().generation, &challenge, &bytes, &[8; 32]);
+        assert_ne!(refusal[WELCOME_PROVEN..], [0; 32]);
+    }
+
+    #[test]
+    fn a_queue_that_there_is_not_and_a_name_that_is_none_are_refused() {
+        let (key, challenge) = ([7; 32], Challenge::new([1; 32]));
+        let named =
+            |volume: &str, replica: &str| Hello { volume: volume.into(), replica: replica.into(), ..hello() };
+        for wrong in [
+            Hello { queue: 2, ..hello() },
+            Hello { queue: 0, queues: 0, ..hello() },
+            named("", "demo-r-0a1b2c3d"),
+            named("demo", ""),
+            named("../demo", "demo-r-0a1b2c3d"),
+            named("demo", "demo\nr"),
+        ] {
+            let bytes = wrong.encode(Role::Engine, &challenge, &key, [2; 32]).unwrap();
+            assert_eq!(Hello::decode(&bytes, &challenge, &key), Err(Verdict::Invalid), "{wrong:?}");
+        }
+        let longest = named(&"v".repeat(NAME), &"r".repeat(NAME));
+        let bytes = longest.encode(Role::Engine, &challenge, &key, [2; 32]).unwrap();
+        assert_eq!(Hello::decode(&bytes, &challenge, &key), Ok(longest));
+    }
+
+    #[test]
     fn a_relay_is_no_engine_and_an_engine_no_relay() {
         let (key, challenge) = ([7; 32], Challenge::new([1; 32]));
         let hello = Hello { checksums: false, ..hello() };

@@ -427,5 +427,10 @@ mod tests {
     fn oversize_is_refused_even_with_a_right_checksum() {
         let h = Header { payload: MAX_PAYLOAD + 1, ..sample() };
         assert!(matches!(Header::decode(&h.encode()), Err(DecodeError::Oversize { .. })));
+        // Padding is only what an alignment takes.
+        for (pad, fits) in [(511, true), (512, false), (u16::MAX, false)] {
+            let h = Header { pad, ..sample() };
+            assert_eq!(Header::decode(&h.encode()).is_ok(), fits, "{pad}");
+        }
     }
 }
