@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fuse_frontend::keeper::{Keeper, KeeperError};
+use fuse_frontend::keeper::{Info, Keeper, KeeperError};
 use fuse_frontend::{NodeError, node, users_of};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
@@ -77,7 +77,9 @@ fn nonsense_on_the_socket_ends_that_connection_alone() {
         assert_eq!(answer, b"");
     }
     // More connections than it takes at a time; the engine's still works.
-    let many: Vec<_> = (0..40).map(|_| UnixStream::connect(&rig.socket).unwrap()).collect();
+    let mut many: Vec<_> = (0..40).map(|_| Keeper::connect(&rig.socket).unwrap()).collect();
+    let answered = many.iter_mut().filter_map(|keeper| keeper.info().ok()).count();
+    assert!((1..=15).contains(&answered), "{answered} of 40 beside the engine's");
     drop(many);
     wait_until("the keeper answers again", || {
         Keeper::connect(&rig.socket).is_ok_and(|mut keeper| keeper.info().is_ok())
@@ -140,10 +142,35 @@ fn a_dead_keeper_is_replaced_by_its_engine() {
     let after = rig.info();
     assert_ne!(after.pid, before.pid);
     assert_eq!((after.connection, after.loop_number), (before.connection, before.loop_number));
+    assert!(after.served_before, "the next engine has to ask for what this one may leave unanswered");
     // The new one carries the connection through an engine's death, as the old one would have.
     rig.server().kill();
     rig.serve();
     assert!(read_all(&rig).iter().all(|b| *b == 0x5a));
+    rig.stop();
+}
+
+#[test]
+fn a_keeper_adopts_no_second_connection_and_no_device_that_has_gone() {
+    if skip("a_keeper_adopts_no_second_connection_and_no_device_that_has_gone", &[]) {
+        return;
+    }
+    let mut rig = Rig::start("adopts", 16 * MIB, 512, true);
+    rig.server().kill();
+    let mut engine = Keeper::connect(&rig.socket).unwrap();
+    let (fuse, info) = engine.attach("memory").unwrap();
+    let gone = Info { loop_sequence: info.loop_sequence.map(|sequence| sequence + 1000), ..info.clone() };
+    drop(engine);
+    let mut other = Keeper::connect(&rig.socket).unwrap();
+    for (known, why) in [(&gone, "is not this volume's"), (&info, "has a connection already")] {
+        let refusal = other.adopt("memory", &fuse, known).unwrap_err();
+        assert!(matches!(&refusal, KeeperError::Failed(text) if text.contains(why)), "{refusal:?}");
+        // Who was refused is not the engine, and keeps nobody out.
+        assert_eq!(rig.info().engine, None);
+    }
+    drop(fuse);
+    rig.serve();
+    assert_eq!(rig.info().connection, info.connection);
     rig.stop();
 }
 
