@@ -108,7 +108,9 @@ fn an_engine_that_dies_while_the_device_is_made_is_replaced() {
         let mut engine = UnixStream::connect(&rig.socket).unwrap();
         engine.write_all(b"attach\nowner memory\n\n").unwrap();
         let mut answer = [0; 4096];
-        let (_, descriptors) = lh_ring::sys::receive_with_fds(engine.as_fd(), &mut answer).unwrap();
+        let (len, descriptors) = lh_ring::sys::receive_with_fds(engine.as_fd(), &mut answer).unwrap();
+        let text = String::from_utf8_lossy(&answer[..len]);
+        assert!(text.contains("\nserved 0\n"), "nobody has read a request before: {text}");
         let fuse = &descriptors[0];
         engine.write_all(b"serve\nblock_size 512\n\n").unwrap();
         wait_until("the kernel asks", || readable(fuse));

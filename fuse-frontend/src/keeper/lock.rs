@@ -78,6 +78,8 @@ fn parse(text: &str) -> Option<LoopDevice> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -93,6 +95,32 @@ mod tests {
         assert_eq!(second.left_behind, Some(LoopDevice { number: 7, sequence: 9 }));
         second.remove();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    /// Whoever has opened a file that its holder removes meanwhile holds nothing by locking it.
+    #[test]
+    fn two_that_come_and_go_never_hold_it_both() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("x.sock");
+        let holders = AtomicUsize::new(0);
+        let come_and_go = || {
+            let mut taken = 0;
+            while taken < 400 {
+                let Ok(lock) = Lock::take(&socket) else { continue };
+                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                taken += 1;
+                // The other one may come now.
+                std::thread::yield_now();
+                holders.fetch_sub(1, Ordering::SeqCst);
+                lock.remove();
+            }
+        };
+        std::thread::scope(|scope| {
+            let others = [scope.spawn(come_and_go), scope.spawn(come_and_go)];
+            for other in others {
+                other.join().unwrap();
+            }
+        });
     }
 
     #[test]
