@@ -88,7 +88,6 @@ pub struct Kept(Payload);
 impl Kept {
     /// Keeps the payload.
     pub fn new(payload: Payload) -> Self {
-        payload.share();
         if let Some(pool) = payload.pool() {
             payload.segs().iter().for_each(|seg| pool.keep(seg.chunk()));
         }

@@ -175,10 +175,8 @@ impl Pool {
 
     /// Makes a fresh chunk the one to cut from, with `used` bytes and one reference taken.
     fn next_bump(&self, used: usize) -> Option<u32> {
-        let old = self.0.bump.replace(NONE);
-        if old != NONE && self.0.refs[old as usize].get() == 0 {
-            self.put_back(old);
-        }
+        // The one before has a holder: an idle one would have been cut from.
+        debug_assert!(!self.bump_is_idle());
         let chunk = self.take_chunk()?;
         self.0.bump.set(chunk);
         self.0.bump_used.set(used);

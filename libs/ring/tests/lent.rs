@@ -84,12 +84,31 @@ fn only_memory_that_keeps_its_length_is_mapped() {
     ] {
         assert_eq!(Lent::open(fd).expect_err(what).kind(), ErrorKind::InvalidData, "{what}");
     }
+    // There may be no huge page left for an access, which would kill the reader.
+    let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
+    let Ok(huge) = memfd_create(c"huge", flags) else {
+        println!("SKIP: no huge pages here");
+        return;
+    };
+    nix::unistd::ftruncate(&huge, 16 << 20).expect("its length");
+    fcntl(&huge, FcntlArg::F_ADD_SEALS(sealed)).expect("its seals");
+    assert_eq!(Lent::open(huge).expect_err("its pages are huge").kind(), ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_pool_that_nobody_would_map_lends_nothing() {
+    let pool = Pool::lendable(0, Lent::MAX + CHUNK).expect("memory");
+    assert!(pool.lend().is_none());
+    assert_eq!(filled(&pool, 512, 7).to_vec(), [7; 512]);
 }
 
 #[test]
 fn who_reads_cannot_write() {
     let (pool, _lent) = lendable(8);
     let mut memory = File::from(pool.lend().expect("a descriptor"));
+    let seals = fcntl(&memory, FcntlArg::F_GET_SEALS).expect("its seals");
+    let sealed = SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SEAL);
+    assert!(sealed, "nobody seals it against its owner");
     assert_eq!(memory.write(b"x").expect_err("it is for reading").raw_os_error(), Some(9));
     assert!(memory.set_len(0).is_err() && memory.set_len(1 << 30).is_err());
     // A mapping that may be written, which mprotect(2) would make of one that may not.

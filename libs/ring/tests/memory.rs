@@ -2,7 +2,7 @@
 
 mod drive;
 
-use lh_ring::{CHUNK, Payload, Pool};
+use lh_ring::{CHUNK, Payload, Pool, Rx, Tx};
 
 #[expect(clippy::cast_possible_truncation, reason = "test sizes")]
 fn alloc(pool: &Pool, len: usize, align: u32) -> Option<Payload> {
@@ -88,6 +88,63 @@ fn cutting_and_joining_keep_bytes_references_and_exclusiveness() {
     let elsewhere = Pool::new(0, 1 << 20).expect("pool");
     assert!(exclusive.append(filled(&elsewhere, 1, 10)).is_err());
     assert_eq!(exclusive.len(), 8192);
+}
+
+#[test]
+fn what_is_cut_from_something_shared_is_shared() {
+    let pool = Pool::new(0, 1 << 20).expect("pool");
+    let mut head = filled(&pool, 1, 8192);
+    let _reader = head.clone();
+    let tail = head.split_off(4096);
+    assert!(!head.is_exclusive() && !tail.is_exclusive());
+}
+
+#[test]
+fn what_does_not_fit_together_stays_apart() {
+    let pool = Pool::new(0, 16 << 20).expect("pool");
+    let mut long = filled(&pool, 1, Payload::MAX);
+    let rest = long.append(filled(&pool, 2, 1)).expect_err("together they are too long");
+    assert_eq!((long.len(), rest.len()), (Payload::MAX, 1));
+    // Each in a page of its own, so that none goes on where the one before ends.
+    let mut joined = filled(&pool, 0, 512);
+    let mut expected = joined.to_vec();
+    for seed in 1..12 {
+        joined.append(filled(&pool, seed, 512)).expect("it has pieces enough");
+        expected.extend(drive::pattern(seed, 512));
+    }
+    assert_eq!(joined.segments().count(), Payload::PIECES_MAX);
+    let rest = joined.append(filled(&pool, 12, 512)).expect_err("one piece too many");
+    assert!(joined.to_vec() == expected && rest.to_vec() == drive::pattern(12, 512));
+}
+
+#[test]
+fn what_is_short_is_in_one_piece_though_a_part_would_fit_elsewhere() {
+    let pool = Pool::new(0, 1 << 20).expect("pool");
+    let _before = alloc(&pool, CHUNK - 8192, 4096).expect("room");
+    assert_eq!(alloc(&pool, 16384, 4096).expect("room").segments().count(), 1);
+}
+
+#[test]
+fn a_stream_takes_the_last_chunk_when_nobody_holds_it() {
+    let pool = Pool::new(0, CHUNK).expect("pool");
+    drop(alloc(&pool, 512, 1).expect("room"));
+    assert!(Rx::new(&pool, 4096).feed(b"x"));
+}
+
+#[test]
+fn a_stream_that_would_get_too_little_takes_nothing() {
+    let pool = Pool::new(0, 2 * CHUNK).expect("pool");
+    let _held = alloc(&pool, CHUNK, 4096).expect("room");
+    let mut rx = Rx::new(&pool, 4096);
+    assert!(!rx.feed(&vec![1; CHUNK + 1]));
+    assert_eq!(pool.free_chunks(), 1);
+}
+
+#[test]
+#[should_panic(expected = "another pool")]
+fn a_payload_of_another_pool_is_not_sent() {
+    let pools = [(); 2].map(|()| Pool::new(0, 1 << 20).expect("pool"));
+    Tx::new(&pools[0]).push_payload(filled(&pools[1], 1, 512));
 }
 
 #[test]
