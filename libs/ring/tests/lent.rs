@@ -87,7 +87,7 @@ fn only_memory_that_keeps_its_length_is_mapped() {
     // There may be no huge page left for an access, which would kill the reader.
     let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
     let Ok(huge) = memfd_create(c"huge", flags) else {
-        println!("SKIP: no huge pages here");
+        println!("SKIP only_memory_that_keeps_its_length_is_mapped: no huge pages here");
         return;
     };
     nix::unistd::ftruncate(&huge, 16 << 20).expect("its length");
