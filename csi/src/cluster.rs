@@ -8,20 +8,21 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, Pod};
-use k8s_openapi::api::storage::v1::VolumeAttachment as KubeAttachment;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
     VolumeAttachment,
 };
+use lh_cluster::kubernetes::attached_to;
 use lh_cluster::plan::volume::pair;
 use lh_cluster::plan::{VOLUME_LABEL, engine_name};
 use lh_cluster::settings::Settings;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::names::ticket_id;
 use crate::{DRIVER, Refused};
 
 /// Between two looks at what is waited for: for the first seconds, within which most is done, and at most.
@@ -220,24 +221,16 @@ impl Cluster {
         self.change::<VolumeAttachment>(read.metadata.name.as_deref().unwrap_or_default(), &patch).await
     }
 
-    /// Where Kubernetes itself has the volume attached, or is about to; `None`: it has no such volume.
-    pub(crate) async fn nodes_in_kubernetes(&self, id: &str) -> Result<Option<BTreeSet<String>>, Refused> {
-        let all = Api::<PersistentVolume>::all(self.client.clone()).list(&ListParams::default()).await?;
-        let is_it = |v: &PersistentVolume| {
-            let source = v.spec.as_ref().and_then(|s| s.csi.as_ref());
-            source.is_some_and(|csi| csi.driver == DRIVER && csi.volume_handle == id)
-        };
-        let names: BTreeSet<String> =
-            all.items.into_iter().filter(is_it).filter_map(|v| v.metadata.name).collect();
-        if names.is_empty() {
-            return Ok(None);
-        }
-        let all = Api::<KubeAttachment>::all(self.client.clone()).list(&ListParams::default()).await?;
-        let is_its = |a: &KubeAttachment| {
-            let volume = a.spec.source.persistent_volume_name.as_ref();
-            a.spec.attacher == DRIVER && volume.is_some_and(|name| names.contains(name))
-        };
-        Ok(Some(all.items.into_iter().filter(is_its).map(|a| a.spec.node_name).collect()))
+    /// Those of some nodes that Kubernetes itself has the volume attached to, or is about to; `None`: it has no such volume.
+    pub(crate) async fn nodes_in_kubernetes<'a>(
+        &self,
+        id: &str,
+        nodes: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Option<BTreeSet<String>>, Refused> {
+        let named: BTreeMap<&str, String> =
+            nodes.into_iter().map(|node| (node, ticket_id(id, DRIVER, node))).collect();
+        let named = named.iter().map(|(node, name)| (*node, name.as_str())).collect();
+        Ok(attached_to(&self.client, id, &named).await?)
     }
 
     /// Tickets of this driver for a node, by volume.

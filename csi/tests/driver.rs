@@ -669,6 +669,39 @@ fn in_kubernetes(cluster: &Cluster, volume: &str, node: &str, is_attached: bool)
 }
 
 #[tokio::test]
+async fn where_kubernetes_has_a_volume_is_asked_by_name_and_else_page_by_page() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    for other in 0..700 {
+        in_kubernetes(&cluster, &format!("o{other}"), "n1", true);
+    }
+    cluster.create(wish("v", 64)).await.unwrap();
+    in_kubernetes(&cluster, "v", "n2", true);
+    cluster.publish("v", "n1", false).await.unwrap();
+    let name = |node: &str| csi::names::ticket_id("v", csi::DRIVER, node);
+    let by_name = |node: &str| {
+        let source = json!({ "persistentVolumeName": "pv-v" });
+        let spec = json!({ "attacher": csi::DRIVER, "nodeName": node, "source": source });
+        cluster.server.apply("storage/volumeattachments", &name(node), &json!({ "spec": spec }));
+    };
+    by_name("n1");
+    by_name("n2");
+    assert_eq!(cluster.publish("v", "n2", false).await, Err(Code::FailedPrecondition));
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition));
+    for kind in ["core/persistentvolumes", "storage/volumeattachments"] {
+        assert_eq!(cluster.server.at_once(kind), None, "{kind}: its own name says where it is");
+    }
+    // Somebody else's attachment has another name, and is found among all.
+    cluster.server.delete("storage/volumeattachments", &name("n1"));
+    in_kubernetes(&cluster, "v", "n1", true);
+    assert_eq!(cluster.publish("v", "n2", false).await, Err(Code::FailedPrecondition));
+    in_kubernetes(&cluster, "v", "n1", false);
+    cluster.publish("v", "n2", false).await.unwrap();
+    for kind in ["core/persistentvolumes", "storage/volumeattachments"] {
+        assert_eq!(cluster.server.at_once(kind), Some(500), "{kind}");
+    }
+}
+
+#[tokio::test]
 async fn a_ticket_whose_attachment_kubernetes_has_no_more_keeps_nobody_from_the_volume() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     let tickets = |volume: &str| {

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod agent;
 pub mod api;
+pub mod kubernetes;
 pub mod plan;
 pub mod run;
 pub mod schedule;

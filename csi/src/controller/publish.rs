@@ -130,7 +130,8 @@ impl ControllerService {
         }
         let nodes: Vec<&str> = tickets.values().filter(ours).map(|t| t.node_id.as_str()).collect();
         if !nodes.is_empty() {
-            let known = self.cluster.nodes_in_kubernetes(id).await?.unwrap_or_default();
+            let concerned = nodes.iter().copied().chain([node]);
+            let known = self.cluster.nodes_in_kubernetes(id, concerned).await?.unwrap_or_default();
             // Whoever is no Kubernetes keeps its own account of who has what.
             let left = if known.contains(node) { left(&attachment, &known) } else { BTreeSet::new() };
             if nodes.len() - left.len() > usize::from(moves) {

@@ -163,9 +163,11 @@ impl ControllerService {
         if volume.metadata.deletion_timestamp.is_none() {
             if let Some(attachment) = self.cluster.attachment(id).await? {
                 let is_use = |t: &&AttachmentTicket| matches!(t.kind, TicketType::Csi | TicketType::Api);
-                if attachment.spec.attachment_tickets.values().any(|t| is_use(&t)) {
+                let mut nodes = attachment.spec.attachment_tickets.values().filter(is_use).peekable();
+                if nodes.peek().is_some() {
                     // Where Kubernetes has it nowhere any more, nobody will let go of it.
-                    let known = self.cluster.nodes_in_kubernetes(id).await?;
+                    let nodes = nodes.map(|t| t.node_id.as_str());
+                    let known = self.cluster.nodes_in_kubernetes(id, nodes).await?;
                     let left = known.map(|known| left(&attachment, &known)).unwrap_or_default();
                     let tickets = attachment.spec.attachment_tickets.iter();
                     let mut users = tickets.filter(|(name, t)| is_use(t) && !left.contains(*name));

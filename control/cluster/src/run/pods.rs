@@ -15,6 +15,7 @@ use super::desk::{Done, is_missing};
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::DRIVER;
+use crate::kubernetes::{each, handle_of, persistent_volumes};
 use crate::plan::Event;
 use crate::plan::pods::{self, Action, Claim, Fate, Held, PodName, leave, stuck};
 
@@ -64,9 +65,8 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
         return Ok(Outcome::Done);
     };
     let client = &context.desk.client;
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
-    let volumes = volumes.list(&ListParams::default()).await?.items;
-    let of_volume = volumes.iter().filter(|v| handle_of(v) == Some(volume)).filter_map(claim_of);
+    let volumes = persistent_volumes(client, volume).await?;
+    let of_volume = volumes.iter().filter_map(claim_of);
     let claims: Vec<Claim> =
         of_volume.map(|(namespace, name)| Claim { namespace, name, held: None }).collect();
     let there = ListParams::default().fields(&format!("spec.nodeName={}", status.current_node_id));
@@ -105,31 +105,26 @@ async fn claims(context: &Context, node: &str) -> Done<Vec<Claim>> {
     let client = &context.desk.client;
     let attachments: Api<VolumeAttachment> = Api::all(client.clone());
     let mut held = BTreeMap::new();
-    for one in attachments.list(&ListParams::default()).await?.items {
+    let see = |one: VolumeAttachment| {
         if one.spec.attacher == DRIVER && one.spec.node_name == node {
             let (by, goes) = (one.name_any(), one.metadata.deletion_timestamp.is_some());
             held.insert(one.spec.source.persistent_volume_name.unwrap_or_default(), Held { by, goes });
         }
-    }
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
-    let volumes = volumes.list(&ListParams::default()).await?.items;
-    let claim = |volume: PersistentVolume| {
-        let (namespace, name) = claim_of(&volume)?;
-        Some(Claim { namespace, name, held: held.remove(&volume.name_any()) })
     };
-    Ok(volumes.into_iter().filter_map(claim).collect())
-}
-
-/// The volume of one of this driver's PersistentVolumes.
-fn handle_of(volume: &PersistentVolume) -> Option<&str> {
-    let csi = volume.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
-    Some(&csi.volume_handle)
+    each(&attachments, see).await?;
+    let mut claims = Vec::new();
+    let see = |volume: PersistentVolume| {
+        let held = held.remove(&volume.name_any());
+        claims.extend(claim_of(&volume).map(|(namespace, name)| Claim { namespace, name, held }));
+    };
+    each(&Api::all(client.clone()), see).await?;
+    Ok(claims)
 }
 
 /// Namespace and name of the claim that one of this driver's PersistentVolumes is bound to.
-fn claim_of(volume: &PersistentVolume) -> Option<(String, String)> {
-    let spec = volume.spec.as_ref().filter(|s| s.csi.as_ref().is_some_and(|csi| csi.driver == DRIVER))?;
-    let claim = spec.claim_ref.clone()?;
+pub(super) fn claim_of(volume: &PersistentVolume) -> Option<(String, String)> {
+    handle_of(volume)?;
+    let claim = volume.spec.as_ref()?.claim_ref.clone()?;
     claim.namespace.zip(claim.name)
 }
 

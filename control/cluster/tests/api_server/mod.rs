@@ -39,6 +39,8 @@ struct State {
     swallowed: Option<&'static str>,
     /// Watches of this kind tell nothing for now.
     held: Option<&'static str>,
+    /// How many objects of each kind were given at once at most.
+    at_once: BTreeMap<String, usize>,
 }
 
 /// One write.
@@ -179,6 +181,11 @@ impl ApiServer {
         self.news.send_replace(state.version);
     }
 
+    /// How many objects of a kind one answer has had at most; `None`: nobody has asked for all of them.
+    pub(crate) fn at_once(&self, resource: &str) -> Option<usize> {
+        self.state().at_once.get(resource).copied()
+    }
+
     /// Writes that were carried out so far.
     pub(crate) fn writes(&self) -> u64 {
         self.state().writes
@@ -243,14 +250,26 @@ impl ApiServer {
 
     fn read(&self, target: &Target, query: &BTreeMap<String, String>) -> Result<Value, Failure> {
         let Some(name) = &target.name else {
-            let items: Vec<Value> =
-                self.all(&target.resource).into_iter().filter(|o| is_selected(o, query)).collect();
-            let version = self.state().version.to_string();
-            return Ok(
-                json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": version }, "items": items }),
-            );
+            return Ok(self.list(target, query));
         };
         self.get(&target.resource, name).ok_or_else(|| missing(target))
+    }
+
+    /// All objects of a kind, or a page of them: the name of its last one says where the next page begins.
+    fn list(&self, target: &Target, query: &BTreeMap<String, String>) -> Value {
+        let last = query.get("continue").map_or("", String::as_str);
+        let is_next = |o: &Value| o["metadata"]["name"].as_str() > Some(last) && is_selected(o, query);
+        let mut items: Vec<Value> = self.all(&target.resource).into_iter().filter(is_next).collect();
+        let limit = query.get("limit").and_then(|l| l.parse().ok()).unwrap_or(usize::MAX);
+        let mut state = self.state();
+        let mut metadata = json!({ "resourceVersion": state.version.to_string() });
+        if items.len() > limit {
+            items.truncate(limit);
+            metadata["continue"] = items.last().map(|o| o["metadata"]["name"].clone()).unwrap_or_default();
+        }
+        let most = state.at_once.entry(target.resource.clone()).or_default();
+        *most = (*most).max(items.len());
+        json!({ "kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items })
     }
 
     fn create(&self, target: &Target, body: &[u8]) -> Result<Value, Failure> {
