@@ -47,6 +47,30 @@ written=$(sum last)
 # The volume is attached there; then it is not, and the node of its only replica is kept.
 kept "$away"
 undrained "$away"
+# Nobody will let go of it any more: Kubernetes has the volume, and no attachment of it. While it has one, the node is kept.
+kubectl apply -f - >/dev/null <<ATTACHED
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: of-last}
+spec:
+  capacity: {storage: 64Mi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  csi: {driver: driver.longhorn.io, volumeHandle: last}
+---
+apiVersion: storage.k8s.io/v1
+kind: VolumeAttachment
+metadata: {name: of-last}
+spec: {attacher: driver.longhorn.io, nodeName: $away, source: {persistentVolumeName: of-last}}
+ATTACHED
+denied "violate the pod's disruption budget" drain "$away" 95
+kubectl delete volumeattachments.storage.k8s.io of-last >/dev/null
+drain "$away" 150 >/dev/null || fail "a ticket whose attachment is gone keeps $away from being drained"
+[ -z "$(k get volumeattachments.longhorn.io last -o 'jsonpath={.spec.attachmentTickets.t}')" ] || fail "the ticket is left"
+becomes 60 volumes.longhorn.io last '{.status.state}' detached
+kubectl delete pv of-last --wait=false >/dev/null
+kubectl patch pv of-last --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
+undrained "$away"
 ticket last ""
 drain "$away" 30 >/dev/null || fail "nothing of a volume is on $away, and it is not drained"
 sleep 2

@@ -21,6 +21,7 @@ mod lead;
 mod leader;
 mod leadership;
 mod lease;
+mod left;
 mod nodes;
 mod orphans;
 mod patch;

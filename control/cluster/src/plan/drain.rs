@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::replica::holds_everything;
-use crate::api::{DesireState, Engine, InstanceState, Replica, Volume};
+use crate::api::{DesireState, Engine, InstanceState, Replica, TicketType, Volume, VolumeAttachment};
 use crate::schedule::{Cluster, Emptying};
 
 /// What has to hold before a cordoned node may be drained, beside that no volume is attached there: the setting
@@ -109,6 +109,42 @@ fn may_go(o: &Observed<'_>, node: &str, protected: &BTreeSet<&str>) -> bool {
     }
 }
 
+/// A volume that only a ticket of the CSI driver keeps on a node that is to be drained.
+#[derive(Clone, Copy, Debug)]
+pub struct Held<'a> {
+    /// The volume's attachment.
+    pub attachment: &'a VolumeAttachment,
+    /// The node.
+    pub node: &'a str,
+    /// The id of the ticket.
+    pub ticket: &'a str,
+}
+
+/// What keeps cordoned nodes, and might be left there: volumes that are attached and for which the CSI driver has a ticket and
+/// nobody else. Whether somebody uses them Kubernetes knows.
+pub fn held<'a>(
+    nodes: &BTreeMap<String, NodeView>,
+    engines: impl IntoIterator<Item = &'a Engine>,
+    attachments: impl IntoIterator<Item = &'a VolumeAttachment>,
+) -> Vec<Held<'a>> {
+    let waits = |node: &str| nodes.get(node).is_some_and(|n| n.cordoned && n.protected);
+    let engines = engines.into_iter().filter(|e| waits(&e.spec.node_id));
+    let attached: BTreeSet<(&str, &str)> =
+        engines.map(|e| (e.spec.volume_name.as_str(), e.spec.node_id.as_str())).collect();
+    let mut all = Vec::new();
+    for attachment in attachments {
+        let tickets = &attachment.spec.attachment_tickets;
+        for (ticket, of_driver) in tickets.iter().filter(|(_, t)| t.kind == TicketType::Csi) {
+            let node = of_driver.node_id.as_str();
+            let alone = tickets.values().all(|t| t.node_id != node || t.kind == TicketType::Csi);
+            if alone && attached.contains(&(attachment.spec.volume.as_str(), node)) {
+                all.push(Held { attachment, node, ticket });
+            }
+        }
+    }
+    all
+}
+
 fn is_stopped(replica: &Replica) -> bool {
     let state = replica.status.as_ref().map(|s| s.current_state).unwrap_or_default();
     replica.spec.desire_state == DesireState::Stopped && state == InstanceState::Stopped
@@ -133,7 +169,10 @@ fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{EngineSpec, EpochRecord, ReplicaSpec, ReplicaStatus, VolumeSpec, VolumeStatus};
+    use crate::api::{
+        AttachmentTicket, EngineSpec, EpochRecord, ReplicaSpec, ReplicaStatus, VolumeAttachmentSpec,
+        VolumeSpec, VolumeStatus,
+    };
     use crate::schedule::{self, Disk};
 
     /// `"v1@n1 v1@n2! v1@n3? v2@n1."`: replicas of volumes on nodes, healthy ones that run; failed (`!`), unused (`?`),
@@ -270,6 +309,39 @@ mod tests {
         assert_eq!(released(&three), ["n1", "n2"]);
         let next = decide("n1:- n2:", "v1@n1 v1@n2", "", DrainPolicy::BlockLast);
         assert_eq!(released(&next), [""; 0], "the first is still away");
+    }
+
+    #[test]
+    fn only_what_the_driver_alone_keeps_on_a_node_that_waits_may_be_left() {
+        let attachment = |tickets: &[(&str, TicketType, &str)]| {
+            let ticket = |(id, kind, node): &(&str, TicketType, &str)| {
+                let node_id = (*node).to_owned();
+                let id = (*id).to_owned();
+                (id.clone(), AttachmentTicket { id, kind: *kind, node_id, ..AttachmentTicket::default() })
+            };
+            let attachment_tickets = tickets.iter().map(ticket).collect();
+            let spec = VolumeAttachmentSpec { volume: "v1".into(), attachment_tickets };
+            VolumeAttachment::new("v1", spec)
+        };
+        let (csi, api) = (TicketType::Csi, TicketType::Api);
+        type Ticket = (&'static str, TicketType, &'static str);
+        let cases: &[(&str, &str, &[Ticket], &[&str])] = &[
+            ("the driver's alone", "n1:", &[("a", csi, "n1")], &["a"]),
+            ("not cordoned", "n1", &[("a", csi, "n1")], &[]),
+            ("released already", "n1:-", &[("a", csi, "n1")], &[]),
+            ("a person's, too", "n1:", &[("a", csi, "n1"), ("ui", api, "n1")], &[]),
+            ("a person's elsewhere", "n1:", &[("a", csi, "n1"), ("ui", api, "n2")], &["a"]),
+            ("it migrates", "n1: n2", &[("a", csi, "n1"), ("b", csi, "n2")], &["a"]),
+            ("no engine is there", "n1 n2:", &[("b", csi, "n2")], &[]),
+        ];
+        let spec = EngineSpec { volume_name: "v1".into(), node_id: "n1".into(), ..EngineSpec::default() };
+        let engine = Engine::new("v1-e-0", spec);
+        for (what, on, tickets, expected) in cases {
+            let attachment = attachment(tickets);
+            let found = held(&nodes(on), [&engine], [&attachment]);
+            assert_eq!(found.iter().map(|h| h.ticket).collect::<Vec<_>>(), *expected, "{what}");
+            assert!(found.iter().all(|h| h.node == "n1"), "{what}");
+        }
     }
 
     #[test]

@@ -115,6 +115,12 @@ fn mounts(pod: &Pod, namespace: &str, claim: &str) -> bool {
     pod.metadata.namespace.as_deref() == Some(namespace) && volumes.iter().any(is_claim)
 }
 
+/// True if the pod mounts one of the claims, and has not ended.
+pub fn uses(pod: &Pod, claims: &[Claim]) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or_default();
+    !matches!(phase, "Succeeded" | "Failed") && claims.iter().any(|c| mounts(pod, &c.namespace, &c.name))
+}
+
 /// What a volume whose device was lost at some time means for a pod of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -229,6 +235,18 @@ mod tests {
         let mounts = |namespace: &str, claim: &str| mounts(&pod("Job", None), namespace, claim);
         assert!(mounts("apps", "data") && mounts("apps", "p-scratch"));
         assert!(!mounts("apps", "scratch") && !mounts("apps", "p-data") && !mounts("other", "p-scratch"));
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_uses_nothing() {
+        let phases =
+            [("", true), ("Pending", true), ("Running", true), ("Succeeded", false), ("Failed", false)];
+        for (phase, expected) in phases {
+            let status = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
+            let pod = Pod { status: Some(status), ..pod("Job", None) };
+            assert_eq!(uses(&pod, &[claim("data", None)]), expected, "{phase}");
+            assert!(!uses(&pod, &[claim("other", None)]), "{phase}");
+        }
     }
 
     #[test]

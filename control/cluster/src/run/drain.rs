@@ -10,11 +10,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta};
 
-use super::Context;
 use super::cache::{Global, instance_manager, is_cordoned};
 use super::desk::Done;
 use super::lead::Lead;
 use super::queue::Outcome;
+use super::{Context, left};
 use crate::plan::drain::{Action, NodeView, Observed, plan};
 use crate::plan::instance_manager::{COMPONENT, COMPONENT_LABEL, NODE_LABEL};
 
@@ -67,8 +67,14 @@ pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
             }
         }
     }
-    let waits = known.values().any(|node| node.cordoned && node.protected);
-    Ok(if waits { Outcome::Again(ROUND) } else { Outcome::Done })
+    if !known.values().any(|node| node.cordoned && node.protected) {
+        return Ok(Outcome::Done);
+    }
+    // Nothing else waits for what is only freed here.
+    if let Err(e) = left::look(context, lead, &known).await {
+        tracing::warn!(error = %e, "whether volumes are left on cordoned nodes is asked again later");
+    }
+    Ok(Outcome::Again(ROUND))
 }
 
 fn decide(context: &Context, lead: &Lead, nodes: &BTreeMap<String, NodeView>) -> Vec<Action> {

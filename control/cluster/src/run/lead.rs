@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
+use super::left::Seen;
 use super::{Context, drain, programs};
 use crate::plan::node;
 use crate::plan::rebuild::{Decided, Filling, Place, reserved, taken};
@@ -25,6 +26,8 @@ pub(super) struct Lead {
     /// What was last known of nodes and disks that could change where a replica goes.
     pub(super) pictured: Mutex<schedule::Cluster>,
     rebuilds: Mutex<Rebuilds>,
+    /// Tickets that may be left on nodes that are to be drained.
+    pub(super) left: Mutex<Seen>,
     begun: Instant,
     _tasks: JoinSet<()>,
 }
@@ -81,6 +84,7 @@ impl Lead {
             picture: Mutex::default(),
             pictured: Mutex::default(),
             rebuilds: Mutex::default(),
+            left: Mutex::default(),
             begun: Instant::now(),
             _tasks: tasks,
         })
