@@ -22,6 +22,9 @@ use crate::settings::Settings;
 /// What becomes of a wish: `Ok`, with what its author should know, or `Err`, why not, in one sentence.
 pub type Verdict = Result<Vec<String>, String>;
 
+/// What becomes of a wish for recurring jobs.
+const NO_JOBS: &str = "recurring jobs are not built yet: no snapshot, backup or trim is made of it";
+
 /// The reason that goes with the refusal of a snapshot that the volume's limits leave no room for.
 pub const TOO_MANY_SNAPSHOTS: &str = "TooManySnapshots";
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{Change, Facts, Refusal, node, replica, setting, snapshot, volume};
+use super::{Change, Facts, NO_JOBS, Refusal, node, replica, setting, snapshot, volume};
 use crate::api::{Node, Replica, Setting, Snapshot, Volume};
 
 /// What the API server wants to know.
@@ -185,7 +185,7 @@ fn judge(request: &Request, facts: &Facts) -> Result<Vec<String>, Refusal> {
 /// What to know of a kind that is stored, and on which nothing acts: whoever makes one would wait for what never comes.
 fn idle(resource: &str) -> Option<String> {
     let what = match resource {
-        "recurringjobs" => "recurring jobs are not built yet: no snapshot, backup or trim is made of it",
+        "recurringjobs" => NO_JOBS,
         "backups" | "backuptargets" | "backupvolumes" | "backupbackingimages" => "backups are not built yet",
         "systembackups" | "systemrestores" => "backups of the system are not built yet",
         "backingimages" | "backingimagedatasources" | "backingimagemanagers" => {

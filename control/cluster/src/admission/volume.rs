@@ -1,8 +1,10 @@
 //! Volumes: what a new one is unless it says otherwise, and what does not change while, or because, its data is there.
 
+use std::collections::BTreeMap;
+
 use kube::ResourceExt;
 
-use super::{Change, Facts, Verdict};
+use super::{Change, Facts, NO_JOBS, Verdict};
 use crate::api::{DataLocality, Int64Text, SnapshotIntegrity, Volume, VolumeSpec, VolumeState};
 use crate::plan::growth::refuses;
 use crate::plan::volume::{CLONED, unbuilt};
@@ -10,6 +12,9 @@ use crate::settings::{NO_CHECKSUMS, Settings};
 
 /// Volumes are whole pieces of this many bytes, as Longhorn's are: its backups copy blocks of that size.
 const PIECE: i64 = 2 << 20;
+
+/// What begins labels that give a volume to a recurring job, or to a group of them.
+const JOB_LABELS: &[&str] = &["recurring-job.longhorn.io/", "recurring-job-group.longhorn.io/"];
 
 /// Longest name, Longhorn's: names of engines, replicas and labels are made of it.
 const NAME_MAX: usize = 40;
@@ -68,6 +73,7 @@ pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
             snapshot_limits(&new.spec)?;
             stays_where_its_replica_is(&new.spec)?;
             warnings.extend(idle(&VolumeSpec::default(), &new.spec));
+            warnings.extend(idle_labels(&BTreeMap::new(), new.labels()));
         }
         Change::Update { old, new } => {
             // One that goes only loses its finalizers.
@@ -76,6 +82,7 @@ pub(super) fn judge(change: Change<'_, Volume>, facts: &Facts) -> Verdict {
                 has_room(old, new, facts)?;
                 warnings.extend(idle(&old.spec, &new.spec));
             }
+            warnings.extend(idle_labels(old.labels(), new.labels()));
         }
         Change::Delete(_) => {}
     }
@@ -88,6 +95,17 @@ fn idle(before: &VolumeSpec, after: &VolumeSpec) -> Option<String> {
     let is_wish = matches!(is, SnapshotIntegrity::Enabled | SnapshotIntegrity::FastCheck);
     (is_wish && was != is)
         .then(|| format!("spec.snapshotDataIntegrity is stored and nothing acts on it: {NO_CHECKSUMS}"))
+}
+
+/// What to know of labels that were not there before: they ask for recurring jobs, and nothing acts on those. Longhorn's own tools put
+/// them on volumes, one by one or as members of a group.
+fn idle_labels(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Option<String> {
+    let is_wish = |(label, value): &(&String, &String)| {
+        *value == "enabled" && JOB_LABELS.iter().any(|prefix| label.starts_with(prefix))
+    };
+    let new = after.iter().filter(is_wish).filter(|(label, value)| before.get(*label) != Some(value));
+    let names: Vec<&str> = new.map(|(label, _)| label.as_str()).collect();
+    (!names.is_empty()).then(|| format!("{}: stored and nothing acts on it: {NO_JOBS}", names.join(", ")))
 }
 
 fn judge_update(old: &Volume, new: &Volume) -> Result<(), String> {
@@ -195,6 +213,34 @@ mod tests {
         let mut spec = VolumeSpec { size: Int64Text(GIB), number_of_replicas: 3, ..VolumeSpec::default() };
         change(&mut spec);
         Volume::new("demo", spec)
+    }
+
+    #[test]
+    fn labels_for_recurring_jobs_are_told_to_do_nothing() {
+        let labelled = |labels: &[(&str, &str)]| {
+            let mut volume = volume(|_| {});
+            let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            volume.metadata.labels = Some(labels.collect());
+            volume
+        };
+        let told = |change| judge(change).unwrap().join("\n");
+        let job = ("recurring-job.longhorn.io/nightly", "enabled");
+        let group = ("recurring-job-group.longhorn.io/default", "enabled");
+        let both = labelled(&[job, group]);
+        let warning = told(Change::Create(&both));
+        assert!(
+            warning.contains(job.0) && warning.contains(group.0) && warning.contains("not built"),
+            "{warning}"
+        );
+        let one = labelled(&[group]);
+        let warning = told(Change::Update { old: &one, new: &both });
+        assert!(
+            warning.contains(job.0) && !warning.contains(group.0),
+            "what was there is not told again: {warning}"
+        );
+        assert_eq!(told(Change::Update { old: &both, new: &one }), "");
+        let others = labelled(&[("recurring-job.longhorn.io/nightly", "disabled"), ("app", "enabled")]);
+        assert_eq!(told(Change::Create(&others)), "");
     }
 
     fn in_state(state: VolumeState, change: impl Fn(&mut VolumeSpec)) -> Volume {
