@@ -115,7 +115,7 @@ impl NodeService {
             trims.end(&volume).await;
             target::unmount(&staging).await?;
             match device {
-                Some(device) => target::write_protect(&device, false).await,
+                Some(device) => target::take_writes(&device).await,
                 None => Ok(()),
             }
         };

@@ -290,6 +290,16 @@ pub(super) async fn write_protect(device: &Path, protect: bool) -> Result<(), Re
     must("blockdev", &[how, text(device)?]).await.map(drop)
 }
 
+/// Has a device that is let go of take writes again. One that goes meanwhile, since the volume is detached, is as good: whoever stages
+/// the next one of that number for writing sees to it.
+pub(super) async fn take_writes(device: &Path) -> Result<(), Refused> {
+    let is_gone = || matches!(fs::metadata(device), Err(e) if e.kind() == io::ErrorKind::NotFound);
+    match write_protect(device, false).await {
+        Err(_) if is_gone() => Ok(()),
+        other => other,
+    }
+}
+
 fn words(read_only: bool) -> &'static str {
     if read_only { "for reading only" } else { "for writing" }
 }
@@ -414,6 +424,15 @@ mod tests {
         fs::write(target.join("data"), "x").unwrap();
         assert!(unpublish(&target).await.is_err());
         assert!(target.join("data").exists());
+    }
+
+    #[tokio::test]
+    async fn a_device_that_goes_while_it_is_let_go_of_is_as_good() {
+        let dir = tempfile::tempdir().unwrap();
+        take_writes(&dir.path().join("gone")).await.unwrap();
+        let no_device = dir.path().join("file");
+        fs::write(&no_device, "").unwrap();
+        take_writes(&no_device).await.unwrap_err();
     }
 
     /// A node of our own for a device that is there anyway: nobody else opens that.
