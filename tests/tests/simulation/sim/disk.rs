@@ -135,6 +135,8 @@ pub(crate) struct Disk {
     found_marked: Vec<u64>,
     /// What an engine was granted: the words that say when it does not hold any more, and the files.
     grant: Option<(Rc<Words>, Vec<u64>)>,
+    /// The words of those that nobody has ended.
+    unended: Vec<Rc<Words>>,
     /// Files without a name that somebody may have open.
     gone: BTreeMap<u64, BTreeMap<u64, Slot>>,
 }
@@ -156,6 +158,7 @@ impl Disk {
             files: 0,
             found_marked: Vec::new(),
             grant: None,
+            unended: Vec::new(),
             gone: BTreeMap::new(),
         }
     }
@@ -296,7 +299,13 @@ impl Disk {
 
     /// The process is gone that would have said so.
     pub(crate) fn forget_grant(&mut self) {
-        self.grant = None;
+        self.unended.extend(self.grant.take().map(|(words, _)| words));
+    }
+
+    /// Whoever was granted something was on this host, which has lost its power.
+    pub(crate) fn lose_grants(&mut self) {
+        self.end_grant();
+        self.unended.drain(..).for_each(|words| words.end());
     }
 
     /// Something is granted.

@@ -173,7 +173,7 @@ impl Node {
 
     /// Whoever shares the host has lost it, too: nobody reads in its files any more.
     fn lose_power_of_grant(&mut self) {
-        self.disk.end_grant();
+        self.disk.lose_grants();
         self.granted = None;
         self.locks = Weak::new();
     }

@@ -75,8 +75,7 @@ impl World {
     }
 }
 
-/// What a scrub finds of rot: it was repaired, or is to be as soon as a replica is back.
+/// What a scrub finds of rot: it was repaired, or is to be by the last scrub, when every replica is back that has it sound.
 fn is_rot(finding: &conductor::Finding) -> bool {
-    finding.flaw == conductor::Flaw::Rotten
-        && matches!(finding.mend, conductor::Mend::Repaired | conductor::Mend::Failed)
+    finding.flaw == conductor::Flaw::Rotten && finding.mend != conductor::Mend::Conflict
 }
