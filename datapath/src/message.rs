@@ -115,7 +115,7 @@ pub enum Job {
         source: MemberId,
         /// Members that hold the same in the same layers: what the source says is rotten is taken from one of them.
         others: MemberSet,
-        /// Who is made equal (bit per member).
+        /// Who is made equal (bit per member). The source may be one of them, where it takes what is merged for its layer's own.
         targets: MemberSet,
         /// The targets hold something already: what they hold is compared by checksum first, and only what differs is
         /// read and sent.

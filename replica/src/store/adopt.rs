@@ -127,8 +127,9 @@ impl Opening {
         let remove = |fs: &Fs, name: &str| fs.remove(&engine.join(name));
         remove(&self.fs, Identity::NAME)?;
         self.fs.sync_directory(&engine)?;
-        let records = [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME];
-        for name in records.iter().chain([&Known::NAME]) {
+        for name in
+            [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME, Known::NAME]
+        {
             remove(&self.fs, name)?;
         }
         super::switch::remove_next(&self.fs, &self.path, None)?;

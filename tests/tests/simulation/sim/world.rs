@@ -507,10 +507,10 @@ impl World {
         }
     }
 
-    /// The data is not what it should be. Without epochs nobody promises that.
+    /// The data is not what it should be. With the quorum `unsafe` nobody promises that.
     fn wrong(&mut self, what: String) {
         if self.quorum == Quorum::Unsafe {
-            self.note("wrong data without epochs".into());
+            self.note("wrong data with the quorum unsafe".into());
         } else {
             self.fail(what);
         }

@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// A block of what the volume has grown by, if it has. Without epochs an older chain may come back.
+    /// A block of what the volume has grown by, if it has. With the quorum `unsafe` an older chain may come back.
     pub(super) fn new_block(&mut self) -> Option<u64> {
         let known = if self.quorum == Quorum::Unsafe { 0 } else { self.chain.known };
         let grown = known.saturating_sub(SIZE) / BLOCK;

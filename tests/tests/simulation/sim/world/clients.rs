@@ -150,7 +150,7 @@ impl World {
         if let Err(error) = answer.result {
             self.note(format!("answered with {error:?}"));
             let wants_no_space = op == Op::Unmap && error == IoError::NoSpace;
-            // Without epochs an engine may go on with anybody, and lose what others have.
+            // With the quorum `unsafe` an engine may go on with anybody, and lose what others have.
             let may_have_lost = self.quorum == Quorum::Unsafe || self.may_have_lost.contains(&session);
             let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
             let last = self.members().len() == 1 || self.quorum == Quorum::Unsafe;

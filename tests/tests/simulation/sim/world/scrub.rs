@@ -62,7 +62,8 @@ impl World {
         self.scrub(&mut out);
         self.carry(out);
         ended = ended && self.play(self.now + 30 * SECOND, ends);
-        if !ended {
+        let broken_off = |scrub: conductor::ScrubStatus| scrub.error.is_some();
+        if !ended || self.scrub_of(self.current).is_none_or(broken_off) {
             let scrub = self.scrub_of(self.current);
             self.fail_unless_broken(&format!("a scrub of the end does not end: {scrub:?}"));
         }
