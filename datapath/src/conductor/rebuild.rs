@@ -190,14 +190,16 @@ impl Conductor {
     }
 
     fn go_on_rebuilding(&mut self, member: MemberId) -> bool {
-        let (now, held) = (self.now, self.copies_held());
+        let (now, held) = (self.now, self.copies_held() || !self.doubt.is_empty());
+        let repairs = self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
         let Some(rebuild) = self.rebuild(member) else { return false };
         let (attempt, source) = (rebuild.attempt, rebuild.source);
         match rebuild.stage {
             Stage::Asking => self.ask_to_begin(member, attempt, source),
             Stage::Attaching(switch) => {
                 let drained = self.switches.done(switch) || sabotaged!(self, join_without_drain);
-                drained && self.begin_remembering(member)
+                // Repairs that were given without it are remembered once they are done.
+                drained && !repairs && self.begin_remembering(member)
             }
             Stage::Remembering(_) => self.remember(member),
             // Before the flush, which has to cover all that clients believe done.
@@ -499,6 +501,12 @@ impl Conductor {
 
     pub(super) fn is_setting_up_rebuild(&self) -> bool {
         !self.select(|r| matches!(&r.role, Role::Joining(rebuild) if rebuild.is_setting_up())).is_empty()
+    }
+
+    /// Those whom every queue writes to, on a chain that is the members'.
+    pub(super) fn filling(&self) -> MemberSet {
+        let before = |stage: &Stage| matches!(stage, Stage::Asking | Stage::Beginning | Stage::Attaching(_));
+        self.linked(self.select(|r| matches!(&r.role, Role::Joining(rebuild) if !before(&rebuild.stage))))
     }
 
     /// A snapshot was decided: rebuilds go on with the former head under its name.

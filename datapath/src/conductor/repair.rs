@@ -3,7 +3,8 @@
 //! - Ranges in doubt, what an engine had in flight, are made equal before the volume opens.
 //! - Chunks in doubt, what the intent bitmap of a member marks whose process did not live on, are made equal while it
 //!   is open: a chunk that a request waits for first. Nobody reads from a chunk in doubt.
-//! - Nobody folds meanwhile ([`view`]).
+//! - Nobody folds meanwhile ([`view`]), and no rebuild copies: what it has read of a layer before a repair changed that must not
+//!   replace it.
 //! - The source is a member whose process lived on, if there is one, else one whose host kept its power. Nobody is told that nothing is in doubt any more
 //!   ([`Control::Resolved`]) before nothing is.
 //! - While the membership changes no chunk counts as equal: a member that failed may yet come back.
@@ -181,10 +182,14 @@ impl Conductor {
         let best = [members.minus(dead.all), powered, members];
         let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
-        // What is merged becomes the layer's own on all of them: the source would hold less in this layer for ever, and a scrub would
-        // find that.
-        let with_source = merged && !sabotaged!(self, spare_source);
-        let targets = if with_source { members } else { members.without(source) };
+        // What is merged becomes the layer's own on all of them, on who is being filled, too: one that holds less in this layer
+        // would do so for ever, and a scrub would find that.
+        let filling = if sabotaged!(self, spare_filler) { MemberSet::EMPTY } else { self.filling() };
+        let targets = match merged {
+            true if sabotaged!(self, spare_source) => members.without(source),
+            true => members.or(filling),
+            false => members.without(source),
+        };
         self.give(
             purpose,
             Job::Equalise {
@@ -372,6 +377,10 @@ impl Conductor {
 
     /// With one member there is nobody to differ from.
     fn resolve_all(&mut self) {
+        if self.doubt.chunks.values().any(|c| c.left.is_some()) {
+            // A repair that was not finished may have reached the member and not who is being filled.
+            self.filling().iter().for_each(|m| self.lose(m, "a repair of what is in doubt was broken off"));
+        }
         for chunk in self.doubt.chunks.keys().copied().collect::<Vec<_>>() {
             self.resolve(chunk);
         }
@@ -405,9 +414,10 @@ impl Conductor {
 
     fn copy_next_piece(&mut self) -> bool {
         let flying: u32 = self.doubt.chunks.values().map(|c| c.flying).sum();
-        // A mark that a copy makes must not be taken back by what was sent before it on another connection.
-        let clears = self.jobs.count(|p| p == JobFor::ClearIntent) > 0;
-        if flying >= self.config.limits.copies || self.doubt.retry_at > self.now || clears {
+        // A mark that a copy makes must not be taken back by what was sent before it on another connection, and no copy of a rebuild
+        // be made of what was read before it.
+        let crosses = self.jobs.count(|p| matches!(p, JobFor::ClearIntent | JobFor::Rebuild(..))) > 0;
+        if flying >= self.config.limits.copies || self.doubt.retry_at > self.now || crosses {
             return false;
         }
         let Some(number) = self.next_chunk() else { return false };
@@ -469,8 +479,13 @@ impl Conductor {
                 self.doubt.view.reset();
                 self.doubt.failures += u32::from(self.doubt.retry_at <= self.now);
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry_ns);
-                if let (JobResult::Failed { member }, true) = (result, self.doubt.failures > FAILURES_MAX) {
-                    self.lose(member, "copies fail on it");
+                let often = self.doubt.failures > FAILURES_MAX;
+                match result {
+                    // Clients do not wait for who only is being filled.
+                    JobResult::Failed { member } if often || self.filling().has(member) => {
+                        self.lose(member, "copies fail on it");
+                    }
+                    _ => {}
                 }
             }
         }

@@ -41,6 +41,9 @@ pub struct Sabotage {
     /// Where that is why members are made equal through several layers, the source keeps what its layer itself holds.
     #[cfg(feature = "sabotage")]
     pub spare_source: bool,
+    /// And a replica that is being filled does not get it.
+    #[cfg(feature = "sabotage")]
+    pub spare_filler: bool,
     /// Operations on the chain have the time that they were given, also if the one before has it.
     #[cfg(feature = "sabotage")]
     pub same_time_again: bool,

@@ -4,13 +4,16 @@
 use datapath::conductor::{Command, Quorum};
 use lh_block::{BLOCK, Extent, Op};
 
-use crate::stories::opened;
+use crate::stories::{opened, opened_by};
 use crate::world::World;
 
 impl World {
     /// Snapshots a and b, of which a is removed and on every replica.
     fn with_a_removed() -> Self {
-        let mut world = opened(Quorum::Any);
+        Self::with_a_removed_in(opened(Quorum::Any))
+    }
+
+    fn with_a_removed_in(mut world: Self) -> Self {
         world.writes();
         for name in ["a", "b"] {
             let command = world.snapshot(name);
@@ -28,6 +31,50 @@ impl World {
         self.crash_engine();
         self.run_until("the volume opens", Self::is_open);
         assert!(self.status().chunks_in_doubt > 0);
+    }
+
+    /// Replica 3 has missed a write, is back, and so many things have happened since its rebuild began. Then 2, which cannot be done
+    /// without, loses its power with writes that nobody has flushed, and is back.
+    fn two_loses_its_power_while_three_is_filled(seed: u64, steps: u64) -> Self {
+        let mut world = Self::with_a_removed_in(opened_by(seed, Quorum::Majority));
+        let [wholly, write_in_flight, slowly, deaf] = [1, 2, 4, 8].map(|bit| seed & bit != 0);
+        world.dies(3);
+        world.writes_to(5);
+        world.run_until("3 is out", |w| w.status().epoch.is_some_and(|e| e.members.len() == 2));
+        (0..4).for_each(|hot| world.writes_to(hot));
+        if wholly {
+            world.command(Command::Rebuild { name: "r3".into() }, "");
+        }
+        if write_in_flight {
+            world.replicas[1].stalled_until = u64::MAX;
+            let range = Extent::new(Self::hot(6) * BLOCK, BLOCK);
+            assert!(world.request(0, 0, Op::Write { fua: false }, range));
+        }
+        world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+        if deaf {
+            let until = world.now + seed * 50_000_000;
+            world.engine().queues[1].deaf_until = until;
+        }
+        world.returns(3);
+        world.run_until("3 is being filled", |w| w.replicas[2].rebuilding);
+        (0..steps).for_each(|_| world.step());
+        if slowly {
+            world.replicas[2].stalled_until = u64::MAX;
+        }
+        world.replicas[1].stalled_until = 0;
+        world.replicas[1].forget_unflushed();
+        world
+    }
+
+    /// What is not removed is in the same layer everywhere.
+    fn compare_layers(&self) {
+        for layer in self.replicas[0].layers.iter().filter(|l| !l.removed) {
+            for other in &self.replicas {
+                let theirs = other.layers.iter().find(|l| l.name == layer.name).expect("every layer");
+                let differ = layer.blocks.iter().zip(&theirs.blocks).position(|(a, b)| a != b);
+                assert_eq!(differ, None, "layer {:?} of {}", layer.name, other.name);
+            }
+        }
     }
 
     fn nothing_is_in_doubt(&mut self) {
@@ -176,4 +223,23 @@ fn what_is_in_doubt_is_remembered_until_enough_members_are_equal() {
     assert_eq!(first, second);
     world.replicas[2].full = false;
     world.settle();
+}
+
+/// What a repair puts into a layer because others may have folded what is below it goes to who is being filled, too, however far that
+/// is: one that holds it further down alone reads the same, and is not.
+#[test]
+fn who_is_filled_gets_what_is_repaired_beside_it() {
+    let mut beside = 0;
+    for (seed, steps) in (0..64).flat_map(|seed| (0..32).map(move |steps| (seed, steps))) {
+        let mut world = World::two_loses_its_power_while_three_is_filled(seed, 2 * steps);
+        let filled = world.replicas[2].rebuilding;
+        world.run_until("chunks are in doubt, or 2 is out", |w| {
+            w.status().chunks_in_doubt > 0 || w.status().epoch.is_some_and(|e| !e.has("r2"))
+        });
+        world.replicas[2].stalled_until = world.now + 1_000_000 * (seed / 16);
+        beside += u64::from(filled && world.replicas[2].rebuilding && world.status().chunks_in_doubt > 0);
+        world.settle();
+        world.compare_layers();
+    }
+    assert!(beside > 100, "{beside} repairs beside a replica that is being filled");
 }

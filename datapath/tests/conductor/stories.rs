@@ -26,7 +26,12 @@ fn quiet(quorum: Quorum) -> World {
 }
 
 pub(crate) fn opened(quorum: Quorum) -> World {
-    let mut world = quiet(quorum);
+    opened_by(7, quorum)
+}
+
+/// Things happen in the order of this seed.
+pub(crate) fn opened_by(seed: u64, quorum: Quorum) -> World {
+    let mut world = World::new(seed, plan(quorum));
     world.run_until("the volume opens", World::is_open);
     world
 }

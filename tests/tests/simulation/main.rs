@@ -183,6 +183,15 @@ fn another_snapshot_of_the_same_name_and_time() {
     noticed_from(15_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
+/// Rare: a member has to die while another replica is filled, with a write in doubt over what is in a removed snapshot, and
+/// nothing to write there again before the next scrub.
+#[test]
+fn who_is_filled_spared_what_is_merged() {
+    let conductor = InConductor { spare_filler: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_from(632_001, "who_is_filled_spared_what_is_merged", sabotage);
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);

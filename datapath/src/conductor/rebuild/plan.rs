@@ -68,6 +68,7 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
     // A snapshot that was taken while the head was filled has become what the head was, and nothing taken since is settled there.
     let unsure =
         |name: &str| was_unsure(name) || (was_unsure("") && target.unsettled.iter().any(|u| u == name));
+    let is_unsettled = |name: &String| target.unsettled.contains(name) || source.unsettled.contains(name);
     let stand_on_the_same = |held: &LayerInfo, layer: &LayerInfo| {
         held.parent == layer.parent
             && taken(&target.chain, &held.parent) == taken(&source.chain, &layer.parent)
@@ -85,7 +86,8 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
             None => How::Whole,
             Some(held) if !stand_on_the_same(held, layer) || unsure(&held.name) => How::Whole,
             Some(held) if !was_head && held.created != layer.created => How::Whole,
-            Some(held) if was_head || target.unsettled.contains(&held.name) => How::Marked,
+            // A repair of what is in doubt goes into what any member calls unsettled.
+            Some(held) if was_head || is_unsettled(&held.name) => How::Marked,
             Some(_) => How::Nothing,
         }
     };
@@ -176,8 +178,9 @@ mod tests {
             how(&state(&["a", "b"]), &state(&["a", "b"])),
             (String::new(), vec![Nothing, Nothing, Marked])
         );
-        let target = ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
-        assert_eq!(how(&target, &state(&["a", "b"])).1, [Nothing, Marked, Marked]);
+        let unsettled = || ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
+        assert_eq!(how(&unsettled(), &state(&["a", "b"])).1, [Nothing, Marked, Marked]);
+        assert_eq!(how(&state(&["a", "b"]), &unsettled()).1, [Nothing, Marked, Marked]);
     }
 
     #[test]
