@@ -247,9 +247,18 @@ impl Conductor {
 
     /// Puts the marked chunks of the dead in doubt. All other marks are from finished writes: they are only kept to
     /// be taken back after a flush.
+    ///
+    /// Who is alone has nobody to differ from but who is away: as long as an epoch with that one counts, an engine may yet go on
+    /// from it, and a client that was told of a loss before would be told otherwise.
     pub(super) fn put_in_doubt(&mut self, dead: Dead, together: MemberSet) {
         let shared = self.config.shared.clone();
-        let differ = together.len() > 1 && !sabotaged!(self, skip_intent);
+        let away = !self.failing().minus(together).is_empty();
+        let differ = if together.len() > 1 { dead.all } else { dead.unpowered };
+        let doubtful = if (together.len() > 1 || away) && !sabotaged!(self, skip_intent) {
+            differ
+        } else {
+            MemberSet::EMPTY
+        };
         if !together.is_empty() && dead.unpowered == together {
             self.look_for_a_loss(together);
         }
@@ -257,9 +266,8 @@ impl Conductor {
             let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
                 continue;
             };
-            let doubtful = differ && dead.all.has(member);
             for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
-                if doubtful && chunk < shared.chunks() {
+                if doubtful.has(member) && chunk < shared.chunks() {
                     let owed = self.owed(chunk);
                     shared.put_in_doubt(chunk);
                     self.doubt.view.reset();

@@ -1,10 +1,11 @@
 //! All members are lost while the engine runs, and not everything that comes back in a member's place is that member.
 
 use datapath::conductor::{Mode, Quorum, Robustness};
+use lh_block::{BLOCK, Extent, Op};
 
 use crate::replica::Replica;
-use crate::stories::opened;
-use crate::world::World;
+use crate::stories::{opened, plan};
+use crate::world::{Plan, World};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -32,7 +33,10 @@ impl World {
 
 /// All die after a write, and the first one's host loses its power, under an engine that lives on, or before one that starts.
 fn all_died_and_1_lost_power(starts: bool) -> World {
-    let mut world = opened(Quorum::Any);
+    all_of_these_died_and_1_lost_power(opened(Quorum::Any), starts)
+}
+
+fn all_of_these_died_and_1_lost_power(mut world: World, starts: bool) -> World {
     world.writes();
     (1..=3).for_each(|r| world.dies(r));
     world.replicas[0].lose_power();
@@ -55,6 +59,29 @@ fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
         world.reads();
         world.settle();
     }
+}
+
+/// Only who lost its power is back in time. Until an epoch with it alone counts an engine may yet begin with those who have everything,
+/// and who had read from it would see what was lost come back.
+#[test]
+fn who_has_lost_something_is_read_from_once_nobody_can_go_on_from_those_who_have_it() {
+    // Others have less time than the lease of reads, which would stand in for what is looked at here.
+    let mut world = World::new(7, Plan { grace_ns: SECOND / 4, ..plan(Quorum::Any) });
+    world.run_until("the volume opens", World::is_open);
+    let mut world = all_of_these_died_and_1_lost_power(world, false);
+    world.authority.away_until = u64::MAX;
+    let before = world.oracle.answered_reads;
+    assert!(world.request(0, 0, Op::Read, Extent::new(World::hot(0) * BLOCK, BLOCK)));
+    world.returns(1);
+    world.run_until("1 goes on", |w| w.status().robustness != Robustness::Faulted);
+    world.run_for(5_000);
+    assert_eq!(world.oracle.answered_reads, before, "the authority has an epoch with all three");
+    world.authority.away_until = 0;
+    world.oracle.power_lost();
+    world.run_until("the read is answered", |w| w.oracle.answered_reads > before);
+    assert_eq!(world.authority.history.last().map(|e| e.members.clone()), Some(vec!["r1".to_owned()]));
+    (2..=3).for_each(|r| world.returns(r));
+    world.settle();
 }
 
 /// The time that others are waited for is over when it is connected, and has not said yet that it holds everything.

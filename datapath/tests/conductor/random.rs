@@ -15,6 +15,7 @@ fn base() -> Plan {
         fault_every: 150,
         faults: &[],
         faults_max: 30,
+        grace_ns: 3_000_000_000,
         sabotage: Sabotage::default(),
     }
 }
@@ -55,6 +56,7 @@ fn plan(seed: u64) -> Plan {
         replicas: [3, 3, 3, 2, 5, 1, 3][pick(7)],
         queues: [2, 2, 3, 1][pick(4)],
         faults: MIXES[pick(MIXES.len())],
+        grace_ns: [base().grace_ns, 250_000_000][pick(2)],
         fault_every: if seed.is_multiple_of(5) { 40 } else { 150 },
         ..base()
     }

@@ -8,7 +8,7 @@ use crate::world::{Plan, SIZE, World};
 
 const SECOND: u64 = 1_000_000_000;
 
-fn plan(quorum: Quorum) -> Plan {
+pub(crate) fn plan(quorum: Quorum) -> Plan {
     Plan {
         quorum,
         replicas: 3,
@@ -17,6 +17,7 @@ fn plan(quorum: Quorum) -> Plan {
         fault_every: 1,
         faults: &[],
         faults_max: 0,
+        grace_ns: 3 * SECOND,
         sabotage: Sabotage::default(),
     }
 }

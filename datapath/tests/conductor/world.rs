@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) faults: &'static [Fault],
     /// At most so many faults.
     pub(crate) faults_max: u32,
+    /// How long those who are away are waited for once enough are back.
+    pub(crate) grace_ns: u64,
     pub(crate) sabotage: conductor::Sabotage,
 }
 
@@ -143,7 +145,7 @@ impl World {
             size: SIZE,
             shared: Arc::new(Shared::new(SIZE, CHUNK)),
             known_dead,
-            limits: Limits::default(),
+            limits: Limits { grace_ns: self.plan.grace_ns, ..Limits::default() },
             sabotage: self.plan.sabotage,
         };
         let mut engine = Engine::new(number, config, MEMBERS_MAX);
