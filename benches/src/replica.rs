@@ -97,7 +97,7 @@ impl ReplicaRig {
                 }
                 Output::Persist {
                     id,
-                    record: Record::Begin | Record::Fence { .. } | Record::Intent { .. },
+                    record: Record::Begin { .. } | Record::Fence { .. } | Record::Intent { .. },
                 } => {
                     self.core.apply(self.now, Input::Persisted { id, result: Ok(()) }, &mut self.out);
                 }

@@ -111,33 +111,38 @@ fn generations_stay_fenced_over_a_restart() {
 #[test]
 fn who_kept_its_power_says_so_until_the_host_has_another_boot() {
     let place = tempfile::tempdir().unwrap();
-    let note = place.path().join("replica/engine/whole");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let another_boot = |record: &str| {
+        let note = place.path().join("replica/engine").join(record);
+        let text = std::fs::read_to_string(&note).unwrap();
+        let (head, json) = text.split_once('\n').unwrap();
+        assert!(json.contains(boot.trim()));
+        let json = json.trim_end().replace(boot.trim(), "another-boot");
+        let sum = crc32c::crc32c_append(crc32c::crc32c(record.as_bytes()), json.as_bytes());
+        let head = format!("{} {sum:08x}", head.rsplit_once(' ').unwrap().0);
+        std::fs::write(&note, format!("{head}\n{json}\n")).unwrap();
+    };
     let found = |n: u32| {
         let server = Server::start(place.path());
         let mut c = session(&server.socket, n, n.into());
         let state = c.state();
         assert_eq!(c.write(0, &pattern(1, 4096)), Status::Ok);
         server.stop();
-        (state.lived, state.powered)
+        (state.lived, state.powered, state.power_since.map(|s| (s.generation.attachment, s.late)))
     };
-    assert_eq!(found(1), (true, true), "a new one");
-    assert_eq!(found(2), (false, true), "it was not closed cleanly");
-    let text = std::fs::read_to_string(&note).unwrap();
-    let (head, json) = text.split_once('\n').unwrap();
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    assert!(json.contains(boot.trim()));
-    let json = json.trim_end().replace(boot.trim(), "another-boot");
-    let sum = crc32c::crc32c_append(crc32c::crc32c(b"whole"), json.as_bytes());
-    let head = format!("{} {sum:08x}", head.rsplit_once(' ').unwrap().0);
-    std::fs::write(&note, format!("{head}\n{json}\n")).unwrap();
-    assert_eq!(found(3), (false, false), "the power was lost");
-    assert_eq!(found(4), (false, false), "and nobody has made it equal since");
+    assert_eq!(found(1), (true, true, None), "a new one");
+    assert_eq!(found(2), (false, true, None), "it was not closed cleanly");
+    another_boot("whole");
+    assert_eq!(found(3), (false, false, Some((3, false))), "the power was lost");
+    assert_eq!(found(4), (false, false, Some((3, false))), "and nobody has made it equal since");
+    another_boot("power");
+    assert_eq!(found(4), (false, false, Some((4, true))), "lost again, under the same engine");
     let server = Server::start(place.path());
     let mut c = session(&server.socket, 5, 5);
     assert_eq!(c.control(&Control::Resolved).status(), Status::Ok);
     assert!(c.state().powered);
     server.stop();
-    assert_eq!(found(6), (false, true), "all were equal on this boot");
+    assert_eq!(found(6), (false, true, None), "all were equal on this boot");
 }
 
 #[test]

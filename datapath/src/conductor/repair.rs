@@ -179,7 +179,7 @@ impl Conductor {
         let members = self.serving();
         let powered =
             if sabotaged!(self, power_unasked) { MemberSet::EMPTY } else { members.minus(dead.unpowered) };
-        let best = [members.minus(dead.all), powered, members];
+        let best = [members.minus(dead.all), powered, self.longest_powered(members), members];
         let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         // What is merged becomes the layer's own on all of them, on who is being filled, too: one that holds less in this layer
@@ -203,6 +203,16 @@ impl Conductor {
                 repair: false,
             },
         );
+    }
+
+    /// Of those who lost something with their hosts' power, who has had that again for longest.
+    fn longest_powered(&self, members: MemberSet) -> MemberSet {
+        if sabotaged!(self, power_unasked) {
+            return MemberSet::EMPTY;
+        }
+        let since = |m: MemberId| self.replica(m).state.as_ref().and_then(|s| s.power_since);
+        let longest = members.iter().filter_map(since).min();
+        members.iter().filter(|m| longest.is_some() && since(*m) == longest).collect()
     }
 
     fn may_have_folded(&self, members: MemberSet) -> bool {

@@ -61,6 +61,27 @@ fn what_was_not_flushed_is_taken_from_whose_host_kept_its_power() {
     }
 }
 
+/// All have lost their power before, and nothing is resolved when the first one loses it again, and all processes die: what was written
+/// in between is taken from the others, by the engine that lives on and by the next one.
+#[test]
+fn of_those_who_all_lost_something_who_has_its_power_for_longest_is_the_source() {
+    for starts in [false, true] {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        world.replicas.iter_mut().for_each(Replica::forget_unflushed);
+        world.oracle.power_lost();
+        world.crash_engine();
+        world.replicas.iter_mut().for_each(|r| r.resolves = false);
+        world.run_until("the volume opens", World::is_open);
+        let mut world = all_of_these_died_and_1_lost_power(world, starts);
+        (1..=3).for_each(|r| world.returns(r));
+        world.replicas.iter_mut().for_each(|r| r.resolves = true);
+        world.run_until("it goes on", |w| w.is_open() && w.status().robustness == Robustness::Healthy);
+        world.reads();
+        world.settle();
+    }
+}
+
 /// Only who lost its power is back in time. Until an epoch with it alone counts an engine may yet begin with those who have everything,
 /// and who had read from it would see what was lost come back.
 #[test]

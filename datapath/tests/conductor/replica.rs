@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, VecDeque};
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{
-    ChainOp, Control, FoldState, Kept, LayerInfo, MapPage, OpCode, ReplicaState, Status, Verified,
-    WRITE_WINDOW,
+    ChainOp, Control, FoldState, Kept, LayerInfo, MapPage, OpCode, PowerSince, ReplicaState, Status,
+    Verified, WRITE_WINDOW,
 };
 
 use crate::rng::Rng;
@@ -107,6 +107,9 @@ pub(crate) struct Replica {
     clean: bool,
     lived: bool,
     powered: bool,
+    power: Option<PowerSince>,
+    /// It hears that nothing is in doubt.
+    pub(crate) resolves: bool,
     /// Last writes of the session, and what sessions before left.
     window: VecDeque<Extent>,
     in_doubt: Vec<Extent>,
@@ -144,6 +147,8 @@ impl Replica {
             clean: true,
             lived: true,
             powered: true,
+            power: None,
+            resolves: true,
             window: VecDeque::new(),
             in_doubt: Vec::new(),
             asked_for_others: 0,
@@ -163,6 +168,10 @@ impl Replica {
             return Err(g);
         }
         self.end_session();
+        if !self.powered && self.power.is_none() {
+            let late = self.fence.is_some_and(|(fence, _)| fence == generation);
+            self.power = Some(PowerSince { generation, late });
+        }
         self.previous = self.fence.map(|(g, _)| g).unwrap_or_default();
         self.fence = Some((generation, instance));
         self.session = Some(session);
@@ -187,6 +196,7 @@ impl Replica {
     pub(crate) fn lose_power(&mut self) {
         self.kill();
         self.powered = self.clean;
+        self.power = None;
         for layer in &mut self.layers {
             layer.blocks.clone_from(&layer.stable);
         }
@@ -196,6 +206,7 @@ impl Replica {
     pub(crate) fn cut_power(&mut self, rng: &mut Rng) {
         self.kill();
         self.powered = self.clean;
+        self.power = None;
         for layer in &mut self.layers {
             for (block, stable) in layer.blocks.iter_mut().zip(&layer.stable) {
                 if block != stable && rng.one_in(2) {
@@ -400,6 +411,7 @@ impl Replica {
                 }
                 *(if self.rebuilding { &mut self.next_epoch } else { &mut self.epoch }) = Some(epoch.clone());
             }
+            Control::Resolved if !self.resolves => return Err(Refusal::Said("not now".into())),
             Control::Resolved => {
                 self.in_doubt.clear();
                 (self.lived, self.powered) = (true, true);
@@ -570,6 +582,7 @@ impl Replica {
             intent: self.intent.iter().map(|n| Extent::new(n * self.chunk, self.chunk)).collect(),
             lived: self.lived,
             powered: self.powered,
+            power_since: self.power.filter(|_| !self.powered),
             rebuilding: self.rebuilding,
             unsettled: self.unsettled.clone(),
             clean: self.clean,

@@ -62,6 +62,31 @@ fn rot_is_named_and_stays_until_somebody_asks_for_its_repair() {
     assert_eq!(world.scrub(false).findings, []);
 }
 
+/// It was sound when it was asked, and is another when it is compared: that is rot, and no conflict.
+#[test]
+fn what_rots_while_it_is_looked_at_is_rot() {
+    let mut found = 0;
+    for steps in 0..200 {
+        let mut world = World::hashed();
+        // It is looked at closely since it has rotted elsewhere.
+        world.rots(3, "a", 1);
+        let scrub = Command::Scrub { repair: false, bytes_per_second: 0 };
+        let command = world.command(scrub, "");
+        (0..steps).for_each(|_| world.step());
+        world.rots(2, "a", 1);
+        assert_eq!(world.finish(command), Ok(()));
+        world.run_until("the scrub ends", |w| w.status().scrub.is_some_and(|s| !s.running));
+        let findings = world.status().scrub.expect("it ran").findings;
+        let rot = [
+            finding(2, "a", 1, Flaw::Rotten, Mend::Reported),
+            finding(3, "a", 1, Flaw::Rotten, Mend::Reported),
+        ];
+        assert!(findings.iter().all(|f| rot.contains(f)), "after {steps} steps: {findings:?}");
+        found += findings.len();
+    }
+    assert!(found > 200, "{found}");
+}
+
 /// Two of three are rotten in the same way: a majority, and wrong.
 #[test]
 fn the_one_sound_copy_is_the_source_whatever_the_majority() {

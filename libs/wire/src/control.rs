@@ -204,6 +204,16 @@ pub struct Keep {
     pub unsure: Vec<String>,
 }
 
+/// What was answered since a replica was opened for this engine is there, though its process may have died: its host has kept its
+/// power. The less of two has it for longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PowerSince {
+    /// Of the engine that the replica was opened for first on this boot of its host.
+    pub generation: Generation,
+    /// That engine had it before, and the power was lost under it.
+    pub late: bool,
+}
+
 /// What a replica whose rebuild did not end still knows of its layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
@@ -294,6 +304,9 @@ pub struct ReplicaState {
     /// all the same, though the process may have died.
     #[serde(default)]
     pub powered: bool,
+    /// If not `powered`: from when on the host has kept its power.
+    #[serde(default)]
+    pub power_since: Option<PowerSince>,
     /// Marked as unusable alone: a rebuild began and did not end.
     pub rebuilding: bool,
     /// While `rebuilding`: the layers are still those of `epoch`, but for what was written since and for this. `None`:

@@ -16,8 +16,8 @@ mod lent;
 mod reader;
 
 pub use control::{
-    ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, Outsider, ReplicaState,
-    UNASKED_HASH_RATE, expansion_snapshot,
+    ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, Outsider, PowerSince,
+    ReplicaState, UNASKED_HASH_RATE, expansion_snapshot,
 };
 pub use digest::{
     BlockDigest, COMPARE_MAX, LayerDigest, VERIFY_MAX, Verified, block_hash, differing, part_bit, part_len,

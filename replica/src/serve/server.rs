@@ -278,7 +278,7 @@ impl Server {
         let saved = match record {
             Record::Intent { mark, clear } => return self.save_marks(id, &mark, &clear),
             Record::RebuildEnd => return self.end_rebuild(id),
-            Record::Begin => Saved::Begin,
+            Record::Begin { generation } => Saved::Begin(generation),
             Record::Whole => Saved::Whole,
             Record::Fence { generation, instance } => Saved::Fence(generation, instance),
             Record::Epoch { epoch, out } => Saved::Epoch(epoch, out),

@@ -35,7 +35,7 @@ pub(super) enum Task {
 /// A record that the worker makes durable.
 #[derive(Debug)]
 pub(super) enum Saved {
-    Begin,
+    Begin(Generation),
     Whole,
     Fence(Generation, Instance),
     Epoch(Epoch, Vec<Outsider>),
@@ -288,7 +288,10 @@ fn check_room(chain: &[LayerInfo], (count, bytes): (u32, u64)) -> Result<(), Cha
 
 fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Change, Trouble> {
     match saved {
-        Saved::Begin => directory.begin_use()?,
+        Saved::Begin(generation) => {
+            directory.begin_use()?;
+            directory.note_power(generation)?;
+        }
         Saved::Whole => directory.note_whole()?,
         Saved::Fence(generation, instance) => directory.store_fence(generation, instance)?,
         Saved::Missed(trails) => directory.store_missed(&trails)?,

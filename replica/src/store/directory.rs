@@ -28,7 +28,7 @@ use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
     ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE,
-    Rebuild, Records, Switch, VOLUME_ATTRIBUTE, Whole,
+    Power, Rebuild, Records, Switch, VOLUME_ATTRIBUTE, Whole,
 };
 use super::zero::{self, ZeroMap};
 
@@ -116,6 +116,8 @@ pub struct Directory {
     pub(super) clean: bool,
     /// When everything that was answered was here last.
     pub(super) whole: Option<Whole>,
+    /// From when on the host has kept its power, if something was missing then.
+    pub(super) power: Option<Power>,
     /// What was noted of the layers' files last.
     pub(super) known: Option<Known>,
     /// [`Directory::begin_use`] was called since.
@@ -176,6 +178,7 @@ impl Directory {
             rebuilding: self.rebuild.is_some(),
             kept: self.rebuild.as_ref().and_then(|r| r.kept.clone()),
             unsettled: self.unsettled(),
+            power_since: self.power_since(),
             clean: self.clean,
             imported: self.identity.imported,
             ..ReplicaState::default()
@@ -271,26 +274,6 @@ impl Directory {
         self.records().remove::<Closed>(&self.fs)?;
         self.save_volume(|volume| volume.dirty = true)?;
         self.in_use = true;
-        Ok(())
-    }
-
-    /// The host has kept its power since everything that was answered was here: what was not flushed is in the page cache.
-    pub fn is_powered(&self) -> bool {
-        self.whole.as_ref().is_some_and(|whole| lh_block::boot().is_ok_and(|boot| boot == whole.boot))
-    }
-
-    /// Everything that was answered is here: as long as the host keeps its power, it stays. Cheap when noted already. Where the
-    /// kernel does not tell one boot from another nothing is noted.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn note_whole(&mut self) -> io::Result<()> {
-        let Ok(boot) = lh_block::boot() else { return Ok(()) };
-        let whole = Whole { volume: self.identity.volume, boot: boot.to_owned() };
-        if self.whole.as_ref() != Some(&whole) {
-            self.records().store(&self.fs, &whole)?;
-            self.whole = Some(whole);
-        }
         Ok(())
     }
 

@@ -35,6 +35,7 @@ mod offline;
 mod open;
 mod pace;
 mod places;
+mod power;
 mod put;
 mod qcow2;
 mod ranges;

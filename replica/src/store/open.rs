@@ -23,7 +23,7 @@ use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
 use super::qcow2::{Image, ImageError};
 use super::record::{
     ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
-    Rebuild, Records, VOLUME_ATTRIBUTE, Whole,
+    Power, Rebuild, Records, VOLUME_ATTRIBUTE, Whole,
 };
 use super::switch;
 use super::tree::{self, LayerFile, Tree};
@@ -250,6 +250,7 @@ impl Opening {
         let epoch = self.records().load::<EpochRecord>()?.filter(|e| e.volume == id);
         let rebuild = self.records().load::<Rebuild>()?.filter(|r| r.volume == id);
         let whole = self.records().load::<Whole>()?.filter(|w| w.volume == id);
+        let power = self.records().load::<Power>()?.filter(|p| p.volume == id);
         let known = self.records().load::<Known>()?.filter(|k| k.is_of(id));
         let gather = Gather { path: &self.path, fs: &self.fs, deadline: self.deadline, id, clean };
         let intent = gather.intent(files.tree.volume.size())?;
@@ -268,6 +269,7 @@ impl Opening {
             zero_marked: parts.marked,
             clean,
             whole,
+            power,
             known,
             in_use: false,
             direct: parts.direct,

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use lh_block::{Epoch, Generation, Instance};
-use lh_wire::{ChainOp, Kept, Outsider};
+use lh_wire::{ChainOp, Kept, Outsider, PowerSince};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -182,6 +182,16 @@ pub(super) struct Whole {
     pub(super) boot: String,
 }
 
+/// The replica was opened on this boot of its host, and lacked something by then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Power {
+    pub(super) volume: Id,
+    /// As in [`Whole`].
+    pub(super) boot: String,
+    #[serde(flatten)]
+    pub(super) since: PowerSince,
+}
+
 /// Left by a clean close: nobody else has written as long as this is true.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Closed {
@@ -236,6 +246,9 @@ impl Record for Rebuild {
 }
 impl Record for Whole {
     const NAME: &'static str = "whole";
+}
+impl Record for Power {
+    const NAME: &'static str = "power";
 }
 impl Record for Closed {
     const NAME: &'static str = "closed";
@@ -351,6 +364,7 @@ mod tests {
             ChainRecord::NAME,
             Rebuild::NAME,
             Whole::NAME,
+            Power::NAME,
             Closed::NAME,
             super::super::known::Known::NAME,
         ] {

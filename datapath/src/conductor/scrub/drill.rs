@@ -129,6 +129,10 @@ impl Conductor {
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(drill) = scrub.drill.as_mut() else { return false };
         match drill.evidence.judge(drill.range) {
+            // What was sound when it was asked for may have rotted before it was compared.
+            Some(judged) if drill.tries == 0 && judged.iter().any(|j| j.source == Source::Conflict) => {
+                drill.again(serving, 0);
+            }
             Some(judged) => drill.judged = Some(judged.into()),
             None if drill.tries < TRIES_MAX => drill.again(serving, retry_at),
             None => scrub.give_up(),

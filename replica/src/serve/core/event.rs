@@ -247,7 +247,10 @@ impl Job {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// The directory is about to be used: the mark of a clean close is taken back.
-    Begin,
+    Begin {
+        /// Of the engine that is going to use it.
+        generation: Generation,
+    },
     /// Older generations are refused from now on, for ever.
     Fence {
         /// The generation.

@@ -238,7 +238,7 @@ impl Core {
             Directory::Closing => return,
             Directory::Closed => {
                 self.directory = Directory::Opening;
-                self.persist(Purpose::Begin, Record::Begin, out);
+                self.persist(Purpose::Begin, Record::Begin { generation: wanted.0 }, out);
             }
             Directory::Opening | Directory::Open => {}
         }

@@ -97,7 +97,7 @@ impl Rig {
     /// The next record that is not the beginning of the directory's use.
     fn take_record(&mut self) -> Option<(PersistId, Record)> {
         match self.take_persist()? {
-            (id, Record::Begin) => {
+            (id, Record::Begin { .. }) => {
                 self.apply(Input::Persisted { id, result: Ok(()) });
                 self.take_persist()
             }

@@ -9,8 +9,8 @@ use std::rc::Rc;
 
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{
-    ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, Place, Places, ReplicaState, counter_of,
-    piece_of,
+    ChainOp, FoldState, Keep, Kept, LayerInfo, MapPage, Outsider, Place, Places, PowerSince, ReplicaState,
+    counter_of, piece_of,
 };
 use replica::serve::core::{Facts, Failure, Record, Trail};
 
@@ -92,6 +92,8 @@ struct Records {
     missed: BTreeMap<u64, Trail>,
     /// The boot on which everything that was answered was here last.
     whole: Option<u64>,
+    /// The boot on which it was opened while something was missing, and from when on nothing is.
+    power: Option<(u64, PowerSince)>,
     clean: bool,
 }
 
@@ -514,9 +516,14 @@ impl Disk {
                 r.intent.clear();
             }
             Record::Whole => r.whole = Some(self.boot),
-            Record::Begin => {
+            Record::Begin { generation } => {
                 if std::mem::take(&mut r.clean) {
                     r.whole = Some(self.boot);
+                }
+                let noted = r.power.is_some_and(|(boot, _)| boot == self.boot);
+                if r.whole != Some(self.boot) && !noted {
+                    let late = r.fence.is_some_and(|(fence, _)| fence == *generation);
+                    r.power = Some((self.boot, PowerSince { generation: *generation, late }));
                 }
             }
             Record::Fold { name, .. } => self.begin_fold(name)?,
@@ -786,6 +793,7 @@ impl Disk {
             rebuilding: self.records.rebuilding,
             kept: self.records.kept.clone(),
             unsettled: self.unsettled(),
+            power_since: self.power_since(),
             clean: self.records.clean,
             fold: self.fold.as_ref().map(|f| FoldState { name: f.name.clone(), ..FoldState::default() }),
             ..ReplicaState::default()
@@ -829,6 +837,12 @@ impl Disk {
     /// It is noted that the host has kept its power since everything that was answered was here.
     pub(crate) fn has_kept_power(&self) -> bool {
         self.records.whole == Some(self.boot)
+    }
+
+    /// As the state tells.
+    pub(crate) fn power_since(&self) -> Option<PowerSince> {
+        let on_this_boot = |(boot, since)| (boot == self.boot && !self.has_kept_power()).then_some(since);
+        self.records.power.and_then(on_this_boot)
     }
 
     /// What a snapshot shows, if it is there.

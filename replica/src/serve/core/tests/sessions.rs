@@ -8,7 +8,10 @@ fn the_first_engine_is_let_in_when_its_fence_is_durable() {
     assert!(!r.welcomed(conn));
     assert_eq!(
         r.records(),
-        [&Record::Begin, &Record::Fence { generation: generation(1), instance: Instance(1) }]
+        [
+            &Record::Begin { generation: generation(1) },
+            &Record::Fence { generation: generation(1), instance: Instance(1) }
+        ]
     );
     let (begin, _) = r.take_persist().unwrap();
     let (fence, _) = r.take_persist().unwrap();
@@ -28,7 +31,7 @@ fn older_generations_are_stale_also_after_a_restart() {
     assert_eq!(r.verdict(equal), Some(Verdict::Stale));
     // The same engine comes back without a new fence.
     let same = r.knock(hello(5, 3));
-    assert_eq!(r.records(), [&Record::Begin]);
+    assert_eq!(r.records(), [&Record::Begin { generation: generation(1) }]);
     r.persist_all();
     assert!(r.welcomed(same));
 }

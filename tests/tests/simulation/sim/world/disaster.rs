@@ -190,10 +190,19 @@ impl World {
         self.may_have_lost.insert(self.generation.attachment.into());
     }
 
-    /// Whose process lived on holds everything, whatever happened to its host before.
+    /// Whose process lived on holds everything, whatever happened to its host before. Where all have lost something, it is lost, and
+    /// who has its power for longest since then holds everything that there still is.
     pub(super) fn note_lived(&mut self) {
         for (node, powered) in self.nodes.iter().zip(&mut self.powered) {
             *powered |= node.has_lived();
+        }
+        let members = self.members();
+        if members.iter().all(|m| !self.powered[*m]) {
+            let since = |m: &usize| self.nodes[*m].disk.power_since();
+            let longest = members.iter().filter_map(since).min();
+            let best: Vec<usize> =
+                members.iter().copied().filter(|m| longest.is_some() && since(m) == longest).collect();
+            best.into_iter().for_each(|m| self.powered[m] = true);
         }
     }
 
