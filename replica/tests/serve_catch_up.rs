@@ -143,6 +143,38 @@ fn what_was_written_meanwhile_is_all_that_travels() {
     }
 }
 
+/// A process that has not seen the last writes may lack some of a snapshot, which a repair brings. What clients have zeroed meanwhile
+/// stays zero, over nothing, too; once nothing is in doubt nothing is marked over nothing.
+#[test]
+fn what_is_repaired_below_does_not_show_where_zeroes_were_written() {
+    let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut source = Server::start(places[0].path());
+    let mut target = Server::start(places[1].path());
+    let (mut s, mut t) = (session(&source.socket, 1, 1), session(&target.socket, 1, 1));
+    s.write(0, &pattern(1, 65536));
+    [&mut s, &mut t].into_iter().for_each(|c| snapshot(c, 1, "a"));
+    drop((s, t));
+    source.stop();
+    target.stop();
+    source = Server::start(places[0].path());
+    target = Server::start(places[1].path());
+    let (mut s, mut t) = (session(&source.socket, 2, 2), session(&target.socket, 2, 2));
+    for c in [&mut s, &mut t] {
+        assert!(!c.state().lived);
+        assert_eq!(c.op(OpCode::WriteZeroes, 8192, 4096).status(), Status::Ok);
+        assert_eq!(c.op(OpCode::Unmap, 16384, 4096).status(), Status::Ok);
+    }
+    equalise(&mut s, &mut t, "a", Extent::new(0, 65536));
+    for at in [8192, 16384] {
+        assert!(t.read(at, 4096) == vec![0; 4096], "at {at}");
+    }
+    equal(&mut s, &mut t);
+    ok(&mut t, &Control::Resolved);
+    let before = layer_map(&mut t, "");
+    assert_eq!(t.op(OpCode::Unmap, 1 << 20, 4096).status(), Status::Ok);
+    assert_eq!(layer_map(&mut t, ""), before);
+}
+
 #[test]
 fn what_is_missed_outlives_the_process_of_who_remembers_it() {
     let place = tempfile::tempdir().unwrap();

@@ -98,6 +98,7 @@ pub(super) struct Members {
     attached: MemberSet,
     filling: MemberSet,
     readable: MemberSet,
+    live: MemberSet,
 }
 
 impl Members {
@@ -107,6 +108,7 @@ impl Members {
             attached: MemberSet::EMPTY,
             filling: MemberSet::EMPTY,
             readable: MemberSet::EMPTY,
+            live: MemberSet::EMPTY,
         }
     }
 
@@ -129,6 +131,11 @@ impl Members {
         self.readable
     }
 
+    /// Those whose link has not broken since they were attached.
+    pub(super) const fn live(&self) -> MemberSet {
+        self.live
+    }
+
     pub(super) fn set_role(&mut self, m: MemberId, role: Role) {
         self[m].role = role;
         self.refresh(m);
@@ -143,6 +150,7 @@ impl Members {
         let put = |set: MemberSet, inside| if inside { set.with(m) } else { set.without(m) };
         self.attached = put(self.attached, self[m].role != Role::Out);
         self.filling = put(self.filling, self[m].role == Role::Filling);
+        self.live = put(self.live, self[m].link == Link::Live);
         self.readable = put(self.readable, self[m].role == Role::ReadWrite && self[m].link == Link::Live);
     }
 }

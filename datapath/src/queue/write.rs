@@ -247,17 +247,22 @@ impl Queue {
         if fan.need.is_empty() {
             self.leave_window(s, &fan);
             self.put_aside(s, Why::NoMember, out);
-        } else if missing.is_empty() || self.lacks_epoch_wait(missing, &fan) {
+        } else if missing.is_empty() && self.is_held(&fan) || self.lacks_epoch_wait(missing, &fan) {
             self.fan_done(now, s, &fan, Ok(()), out);
         } else if !fan.sent.is_empty() {
             // The last answer decides.
         } else if stopping {
             self.fan_done(now, s, &fan, Err(IoError::ShuttingDown), out);
-        } else if fan.need.len() == 1 && missing == fan.failed {
+        } else if fan.need.len() == 1 && !missing.is_empty() && missing == fan.failed {
             self.fan_done(now, s, &fan, Err(IoError::Io), out);
         } else if fan.ok.is_empty() && fan.unsure.is_empty() && missing == fan.full {
             self.refused_everywhere(now, s, &fan, out);
         }
+    }
+
+    /// One of those who have done it is still there. Who is not may have lost it with its power, and is sent it again once it is back.
+    fn is_held(&self, fan: &Fan) -> bool {
+        !fan.ok.and(self.members.live()).is_empty()
     }
 
     /// True if the client is to be answered now although the piece goes on: every member has done it, and only those have
@@ -268,7 +273,7 @@ impl Queue {
         let last =
             matches!(&slot.work, Work::Client { range, .. } if slot.done + slot.piece.part.len == range.len);
         let only_fillers = missing.iter().all(|m| filling.has(m));
-        let done = fan.ok.iter().any(|m| !filling.has(m));
+        let done = !fan.ok.minus(filling).and(self.members.live()).is_empty();
         !slot.given && !missing.is_empty() && only_fillers && done && last
     }
 

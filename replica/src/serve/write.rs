@@ -108,7 +108,7 @@ impl Server {
     /// Makes a range of the head read as zero.
     pub(super) fn start_zero(&mut self, id: RequestId, range: Extent) {
         let head = self.store.head();
-        let plan = match self.store.plan_zero(range) {
+        let plan = match self.store.plan_zero(range, self.core.is_in_doubt()) {
             Ok(plan) => plan,
             Err(e) => {
                 let failure = note(&self.status, &e);

@@ -321,11 +321,12 @@ impl Store {
         Ok(())
     }
 
-    /// How the range (whole blocks) of the head becomes zero. A full disk shows here, before anything is changed.
+    /// How the range (whole blocks) of the head becomes zero. A full disk shows here, before anything is changed. Where layers below may
+    /// get data yet, by a rebuild or because what they hold is in doubt (`in_doubt`), it is marked over nothing, too.
     ///
     /// # Errors
     /// The disk's.
-    pub fn plan_zero(&self, extent: Extent) -> io::Result<ZeroPlan> {
+    pub fn plan_zero(&self, extent: Extent, in_doubt: bool) -> io::Result<ZeroPlan> {
         let (head, base) = (self.at(self.head()), self.is_base(self.head()));
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
         for (range, held) in self.places.runs(blocks(extent)) {
@@ -334,6 +335,7 @@ impl Store {
                     punch.insert(range);
                 }
             } else if self.rebuilding
+                || in_doubt
                 || (held != 0 && (self.undrained.is_some() || self.holder(held) != Some(self.head())))
             {
                 marks.insert(range);

@@ -192,6 +192,14 @@ fn who_is_filled_spared_what_is_merged() {
     noticed_from(632_001, "who_is_filled_spared_what_is_merged", sabotage);
 }
 
+/// Rare: a block has to be lost with the power of one host in a snapshot that is not flushed yet, and zeroed in the head before that is
+/// repaired.
+#[test]
+fn zeroed_over_what_is_in_doubt() {
+    let replica = InReplica { zero_over_doubt: true, ..InReplica::default() };
+    noticed_from(703_001, "zeroed_over_what_is_in_doubt", Sabotage { replica, ..Sabotage::default() });
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);

@@ -130,6 +130,24 @@ fn the_range_is_held_until_the_answer_has_left() {
     b.assert_idle();
 }
 
+/// A has it, and its link broke: its power may be gone, and what it had with it.
+#[test]
+fn a_write_is_not_answered_for_members_who_are_all_gone() {
+    let mut b = Bench::new(2);
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.link_down(A);
+    b.link_down(B);
+    b.switch(Switch::Forget { member: B });
+    assert!(b.answers().is_empty(), "nobody is known to have it");
+    b.out.clear();
+    b.join(A);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    b.assert_idle();
+}
+
 #[test]
 fn a_write_that_a_member_missed_waits_until_the_member_is_out() {
     let mut b = Bench::new(3);

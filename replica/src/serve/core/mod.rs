@@ -281,6 +281,12 @@ impl Core {
         self.lived
     }
 
+    /// What its layers hold is in doubt: a repair may yet put data into one below the head, which must not show where the head was
+    /// zeroed meanwhile.
+    pub fn is_in_doubt(&self) -> bool {
+        !self.lived && !sabotaged!(self, zero_over_doubt)
+    }
+
     /// The highest generation accepted.
     pub fn generation(&self) -> Generation {
         self.fence.map_or(Generation::default(), |(generation, _)| generation)

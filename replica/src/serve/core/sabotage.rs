@@ -22,4 +22,6 @@ pub struct Sabotage {
     pub missed_not_saved: bool,
     /// What is kept of others is believed after a revert (`docs/invariants.md`, 8).
     pub map_survives_revert: bool,
+    /// Zeroes over nothing leave no mark where a layer below may yet be repaired (`docs/invariants.md`, 10).
+    pub zero_over_doubt: bool,
 }

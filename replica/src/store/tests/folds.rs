@@ -484,7 +484,7 @@ fn what_the_snapshot_hid_does_not_come_back_where_the_head_is_zeroed_beside_the_
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
 /// piece of work.
 fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
-    let plan = volume.claim.is_none().then(|| volume.store.plan_zero(zeroed).unwrap());
+    let plan = volume.claim.is_none().then(|| volume.store.plan_zero(zeroed, false).unwrap());
     let step = fold.next(&mut volume.store).unwrap();
     let (super::super::FoldStep::Work(work), Some(plan)) = (step, plan) else { return false };
     fold.worked(&mut volume.store, work.run()).unwrap();

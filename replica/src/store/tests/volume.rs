@@ -110,7 +110,7 @@ impl Volume {
 
     pub(super) fn zero(&mut self, extent: Extent) {
         self.directory.begin_use().unwrap();
-        let plan = self.store.plan_zero(extent).unwrap();
+        let plan = self.store.plan_zero(extent, false).unwrap();
         self.make_zero(&plan);
     }
 

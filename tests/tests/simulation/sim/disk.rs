@@ -245,11 +245,11 @@ impl Disk {
     }
 
     /// One block of the head reads as zero from now on: by a mark where it takes one, or where there is one. Layers below may
-    /// still get data as long as the replica is filled.
-    pub(crate) fn zero(&mut self, block: u64) {
+    /// still get data as long as the replica is filled, or is in doubt.
+    pub(crate) fn zero(&mut self, block: u64, in_doubt: bool) {
         let head = self.layers.len() - 1;
         let marked = self.layers[head].slots.get(&block).map(Slot::current) == Some(Cell::Zero);
-        let filled = self.records.rebuilding && !self.layers[head].info.parent.is_empty();
+        let filled = (self.records.rebuilding || in_doubt) && !self.layers[head].info.parent.is_empty();
         let marks = marked || filled || self.is_held_below(block, head);
         let cell = if marks { Cell::Zero } else { Cell::Absent };
         self.moving(block, |disk| disk.head().slots.entry(block).or_default().since.push(cell));

@@ -108,6 +108,10 @@ impl Node {
         self.process.as_ref().is_some_and(|p| p.core.lived())
     }
 
+    fn is_in_doubt(&self) -> bool {
+        self.process.as_ref().is_some_and(|p| p.core.is_in_doubt())
+    }
+
     /// True if the process has met an error that it cannot live with.
     pub(crate) fn has_failed(&self) -> bool {
         self.process.as_ref().is_some_and(|p| p.core.is_failed())
@@ -217,8 +221,9 @@ impl Node {
                 }
             }
             (Job::Zero(range) | Job::Unmap(range), _) => {
+                let in_doubt = self.is_in_doubt();
                 for block in blocks(*range).filter(|_| dice.chance(500)) {
-                    self.disk.zero(block);
+                    self.disk.zero(block, in_doubt);
                 }
             }
             _ => {}
@@ -405,7 +410,8 @@ impl Node {
                 Ok((Body::None, 0))
             }
             (Job::Zero(range) | Job::Unmap(range), _) => {
-                blocks(*range).for_each(|b| self.disk.zero(b));
+                let in_doubt = self.is_in_doubt();
+                blocks(*range).for_each(|b| self.disk.zero(b, in_doubt));
                 Ok((Body::None, 0))
             }
             (Job::ReadLayer { range, .. }, Body::Layer(name))
