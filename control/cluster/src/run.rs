@@ -15,6 +15,7 @@ mod drain;
 mod engines;
 mod facts;
 mod here;
+mod idle;
 mod instance_pod;
 mod key;
 mod lead;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
 use super::left::Seen;
-use super::{Context, drain, programs};
+use super::{Context, drain, idle, programs};
 use crate::plan::node;
 use crate::plan::rebuild::{Decided, Filling, Place, reserved, taken};
 use crate::plan::volume::Action;
@@ -68,7 +68,7 @@ impl Lead {
     pub(super) fn begin(desk: &Desk, news: &Arc<News>) -> Arc<Self> {
         let (cache, watches) = Global::new(desk, news);
         let mut tasks = JoinSet::new();
-        for watch in watches {
+        for watch in watches.into_iter().chain(idle::let_go(desk)) {
             tasks.spawn(watch);
         }
         let is_ready = Arc::new(AtomicBool::new(false));

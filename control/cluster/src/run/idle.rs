@@ -1,0 +1,100 @@
+//! Longhorn's resources that nothing here acts on: backups, recurring jobs, backing images and the like stay as they are. Longhorn has
+//! put its finalizer on them, and is not there to take it off. So that they go when somebody deletes them, or their namespace, the leader
+//! takes it off then. What they stand for elsewhere, as a backup in its store, stays.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use kube::ResourceExt;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+
+use super::desk::{Desk, Kind};
+use super::patience::Patience;
+use crate::api::{
+    BackingImage, BackingImageDataSource, BackingImageManager, Backup, BackupBackingImage, BackupTarget,
+    BackupVolume, RecurringJob, ShareManager, SupportBundle, SystemBackup, SystemRestore,
+};
+use crate::plan::FINALIZER;
+
+/// How long after a failure it is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What lets the resources of each kind go, for as long as it is polled.
+pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
+    fn of<K: Kind + Send + Sync + 'static>(desk: &Desk) -> BoxFuture<'static, ()> {
+        Box::pin(follow::<K>(desk.clone()))
+    }
+    vec![
+        of::<BackingImage>(desk),
+        of::<BackingImageDataSource>(desk),
+        of::<BackingImageManager>(desk),
+        of::<Backup>(desk),
+        of::<BackupBackingImage>(desk),
+        of::<BackupTarget>(desk),
+        of::<BackupVolume>(desk),
+        of::<RecurringJob>(desk),
+        of::<ShareManager>(desk),
+        of::<SupportBundle>(desk),
+        of::<SystemBackup>(desk),
+        of::<SystemRestore>(desk),
+    ]
+}
+
+async fn follow<K: Kind + Send + Sync + 'static>(desk: Desk) {
+    let events = watcher(desk.watched::<K>(), watcher::Config::default()).backoff(Patience::default());
+    let mut objects = std::pin::pin!(events.applied_objects());
+    while let Some(object) = objects.next().await {
+        match object {
+            Ok(object) if is_held(&object) => release(&desk, &object).await,
+            Ok(_) => {}
+            Err(e) => {
+                tracing::debug!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Somebody has deleted it, and it waits for Longhorn.
+fn is_held<K: Kind>(object: &K) -> bool {
+    object.meta().deletion_timestamp.is_some() && object.finalizers().iter().any(|f| f == FINALIZER)
+}
+
+/// Another version of it is told of by itself: one attempt per version is enough, unless the API server does not answer.
+async fn release<K: Kind>(desk: &Desk, object: &K) {
+    let name = object.name_any();
+    while let Err(e) = desk.set_finalizer(object, false).await {
+        if matches!(e, super::desk::ReconcileError::Stale) {
+            return;
+        }
+        tracing::warn!(kind = %K::kind(&()), name, error = %e, "its finalizer stays for now");
+        tokio::time::sleep(AGAIN).await;
+    }
+    tracing::info!(kind = %K::kind(&()), name, "was deleted, and nothing acts on it: its finalizer is gone");
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_deleted_and_waits_is_let_go() {
+        let target = |deleted: bool, finalizer: &str| {
+            let mut target = BackupTarget::new("default", Default::default());
+            target.metadata = ObjectMeta {
+                deletion_timestamp: deleted.then(|| Time(Default::default())),
+                finalizers: Some(vec![finalizer.to_owned()]),
+                ..target.metadata
+            };
+            target
+        };
+        assert!(is_held(&target(true, FINALIZER)));
+        assert!(!is_held(&target(false, FINALIZER)));
+        assert!(!is_held(&target(true, "somebody-else")));
+    }
+}
