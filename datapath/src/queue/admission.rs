@@ -81,7 +81,7 @@ impl Queue {
     pub(super) fn start_piece(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let Work::Client { op, range } = self.slot(s).work else { return };
         let slot = self.slot_mut(s);
-        let piece = Piece::next(op, range, slot.done);
+        let piece = Piece::next(op, range, slot.done, slot.done < slot.singly);
         slot.piece = piece;
         slot.tried = Default::default();
         if self.members.readable().is_empty() {

@@ -66,9 +66,22 @@ impl Queue {
         if tried.is_empty() || self.members.attached().iter().any(|m| !tried.has(m)) {
             // Some member can still become one to read from, or is put out: then it is tried again.
             self.put_aside(s, Why::NoMember, out);
+        } else if self.is_worth_splitting(s) {
+            let slot = self.slot_mut(s);
+            slot.singly = slot.done + slot.piece.part.len;
+            self.release(s, out);
+            self.start_piece(now, s, out);
         } else {
             self.conclude(now, s, Err(IoError::Io), out);
         }
+    }
+
+    /// Nobody can read all of the piece, but each of its blocks may be sound on somebody.
+    fn is_worth_splitting(&self, s: u16) -> bool {
+        let slot = self.slot(s);
+        matches!(slot.work, Work::Client { op: Op::Read, .. })
+            && slot.piece.whole.len > BLOCK
+            && slot.tried.len() > 1
     }
 
     /// The member that was asked will not answer.

@@ -91,9 +91,9 @@ impl Piece {
     /// The piece of a request that begins `done` bytes into its range.
     ///
     /// A read takes the blocks around its bytes. What changes data takes as many whole blocks as it can, and a block
-    /// that it covers in part as a piece of its own.
-    pub(super) fn next(op: Op, range: Extent, done: u64) -> Self {
-        let max = u64::from(MAX_DATA);
+    /// that it covers in part as a piece of its own. `single`: one block.
+    pub(super) fn next(op: Op, range: Extent, done: u64, single: bool) -> Self {
+        let max = if single { BLOCK } else { u64::from(MAX_DATA) };
         let rest = Extent::new(range.offset + done, range.len - done);
         let mut whole = rest.widen(BLOCK);
         if op.is_write() {
@@ -257,6 +257,8 @@ pub(super) struct Slot {
     pub attempt: u32,
     /// Members that failed to read this piece.
     pub tried: MemberSet,
+    /// Of a read: up to here, in bytes of its range, it goes block by block. Of larger pieces nobody has all.
+    pub singly: u64,
     /// Members whose bytes a read has.
     pub sources: MemberSet,
     /// A trailer's length between the read and the write of a copy.
@@ -289,6 +291,7 @@ impl Slot {
             claim: None,
             attempt: 0,
             tried: MemberSet::EMPTY,
+            singly: 0,
             sources: MemberSet::EMPTY,
             aux: 0,
             changed: 0,
@@ -335,7 +338,7 @@ mod tests {
         let mut done = 0;
         let mut got = Vec::new();
         while done < len {
-            let p = Piece::next(op, range, done);
+            let p = Piece::next(op, range, done, false);
             assert!(p.whole.contains(p.part) && p.whole.is_aligned(BLOCK) && !p.part.is_empty());
             got.push((p.whole.offset / BLOCK, p.whole.len / BLOCK, p.is_partial()));
             done += p.part.len;

@@ -292,6 +292,32 @@ fn a_rotten_block_is_read_from_another_member_and_nobody_is_put_out() {
     b.assert_idle();
 }
 
+/// Another block is rotten on each: together they have all.
+#[test]
+fn what_no_member_has_whole_is_read_block_by_block() {
+    for rotten_on_both in [false, true] {
+        let mut b = Bench::with(Config { verify: true, ..config() }, 2);
+        let slot = b.request(Op::Read, blocks(7, 3));
+        b.answer(A, Status::Rotten);
+        b.answer(B, Status::Rotten);
+        assert_eq!(b.reports().len(), 2);
+        for (block, rotten) in [(7, Some(A)), (8, None), (9, Some(B))] {
+            let asked = b.wire.iter().map(|t| t.member).next().expect("somebody is asked");
+            assert_eq!(b.one(asked).range, blocks(block, 1));
+            let other = if asked == A { B } else { A };
+            if rotten == Some(asked) || (rotten_on_both && block == 9) {
+                b.answer(asked, Status::Rotten);
+                b.answer(other, if rotten_on_both && block == 9 { Status::Rotten } else { Status::Ok });
+            } else {
+                b.answer(asked, Status::Ok);
+            }
+        }
+        let answer = if rotten_on_both { Err(IoError::Io) } else { Ok(()) };
+        assert_eq!(b.answers(), [(slot, answer)]);
+        b.assert_idle();
+    }
+}
+
 #[test]
 fn a_block_that_is_rotten_everywhere_is_an_error() {
     let mut b = Bench::with(Config { verify: true, ..config() }, 2);

@@ -155,8 +155,11 @@ impl World {
             let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
             let last = self.members().len() == 1 || self.quorum == Quorum::Unsafe;
             let of_the_last_disk = self.errors_injected && last;
+            // Nobody is left who has it sound.
+            let is_rotten =
+                op == Op::Read && last && self.members().iter().all(|m| self.nodes[*m].disk.reads_rot(range));
             let has_stopped = self.engines.get(&number).is_some_and(|e| e.stopped.is_some());
-            if !(of_the_last_disk || wants_no_space || tells_of_loss || has_stopped) {
+            if !(of_the_last_disk || is_rotten || wants_no_space || tells_of_loss || has_stopped) {
                 self.fail(format!("{op:?} {range} was answered with {error:?}"));
             }
             if let Some(read) = read {
