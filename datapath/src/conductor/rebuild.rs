@@ -243,7 +243,9 @@ impl Conductor {
             return true;
         }
         let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());
-        let mut plan = plan(own, theirs, trusting);
+        // Before enough are there nothing was made equal.
+        let settled = self.serving().len() >= self.members_min() || sabotaged!(self, fill_from_doubt);
+        let mut plan = plan(own, theirs, trusting, settled);
         if forgets {
             plan.own.clear();
         }

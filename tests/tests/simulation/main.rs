@@ -200,6 +200,15 @@ fn zeroed_over_what_is_in_doubt() {
     noticed_from(703_001, "zeroed_over_what_is_in_doubt", Sabotage { replica, ..Sabotage::default() });
 }
 
+/// Rare: with `majority` one member has to fill another with what it alone has of a write, and be told to give that up by a third that
+/// comes before they are done, and that remembers what the one that was filled missed.
+#[test]
+fn filled_with_what_was_taken_back() {
+    let conductor = InConductor { fill_from_doubt: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Rot), 3_028_001, "filled_with_what_was_taken_back", sabotage);
+}
+
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);

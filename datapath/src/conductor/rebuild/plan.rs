@@ -40,8 +40,9 @@ pub(super) struct Plan {
     pub(super) own: Vec<Extent>,
 }
 
-/// Plans. Not `trusting`: everything is compared, whatever is known.
-pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool) -> Plan {
+/// Plans. Not `trusting`: everything is compared, whatever is known. Not `settled`: what the source has in doubt may yet be taken back,
+/// and if this rebuild is interrupted nobody else remembers it.
+pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool, settled: bool) -> Plan {
     let own = if target.lived {
         target.in_doubt.clone()
     } else {
@@ -73,6 +74,7 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
         held.parent == layer.parent
             && taken(&target.chain, &held.parent) == taken(&source.chain, &layer.parent)
     };
+    let marked = if settled { How::Marked } else { How::Whole };
     let how = |(at, layer): (usize, &LayerInfo)| {
         let was_head = layer.name == head && (heir.is_some() || follows.is_none());
         let held = if was_head {
@@ -82,12 +84,12 @@ pub(super) fn plan(target: &ReplicaState, source: &ReplicaState, trusting: bool)
         };
         match held {
             _ if !trusting || !known => How::Whole,
-            None if younger(at) => How::Marked,
+            None if younger(at) => marked,
             None => How::Whole,
             Some(held) if !stand_on_the_same(held, layer) || unsure(&held.name) => How::Whole,
             Some(held) if !was_head && held.created != layer.created => How::Whole,
             // A repair of what is in doubt goes into what any member calls unsettled.
-            Some(held) if was_head || is_unsettled(&held.name) => How::Marked,
+            Some(held) if was_head || is_unsettled(&held.name) => marked,
             Some(_) => How::Nothing,
         }
     };
@@ -166,7 +168,7 @@ mod tests {
     }
 
     fn how(target: &ReplicaState, source: &ReplicaState) -> (String, Vec<How>) {
-        let plan = plan(target, source, true);
+        let plan = plan(target, source, true, true);
         (plan.keep.expect("something stays").head, plan.how)
     }
 
@@ -249,13 +251,22 @@ mod tests {
     fn without_an_epoch_or_trust_everything_is() {
         let fresh = ReplicaState { epoch: None, ..state(&[]) };
         assert_eq!(how(&fresh, &state(&["a"])), ("a".into(), vec![Whole, Whole]));
-        let keep = plan(&fresh, &state(&["a"]), true).keep.unwrap();
+        let keep = plan(&fresh, &state(&["a"]), true, true).keep.unwrap();
         assert_eq!(keep.unsure, ["a", ""]);
-        assert_eq!(plan(&state(&["a"]), &state(&["a"]), false).how, [Whole, Whole]);
+        assert_eq!(plan(&state(&["a"]), &state(&["a"]), false, true).how, [Whole, Whole]);
         let lost = ReplicaState { rebuilding: true, ..state(&["a"]) };
         assert_eq!(how(&lost, &state(&["a"])).1, [Whole, Whole]);
         let foreign = ReplicaState { imported: true, ..state(&["a"]) };
-        assert_eq!(plan(&foreign, &state(&["a"]), true).keep, None);
+        assert_eq!(plan(&foreign, &state(&["a"]), true, true).keep, None);
+    }
+
+    /// The source alone may hold writes that nobody else has, and be told to give them up.
+    #[test]
+    fn what_may_be_taken_back_is_looked_at_wholly_and_stays_unsure() {
+        let target = ReplicaState { unsettled: vec!["b".into()], ..state(&["a", "b"]) };
+        let plan = plan(&target, &state(&["a", "b"]), true, false);
+        assert_eq!(plan.how, [Nothing, Whole, Whole]);
+        assert_eq!(plan.keep.expect("something stays").unsure, ["b", ""]);
     }
 
     #[test]
@@ -273,7 +284,7 @@ mod tests {
         let kept = Some(Kept { unsure: vec![String::new()] });
         let unsettled = vec!["b".to_owned()];
         let target = ReplicaState { rebuilding: true, kept, unsettled, ..state(&["a", "b"]) };
-        let plan = plan(&target, &state(&["a", "b", "c"]), true);
+        let plan = plan(&target, &state(&["a", "b", "c"]), true, true);
         assert_eq!(plan.how, [Nothing, Whole, Whole, Marked]);
         assert_eq!(plan.keep.expect("something stays").unsure, ["b", "c"]);
     }
@@ -290,7 +301,7 @@ mod tests {
             unsettled: vec!["b".into()],
             ..state(&["a", "b"])
         };
-        let first = plan(&target, &source, true);
+        let first = plan(&target, &source, true, true);
         assert_eq!(first.how, [Nothing, Marked, Whole]);
         let kept = first.keep.map(|keep| Kept { unsure: keep.unsure });
         let again = ReplicaState { kept, chain: source.chain.clone(), unsettled: Vec::new(), ..target };
@@ -302,8 +313,8 @@ mod tests {
         let doubt = vec![Extent::new(0, 4096)];
         let target =
             ReplicaState { in_doubt: doubt.clone(), intent: vec![Extent::new(8192, 4096)], ..state(&[]) };
-        assert_eq!(plan(&target, &state(&[]), true).own, doubt);
+        assert_eq!(plan(&target, &state(&[]), true, true).own, doubt);
         let died = ReplicaState { lived: false, ..target };
-        assert_eq!(plan(&died, &state(&[]), true).own.len(), 2);
+        assert_eq!(plan(&died, &state(&[]), true, true).own.len(), 2);
     }
 }

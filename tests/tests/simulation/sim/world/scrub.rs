@@ -57,11 +57,19 @@ impl World {
             return true;
         }
         let ends = |w: &Self| w.scrub_of(w.current).is_none_or(|scrub| !scrub.running);
-        let mut ended = self.play(self.now + 60 * SECOND, |w| ends(w) && w.is_healthy());
-        let mut out = Outbox::default();
-        self.scrub(&mut out);
-        self.carry(out);
-        ended = ended && self.play(self.now + 30 * SECOND, ends);
+        let mut ended = true;
+        // A replica that is lost meanwhile, since a fault of before has an end, is looked at once it is back.
+        for _ in 0..3 {
+            ended = ended && self.play(self.now + 60 * SECOND, |w| ends(w) && w.is_healthy());
+            let began = self.epoch.clone();
+            let mut out = Outbox::default();
+            self.scrub(&mut out);
+            self.carry(out);
+            ended = ended && self.play(self.now + 30 * SECOND, ends);
+            if self.epoch == began {
+                break;
+            }
+        }
         let broken_off = |scrub: conductor::ScrubStatus| scrub.error.is_some();
         if !ended || self.scrub_of(self.current).is_none_or(broken_off) {
             let scrub = self.scrub_of(self.current);
