@@ -19,7 +19,7 @@ use crate::api::{
 use crate::plan::FINALIZER;
 
 /// How long after a failure it is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// What lets the resources of each kind go, for as long as it is polled.
 pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
@@ -51,7 +51,8 @@ async fn follow<K: Kind + Send + Sync + 'static>(desk: Desk) {
             Ok(_) => {}
             Err(e) => {
                 tracing::debug!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");
-                tokio::time::sleep(AGAIN).await;
+                // The watcher itself waits longer and longer; this only bounds the log.
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
