@@ -289,7 +289,7 @@ fn closed_cleanly_and_opened_again_by_the_next_session() {
     assert_eq!(r.status(late), Some(Status::Refused));
     r.apply(Input::Closed { conn });
     let next = r.knock(hello(2, 2));
-    assert_eq!(r.records()[0], &Record::Begin { generation: generation(1) });
+    assert_eq!(r.records()[0], &Record::Begin { generation: generation(2) });
     r.persist_all();
     assert!(r.welcomed(next));
     let id = r.control(next, 2, Control::State);
@@ -316,7 +316,7 @@ fn what_could_not_be_closed_is_opened_anew() {
     let late = r.send(conn, write(0, 1));
     assert_eq!(r.status(late), Some(Status::Refused));
     let next = r.knock(hello(2, 2));
-    assert_eq!(r.records()[0], &Record::Begin { generation: generation(1) });
+    assert_eq!(r.records()[0], &Record::Begin { generation: generation(2) });
     r.persist_all();
     assert!(r.welcomed(next));
     let id = r.control(next, 2, Control::State);
@@ -351,7 +351,7 @@ fn a_session_that_comes_while_the_directory_is_being_closed_opens_it_again() {
     assert!(r.records().is_empty(), "no fence into a directory that is being closed");
     r.apply(Input::Persisted { id: close, result: Ok(()) });
     let (id, record) = r.take_persist().unwrap();
-    assert_eq!(record, Record::Begin { generation: generation(1) });
+    assert_eq!(record, Record::Begin { generation: generation(2) });
     r.apply(Input::Persisted { id, result: Err(Failure::NoSpace) });
     assert_eq!(r.verdict(next), Some(Verdict::Unusable));
 }
