@@ -395,10 +395,6 @@ impl Conductor {
 
     /// With one member there is nobody to differ from.
     fn resolve_all(&mut self) {
-        if self.doubt.chunks.values().any(|c| c.left.is_some()) {
-            // A repair that was not finished may have reached the member and not who is being filled.
-            self.filling().iter().for_each(|m| self.lose(m, "a repair of what is in doubt was broken off"));
-        }
         for chunk in self.doubt.chunks.keys().copied().collect::<Vec<_>>() {
             self.resolve(chunk);
         }
