@@ -4,7 +4,7 @@
 //!   client takes its answers. Otherwise nothing is read, and the client feels it.
 //! - A write is submitted only if its client was still there after the bytes had come: clients that give up on a
 //!   connection send the write again on another one, and the old copy must not come after what they write next
-//!   (`docs/invariants.md`, 3). Where the client has shut its side, its writes are held until the stream ends: after
+//!   (`docs/invariants.md`, 3). While a volume has no other connection, nothing can have been sent again. Where the client has shut its side, its writes are held until the stream ends: after
 //!   `NBD_CMD_DISC` it meant them, without they are dropped.
 //! - A submitted request runs to its end; without its client, its answer is dropped.
 
@@ -16,6 +16,7 @@ use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
 
 use crate::budget::{Budget, Claimant};
+use crate::company::Guest;
 use crate::proto::error;
 use crate::requests::{InFlight, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
@@ -155,8 +156,9 @@ pub(crate) struct Connection {
     owed: usize,
     /// All bytes of the budget, those of requests in flight included.
     total: usize,
-    /// The peer was looked at in this turn.
+    /// The peer was looked at in this turn, or need not be.
     looked: bool,
+    _guest: Guest,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
@@ -173,7 +175,12 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(fd: Fd, session: Session, claimant: Claimant, pool: &Pool) -> Self {
+    pub(crate) fn new(
+        (fd, guest): (Fd, Guest),
+        session: Session,
+        claimant: Claimant,
+        pool: &Pool,
+    ) -> Self {
         Self {
             fd,
             // Payloads go out through sockets again: their place in memory does not matter.
@@ -189,15 +196,16 @@ impl Connection {
             owed: 0,
             total: 0,
             looked: false,
+            _guest: guest,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
         }
     }
 
-    /// A new turn of the loop begins: what was seen of the client is old.
-    pub(crate) fn begin_turn(&mut self) {
-        self.looked = false;
+    /// A new turn of the loop begins: what was seen of the client is old. It need not be looked at if it has the only connection.
+    pub(crate) fn begin_turn(&mut self, is_single: bool) {
+        self.looked = is_single;
     }
 
     fn must_look(&self) -> bool {

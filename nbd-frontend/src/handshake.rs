@@ -9,6 +9,7 @@ use lh_ring::Fd;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
+use crate::company::Guest;
 use crate::export::Agreed;
 use crate::negotiate::{Negotiation, Offer, Progress, Reason};
 
@@ -23,6 +24,7 @@ const PIECE: usize = 4096;
 pub(crate) struct Handshake {
     pub(crate) fd: Fd,
     negotiation: Negotiation,
+    _guest: Guest,
     /// The server's tick at which it began.
     pub(crate) since: u32,
 }
@@ -46,10 +48,10 @@ pub(crate) enum Outcome {
 
 impl Handshake {
     /// Sends the greeting. `None` if the client is gone already.
-    pub(crate) fn begin(fd: Fd, since: u32, scratch: &mut Vec<u8>) -> Option<Self> {
+    pub(crate) fn begin(fd: Fd, guest: Guest, since: u32, scratch: &mut Vec<u8>) -> Option<Self> {
         scratch.clear();
         let negotiation = Negotiation::new(scratch);
-        send_all(&fd, scratch).then_some(Self { fd, negotiation, since })
+        send_all(&fd, scratch).then_some(Self { fd, negotiation, _guest: guest, since })
     }
 
     /// Reads and answers what is there.

@@ -6,6 +6,7 @@
 
 mod budget;
 pub mod client;
+mod company;
 mod connection;
 mod export;
 mod handshake;
@@ -18,6 +19,7 @@ mod server;
 mod status;
 pub mod transmit;
 
+pub use company::{Company, Guest};
 pub use export::{Agreed, Export, Framing};
 pub use listen::Listener;
 pub use server::{Ending, Lane, Limits, Load, Server, Spread};

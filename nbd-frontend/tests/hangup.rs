@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::any::Any;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -51,6 +52,7 @@ fn gone(server: &Running) {
 #[test]
 fn a_write_whose_client_hangs_up_behind_its_last_byte_is_dropped() {
     let server = held(4);
+    let _another = server.company.join();
     let mut client = Client::connect(&server, Framing::Simple);
     let (head, _) = client.encode(command::WRITE, 0, 0, 4096);
     client.stream.write_all(&head).unwrap();
@@ -67,6 +69,7 @@ fn a_write_whose_client_hangs_up_behind_its_last_byte_is_dropped() {
 #[test]
 fn a_trim_whose_client_has_hung_up_is_dropped() {
     let server = held(4);
+    let _another = server.company.join();
     let mut client = Client::connect(&server, Framing::Simple);
     client.header(command::TRIM, 0, 0, 4096);
     server.until("the first", |load| load.requests == 1);
@@ -79,11 +82,58 @@ fn a_trim_whose_client_has_hung_up_is_dropped() {
     assert_eq!(server.inside(|inside| inside.disk.submitted()), 1);
 }
 
+/// Whether what a client has sent is done that has hung up meanwhile, by a server that has so many others.
+fn is_done(server: &Running, client: &mut Client, others: usize) -> bool {
+    unseen(server, || {
+        client.header(command::TRIM, 0, 0, 4096);
+        client.stream.shutdown(Shutdown::Both).unwrap();
+    });
+    server.until("seen", |load| load.requests > 0 || load.connections == others);
+    server.inside(|inside| inside.disk.submitted()) > 0
+}
+
+/// Whoever has sent it again has done so on another connection, of this server or another one of the volume.
+#[test]
+fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
+    type Other = fn(&Running) -> Box<dyn Any>;
+    let others: [(&str, Other); 5] = [
+        ("none", |_| Box::new(())),
+        ("greeted", |server| {
+            let mut stream = server.connect();
+            stream.read_exact(&mut [0; 18]).unwrap();
+            Box::new(stream)
+        }),
+        ("served", |server| Box::new(Client::connect(server, Framing::Simple).stream)),
+        ("agreed", |server| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            server.inside(move |inside| inside.server.adopt_agreed(theirs.into()));
+            Box::new(ours)
+        }),
+        ("elsewhere", |server| Box::new(server.company.join())),
+    ];
+    for (name, other) in others {
+        let server = held(4);
+        let mut client = Client::connect(&server, Framing::Simple);
+        let other = other(&server);
+        let here = usize::from(!matches!(name, "none" | "elsewhere"));
+        assert_eq!(is_done(&server, &mut client, here), name == "none", "{name}");
+        drop(other);
+    }
+    // Nor is anybody counted who has gone.
+    let server = held(4);
+    let mut client = Client::connect(&server, Framing::Simple);
+    drop(Client::connect(&server, Framing::Simple));
+    drop(server.connect());
+    server.until("alone", |load| load.connections == 1);
+    assert!(is_done(&server, &mut client, 0));
+}
+
 /// What is held until the stream ends holds memory until then, and the rest of the stream is not read without memory.
 #[test]
 fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {
     let small = |limits: &mut nbd_frontend::Limits| limits.connection_bytes = 8192;
     let server = Setup { limits: small, ..Setup::default() }.start();
+    let _another = server.company.join();
     let mut client = Client::connect(&server, Framing::Simple);
     unseen(&server, || {
         for i in 0..3 {
@@ -100,6 +150,7 @@ fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {
 fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
     for (count, done) in [(256, 256), (257, 0)] {
         let server = Running::start();
+        let _another = server.company.join();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             let all = trims(&mut client, count);
@@ -117,6 +168,7 @@ fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
 fn what_waits_behind_a_goodbye_is_done_by_a_server_that_is_stopped() {
     for ending in [Ending::Refuse, Ending::Leave] {
         let server = held(2);
+        let _another = server.company.join();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             let all = trims(&mut client, 3);
@@ -142,6 +194,7 @@ fn what_waits_behind_a_goodbye_is_done_by_a_server_that_is_stopped() {
 fn what_is_held_without_a_goodbye_is_dropped_by_a_server_that_is_stopped() {
     for ending in [Ending::Refuse, Ending::Leave] {
         let server = held(1);
+        let _another = server.company.join();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             client.header(command::TRIM, 0, 0, 4096);

@@ -1,6 +1,6 @@
 """Clients that do everything wrong against a replicated volume: each gets the error that is due, the others notice
 nothing, memory stays bounded, the bytes are unharmed and the replicas equal."""
-import resource, socket, struct, time
+import os, resource, signal, socket, struct, time
 from harness import Host, contents, expect, full, shown, wait_for
 import misuse_client as wire
 from misuse_client import Gone, Nbd, Refused
@@ -95,6 +95,20 @@ def deaf(path, volume, pid):
     return sent, grown
 
 
+def sent_again(path, volume, pid):
+    """A client hangs up behind a write, while another connection is there by which it may have sent it again: it is not done. Each of
+    the two has a queue of its own, and the engine sees only at the end what has come."""
+    other, client = Nbd(path, volume), Nbd(path, volume)
+    other.write(0, b"n" * 4096)
+    os.kill(pid, signal.SIGSTOP)
+    client.send(client.header(wire.WRITE, 0, 0, 4096) + b"o" * 4096)
+    client.socket.shutdown(socket.SHUT_RDWR)
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+    expect(other.read(0, 4096) == b"n" * 4096, "a write was done whose client had left")
+    other.close()
+
+
 def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
@@ -107,6 +121,8 @@ def main():
     for _ in range(full(2, 10)):
         wire_misuse(path, volume)
         unharmed(path, volume, "refused requests")
+    sent_again(path, volume, pid)
+    unharmed(path, volume, "a client that left")
     clients, refused, grown_many = thousand(path, volume, pid)
     unharmed(path, volume, "a thousand connections")
     sent, grown_deaf = deaf(path, volume, pid)

@@ -4,6 +4,9 @@
 //! What a connection has in this turn was received before the question. So a write of a client that had hung up
 //! before it sent the same write again on another connection of this server is seen as such, before either of the
 //! two is submitted.
+//!
+//! Nobody is asked while the volume has one connection ([`Company`](crate::Company)): what a client sends again it sends on
+//! another one, and that is counted before it is greeted or served, by whichever queue.
 
 use std::os::fd::AsFd;
 

@@ -15,7 +15,7 @@ use lh_block::Device;
 use lh_ring::{
     Completion, Fd, Frontend, OWNER_FRONTEND, Overseer, Payload, Pool, QueueDevice, Ring, run_queue,
 };
-use nbd_frontend::{Ending, Export, Lane, Limits, Listener};
+use nbd_frontend::{Company, Ending, Export, Lane, Limits, Listener};
 
 use super::fill::Filler;
 
@@ -140,6 +140,7 @@ impl Queues {
         let (sender, notices) = unbounded();
         let (mut orders, receivers): (Vec<_>, Vec<_>) = parts.iter().map(|_| unbounded()).unzip();
         let relays = if relays { orders.pop() } else { None };
+        let company = Company::default();
         let mut threads = Vec::new();
         for (number, (part, taken)) in parts.into_iter().zip(receivers).enumerate() {
             let serves_relays = number == orders.len();
@@ -148,6 +149,7 @@ impl Queues {
                 peers: orders.clone(),
                 next_peer: number,
                 serves_relays,
+                company: company.clone(),
                 notices: sender.clone(),
                 devices: Arc::clone(&devices),
             };
@@ -296,6 +298,8 @@ struct Conduct {
     next_peer: usize,
     /// What it shows is no frontend of the volume's: nobody waits for its end.
     serves_relays: bool,
+    /// The volume's NBD connections, through whichever queue, relays' among them.
+    company: Company,
     notices: Sender<Notice>,
     devices: Arc<dyn Devices>,
 }
@@ -333,6 +337,7 @@ impl Conduct {
                 let limits = Limits::of_pool(&pool);
                 let mut server =
                     nbd_frontend::Server::new(export, limits, OWNER_FRONTEND, &pool, DEPTH.into());
+                server.share(self.company.clone());
                 if let Some(listener) = listener {
                     server.set_spread(self.spread());
                     server.listen(ring, listener);
