@@ -8,6 +8,8 @@ from misuse_client import Gone, Nbd, Refused
 SIZE = 64 << 20
 # What a thousand connections, or clients that never read, may cost the engine beyond its pool: their own state.
 GROWTH_MAX = 64 << 20
+# Connections are dealt to the engine's queues.
+os.environ["LONGHORN_QUEUES"] = "2"
 
 
 def resident(pid):
