@@ -175,12 +175,7 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(
-        (fd, guest): (Fd, Guest),
-        session: Session,
-        claimant: Claimant,
-        pool: &Pool,
-    ) -> Self {
+    pub(crate) fn new((fd, guest): (Fd, Guest), session: Session, claimant: Claimant, pool: &Pool) -> Self {
         Self {
             fd,
             // Payloads go out through sockets again: their place in memory does not matter.

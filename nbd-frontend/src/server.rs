@@ -180,7 +180,8 @@ impl Server {
         }
         tune_served(&connection);
         let fd = Fd::from(connection);
-        let handshake = Handshake::begin(fd.clone(), self.company.join(), self.clock.now(), &mut self.scratch)?;
+        let handshake =
+            Handshake::begin(fd.clone(), self.company.join(), self.clock.now(), &mut self.scratch)?;
         let (slot, serial) = self.places.insert(handshake);
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
         Some((slot, serial))
@@ -295,8 +296,7 @@ impl Server {
         debug!(slot, ?agreed, "transmission begins");
         let session = self.session(agreed);
         let Some(fd) = self.places.handshake(slot).map(|handshake| handshake.fd.clone()) else { return };
-        let connection =
-            Connection::new((fd, self.company.join()), session, (slot, serial), &self.pool);
+        let connection = Connection::new((fd, self.company.join()), session, (slot, serial), &self.pool);
         self.places.promote(slot, Box::new(connection));
     }
 

@@ -19,6 +19,7 @@ const CASES: &[Case] = &[
     ("replica write, overwriting", |n| replica_write(n, ReplicaRig::overwriting()?)),
     ("replica write, into holes", |n| replica_write(n, ReplicaRig::new(0)?)),
     ("index look-up, 2000 runs", look_up),
+    ("index update, volume half full", update),
 ];
 
 const SIZE: u64 = VolumeRig::SIZE;
@@ -79,5 +80,12 @@ fn look_up(n: u64) -> Result<()> {
     for _ in 0..n {
         std::hint::black_box(index.look_up());
     }
+    Ok(())
+}
+
+/// Most writes close a gap between two others.
+fn update(n: u64) -> Result<()> {
+    let mut index = IndexedStore::new(200_000)?;
+    (0..n).for_each(|_| index.update());
     Ok(())
 }
