@@ -158,11 +158,18 @@ pub(super) fn lock_new(file: &File) -> io::Result<()> {
     if sys::lock(file, true)? { Ok(()) } else { Err(io::Error::other("a new file is locked")) }
 }
 
+/// How often the kernel's list of locks is read. It is given in pieces, and what stands between two of them is missed when
+/// somebody leaves a lock meanwhile.
+const LOOKS: u32 = 5;
+
 /// Who holds the file's lock, and what is to be done about it. A process that has ended is none that anybody could stop: what it
 /// has left in flight keeps the lock until the disk has done it.
 fn holder(file: &File) -> String {
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let pids = file.metadata().map_or(Vec::new(), |meta| lockers(&locks, meta.dev(), meta.ino()));
+    let look = || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+        file.metadata().map_or(Vec::new(), |meta| lockers(&locks, meta.dev(), meta.ino()))
+    };
+    let pids = (0..LOOKS).map(|_| look()).find(|pids| !pids.is_empty()).unwrap_or_default();
     let alive = pids.iter().find_map(|pid| {
         let process = Path::new("/proc").join(pid.to_string());
         let status = std::fs::read_to_string(process.join("status")).ok()?;
