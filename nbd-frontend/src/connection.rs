@@ -4,8 +4,8 @@
 //!   client takes its answers. Otherwise nothing is read, and the client feels it.
 //! - A write is submitted only if its client was still there after the bytes had come: clients that give up on a
 //!   connection send the write again on another one, and the old copy must not come after what they write next
-//!   (`docs/invariants.md`, 3). While a volume has no other connection, nothing can have been sent again. Where the client has shut its side, its writes are held until the stream ends: after
-//!   `NBD_CMD_DISC` it meant them, without they are dropped.
+//!   (`docs/invariants.md`, 3). While a volume has no other connection, nothing can have been sent again. Where the client
+//!   has shut its side, its writes are held until the stream ends: after `NBD_CMD_DISC` it meant them, without they are dropped.
 //! - A submitted request runs to its end; without its client, its answer is dropped.
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
 
 use crate::budget::{Budget, Claimant};
-use crate::company::Guest;
+use crate::connection_count::Counted;
 use crate::proto::error;
 use crate::requests::{InFlight, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
@@ -158,7 +158,7 @@ pub(crate) struct Connection {
     total: usize,
     /// The peer was looked at in this turn, or need not be.
     looked: bool,
-    _guest: Guest,
+    _counted: Counted,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
@@ -175,7 +175,12 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    pub(crate) fn new((fd, guest): (Fd, Guest), session: Session, claimant: Claimant, pool: &Pool) -> Self {
+    pub(crate) fn new(
+        (fd, counted): (Fd, Counted),
+        session: Session,
+        claimant: Claimant,
+        pool: &Pool,
+    ) -> Self {
         Self {
             fd,
             // Payloads go out through sockets again: their place in memory does not matter.
@@ -191,7 +196,7 @@ impl Connection {
             owed: 0,
             total: 0,
             looked: false,
-            _guest: guest,
+            _counted: counted,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,

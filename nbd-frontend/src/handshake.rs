@@ -9,7 +9,7 @@ use lh_ring::Fd;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
-use crate::company::Guest;
+use crate::connection_count::Counted;
 use crate::export::Agreed;
 use crate::negotiate::{Negotiation, Offer, Progress, Reason};
 
@@ -24,7 +24,7 @@ const PIECE: usize = 4096;
 pub(crate) struct Handshake {
     pub(crate) fd: Fd,
     negotiation: Negotiation,
-    _guest: Guest,
+    _counted: Counted,
     /// The server's tick at which it began.
     pub(crate) since: u32,
 }
@@ -48,10 +48,10 @@ pub(crate) enum Outcome {
 
 impl Handshake {
     /// Sends the greeting. `None` if the client is gone already.
-    pub(crate) fn begin(fd: Fd, guest: Guest, since: u32, scratch: &mut Vec<u8>) -> Option<Self> {
+    pub(crate) fn begin(fd: Fd, counted: Counted, since: u32, scratch: &mut Vec<u8>) -> Option<Self> {
         scratch.clear();
         let negotiation = Negotiation::new(scratch);
-        send_all(&fd, scratch).then_some(Self { fd, negotiation, _guest: guest, since })
+        send_all(&fd, scratch).then_some(Self { fd, negotiation, _counted: counted, since })
     }
 
     /// Reads and answers what is there.

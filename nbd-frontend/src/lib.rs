@@ -6,8 +6,8 @@
 
 mod budget;
 pub mod client;
-mod company;
 mod connection;
+mod connection_count;
 mod export;
 mod handshake;
 pub mod kernel;
@@ -19,7 +19,7 @@ mod server;
 mod status;
 pub mod transmit;
 
-pub use company::{Company, Guest};
+pub use connection_count::{ConnectionCount, Counted};
 pub use export::{Agreed, Export, Framing};
 pub use listen::Listener;
 pub use server::{Ending, Lane, Limits, Load, Server, Spread};

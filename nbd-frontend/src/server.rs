@@ -21,8 +21,8 @@ use lh_ring::{
 use tracing::{debug, warn};
 
 use crate::budget::Budget;
-use crate::company::Company;
 use crate::connection::{Connection, Why, served_geometry};
+use crate::connection_count::ConnectionCount;
 use crate::export::{Agreed, Export};
 use crate::handshake::{Handshake, Outcome};
 use crate::listen::{Listener, PathGuard};
@@ -112,7 +112,7 @@ pub struct Server {
     /// Each removes a unix socket's path in the end.
     doors: Doors<PathGuard>,
     spread: Option<Spread>,
-    company: Company,
+    count: ConnectionCount,
     places: Places<Handshake, Box<Connection>>,
     /// Where the next round over the connections begins.
     cursor: usize,
@@ -143,7 +143,7 @@ impl Server {
             pool: pool.clone(),
             doors: Doors::new(owner, kind::ACCEPT),
             spread: None,
-            company: Company::default(),
+            count: ConnectionCount::default(),
             places: Places::default(),
             cursor: 0,
             lanes: Lanes::default(),
@@ -168,8 +168,8 @@ impl Server {
 
     /// Counts its connections with those of the volume's other servers. To be said of every server of a volume that has more
     /// than one, before it serves anybody.
-    pub fn share(&mut self, company: Company) {
-        self.company = company;
+    pub fn count_with(&mut self, count: ConnectionCount) {
+        self.count = count;
     }
 
     /// Serves a connection that was accepted elsewhere, from its handshake on: its slot and serial number, unless it was
@@ -180,8 +180,7 @@ impl Server {
         }
         tune_served(&connection);
         let fd = Fd::from(connection);
-        let handshake =
-            Handshake::begin(fd.clone(), self.company.join(), self.clock.now(), &mut self.scratch)?;
+        let handshake = Handshake::begin(fd.clone(), self.count.add(), self.clock.now(), &mut self.scratch)?;
         let (slot, serial) = self.places.insert(handshake);
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
         Some((slot, serial))
@@ -195,10 +194,10 @@ impl Server {
         }
         tune_served(&connection);
         let (fd, session) = (Fd::from(connection), self.session(Agreed::default()));
-        let guest = self.company.join();
+        let counted = self.count.add();
         self.places.insert_served(|slot, serial| {
             debug!(slot, "transmission begins, as agreed before");
-            Box::new(Connection::new((fd, guest), session, (slot, serial), &self.pool))
+            Box::new(Connection::new((fd, counted), session, (slot, serial), &self.pool))
         });
     }
 
@@ -296,7 +295,7 @@ impl Server {
         debug!(slot, ?agreed, "transmission begins");
         let session = self.session(agreed);
         let Some(fd) = self.places.handshake(slot).map(|handshake| handshake.fd.clone()) else { return };
-        let connection = Connection::new((fd, self.company.join()), session, (slot, serial), &self.pool);
+        let connection = Connection::new((fd, self.count.add()), session, (slot, serial), &self.pool);
         self.places.promote(slot, Box::new(connection));
     }
 

@@ -52,7 +52,7 @@ fn gone(server: &Running) {
 #[test]
 fn a_write_whose_client_hangs_up_behind_its_last_byte_is_dropped() {
     let server = held(4);
-    let _another = server.company.join();
+    let _another = server.connections.add();
     let mut client = Client::connect(&server, Framing::Simple);
     let (head, _) = client.encode(command::WRITE, 0, 0, 4096);
     client.stream.write_all(&head).unwrap();
@@ -69,7 +69,7 @@ fn a_write_whose_client_hangs_up_behind_its_last_byte_is_dropped() {
 #[test]
 fn a_trim_whose_client_has_hung_up_is_dropped() {
     let server = held(4);
-    let _another = server.company.join();
+    let _another = server.connections.add();
     let mut client = Client::connect(&server, Framing::Simple);
     client.header(command::TRIM, 0, 0, 4096);
     server.until("the first", |load| load.requests == 1);
@@ -109,7 +109,7 @@ fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
             server.inside(move |inside| inside.server.adopt_agreed(theirs.into()));
             Box::new(ours)
         }),
-        ("elsewhere", |server| Box::new(server.company.join())),
+        ("elsewhere", |server| Box::new(server.connections.add())),
     ];
     for (name, other) in others {
         let server = held(4);
@@ -133,7 +133,7 @@ fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
 fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {
     let small = |limits: &mut nbd_frontend::Limits| limits.connection_bytes = 8192;
     let server = Setup { limits: small, ..Setup::default() }.start();
-    let _another = server.company.join();
+    let _another = server.connections.add();
     let mut client = Client::connect(&server, Framing::Simple);
     unseen(&server, || {
         for i in 0..3 {
@@ -150,7 +150,7 @@ fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {
 fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
     for (count, done) in [(256, 256), (257, 0)] {
         let server = Running::start();
-        let _another = server.company.join();
+        let _another = server.connections.add();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             let all = trims(&mut client, count);
@@ -168,7 +168,7 @@ fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
 fn what_waits_behind_a_goodbye_is_done_by_a_server_that_is_stopped() {
     for ending in [Ending::Refuse, Ending::Leave] {
         let server = held(2);
-        let _another = server.company.join();
+        let _another = server.connections.add();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             let all = trims(&mut client, 3);
@@ -194,7 +194,7 @@ fn what_waits_behind_a_goodbye_is_done_by_a_server_that_is_stopped() {
 fn what_is_held_without_a_goodbye_is_dropped_by_a_server_that_is_stopped() {
     for ending in [Ending::Refuse, Ending::Leave] {
         let server = held(1);
-        let _another = server.company.join();
+        let _another = server.connections.add();
         let mut client = Client::connect(&server, Framing::Simple);
         unseen(&server, || {
             client.header(command::TRIM, 0, 0, 4096);

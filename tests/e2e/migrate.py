@@ -5,6 +5,7 @@ volume comes back there. No I/O error else, no stale answer, replicas equal; the
 import glob, itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
 from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, wait_for
+from misuse_client import WRITE, Nbd
 from namespaces import Hosts
 
 DATA, RELAY = 10000, 10100
@@ -96,10 +97,10 @@ class Volume(ByHand):
     def relay_address(self, n):
         return f"tcp:{self.hosts.address(n)}:{RELAY}"
 
-    def line(self, n, *more, key=None):
+    def line(self, n, *more, key=None, frontend="fuse"):
         self.control = os.path.join(self.roots[n], "e.sock")
         return [*self.hosts.apart(n), os.path.join(BIN, "longhorn"), "controller", "--root", self.roots[n],
-                "--key-file", key or f"{self.record}/key", "--size", str(SIZE), "--frontend", "fuse", "--insecure",
+                "--key-file", key or f"{self.record}/key", "--size", str(SIZE), "--frontend", frontend, "--insecure",
                 "--engine-instance-name", f"{self.name}-e", "--listen", f"unix:{self.roots[n]}/e.sock",
                 "--relay-listen", self.relay_address(n), "--stay", self.stays[n], *more, self.name]
 
@@ -208,6 +209,26 @@ def nothing_late(volume, n, poison):
         expect(not any(device.read(poison.count * BLOCK)), "a write that waited on a device of before was carried out")
 
 
+def sent_again_elsewhere(volume, source, target):
+    """A client of a relay hangs up behind a write, and has sent it again to the engine by the time that the relay sees of it: what the
+    engine has been written since stays."""
+    volume.running[target] = relay = volume.spawn(volume.line(target, "--relay-from", volume.relay_address(source), frontend="nbd-server"))
+    volume.wait_up(target)
+    client = Nbd(volume.hosts.path(target, volume.host.socket(volume.name)), volume.name)
+    device = os.open(volume.device(source), os.O_RDWR | os.O_DIRECT)
+    page = mmap.mmap(-1, BLOCK)
+    page[:] = b"n" * BLOCK
+    relay.send_signal(signal.SIGSTOP)
+    client.send(client.header(WRITE, 0, SIZE - BLOCK, BLOCK) + b"o" * BLOCK)
+    os.pwritev(device, [page], SIZE - BLOCK)
+    client.leave(lambda: relay.send_signal(signal.SIGCONT))
+    os.preadv(device, [page], SIZE - BLOCK)
+    expect(page[:] == b"n" * BLOCK, "a relay passes on a write whose client has left")
+    os.close(device)
+    relay.terminate()
+    expect(relay.wait(30) == 0, "the relay does not end")
+
+
 def migrated(volume, source, target, dice, registers, poison):
     """Moves the volume under load: the pause that the target's user sees, from the end of the relay on."""
     volume.begin_stay(target)
@@ -251,6 +272,7 @@ def main():
         wait_for("all replicas", volume.healthy, 60)
         volume.wait_up(1)
         nobody_without_the_key(volume, host, 1, 2)
+        sent_again_elsewhere(volume, 1, 2)
         volume.start_relay(2, 1)
         volume.wait_up(2)
         one, two, moved, poison = Registers(0), Registers(1000), Registers(2000), Registers(3000)

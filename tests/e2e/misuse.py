@@ -104,9 +104,7 @@ def sent_again(path, volume, pid):
     other.write(0, b"n" * 4096)
     os.kill(pid, signal.SIGSTOP)
     client.send(client.header(wire.WRITE, 0, 0, 4096) + b"o" * 4096)
-    client.socket.shutdown(socket.SHUT_RDWR)
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(0.5)
+    client.leave(lambda: os.kill(pid, signal.SIGCONT))
     expect(other.read(0, 4096) == b"n" * 4096, "a write was done whose client had left")
     other.close()
 

@@ -80,6 +80,17 @@ class Nbd:
     def close(self):
         self.socket.close()
 
+    def leave(self, resume):
+        """Hangs up in sight of a server that does not look yet; it does, and closes, after this."""
+        self.socket.shutdown(socket.SHUT_WR)
+        resume()
+        try:
+            while self.socket.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        self.close()
+
     def is_closed(self):
         try:
             return self.socket.recv(1) == b""

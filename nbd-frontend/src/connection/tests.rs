@@ -4,7 +4,7 @@ use lh_ring::{MemoryDisk, Pool};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::company::Company;
+use crate::connection_count::ConnectionCount;
 use crate::export::Agreed;
 use crate::proto::{REQUEST_MAGIC, Request as Raw, command};
 
@@ -33,7 +33,8 @@ impl Alone {
         };
         let (ours, peer) = UnixStream::pair().unwrap();
         let session = Session { agreed: Agreed::default(), read_only: false };
-        let connection = Connection::new((Fd::new(ours), Company::default().join()), session, OWN, &pool);
+        let connection =
+            Connection::new((Fd::new(ours), ConnectionCount::default().add()), session, OWN, &pool);
         let disk = MemoryDisk::new(&pool, geometry);
         Self {
             pool,

@@ -5,8 +5,8 @@
 //! before it sent the same write again on another connection of this server is seen as such, before either of the
 //! two is submitted.
 //!
-//! Nobody is asked while the volume has one connection ([`Company`](crate::Company)): what a client sends again it sends on
-//! another one, and that is counted before it is greeted or served, by whichever queue.
+//! Nobody is asked while the volume has one connection ([`ConnectionCount`](crate::ConnectionCount)): what a client sends
+//! again it sends on another one, and that is counted before it is greeted or served, by whichever queue.
 
 use std::os::fd::AsFd;
 

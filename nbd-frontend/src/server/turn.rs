@@ -23,7 +23,7 @@ impl Server {
     /// Serves every connection in turn until nobody can go on.
     pub(super) fn serve_all(&mut self, device: &mut dyn Device<Payload>) {
         // All that this turn submits has been received by now.
-        let is_single = self.company.is_single();
+        let is_single = self.count.is_single();
         for index in 0..self.places.served().len() {
             let slot = self.places.served()[index];
             self.places.connection(slot).into_iter().for_each(|connection| connection.begin_turn(is_single));

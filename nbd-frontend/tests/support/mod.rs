@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use lh_block::Geometry;
 use lh_rig::Served;
-use nbd_frontend::{Company, Export, Limits, Listener, Load, Server};
+use nbd_frontend::{ConnectionCount, Export, Limits, Listener, Load, Server};
 use tempfile::TempDir;
 
 pub const OWNER: u8 = 2;
@@ -41,8 +41,8 @@ pub struct Running {
     pub dir: TempDir,
     pub socket: PathBuf,
     pub address: SocketAddr,
-    /// A guest of it is a connection of another server of the volume.
-    pub company: Company,
+    /// One more of it is a connection of another server of the volume.
+    pub connections: ConnectionCount,
     served: Served<Server>,
 }
 
@@ -60,8 +60,8 @@ impl Setup {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("nbd.sock");
         let path = socket.clone();
-        let company = Company::default();
-        let shared = company.clone();
+        let connections = ConnectionCount::default();
+        let shared = connections.clone();
         let (served, address) = Served::start(OWNER, self.geometry, self.pool_bytes, move |ring, pool| {
             let mut limits = Limits::of_pool(pool);
             (self.limits)(&mut limits);
@@ -71,14 +71,14 @@ impl Setup {
                 read_only: self.read_only,
             };
             let mut server = Server::new(export, limits, OWNER, pool, self.geometry.depth);
-            server.share(shared);
+            server.count_with(shared);
             server.listen(ring, Listener::unix(&path).unwrap());
             let tcp = Listener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
             let address = tcp.tcp_address().unwrap();
             server.listen(ring, tcp);
             (server, address)
         });
-        Running { dir, socket, address, company, served }
+        Running { dir, socket, address, connections, served }
     }
 }
 

@@ -165,11 +165,8 @@ const LOOKS: u32 = 5;
 /// Who holds the file's lock, and what is to be done about it. A process that has ended is none that anybody could stop: what it
 /// has left in flight keeps the lock until the disk has done it.
 fn holder(file: &File) -> String {
-    let look = || {
-        let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-        file.metadata().map_or(Vec::new(), |meta| lockers(&locks, meta.dev(), meta.ino()))
-    };
-    let pids = (0..LOOKS).map(|_| look()).find(|pids| !pids.is_empty()).unwrap_or_default();
+    let list = || std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let pids = file.metadata().map_or(Vec::new(), |meta| find_lockers(list, meta.dev(), meta.ino()));
     let alive = pids.iter().find_map(|pid| {
         let process = Path::new("/proc").join(pid.to_string());
         let status = std::fs::read_to_string(process.join("status")).ok()?;
@@ -185,6 +182,11 @@ fn holder(file: &File) -> String {
         }
         (None, None) => "by another process: stop it first".to_owned(),
     }
+}
+
+/// Those of the first list that knows any.
+fn find_lockers(mut list: impl FnMut() -> String, dev: u64, ino: u64) -> Vec<u32> {
+    (0..LOOKS).map(|_| lockers(&list(), dev, ino)).find(|pids| !pids.is_empty()).unwrap_or_default()
 }
 
 /// The processes that hold locks of a file, from /proc/locks: "7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF". Some file
@@ -384,6 +386,20 @@ mod tests {
         assert_eq!(lockers(locks, libc::makedev(8, 1), 77), [8]);
         assert_eq!(lockers(locks, libc::makedev(0, 33), 77), [8, 7], "a file system with numbers of its own");
         assert!(lockers(locks, libc::makedev(0xfe, 0), 79).is_empty());
+    }
+
+    #[test]
+    fn a_lock_that_one_reading_missed_is_looked_for_again() {
+        let mut lists = ["", "2: FLOCK  ADVISORY  WRITE 8 08:01:77 0 EOF\n"].into_iter();
+        let list = || lists.next().unwrap().to_owned();
+        assert_eq!(find_lockers(list, libc::makedev(8, 1), 77), [8]);
+        let mut looks = 0;
+        let none = || {
+            looks += 1;
+            String::new()
+        };
+        assert!(find_lockers(none, libc::makedev(8, 1), 77).is_empty());
+        assert_eq!(looks, LOOKS);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use lh_block::Device;
 use lh_ring::{
     Completion, Fd, Frontend, OWNER_FRONTEND, Overseer, Payload, Pool, QueueDevice, Ring, run_queue,
 };
-use nbd_frontend::{Company, Ending, Export, Lane, Limits, Listener};
+use nbd_frontend::{ConnectionCount, Ending, Export, Lane, Limits, Listener};
 
 use super::fill::Filler;
 
@@ -129,18 +129,18 @@ impl ToRelays {
 
 impl Queues {
     /// Starts a thread for each part, from which `make` makes the queue's device, over memory that `pool` makes of its soft and
-    /// hard size. The last one serves relays, if `relays`.
+    /// hard size. NBD connections of all of them are counted there. The last one serves relays, if `relays`.
     pub(super) fn start<P: Send + 'static, D: QueueDevice + 'static>(
         devices: Arc<dyn Devices>,
         parts: Vec<P>,
         (make, pool): (fn(P, &Pool) -> D, MakePool),
         memory: Memory,
+        connections: &ConnectionCount,
         relays: bool,
     ) -> Result<Self> {
         let (sender, notices) = unbounded();
         let (mut orders, receivers): (Vec<_>, Vec<_>) = parts.iter().map(|_| unbounded()).unzip();
         let relays = if relays { orders.pop() } else { None };
-        let company = Company::default();
         let mut threads = Vec::new();
         for (number, (part, taken)) in parts.into_iter().zip(receivers).enumerate() {
             let serves_relays = number == orders.len();
@@ -149,7 +149,7 @@ impl Queues {
                 peers: orders.clone(),
                 next_peer: number,
                 serves_relays,
-                company: company.clone(),
+                connections: connections.clone(),
                 notices: sender.clone(),
                 devices: Arc::clone(&devices),
             };
@@ -299,7 +299,7 @@ struct Conduct {
     /// What it shows is no frontend of the volume's: nobody waits for its end.
     serves_relays: bool,
     /// The volume's NBD connections, through whichever queue, relays' among them.
-    company: Company,
+    connections: ConnectionCount,
     notices: Sender<Notice>,
     devices: Arc<dyn Devices>,
 }
@@ -337,7 +337,7 @@ impl Conduct {
                 let limits = Limits::of_pool(&pool);
                 let mut server =
                     nbd_frontend::Server::new(export, limits, OWNER_FRONTEND, &pool, DEPTH.into());
-                server.share(self.company.clone());
+                server.count_with(self.connections.clone());
                 if let Some(listener) = listener {
                     server.set_spread(self.spread());
                     server.listen(ring, listener);

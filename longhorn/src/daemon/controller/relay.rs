@@ -21,6 +21,7 @@ use lh_block::{Address, Geometry, Instance};
 use lh_ring::sys::random;
 use lh_ring::{Mailbox, Pool};
 use lh_wire::MAX_DATA;
+use nbd_frontend::ConnectionCount;
 use nbd_frontend::client::{Client, Mail, Parts};
 
 pub(super) use source::Source;
@@ -92,7 +93,10 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     }
     let mailboxes = Arc::new(Mailboxes(mailboxes));
     let devices: Arc<dyn Devices> = mailboxes.clone();
-    let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), false)?;
+    let connections = ConnectionCount::default();
+    // A client that leaves this relay may go on at the engine or another relay, of whose connections this process knows nothing.
+    let _elsewhere = connections.add();
+    let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), &connections, false)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (ends_sender, ends) = unbounded();
     let face = Face {

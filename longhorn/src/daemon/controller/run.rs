@@ -15,6 +15,7 @@ use datapath::link::EngineQueue;
 use datapath::message::QUEUES_MAX;
 use lh_block::{Address, Generation, REPLICAS_MAX};
 use lh_ring::Pool;
+use nbd_frontend::ConnectionCount;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
@@ -72,7 +73,14 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
             .context("the engine cannot be started")?;
     let listens = args.relay_listen.is_some();
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
-    let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), listens)?;
+    let queues = Queues::start(
+        Arc::new(handle.clone()),
+        parts,
+        make,
+        show.memory(),
+        &ConnectionCount::default(),
+        listens,
+    )?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();

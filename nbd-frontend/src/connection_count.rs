@@ -1,26 +1,26 @@
 //! How many connections the servers of a volume have, all queues together.
 //!
 //! A client that gives up on a connection sends its writes again on another one, and what is left of them in the first must
-//! not be done after that (`docs/invariants.md`, 3). Where a server has to ask whether a client is still there, and where
-//! there is no other connection by which anything could have been sent again, is told by this number.
+//! not be done after that (`docs/invariants.md`, 3). While there is only one, nothing can have been sent again, and a server need
+//! not ask whether the client is still there. A connection that other processes may have is counted by whoever cannot exclude it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The connections of all servers of a volume.
 #[derive(Clone, Debug, Default)]
-pub struct Company(Arc<AtomicUsize>);
+pub struct ConnectionCount(Arc<AtomicUsize>);
 
 /// One connection, counted for as long as this lives.
 #[derive(Debug)]
-pub struct Guest(Company);
+pub struct Counted(ConnectionCount);
 
-impl Company {
+impl ConnectionCount {
     /// Counts one more. To be called before a byte of the connection is read.
     #[must_use]
-    pub fn join(&self) -> Guest {
+    pub fn add(&self) -> Counted {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Guest(self.clone())
+        Counted(self.clone())
     }
 
     /// True if there is not more than one.
@@ -29,7 +29,7 @@ impl Company {
     }
 }
 
-impl Drop for Guest {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::SeqCst);
     }
