@@ -100,6 +100,9 @@ impl VolumeRig {
 
     fn apply(&mut self, input: Input) {
         self.queue.apply(self.now, input, &mut self.out);
+        if self.queue.lets_in() {
+            self.queue.apply(self.now, Input::LetIn, &mut self.out);
+        }
         while let Some(output) = self.out.pop() {
             match output {
                 Output::Send(message) => self.wire.push(message),

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use lh_block::{Device, Done, Extent, Generation, Geometry, Request};
+use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Request};
 use lh_ring::{
     Bell, Completion, Inbox, Kept, Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token,
 };
@@ -268,14 +268,18 @@ impl EngineQueue {
             Output::Send(transmit) => self.send_or_read(&transmit),
             Output::Store { slot, append } => {
                 let payload = self.reply.take().unwrap_or_default();
-                if !self.slots.store(slot, payload, append) {
-                    unreachable!("a read comes in two parts at most, of eleven pieces together");
+                if append {
+                    self.slots.append(slot, payload, &self.pool)
+                } else {
+                    self.slots.store(slot, payload)
                 }
             }
             Output::Merge { slot, at, from, len } => self.slots.merge(slot, at, from, len),
             Output::Complete { slot, result, part, held } => {
                 let data = part.map(|(from, len)| self.slots.part(slot, from, len));
-                let done = Done { tag: self.slots.tag(slot), result, data };
+                let result =
+                    if data.as_ref().is_some_and(Option::is_none) { Err(IoError::Io) } else { result };
+                let done = Done { tag: self.slots.tag(slot), result, data: data.flatten() };
                 self.done.push_back((done, held.then_some(slot)));
             }
             Output::Free { slot } => self.slots.free(slot),
@@ -387,15 +391,29 @@ impl Device<Payload> for EngineQueue {
     }
 
     fn room(&self) -> u32 {
-        self.slots.room()
+        match self.slots.room() {
+            // What was sent when the members went keeps its slot until they are back, whatever it was answered.
+            0 if self.queue.is_timed_out(self.time) => 1,
+            room => room,
+        }
     }
 
     fn submit(&mut self, request: Request<Payload>) {
         let Request { tag, op, range, data } = request;
+        if self.slots.room() == 0 {
+            let done = Done { tag, result: Err(IoError::TimedOut), data: None };
+            return self.done.push_back((done, None));
+        }
         let range = if op == lh_block::Op::Flush { Extent::default() } else { range };
         let slot = self.slots.take(tag, data);
         self.apply(Input::Request { slot, op, range });
         self.read_at_once();
+    }
+
+    fn abandon(&mut self, tag: u64) {
+        if let Some(slot) = self.slots.of(tag) {
+            self.apply(Input::Abandoned { slot });
+        }
     }
 
     fn poll_done(&mut self) -> Option<Done<Payload>> {
@@ -436,6 +454,15 @@ impl QueueDevice for EngineQueue {
         self.read_at_once();
     }
 
+    fn lets_in(&self) -> bool {
+        self.queue.lets_in()
+    }
+
+    fn let_in(&mut self) {
+        self.apply(Input::LetIn);
+        self.read_at_once();
+    }
+
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
         self.local_reads.start(ring, |n| Token::new(OWNER_DEVICE, LOCAL_READ, n, 0));
         let mut starved = false;
@@ -446,7 +473,7 @@ impl QueueDevice for EngineQueue {
         }
         self.submitted.append(&mut self.taken);
         let untaken = std::mem::take(&mut self.answered_at_once) && !self.done.is_empty();
-        if untaken || !self.submitted.is_empty() {
+        if untaken || !self.submitted.is_empty() || self.queue.lets_in() {
             return Some(Duration::ZERO);
         }
         let now = self.read_clock();

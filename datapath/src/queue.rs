@@ -116,6 +116,14 @@ pub enum Input {
         /// The slot.
         slot: u16,
     },
+    /// The client of a slot is gone: what of its request was not begun is not done. It is answered all the same.
+    Abandoned {
+        /// The slot.
+        slot: u16,
+    },
+    /// Requests outside may go on: the driver has looked whether their clients are still there. Wanted while
+    /// [`Queue::lets_in`].
+    LetIn,
     /// A member answered.
     Reply(Reply),
     /// What was asked of a member was read in its files instead, on this host: it ends as if the member had answered, but is no
@@ -274,6 +282,8 @@ pub struct Queue {
     /// Requests that wait outside, in order of arrival; and the same list's other half while it is gone through.
     parked: VecDeque<u16>,
     parked_before: VecDeque<u16>,
+    /// Something has changed for those outside: they are tried again.
+    let_in: bool,
     /// Own claims that were granted and not yet acted on.
     ready: VecDeque<u16>,
     granted: Vec<Claim>,
@@ -320,6 +330,7 @@ impl Queue {
             held: SlotSet::default(),
             parked: VecDeque::with_capacity(slots),
             parked_before: VecDeque::with_capacity(slots),
+            let_in: false,
             ready: VecDeque::with_capacity(slots),
             granted: Vec::with_capacity(slots),
             window: Window::new(slots),
@@ -361,6 +372,17 @@ impl Queue {
             || Members::ids().any(|m| self.members[m].ping.is_some() || !self.members[m].controls.is_empty())
     }
 
+    /// True if requests that wait outside may go on, and want [`Input::LetIn`]. They stand in no order with others: what their client
+    /// has given up and sent again elsewhere may be done by now, and something newer over it.
+    pub fn lets_in(&self) -> bool {
+        self.let_in && self.mode != Mode::Paused && !self.parked.is_empty() && !self.fenced
+    }
+
+    /// True if nobody could be read from for so long that whatever comes is answered with an error.
+    pub fn is_timed_out(&self, now: u64) -> bool {
+        self.is_expired(now)
+    }
+
     /// Takes one input and pushes what is to be done. `now` is in nanoseconds and never goes back.
     ///
     /// # Panics
@@ -372,6 +394,8 @@ impl Queue {
         match input {
             Input::Request { slot, op, range } => self.request(now, slot, op, range, out),
             Input::Answered { slot } => self.answered(slot, out),
+            Input::Abandoned { slot } => self.abandoned(now, slot, out),
+            Input::LetIn => self.let_in(now, out),
             Input::Reply(reply) => self.reply(now, reply, out),
             Input::LocalRead(reply) => self.read_here(now, &reply, out),
             Input::LinkUp { member } => self.link_up(now, member, out),
@@ -380,7 +404,7 @@ impl Queue {
             Input::Message(ToQueue::Switch(id, switch)) => self.switch(now, id, switch, out),
             Input::Message(ToQueue::Job(id, job)) => self.job(now, id, job, out),
             Input::Message(ToQueue::Control(id, member)) => self.control(now, id, member, out),
-            Input::Message(ToQueue::ChunkResolved(chunk)) => self.chunk_resolved(now, chunk, out),
+            Input::Message(ToQueue::ChunkResolved(chunk)) => self.chunk_resolved(chunk),
             Input::Tick => self.tick(now, out),
         }
         self.run(now, out);

@@ -4,9 +4,10 @@
 //!   client takes its answers. Otherwise nothing is read, and the client feels it.
 //! - A write is submitted only if its client was still there after the bytes had come: clients that give up on a
 //!   connection send the write again on another one, and the old copy must not come after what they write next
-//!   (`docs/invariants.md`, 3). While a volume has no other connection, nothing can have been sent again. Where the client
+//!   (`docs/invariants.md`, 3). While a volume has had no other connection, nothing can have been sent again. Where the client
 //!   has shut its side, its writes are held until the stream ends: after `NBD_CMD_DISC` it meant them, without they are dropped.
-//! - A submitted request runs to its end; without its client, its answer is dropped.
+//! - A submitted request runs to its end, unless the device has not begun it when the client is gone: it is abandoned then. Without
+//!   its client, its answer is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +17,7 @@ use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
 
 use crate::budget::{Budget, Claimant};
-use crate::connection_count::Counted;
+use crate::connection_count::{Census, Counted};
 use crate::proto::error;
 use crate::requests::{InFlight, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
@@ -158,7 +159,7 @@ pub(crate) struct Connection {
     total: usize,
     /// The peer was looked at in this turn, or need not be.
     looked: bool,
-    _counted: Counted,
+    counted: Counted,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
@@ -196,26 +197,33 @@ impl Connection {
             owed: 0,
             total: 0,
             looked: false,
-            _counted: counted,
+            counted,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
         }
     }
 
-    /// A new turn of the loop begins: what was seen of the client is old. It need not be looked at if it has the only connection.
-    pub(crate) fn begin_turn(&mut self, is_single: bool) {
-        self.looked = is_single;
+    /// A new turn of the loop begins: what was seen of the client is old.
+    pub(crate) const fn begin_turn(&mut self, census: Census) {
+        self.looked = self.counted.is_alone(census);
+    }
+
+    /// True if its client may have sent again elsewhere what the device has of it.
+    pub(crate) const fn may_have_left(&self, census: Census) -> bool {
+        self.has_in_flight() && !self.is_finishing() && !self.counted.is_alone(census)
     }
 
     fn must_look(&self) -> bool {
         self.phase == Phase::Open && !self.looked
     }
 
-    /// What was seen of the client in this turn.
-    pub(crate) fn seen(&mut self, has_shut: bool) {
+    /// What was seen of the client in this turn, after that count.
+    pub(crate) fn seen(&mut self, has_shut: bool, census: Census) {
         self.looked = true;
-        if has_shut && self.phase == Phase::Open {
+        if !has_shut {
+            self.counted.seen(census);
+        } else if self.phase == Phase::Open {
             self.phase = Phase::Shut;
         }
     }
@@ -455,6 +463,11 @@ impl Connection {
         self.answer(&request.call, answer);
     }
 
+    /// The device has requests of this client.
+    pub(crate) const fn has_in_flight(&self) -> bool {
+        self.in_flight > 0
+    }
+
     /// A send has ended: what has left the queue is no longer counted.
     pub(crate) fn sent(&mut self, budget: &mut Budget) {
         let queued = self.tx.queued_bytes();
@@ -466,8 +479,8 @@ impl Connection {
     }
 
     /// True after `NBD_CMD_DISC`, or when the server wants no more: the end of the stream is expected.
-    pub(crate) fn is_finishing(&self) -> bool {
-        self.phase == Phase::Finishing
+    pub(crate) const fn is_finishing(&self) -> bool {
+        matches!(self.phase, Phase::Finishing)
     }
 
     /// The server is being stopped: requests already submitted are answered, others refused or left to be sent

@@ -41,6 +41,13 @@ impl Requests {
         self.places.iter().filter_map(|(_, request)| Some(request.as_ref()?.owner))
     }
 
+    /// The tags of one client's requests.
+    pub(crate) fn tags_of(&self, owner: Claimant) -> impl Iterator<Item = u64> {
+        (0_u64..).zip(&self.places).filter_map(move |(index, (uses, request))| {
+            (request.as_ref()?.owner == owner).then_some(u64::from(*uses) << 32 | index)
+        })
+    }
+
     /// Remembers a request: its tag.
     pub(crate) fn insert(&mut self, request: InFlight) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {

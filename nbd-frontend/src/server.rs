@@ -20,7 +20,7 @@ use lh_ring::{
 };
 use tracing::{debug, warn};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Claimant};
 use crate::connection::{Connection, Why, served_geometry};
 use crate::connection_count::ConnectionCount;
 use crate::export::{Agreed, Export};
@@ -121,6 +121,8 @@ pub struct Server {
     budget: Budget,
     clock: Clock,
     ending: Option<Ending>,
+    /// Connections that were closed while the device had requests of theirs, which does not know it yet.
+    gone: Vec<Claimant>,
     scratch: Vec<u8>,
 }
 
@@ -151,6 +153,7 @@ impl Server {
             budget: Budget::new(limits.payload_bytes),
             clock: Clock::default(),
             ending: None,
+            gone: Vec::new(),
             scratch: Vec::with_capacity(16 << 10),
         }
     }
@@ -324,7 +327,11 @@ impl Server {
 
     fn close(&mut self, slot: u16, why: Why) {
         debug!(slot, "connection closed: {why}");
+        let claimant = (slot, self.places.serial(slot));
         if let Some(Place::Connection(connection)) = self.places.end(slot) {
+            if connection.has_in_flight() {
+                self.gone.push(claimant);
+            }
             connection.close(&mut self.budget);
         }
     }
@@ -353,6 +360,12 @@ impl Frontend for Server {
         self.serve_all(device);
         self.let_lanes_in(ring);
         self.arm(ring);
+        self.abandon(device);
+    }
+
+    fn look(&mut self, device: &mut dyn Device<Payload>) {
+        self.end_who_left();
+        self.abandon(device);
     }
 }
 

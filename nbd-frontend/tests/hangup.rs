@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use lh_block::{Extent, Geometry};
-use lh_ring::Answers;
+use lh_ring::{Answers, Frontend};
 use nbd_frontend::proto::{command, error};
 use nbd_frontend::{Ending, Framing, Lane};
 use support::client::Client;
@@ -119,13 +119,74 @@ fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
         assert_eq!(is_done(&server, &mut client, here), name == "none", "{name}");
         drop(other);
     }
-    // Nor is anybody counted who has gone.
-    let server = held(4);
-    let mut client = Client::connect(&server, Framing::Simple);
-    drop(Client::connect(&server, Framing::Simple));
-    drop(server.connect());
-    server.until("alone", |load| load.connections == 1);
-    assert!(is_done(&server, &mut client, 0));
+}
+
+/// Whoever came and went may have done again what this one has left; not before it was last seen there.
+#[test]
+fn who_has_had_company_is_looked_for_until_it_is_seen_alone() {
+    for is_seen in [false, true] {
+        let server = held(4);
+        let mut client = Client::connect(&server, Framing::Simple);
+        drop(Client::connect(&server, Framing::Simple));
+        drop(server.connect());
+        server.until("alone", |load| load.connections == 1);
+        if is_seen {
+            client.header(command::TRIM, 0, 4096, 4096);
+            server.until("the first", |load| load.requests == 1);
+        }
+        let before = u64::from(is_seen);
+        unseen(&server, || {
+            client.header(command::TRIM, 0, 0, 4096);
+            client.stream.shutdown(Shutdown::Both).unwrap();
+        });
+        server.until("gone", |load| load.connections == 0);
+        assert_eq!(server.inside(|inside| inside.disk.submitted()), 2 * before, "seen: {is_seen}");
+    }
+}
+
+/// A device may have requests that it has not begun.
+#[test]
+fn what_the_device_has_of_who_left_is_abandoned() {
+    let server = held(8);
+    let mut stays = Client::connect(&server, Framing::Simple);
+    let mut leaves = Client::connect(&server, Framing::Simple);
+    for client in [&mut stays, &mut leaves] {
+        client.header(command::TRIM, 0, 0, 4096);
+        client.header(command::READ, 0, 0, 4096);
+    }
+    server.until("all", |load| load.requests == 4);
+    leaves.stream.shutdown(Shutdown::Both).unwrap();
+    server.until("one", |load| load.connections == 1);
+    assert_eq!(server.inside(|inside| inside.disk.abandoned()), 2);
+    // It meant what it had sent before its goodbye.
+    stays.header(command::DISC, 0, 0, 0);
+    stays.stream.shutdown(Shutdown::Write).unwrap();
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    gone(&server);
+    assert_eq!(server.inside(|inside| inside.disk.abandoned()), 2);
+}
+
+/// Before the device begins what has waited in it, and whatever the server has heard of its clients by then.
+#[test]
+fn who_left_without_being_noticed_is_found_when_the_device_asks() {
+    for others in [0, 1] {
+        let server = held(4);
+        let mut client = Client::connect(&server, Framing::Simple);
+        let _others: Vec<_> = (0..others).map(|_| server.connections.add()).collect();
+        client.header(command::TRIM, 0, 0, 4096);
+        server.until("it", |load| load.requests == 1);
+        let look = |inside: &mut lh_rig::Inside<'_, nbd_frontend::Server>| {
+            inside.server.look(inside.disk);
+            inside.disk.abandoned()
+        };
+        assert_eq!(server.inside(look), 0, "it is there");
+        let stream = client.stream.try_clone().unwrap();
+        let abandoned = server.inside(move |inside| {
+            stream.shutdown(Shutdown::Both).unwrap();
+            look(inside)
+        });
+        assert_eq!(abandoned, others, "while it has the only connection it can have sent nothing again");
+    }
 }
 
 /// What is held until the stream ends holds memory until then, and the rest of the stream is not read without memory.

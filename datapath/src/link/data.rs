@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lh_ring::Payload;
+use lh_ring::{Payload, Pool};
 
 use crate::message::{ControlId, LayerRef};
 use crate::queue::{Data, Transmit};
@@ -72,19 +72,34 @@ impl Slots {
         }
     }
 
+    /// The slot of a client's request.
+    pub(super) fn of(&self, tag: u64) -> Option<u16> {
+        (0..self.depth).find(|s| self.tag(*s) == tag && !self.free.contains(s))
+    }
+
     pub(super) fn tag(&self, slot: u16) -> u64 {
         self.slots[usize::from(slot)].tag
     }
 
-    /// Keeps what came from a replica. False if it cannot be: two parts of one read in more pieces than a payload has.
-    pub(super) fn store(&mut self, slot: u16, payload: Payload, append: bool) -> bool {
+    /// Keeps what came from a replica.
+    pub(super) fn store(&mut self, slot: u16, payload: Payload) {
+        self.slots[usize::from(slot)].stored = Some(payload);
+    }
+
+    /// Keeps the next part of a read behind those before it. One that goes block by block comes in more pieces than a payload has:
+    /// then all of it is copied together. Without memory for that nothing is kept, and the read ends without its bytes.
+    pub(super) fn append(&mut self, slot: u16, payload: Payload, pool: &Pool) {
         let stored = &mut self.slots[usize::from(slot)].stored;
-        match stored {
-            Some(before) if append => before.append(payload).is_ok(),
-            _ => {
-                *stored = Some(payload);
-                true
-            }
+        // `None`: there was no memory before.
+        let Some(before) = stored else { return };
+        if let Err(payload) = before.append(payload) {
+            let len = u32::try_from(before.len() + payload.len()).unwrap_or(u32::MAX);
+            let together = pool.alloc(len, 1).map(|mut together| {
+                together.write_payload(0, before);
+                together.write_payload(before.len(), &payload);
+                together
+            });
+            *stored = together;
         }
     }
 
@@ -99,12 +114,10 @@ impl Slots {
         }
     }
 
-    /// The client's part of what was read.
-    pub(super) fn part(&self, slot: u16, from: u32, len: u32) -> Payload {
-        match &self.slots[usize::from(slot)].stored {
-            Some(stored) => stored.slice(from as usize, len as usize),
-            None => Payload::default(),
-        }
+    /// The client's part of what was read; `None` if there was no memory to put its parts together in.
+    pub(super) fn part(&self, slot: u16, from: u32, len: u32) -> Option<Payload> {
+        let stored = self.slots[usize::from(slot)].stored.as_ref()?;
+        Some(stored.slice(from as usize, len as usize))
     }
 
     /// What goes behind the header of a request.

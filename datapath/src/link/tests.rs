@@ -11,18 +11,23 @@ use crate::order::Table;
 use crate::queue::Config;
 
 mod local_reads;
+mod replicas;
 
 const A: MemberId = MemberId(0);
 
 /// A queue without a ring, and what it tells.
 fn queue() -> (EngineQueue, Receiver<News>) {
+    queue_with(0)
+}
+
+fn queue_with(io_timeout_ns: u64) -> (EngineQueue, Receiver<News>) {
     let size = 8 << 20;
     let config = Config {
         size,
         logical_block: 512,
         max_transfer: 1 << 20,
         depth: 8,
-        io_timeout_ns: 0,
+        io_timeout_ns,
         min_members: 1,
         verify: false,
         rank: [0; MEMBERS_MAX],

@@ -7,7 +7,7 @@ use lh_block::{Extent, IoError, Op};
 
 use super::slot::{Piece, Stage, Why, Work};
 use super::switches::Mode;
-use super::{Input, Output, Queue};
+use super::{Input, Output, Queue, Sabotage};
 use crate::message::FromQueue;
 use crate::order::{Kind, Outcome};
 
@@ -59,7 +59,7 @@ impl Queue {
     pub(super) fn admit(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         match self.mode {
             Mode::Stopping => return self.refuse(now, s, IoError::ShuttingDown, out),
-            Mode::Paused => return self.put_aside(s, Why::Paused, out),
+            Mode::Paused => return self.put_aside(now, s, Why::Paused, out),
             Mode::Open => {}
         }
         if self.is_expired(now) {
@@ -68,7 +68,7 @@ impl Queue {
         if let Stage::Parked(why @ Why::Full(until)) = *self.slot(s).stage()
             && now < until
         {
-            return self.put_aside(s, why, out);
+            return self.put_aside(now, s, why, out);
         }
         if let Work::Client { op: Op::Flush, .. } = self.slot(s).work {
             return self.join_flush(now, s, out);
@@ -80,17 +80,20 @@ impl Queue {
     /// what was admitted before it.
     pub(super) fn start_piece(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let Work::Client { op, range } = self.slot(s).work else { return };
+        if self.slot(s).abandoned {
+            return self.refuse(now, s, IoError::ShuttingDown, out);
+        }
         let slot = self.slot_mut(s);
         let piece = Piece::next(op, range, slot.done, slot.done < slot.singly);
         slot.piece = piece;
         slot.tried = Default::default();
         if self.members.readable().is_empty() {
-            return self.put_aside(s, Why::NoMember, out);
+            return self.put_aside(now, s, Why::NoMember, out);
         }
         if self.reads_first(s)
             && let Some(chunk) = self.shared.in_doubt(piece.whole)
         {
-            return self.put_aside(s, Why::Doubt(chunk), out);
+            return self.put_aside(now, s, Why::Doubt(chunk), out);
         }
         self.in_flight.insert(s);
         let kind = if op == Op::Read { Kind::Shared } else { Kind::Exclusive };
@@ -112,7 +115,7 @@ impl Queue {
             self.job_claimed(now, s, out);
         } else if self.slot(s).given {
             self.settle_given(s, out);
-        } else if self.mode == Mode::Stopping {
+        } else if self.mode == Mode::Stopping || self.slot(s).abandoned {
             self.conclude(now, s, Err(IoError::ShuttingDown), out);
         } else if self.reads_first(s) {
             self.send_read(now, s, out);
@@ -122,12 +125,15 @@ impl Queue {
     }
 
     /// Puts a request outside: it gives up its claim, and nothing of it may be in flight.
-    pub(super) fn put_aside(&mut self, s: u16, why: Why, out: &mut Vec<Output>) {
+    pub(super) fn put_aside(&mut self, now: u64, s: u16, why: Why, out: &mut Vec<Output>) {
         self.leave_barriers(s, out);
         if self.slot(s).given {
             return self.settle_given(s, out);
         }
         self.release(s, out);
+        if self.slot(s).abandoned {
+            return self.refuse(now, s, IoError::ShuttingDown, out);
+        }
         if let Why::Doubt(chunk) = why {
             let waits = |p: u16| matches!(self.slot(p).stage(), Stage::Parked(Why::Doubt(c)) if *c == chunk);
             if !waits(s) && !self.parked.iter().any(|p| waits(*p)) {
@@ -142,27 +148,48 @@ impl Queue {
     }
 
     /// The conductor has made a chunk equal. If it is in doubt again by now, it does not know that it is still wanted.
-    pub(super) fn chunk_resolved(&mut self, now: u64, chunk: u64, out: &mut Vec<Output>) {
+    pub(super) fn chunk_resolved(&mut self, chunk: u64) {
         for i in 0..self.parked.len() {
             let slot = self.slot_mut(self.parked[i]);
             if matches!(slot.stage(), Stage::Parked(Why::Doubt(c)) if *c == chunk) {
                 slot.enter(Stage::Parked(Why::NoMember));
             }
         }
-        self.retry_parked(now, out);
+        self.retry_parked();
+    }
+
+    /// Something has changed for those who wait outside. They are tried again once the driver has looked whether their clients are
+    /// still there ([`Queue::lets_in`]).
+    pub(super) fn retry_parked(&mut self) {
+        self.let_in |= !self.parked.is_empty();
     }
 
     /// Tries everything that waits outside again.
-    pub(super) fn retry_parked(&mut self, now: u64, out: &mut Vec<Output>) {
-        if self.mode == Mode::Paused || self.parked.is_empty() {
+    pub(super) fn let_in(&mut self, now: u64, out: &mut Vec<Output>) {
+        if !self.lets_in() {
             return;
         }
+        self.let_in = false;
         // What has to go on waiting comes back into `parked`, in the same order.
         std::mem::swap(&mut self.parked, &mut self.parked_before);
         while let Some(s) = self.parked_before.pop_front() {
             self.admit(now, s, out);
         }
         self.stats.parked(self.parked.len());
+    }
+
+    /// The client of a request is gone. What waits outside ends now; what holds a claim, or waits for one, is in its order, and
+    /// goes no further than the present piece.
+    pub(super) fn abandoned(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        if !self.used.has(s) || self.slot(s).work.is_job() || self.lacks(Sabotage::NotAbandoned) {
+            return;
+        }
+        self.slot_mut(s).abandoned = true;
+        if matches!(self.slot(s).stage(), Stage::Parked(_)) {
+            self.parked.retain(|parked| *parked != s);
+            self.stats.parked(self.parked.len());
+            self.refuse(now, s, IoError::ShuttingDown, out);
+        }
     }
 
     /// Answers a request that holds no claim, and frees its slot.

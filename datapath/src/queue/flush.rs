@@ -43,12 +43,12 @@ impl Queue {
     /// A client or a job wants a flush.
     pub(super) fn join_flush(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         if !self.slot(s).work.is_job() && self.members.readable().is_empty() {
-            return self.put_aside(s, Why::NoMember, out);
+            return self.put_aside(now, s, Why::NoMember, out);
         }
         if !self.slot(s).work.is_job()
             && let Some(chunk) = self.shared.first_in_doubt()
         {
-            return self.put_aside(s, Why::Doubt(chunk), out);
+            return self.put_aside(now, s, Why::Doubt(chunk), out);
         }
         self.slot_mut(s).enter(Stage::Flushing);
         if self.flush.running.is_some() {
@@ -186,12 +186,12 @@ impl Queue {
                 };
                 self.end_job(s, done, out);
             } else if nobody {
-                self.put_aside(s, Why::NoMember, out);
+                self.put_aside(now, s, Why::NoMember, out);
             } else if result.is_ok() && !covers && self.mode == Mode::Stopping {
                 self.refuse(now, s, IoError::ShuttingDown, out);
             } else if result.is_ok() && !covers {
                 match self.shared.first_in_doubt() {
-                    Some(chunk) => self.put_aside(s, Why::Doubt(chunk), out),
+                    Some(chunk) => self.put_aside(now, s, Why::Doubt(chunk), out),
                     None => self.flush.next.insert(s),
                 }
             } else {

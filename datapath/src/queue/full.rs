@@ -52,7 +52,7 @@ impl Queue {
         self.stats.starved(self.is_starved(now));
         let due = |s: &u16| matches!(self.slot(*s).stage(), Stage::Parked(Why::Full(t)) if *t <= now);
         if self.parked.iter().any(due) {
-            self.retry_parked(now, out);
+            self.retry_parked();
         }
         // The write of each member that was refused first finds out whether there is space again: to send a write
         // again takes a place of the window.
@@ -99,7 +99,7 @@ impl Queue {
         if self.unmaps(s) {
             self.conclude(now, s, Err(IoError::NoSpace), out);
         } else {
-            self.put_aside(s, Why::Full(now + RETRY), out);
+            self.put_aside(now, s, Why::Full(now + RETRY), out);
         }
     }
 

@@ -17,7 +17,7 @@ impl Queue {
     pub(super) fn send_read(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let whole = self.slot(s).piece.whole;
         if let Some(chunk) = self.shared.in_doubt(whole) {
-            return self.put_aside(s, Why::Doubt(chunk), out);
+            return self.put_aside(now, s, Why::Doubt(chunk), out);
         }
         let Some(m) = self.choose(self.slot(s).tried) else { return self.no_reader(now, s, out) };
         self.begin_reading(now, s, m);
@@ -65,7 +65,7 @@ impl Queue {
         let tried = self.slot(s).tried;
         if tried.is_empty() || self.members.attached().iter().any(|m| !tried.has(m)) {
             // Some member can still become one to read from, or is put out: then it is tried again.
-            self.put_aside(s, Why::NoMember, out);
+            self.put_aside(now, s, Why::NoMember, out);
         } else if self.is_worth_splitting(s) {
             let slot = self.slot_mut(s);
             slot.singly = slot.done + slot.piece.part.len;

@@ -24,6 +24,8 @@ pub enum Sabotage {
     NoLease,
     /// A write that every member refused for want of space waits outside, though some have done part of it.
     FullIsUntouched,
+    /// What waits outside is done, whether or not its client is still there.
+    NotAbandoned,
 }
 
 impl super::Queue {

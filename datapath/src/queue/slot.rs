@@ -277,6 +277,8 @@ pub(super) struct Slot {
     pub given: bool,
     /// That answer has left the process.
     pub left: bool,
+    /// Its client is gone: nothing more of it is begun.
+    pub abandoned: bool,
 }
 
 impl Slot {
@@ -301,6 +303,7 @@ impl Slot {
             is_rotten: false,
             given: false,
             left: false,
+            abandoned: false,
         }
     }
 

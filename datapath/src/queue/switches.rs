@@ -55,7 +55,7 @@ impl Queue {
                     assert!(self.lacks(Sabotage::NotAwaited), "a member is awaited before it is read from");
                 }
                 self.note_serving(now);
-                self.retry_parked(now, out);
+                self.retry_parked();
             }
             Switch::StopReads { member } => {
                 self.push_barrier(id, waiting);
@@ -81,7 +81,7 @@ impl Queue {
                 if self.mode == Mode::Paused {
                     self.mode = Mode::Open;
                 }
-                self.retry_parked(now, out);
+                self.retry_parked();
             }
             Switch::Resize { size } => {
                 self.push_barrier(id, waiting);
@@ -161,7 +161,7 @@ impl Queue {
             }
         }
         self.note_serving(now);
-        self.retry_parked(now, out);
+        self.retry_parked();
     }
 
     /// An epoch without the member is durable: nothing waits for it any more, and nothing it says counts.
@@ -181,6 +181,6 @@ impl Queue {
         }
         self.flush_forget(now, m, out);
         self.recheck_held(now, out);
-        self.retry_parked(now, out);
+        self.retry_parked();
     }
 }

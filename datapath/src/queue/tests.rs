@@ -1,5 +1,6 @@
 //! One queue and members that answer when the test says so.
 
+mod abandoned;
 mod fan_out;
 mod full;
 mod health;
@@ -29,6 +30,8 @@ struct Bench {
     wire: Vec<Transmit>,
     /// Everything else that came out and was not looked at.
     out: Vec<Output>,
+    /// Whoever waits outside is let in when a test says so, as where clients are looked for before.
+    looks: bool,
     switches: u64,
     table: Arc<Table>,
     shared: Arc<Shared>,
@@ -56,7 +59,8 @@ impl Bench {
     fn bare(config: Config) -> Self {
         let (table, shared) = (Arc::new(Table::new()), Arc::new(Shared::new(config.size, 4 << 20)));
         let queue = Queue::new(config, QueueId(0), table.clone(), shared.clone());
-        Self { queue, now: 1_000_000 * MS, wire: Vec::new(), out: Vec::new(), switches: 0, table, shared }
+        let (wire, out) = (Vec::new(), Vec::new());
+        Self { queue, now: 1_000_000 * MS, wire, out, looks: false, switches: 0, table, shared }
     }
 
     /// An open queue with so many members to write to and read from, all heard just now.
@@ -78,6 +82,9 @@ impl Bench {
     fn apply(&mut self, input: Input) {
         let mut out = Vec::new();
         self.queue.apply(self.now, input, &mut out);
+        if self.queue.lets_in() && !self.looks {
+            self.queue.apply(self.now, Input::LetIn, &mut out);
+        }
         for o in out {
             match o {
                 Output::Send(t) => self.wire.push(t),

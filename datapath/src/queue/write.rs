@@ -246,7 +246,7 @@ impl Queue {
         }
         if fan.need.is_empty() {
             self.leave_window(s, &fan);
-            self.put_aside(s, Why::NoMember, out);
+            self.put_aside(now, s, Why::NoMember, out);
         } else if missing.is_empty() && self.is_held(&fan) || self.lacks_epoch_wait(missing, &fan) {
             self.fan_done(now, s, &fan, Ok(()), out);
         } else if !fan.sent.is_empty() {
@@ -300,7 +300,12 @@ impl Queue {
         let Work::Client { range, .. } = slot.work else { return };
         if result.is_ok() && slot.done < range.len && !slot.given {
             self.release(s, out);
-            self.start_piece(now, s, out);
+            if self.mode == Mode::Paused {
+                // A pause waits for no more than what was begun: pieces may be thousands.
+                self.put_aside(now, s, Why::Paused, out);
+            } else {
+                self.start_piece(now, s, out);
+            }
         } else {
             self.conclude(now, s, result, out);
         }

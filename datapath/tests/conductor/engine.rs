@@ -286,7 +286,11 @@ impl Engine {
 
     fn drive(&mut self, now: u64, q: usize, input: Input, payload: Option<Payload>, oracle: &mut Oracle) {
         let mut out = Vec::new();
-        self.queues[q].queue.apply(now, input, &mut out);
+        let queue = &mut self.queues[q].queue;
+        queue.apply(now, input, &mut out);
+        if queue.lets_in() {
+            queue.apply(now, Input::LetIn, &mut out);
+        }
         for output in out {
             self.carry_out(q, output, payload.as_ref(), oracle);
         }

@@ -266,6 +266,10 @@ impl World {
                     self.apply(q, Input::Tick, None, seen)?;
                 }
             }
+            // Some turns later.
+            if self.stations[q].queue.lets_in() && self.random.one_in(4) {
+                self.apply(q, Input::LetIn, None, seen)?;
+            }
         }
         let q = usize::try_from(self.random.below(QUEUES as u64)).expect("few");
         let m = usize::try_from(self.random.below(self.replicas.len() as u64)).expect("few");

@@ -96,7 +96,8 @@ pub struct Allocation {
 /// Requests may be answered in any order. Two that overlap and of which one writes take effect one after the other.
 ///
 /// # Cancellation
-/// A request cannot be taken back. A frontend whose client is gone drops the answers when they come.
+/// A request cannot be taken back. A frontend whose client is gone says so ([`Device::abandon`]), and drops the answers when they
+/// come.
 pub trait Device<B> {
     /// The sizes as they are now; may grow between two calls.
     fn geometry(&self) -> Geometry;
@@ -111,6 +112,14 @@ pub trait Device<B> {
     /// # Panics
     /// If `room()` is 0.
     fn submit(&mut self, request: Request<B>);
+
+    /// The client of a request is gone, and may send the same again elsewhere: what has not been begun of it is not done any more.
+    /// It is answered all the same. An unknown tag, of a request that has been answered, changes nothing.
+    ///
+    /// A device that begins every request when it takes it, in the order in which it takes them, has nothing to do here.
+    fn abandon(&mut self, tag: u64) {
+        let _ = tag;
+    }
 
     /// The next finished request, if there is one.
     fn poll_done(&mut self) -> Option<Done<B>>;

@@ -48,6 +48,7 @@ pub struct MemoryDisk {
     answers: Answers,
     fails: Option<IoError>,
     submitted: u64,
+    abandoned: u64,
     volatile: u64,
 }
 
@@ -71,6 +72,7 @@ impl MemoryDisk {
             answers: Answers::AtOnce,
             fails: None,
             submitted: 0,
+            abandoned: 0,
             volatile: 0,
         }
     }
@@ -93,6 +95,11 @@ impl MemoryDisk {
     /// Requests submitted so far.
     pub fn submitted(&self) -> u64 {
         self.submitted
+    }
+
+    /// Requests abandoned so far. They take effect all the same, since they did when they were submitted.
+    pub fn abandoned(&self) -> u64 {
+        self.abandoned
     }
 
     /// Changes that this queue has answered and that power would take back: without FUA, and no flush was submitted since their
@@ -193,6 +200,10 @@ impl Device<Payload> for MemoryDisk {
                 self.finish(request.tag, request.op, result);
             }
         }
+    }
+
+    fn abandon(&mut self, _: u64) {
+        self.abandoned += 1;
     }
 
     fn poll_done(&mut self) -> Option<Done<Payload>> {

@@ -27,6 +27,14 @@ pub trait QueueDevice: Device<Payload> {
     /// Before the ring's turn, first: takes what other threads have sent.
     fn begin_turn(&mut self);
 
+    /// Requests that have waited outside, in no order with others, are about to be begun ([`QueueDevice::let_in`]).
+    fn lets_in(&self) -> bool {
+        false
+    }
+
+    /// Begins them. The frontend has looked whether their clients are still there.
+    fn let_in(&mut self) {}
+
     /// Before the ring's turn, last: starts sends and receives. Returns how long the turn may wait.
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration>;
 
@@ -53,6 +61,10 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
     ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &device.bell().clone());
     loop {
         device.begin_turn();
+        if device.lets_in() {
+            frontend.look(device);
+            device.let_in();
+        }
         frontend.turn(ring, device);
         if !overseer.oversee(ring, device, frontend) {
             return Ok(());

@@ -23,16 +23,16 @@ impl Server {
     /// Serves every connection in turn until nobody can go on.
     pub(super) fn serve_all(&mut self, device: &mut dyn Device<Payload>) {
         // All that this turn submits has been received by now.
-        let is_single = self.count.is_single();
+        let census = self.count.census();
         for index in 0..self.places.served().len() {
             let slot = self.places.served()[index];
-            self.places.connection(slot).into_iter().for_each(|connection| connection.begin_turn(is_single));
+            self.places.connection(slot).into_iter().for_each(|connection| connection.begin_turn(census));
         }
         self.collect(device);
         loop {
             let left = self.round(device);
             if left.look {
-                self.look();
+                self.look_at_senders(census);
             }
             let answered = self.collect(device);
             let goes_on = left.more || left.look || (left.blocked && answered);

@@ -288,6 +288,15 @@ impl Frontend for Shown {
             Self::Filling(filler, pool) => filler.turn(pool, device),
         }
     }
+
+    fn look(&mut self, device: &mut dyn Device<Payload>) {
+        match self {
+            // A target answers a new login only when the commands of the old one have ended, and the kernel's own drivers send
+            // nothing again while there is an engine that has it.
+            Self::Nothing | Self::Filling(..) | Self::Fuse(_) | Self::Ublk(_) | Self::Iscsi(_) => {}
+            Self::Nbd(server) => server.look(device),
+        }
+    }
 }
 
 /// Follows a queue's orders, at every turn of its loop.

@@ -406,6 +406,9 @@ impl Engine {
     fn queue(&mut self, now: u64, q: usize, input: queue::Input, body: Option<Body>, out: &mut Outbox) {
         let mut outputs = Vec::new();
         self.queues[q].apply(now, input, &mut outputs);
+        if self.queues[q].lets_in() {
+            self.queues[q].apply(now, queue::Input::LetIn, &mut outputs);
+        }
         let mut body = body;
         for output in outputs {
             self.carry_queued(q, output, &mut body, out);

@@ -1,0 +1,151 @@
+//! A queue with replicas at its links' other ends, which answer as a test says.
+
+use std::io::{Read, Write};
+
+use lh_block::{BLOCK, IoError, Op};
+use lh_wire::{HEADER_LEN, flags};
+
+use super::*;
+use crate::message::{Switch, SwitchId};
+
+const B: MemberId = MemberId(1);
+
+/// An open queue, and its two members' ends.
+struct Two {
+    queue: EngineQueue,
+    _news: Receiver<News>,
+    far: [UnixStream; 2],
+    got: [Vec<u8>; 2],
+    ring: Ring,
+}
+
+impl Two {
+    fn new(io_timeout_ns: u64) -> Self {
+        let (mut queue, news) = queue_with(io_timeout_ns);
+        let far = [A, B].map(|member| {
+            let (near, far) = UnixStream::pair().unwrap();
+            far.set_nonblocking(true).unwrap();
+            queue.take(Mail::Link { member, socket: near.into(), checksums: false, lends: false });
+            far
+        });
+        let switches = [
+            Switch::Attach { member: A },
+            Switch::Attach { member: B },
+            Switch::Promote { member: A },
+            Switch::Promote { member: B },
+            Switch::Resume,
+        ];
+        for (n, switch) in (1..).zip(switches) {
+            queue.take(Mail::Message(ToQueue::Switch(SwitchId(n), switch)));
+        }
+        Self { queue, _news: news, far, got: Default::default(), ring: Ring::new(64).unwrap() }
+    }
+
+    fn turn(&mut self) {
+        self.queue.begin_turn();
+        self.queue.let_in();
+        self.queue.end_turn(&mut self.ring);
+        self.ring.turn(Some(Duration::from_millis(2))).unwrap();
+        while let Some(completion) = self.ring.next() {
+            self.queue.completion(completion);
+        }
+    }
+
+    fn write(&mut self, tag: u64) {
+        let mut data = self.queue.pool().alloc(4096, 4096).unwrap();
+        data.fill_zero(0..4096);
+        let range = Extent::new(tag * BLOCK, BLOCK);
+        self.queue.submit(Request { tag, op: Op::Write { fua: false }, range, data: Some(data) });
+    }
+
+    /// What has come is answered so.
+    fn answer(&mut self, how: impl Fn(&Header) -> (Status, Vec<u8>)) {
+        for (far, got) in self.far.iter_mut().zip(&mut self.got) {
+            let _ = far.read_to_end(got);
+            while let Some(head) = got.first_chunk::<HEADER_LEN>() {
+                let header = Header::decode(head).unwrap();
+                let len = HEADER_LEN + usize::from(header.pad) + header.payload as usize;
+                if got.len() < len {
+                    break;
+                }
+                got.drain(..len);
+                let (status, payload) = how(&header);
+                let mut reply = header.response(status);
+                (reply.payload, reply.pad) = (u32::try_from(payload.len()).unwrap(), 0);
+                assert!(reply.has(flags::RESPONSE));
+                far.write_all(&[&reply.encode()[..], &payload].concat()).unwrap();
+            }
+        }
+    }
+
+    /// A read of so many blocks, of which nobody has all, and somebody each.
+    fn read_by_block(&mut self, blocks: u64) -> Done<Payload> {
+        self.queue.submit(Request {
+            tag: 1,
+            op: Op::Read,
+            range: Extent::new(0, blocks * BLOCK),
+            data: None,
+        });
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline, "no answer");
+            self.turn();
+            self.answer(|header| match header.op {
+                OpCode::Read if header.length > 4096 => (Status::Rotten, vec![]),
+                OpCode::Read => (Status::Ok, vec![u8::try_from(header.offset >> 12).unwrap(); 4096]),
+                _ => (Status::Ok, vec![]),
+            });
+            if let Some(done) = self.queue.poll_done() {
+                return done;
+            }
+        }
+    }
+}
+
+/// The answers lie in as many places of the stream, and a payload in twelve at most.
+#[test]
+fn a_read_that_goes_block_by_block_is_put_together() {
+    for blocks in [2, 12, 13, 40, 256] {
+        let done = Two::new(0).read_by_block(blocks);
+        assert_eq!(done.result, Ok(()), "{blocks} blocks");
+        let bytes = done.data.unwrap().to_vec();
+        let expected: Vec<_> = (0..blocks).flat_map(|b| [u8::try_from(b).unwrap(); 4096]).collect();
+        assert!(bytes == expected, "{blocks} blocks");
+    }
+}
+
+#[test]
+fn without_memory_to_put_it_together_a_read_fails_alone() {
+    let mut two = Two::new(0);
+    let mut taken: Vec<_> = std::iter::from_fn(|| two.queue.pool().alloc(128 << 10, 4096)).collect();
+    // Enough for what comes from the replicas, and not for what they send together.
+    taken.truncate(taken.len() - 6);
+    let done = two.read_by_block(256);
+    assert_eq!((done.result, done.data.is_some()), (Err(IoError::Io), false));
+    drop(taken);
+    assert_eq!(two.read_by_block(256).result, Ok(()));
+}
+
+/// What was sent to them holds its slot until they are back.
+#[test]
+fn after_the_timeout_there_is_room_for_what_fails_at_once() {
+    const DEPTH: u64 = 8;
+    let mut two = Two::new(200_000_000);
+    (0..DEPTH).for_each(|tag| two.write(tag));
+    assert_eq!(two.queue.room(), 0);
+    for far in &two.far {
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+    let mut failed = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while failed.len() < 2 * DEPTH as usize {
+        assert!(Instant::now() < deadline, "{failed:?}");
+        two.turn();
+        failed.extend(std::iter::from_fn(|| two.queue.poll_done()).map(|done| (done.tag, done.result)));
+        if failed.len() >= DEPTH as usize && two.queue.room() > 0 {
+            two.write(failed.len() as u64);
+        }
+    }
+    let expected: Vec<_> = (0..2 * DEPTH).map(|tag| (tag, Err(IoError::TimedOut))).collect();
+    assert_eq!(failed, expected);
+}
