@@ -146,6 +146,14 @@ impl History {
         writes.retain(|w| !w.superseded_durably || w.superseded.is_none_or(|at| at >= oldest_read));
     }
 
+    /// The client of a write has given it up and sent another one in its place, which is about to be acknowledged: the first took
+    /// effect before that, or never will.
+    pub fn write_comes_before(&mut self, block: u64, id: WriteId, other: WriteId) {
+        if let Some(this) = self.writes(block).iter_mut().find(|w| w.id == id) {
+            this.gone.get_or_insert(other.0 - 1);
+        }
+    }
+
     /// As [`History::write_acked`] without `fua`, but the answer may have been decided before the power went, and what
     /// it says be lost since.
     pub fn write_acked_perhaps_lost(&mut self, block: u64, id: WriteId) {
@@ -455,6 +463,19 @@ mod tests {
         h.engine_replaced();
         assert!(read(&mut h, 1).is_ok());
         assert!(read(&mut h, 2).is_err());
+    }
+
+    #[test]
+    fn what_was_given_up_does_not_come_after_what_was_sent_in_its_place() {
+        let mut h = History::new(1);
+        write(&mut h, 1);
+        let first = h.write_begins(0, Stamp(2), 1);
+        let second = h.write_begins(0, Stamp(3), 1);
+        assert!(read(&mut h.clone(), 2).is_ok());
+        h.write_comes_before(0, first, second);
+        h.write_acked(0, second, false);
+        assert!(read(&mut h, 2).is_err());
+        assert!(read(&mut h, 3).is_ok());
     }
 
     #[test]

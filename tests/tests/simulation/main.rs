@@ -17,6 +17,9 @@ const SEEDS: u64 = 10_000;
 /// Broken seeds after which a run ends.
 const BROKEN_MAX: usize = 20;
 
+/// Seeds of those with clients that leave.
+const CLIENT_SEEDS: u64 = 1000;
+
 /// States that some seed of the usual run has to enter.
 const STATES: [&str; 28] = [
     "authority did not answer",
@@ -114,6 +117,19 @@ fn no_seed_breaks_a_promise() {
     }
 }
 
+/// Not among the kinds that seeds choose from: the runs of all others are as they were without it.
+#[test]
+fn what_clients_give_up_is_not_done_after_what_they_send_in_its_place() {
+    let left = (1..=CLIENT_SEEDS)
+        .map(|seed| match run_only(Some(Mix::Clients), seed, Sabotage::default(), false) {
+            Ok(seen) => seen.get("client left").copied().unwrap_or_default(),
+            Err(e) => panic!("LH_MIX=clients LH_SEED={seed}: {e}"),
+        })
+        .sum::<u64>();
+    println!("{left} writes were given up");
+    assert!(left > CLIENT_SEEDS, "{left}");
+}
+
 /// Runs seeds until one notices that the mechanism is missing.
 fn noticed(name: &str, sabotage: Sabotage) {
     noticed_from(1, name, sabotage);
@@ -173,6 +189,13 @@ fn folded_beside_a_repair() {
     let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Folds), 1_001, "folded_beside_a_repair", sabotage);
+}
+
+/// Clients have to leave at all.
+#[test]
+fn what_was_given_up_done_all_the_same() {
+    let sabotage = Sabotage { queue: Some(InQueue::NotAbandoned), ..Sabotage::default() };
+    noticed_in(Some(Mix::Clients), 1, "what_was_given_up_done_all_the_same", sabotage);
 }
 
 /// Rare: a snapshot has to be folded away and another one to get its name while a replica is out that comes back to just that.

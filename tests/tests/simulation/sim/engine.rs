@@ -66,6 +66,12 @@ pub(crate) struct Slot {
     stored: Option<Body>,
     /// Taken from the queue's point of view.
     pub(crate) taken: bool,
+    /// Its client has given it up: nobody waits for the answer.
+    pub(crate) left: bool,
+    /// Counts its requests.
+    pub(crate) uses: u64,
+    /// Writes that this one was sent in place of.
+    pub(crate) instead_of: Vec<(u64, WriteId)>,
 }
 
 /// An answer for the client.
@@ -89,6 +95,10 @@ pub(crate) struct Answer {
     pub(crate) writes: Vec<(u64, WriteId)>,
     /// As in [`Slot`].
     pub(crate) flush: Option<FlushBegan>,
+    /// As in [`Slot`].
+    pub(crate) left: bool,
+    /// As in [`Slot`].
+    pub(crate) instead_of: Vec<(u64, WriteId)>,
 }
 
 /// One process.
@@ -124,6 +134,10 @@ pub(crate) struct Engine {
     lives: Rc<Cell<bool>>,
     layers: BTreeMap<u32, String>,
     controls: BTreeMap<ControlId, Control>,
+    /// What waits outside is let in some time after it may be, as by a thread that waits for a processor; and what of that is due,
+    /// per queue.
+    pub(crate) stumbles: bool,
+    turn_due: Vec<bool>,
     /// Clients may send requests.
     pub(crate) open: bool,
     /// It has ended by itself, and how.
@@ -186,6 +200,8 @@ impl Engine {
             lives: Rc::new(Cell::new(true)),
             layers: BTreeMap::new(),
             controls: BTreeMap::new(),
+            stumbles: false,
+            turn_due: vec![false; usize::from(queues)],
             open: false,
             stopped: None,
             frozen: false,
@@ -393,7 +409,9 @@ impl Engine {
     pub(crate) fn request(&mut self, now: u64, q: usize, slot: u16, op: Op, range: Extent, out: &mut Outbox) {
         let s = &mut self.slots[q][usize::from(slot)];
         s.request = Some((op, range));
-        s.taken = true;
+        (s.taken, s.left) = (true, false);
+        s.uses += 1;
+        s.instead_of.clear();
         s.stored = None;
         self.queue(now, q, queue::Input::Request { slot, op, range }, None, out);
     }
@@ -406,12 +424,33 @@ impl Engine {
     fn queue(&mut self, now: u64, q: usize, input: queue::Input, body: Option<Body>, out: &mut Outbox) {
         let mut outputs = Vec::new();
         self.queues[q].apply(now, input, &mut outputs);
-        if self.queues[q].lets_in() {
+        if self.queues[q].lets_in() && !self.stumbles {
             self.queues[q].apply(now, queue::Input::LetIn, &mut outputs);
+        } else if self.queues[q].lets_in() && !std::mem::replace(&mut self.turn_due[q], true) {
+            out.later(now, Event::TurnDue(self.number, q));
         }
         let mut body = body;
         for output in outputs {
             self.carry_queued(q, output, &mut body, out);
+        }
+    }
+
+    /// Looks for the clients of what waits outside, and lets the others' requests in.
+    pub(crate) fn let_in(&mut self, now: u64, q: usize, out: &mut Outbox) {
+        self.turn_due[q] = false;
+        for slot in 0..DEPTH {
+            if self.slots[q][usize::from(slot)].left {
+                self.queue(now, q, queue::Input::Abandoned { slot }, None, out);
+            }
+        }
+        self.queue(now, q, queue::Input::LetIn, None, out);
+    }
+
+    /// The end of a connection is noticed, of whose requests one is in this slot.
+    pub(crate) fn hangs_up(&mut self, now: u64, q: usize, slot: u16, uses: u64, out: &mut Outbox) {
+        let s = &self.slots[q][usize::from(slot)];
+        if s.taken && s.uses == uses {
+            self.queue(now, q, queue::Input::Abandoned { slot }, None, out);
         }
     }
 
@@ -453,8 +492,21 @@ impl Engine {
                 };
                 let s = &mut self.slots[q][usize::from(slot)];
                 let (request, read, flush) = (s.request.take(), s.read.take(), s.flush.take());
-                let writes = std::mem::take(&mut s.writes);
-                let answer = Answer { queue: q, slot, result, blocks, held, request, read, writes, flush };
+                let (writes, instead_of) = (std::mem::take(&mut s.writes), std::mem::take(&mut s.instead_of));
+                let left = s.left;
+                let answer = Answer {
+                    queue: q,
+                    slot,
+                    result,
+                    blocks,
+                    held,
+                    request,
+                    read,
+                    writes,
+                    flush,
+                    left,
+                    instead_of,
+                };
                 out.answer(self.number, answer);
             }
             O::Free { slot } => match self.slots[q].get_mut(usize::from(slot)) {

@@ -163,6 +163,8 @@ pub(crate) enum Mix {
     Members,
     /// Blocks that rot, one by one, under reads that are compared with checksums.
     Rot,
+    /// Clients that give up on a connection and send again on another one, beside everything else.
+    Clients,
 }
 
 impl Mix {
@@ -194,6 +196,7 @@ impl Mix {
             Self::Folds,
             Self::Members,
             Self::Rot,
+            Self::Clients,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
@@ -211,7 +214,7 @@ impl Mix {
             return true;
         }
         match self {
-            Self::All | Self::Absences | Self::Folds | Self::Members | Self::Rot => true,
+            Self::All | Self::Absences | Self::Folds | Self::Members | Self::Rot | Self::Clients => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(

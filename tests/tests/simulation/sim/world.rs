@@ -5,6 +5,7 @@ mod chain;
 mod clients;
 mod disaster;
 mod ending;
+mod leaving;
 mod network;
 mod scrub;
 
@@ -144,6 +145,14 @@ pub(crate) enum Event {
     Fault(Fault),
     /// Clients look for something to do; `true`: and do so again.
     Clients(bool),
+    /// Some client gives up on a connection.
+    GiveUp,
+    /// A server notices that the client of a request has left: engine, queue, slot, and which of its requests.
+    HangUp(u64, usize, u16, u64),
+    /// A queue of an engine may let in what waits outside.
+    TurnDue(u64, usize),
+    /// And does.
+    LetIn(u64, usize),
 }
 
 /// What somebody wants done.
@@ -459,6 +468,9 @@ impl World {
         if self.mix == Mix::Rot {
             length = ROTS;
         }
+        if self.mix == Mix::Clients {
+            self.at(2 * MS, Event::GiveUp);
+        }
         if self.mix == Mix::Disks {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
@@ -573,6 +585,9 @@ impl World {
             | Event::HasRead(e, _)
             | Event::AskGrant(e, ..)
             | Event::Answer(e, _)
+            | Event::HangUp(e, ..)
+            | Event::TurnDue(e, _)
+            | Event::LetIn(e, _)
             | Event::HandshakeOver(e, ..) => Some(*e),
             _ => None,
         };
@@ -637,6 +652,7 @@ impl World {
             }
             Event::Fault(fault) => self.fault(fault, out),
             Event::Clients(again) => self.clients(again, out),
+            Event::GiveUp => self.give_up(out),
             _ => {}
         }
     }
@@ -656,6 +672,9 @@ impl World {
                 }
             }
             Event::AskGrant(_, member, hello) => self.ask_grant(number, member, hello),
+            Event::HangUp(..) | Event::TurnDue(..) | Event::LetIn(..) => {
+                self.queue_turns(number, &event, out)
+            }
             Event::Mail(_, q, mail) => {
                 if let Some(e) = self.engines.get_mut(&number) {
                     e.mail(now, q, mail, out);
@@ -739,8 +758,9 @@ impl World {
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
         let (generation, instance) = (config.generation, config.instance);
-        let engine =
-            Engine::new(number, generation, instance, QUEUES, config, (self.mix == Mix::Rot, self.sabotage));
+        let full = self.mix == Mix::Rot;
+        let mut engine = Engine::new(number, generation, instance, QUEUES, config, (full, self.sabotage));
+        engine.stumbles = self.mix == Mix::Clients;
         if self.loss_notes.contains(&engine.session()) {
             engine.finds_a_loss_noted();
         }

@@ -147,6 +147,12 @@ impl World {
             );
             self.say(|| line);
         }
+        if answer.left {
+            if let Some(read) = read {
+                self.history.read_ends(read);
+            }
+            return;
+        }
         if let Err(error) = answer.result {
             self.note(format!("answered with {error:?}"));
             let wants_no_space = op == Op::Unmap && error == IoError::NoSpace;
@@ -198,6 +204,9 @@ impl World {
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
         for (block, write) in writes {
             if fua || now > self.loss_heard {
+                for (_, before) in answer.instead_of.iter().filter(|(b, _)| *b == block) {
+                    self.history.write_comes_before(block, *before, write);
+                }
                 self.history.write_acked(block, write, fua);
             } else {
                 self.history.write_acked_perhaps_lost(block, write);
