@@ -14,6 +14,8 @@ use replica::serve;
 
 #[path = "engine_basic/local_reads.rs"]
 mod local_reads;
+#[path = "engine_basic/resent.rs"]
+mod resent;
 
 const SIZE: u64 = 64 << 20;
 
@@ -103,6 +105,31 @@ impl Overseer<EngineQueue, NoFrontend> for Puppeteer {
     }
 }
 
+/// An engine of these replicas.
+fn options(replicas: &[Replica], generation: u64, authority: &Remembered, queues: u8) -> Options {
+    Options {
+        volume: "v".into(),
+        replicas: replicas
+            .iter()
+            .map(|r| ReplicaAddress { name: r.name.clone(), address: Address::Unix(r.socket.clone()) })
+            .collect(),
+        key: [7; 32],
+        generation: Generation::from(generation),
+        size: SIZE,
+        logical_block: 512,
+        queues,
+        depth: 64,
+        io_timeout: Duration::from_secs(300),
+        checksum_full: false,
+        local_reads: true,
+        quorum: Quorum::Any,
+        known_dead: true,
+        loss_note: None,
+        authority: Box::new(authority.clone()),
+        limits: Limits::default(),
+    }
+}
+
 struct Engine {
     handle: EngineHandle,
     events: crossbeam_channel::Receiver<Event>,
@@ -114,27 +141,7 @@ struct Engine {
 
 impl Engine {
     fn start(replicas: &[Replica], generation: u64, authority: &Remembered) -> Self {
-        let options = Options {
-            volume: "v".into(),
-            replicas: replicas
-                .iter()
-                .map(|r| ReplicaAddress { name: r.name.clone(), address: Address::Unix(r.socket.clone()) })
-                .collect(),
-            key: [7; 32],
-            generation: Generation::from(generation),
-            size: SIZE,
-            logical_block: 512,
-            queues: 1,
-            depth: 64,
-            io_timeout: Duration::from_secs(300),
-            checksum_full: false,
-            local_reads: true,
-            quorum: Quorum::Any,
-            known_dead: true,
-            loss_note: None,
-            authority: Box::new(authority.clone()),
-            limits: Limits::default(),
-        };
+        let options = options(replicas, generation, authority, 1);
         let (handle, mut parts, events) = engine::start(options).expect("the engine starts");
         let part = parts.pop().expect("one queue");
         let (work, taken) = mpsc::channel();
