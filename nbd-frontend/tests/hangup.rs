@@ -158,10 +158,16 @@ fn what_the_device_has_of_who_left_is_abandoned() {
     leaves.stream.shutdown(Shutdown::Both).unwrap();
     server.until("one", |load| load.connections == 1);
     assert_eq!(server.inside(|inside| inside.disk.abandoned()), 2);
-    // It meant what it had sent before its goodbye.
+    // It meant what it had sent before its goodbye, which the server has heard when it has greeted another one.
     stays.header(command::DISC, 0, 0, 0);
-    stays.stream.shutdown(Shutdown::Write).unwrap();
-    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    let another = Client::connect(&server, Framing::Simple);
+    let stream = stays.stream.try_clone().unwrap();
+    server.inside(move |inside| {
+        stream.shutdown(Shutdown::Write).unwrap();
+        inside.server.look(inside.disk);
+        inside.disk.set_answers(Answers::AtOnce);
+    });
+    drop(another);
     gone(&server);
     assert_eq!(server.inside(|inside| inside.disk.abandoned()), 2);
 }
