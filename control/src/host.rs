@@ -23,4 +23,4 @@ pub use record::{
     MapKey, Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
     new_replica_suffix, read_key, replica_name,
 };
-pub use root::{Root, RootError, unfinished_copy};
+pub use root::{Root, RootError, control_socket_beside, make_socket_directory, unfinished_copy};

@@ -20,6 +20,7 @@ use tonic::service::{Interceptor, Routes};
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Request, Status};
 
+use crate::host::make_socket_directory;
 use crate::manager::Trust;
 use crate::tls::Door;
 
@@ -38,6 +39,7 @@ pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
+    make_socket_directory(path)?;
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)

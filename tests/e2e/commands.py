@@ -446,8 +446,50 @@ def found_below_the_root(host):
     shown("an engine finds the key, record and size of its volume below the root")
 
 
+def long_names(host):
+    """The longest names below a long root: their sockets lie elsewhere, in a directory that is gone when the host starts again."""
+    other = os.path.join(host.root, "a-root-with-a-name-that-is-rather-long")
+    os.mkdir(other)
+    volume = host.name("long".ljust(63 - len(host.prefix), "g"))
+    holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c",
+                               "mkdir -p /run/longhorn && mount -t tmpfs -o mode=755 none /run/longhorn && echo apart && exec sleep 1000"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        expect(holder.stdout.readline() == "apart\n", "no mounts of one's own")
+        apart = ["nsenter", "--target", str(holder.pid), "--mount"]
+
+        def ctl(*args):
+            done = subprocess.run([*apart, os.path.join(BIN, "longhornctl"), "--root", other, "-o", "json", *args], text=True,
+                                  capture_output=True, timeout=120)
+            expect(done.returncode == 0, f"{args}: {done.stderr}")
+            return json.loads(done.stdout)
+
+        healthy = lambda: ctl("status", volume)["robustness"] == "healthy"
+        ctl("up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+        before = ctl("status", volume)
+        # As after a reboot, but for who started them: their next processes find no directory.
+        subprocess.run([*apart, "rm", "-r", "/run/longhorn/sockets"], check=True)
+        for pid in (before["replicas"][0]["pid"], before["engine_pid"]):
+            os.kill(pid, signal.SIGKILL)
+        wait_for("its processes again", healthy, 60)
+        ctl("down", volume)
+        subprocess.run([*apart, "rm", "-r", "/run/longhorn/sockets"], check=True)
+        ctl("up", volume)
+        expect(healthy(), "not healthy")
+        ctl("down", volume)
+        ctl("rm", volume, "--yes")
+        manager = int(open(os.path.join(other, "run", "instance-manager.lock")).readline())
+        os.kill(manager, signal.SIGTERM)
+        wait_for("the manager's end", lambda: not os.path.exists(f"/proc/{manager}"), 20)
+    finally:
+        holder.kill()
+        holder.wait()
+    shown("the longest name starts below a long root, and again where /run is new")
+
+
 def main():
     host = Host()
+    long_names(host)
     found_below_the_root(host)
     broken_off(host)
     deaf_manager(host)

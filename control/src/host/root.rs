@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use lh_block::PROCESS_NAME_MAX;
 use nix::unistd::{AccessFlags, access};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -116,9 +117,9 @@ impl Root {
         ] {
             create_dir_durably(&dir)?;
         }
-        if self.manager_socket().starts_with(SHORT_SOCKETS) {
-            create_dir_durably(Path::new(SHORT_SOCKETS))?;
-        }
+        make_socket_directory(&self.manager_socket())?;
+        // Programs of an earlier version do not make it themselves. Whoever cannot is told so where a socket has to lie there.
+        let _ = make_socket_directory(&self.relay_socket(&"v".repeat(PROCESS_NAME_MAX)));
         Ok(())
     }
 
@@ -189,7 +190,7 @@ impl Root {
 
     /// A process's control socket (gRPC).
     pub fn control_socket(&self, name: &str) -> PathBuf {
-        self.socket(&format!("{name}.grpc.sock"))
+        control_socket_beside(&self.data_socket(name))
     }
 
     /// A replica's data socket.
@@ -234,13 +235,33 @@ impl Root {
 
     /// `ROOT/run/FILE`, or a short path of its own where that is too long for a socket.
     fn socket(&self, file: &str) -> PathBuf {
-        let path = self.run().join(file);
-        if path.as_os_str().len() <= SOCKET_PATH_MAX {
-            return path;
-        }
-        let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
-        let name: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Path::new(SHORT_SOCKETS).join(format!("{name}.sock"))
+        short_enough(self.run().join(file))
+    }
+}
+
+/// The control socket of the process with this data socket: both are named after it.
+pub fn control_socket_beside(data: &Path) -> PathBuf {
+    short_enough(data.with_extension("grpc.sock"))
+}
+
+fn short_enough(path: PathBuf) -> PathBuf {
+    if path.as_os_str().len() <= SOCKET_PATH_MAX {
+        return path;
+    }
+    let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
+    let name: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    Path::new(SHORT_SOCKETS).join(format!("{name}.sock"))
+}
+
+/// Makes the directory of a socket that is to be bound, if it is the one of those whose paths below their root are too long. It is
+/// on a file system that is empty when the host starts, and whoever binds may be the first since.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_socket_directory(socket: &Path) -> io::Result<()> {
+    match socket.parent() {
+        Some(directory) if directory == Path::new(SHORT_SOCKETS) => create_dir_durably(directory),
+        _ => Ok(()),
     }
 }
 
@@ -300,5 +321,35 @@ mod tests {
         }
         let usual = Root::at(Path::new("/var/lib/longhorn")).unwrap();
         assert_eq!(usual.control_socket(&longest).parent(), Some(usual.path().join("run").as_path()));
+    }
+
+    #[test]
+    fn a_control_socket_is_found_by_the_data_socket_however_long_the_root_is() {
+        for length in 1..120 {
+            let root = Root::unresolved(Path::new(&format!("/{}", "d".repeat(length))));
+            for name in ["demo-e-0", "a.b-r-0a1b2c3d", &"v".repeat(PROCESS_NAME_MAX)] {
+                assert_eq!(
+                    control_socket_beside(&root.data_socket(name)),
+                    root.control_socket(name),
+                    "{length}"
+                );
+            }
+        }
+        let beside = control_socket_beside(Path::new("/r/run/v-r-1.sock"));
+        assert_eq!(beside, Path::new("/r/run/v-r-1.grpc.sock"));
+    }
+
+    #[test]
+    fn only_the_directory_that_all_roots_share_is_made_for_a_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("not/yet");
+        make_socket_directory(&place.join("a.sock")).unwrap();
+        assert!(!place.exists());
+        // Others than root cannot make it.
+        if nix::unistd::geteuid().is_root() {
+            let deep = Root::at(&dir.path().join("deep/".repeat(40))).unwrap();
+            make_socket_directory(&deep.data_socket("demo-r-0a1b2c3d")).unwrap();
+            assert!(Path::new(SHORT_SOCKETS).is_dir());
+        }
     }
 }

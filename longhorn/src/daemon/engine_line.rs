@@ -9,10 +9,10 @@ mod show;
 mod snapshots;
 mod words;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use control::host::control_socket_beside;
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
@@ -153,7 +153,7 @@ impl Line {
             bail!("it may be on another host: a replica is asked itself where it is a unix socket");
         };
         let meant = Meant { volume: self.volume.clone(), instance: String::new() };
-        Ok(InterceptedService::new(control::transport::connect(&control_socket(&data)).await?, meant))
+        Ok(InterceptedService::new(control::transport::connect(&control_socket_beside(&data)).await?, meant))
     }
 }
 
@@ -196,20 +196,10 @@ fn as_listed(address: &str) -> String {
     address.strip_prefix("tcp://").map_or_else(|| address.to_owned(), |rest| format!("tcp:{rest}"))
 }
 
-/// The control socket of the replica with this data socket: both are named after it.
-pub(super) fn control_socket(data: &Path) -> PathBuf {
-    data.with_extension("grpc.sock")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::arguments::label;
-
-    #[test]
-    fn a_replicas_control_socket_is_beside_its_data_socket() {
-        assert_eq!(control_socket(Path::new("/r/run/v-r-1.sock")), Path::new("/r/run/v-r-1.grpc.sock"));
-    }
 
     #[test]
     fn an_address_may_be_spelt_as_longhorn_does() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::host::{MapKey, SNAPSHOT_COUNT, unfinished_copy};
+use control::host::{MapKey, SNAPSHOT_COUNT, control_socket_beside, make_socket_directory, unfinished_copy};
 use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
 use control::transport::Front;
 use lh_block::{Address, SNAPSHOTS_MAX};
@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
 use super::as_longhorn::{self, ReplicaFlags, wrong};
-use super::engine_line::{Target, control_socket};
+use super::engine_line::Target;
 use super::front;
 use crate::arguments::{Realtime, control_address, process_name, size_or_none, snapshot_name, volume_name};
 
@@ -185,7 +185,10 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         told.set_memory_short(short);
     });
     let usual = match &args.data_listen {
-        Address::Unix(data) => Some(control_socket(data)),
+        Address::Unix(data) => {
+            make_socket_directory(data).with_context(|| format!("cannot listen on {}", args.data_listen))?;
+            Some(control_socket_beside(data))
+        }
         Address::Tcp(_) => None,
     };
     let fronts = front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)?;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use control::host::make_socket_directory;
 use lh_block::{Address, Generation};
 use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome};
@@ -140,7 +141,7 @@ impl Visited {
         let mut told = false;
         loop {
             let made = match &self.address {
-                Address::Unix(path) => Listener::unix(path),
+                Address::Unix(path) => make_socket_directory(path).and_then(|()| Listener::unix(path)),
                 Address::Tcp(address) => Listener::tcp(*address),
             };
             match made {
