@@ -35,6 +35,12 @@ def said_again(host):
     host.up(volume, "--frontend", frontend)
     expect(host.status(volume)["engine_pid"] == pid, "another engine")
     expect("--frontend auto" in refused(host, "up", volume, "--frontend", "none"), "another frontend on a running volume")
+    # Of two options of which one is refused the other one is not stored.
+    most = host.status(volume)["snapshot_max_count"]
+    refused(host, "up", volume, "--snapshot-max-count", "5", "--io-timeout", "7")
+    expect(host.status(volume)["snapshot_max_count"] == most, host.status(volume))
+    host.up(volume, "--snapshot-max-count", "5")
+    expect(host.status(volume)["snapshot_max_count"] == 5, host.status(volume))
     host.ctl("down", volume)
     # Where a server listens belongs to the frontend that was told so.
     address = free_address()

@@ -218,7 +218,7 @@ pub(super) struct UpCommand {
 }
 
 /// What `up` makes of a volume.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct UpArgs {
     /// Size of a new volume: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
     #[arg(long, value_parser = lh_block::parse_size)]

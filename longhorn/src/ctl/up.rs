@@ -196,10 +196,6 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     if args.quorum.is_some_and(|q| control::host::Quorum::from(q) != record.quorum) {
         bail!("volume {volume} has the quorum {} for ever: make another volume", record.quorum);
     }
-    if let Some((count, size)) = limits_of(args, &record) {
-        (record.snapshot_max_count, record.snapshot_max_size) = (count, size);
-        record.store(root)?;
-    }
     let asked = match args.frontend {
         Some(frontend) if is_shown_by(root, &record, frontend)? => None,
         asked => asked,
@@ -217,11 +213,7 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     let io_timeout = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     let checksum_full = args.checksum.map_or(record.checksum_full, |c| c == Checksum::Full);
     let as_before = (&record.frontend, record.listen, record.io_timeout_seconds, record.checksum_full);
-    if (&frontend, listen, io_timeout, checksum_full) == as_before {
-        kernel::check(wanted)?;
-        return Ok(record);
-    }
-    if is_up {
+    if is_up && (&frontend, listen, io_timeout, checksum_full) != as_before {
         bail!(
             "volume {volume} is up with --frontend {}{}, --io-timeout {} and --checksum {}: stop it with `longhornctl down {volume}`, then start it with other options",
             record.frontend,
@@ -231,9 +223,16 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         );
     }
     kernel::check(wanted)?;
+    let before = record.clone();
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
     record.checksum_full = checksum_full;
-    record.store(root)?;
+    if let Some((count, size)) = limits_of(args, &record) {
+        (record.snapshot_max_count, record.snapshot_max_size) = (count, size);
+    }
+    // All of it or nothing: what is refused together with another option is not half done.
+    if record != before {
+        record.store(root)?;
+    }
     Ok(record)
 }
 
@@ -567,6 +566,35 @@ fn what_next(view: &VolumeView, is_new: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::listen_address;
+
+    /// A volume under a root of its own.
+    fn volume(dir: &tempfile::TempDir) -> (Root, VolumeRecord) {
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 30);
+        record.frontend = Frontend::None.to_string();
+        record.add_replica(&root).unwrap();
+        record.create(&root).unwrap();
+        (root, record)
+    }
+
+    #[test]
+    fn options_of_which_one_is_refused_change_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, record) = volume(&dir);
+        let limited = UpArgs { snapshot_max_count: Some(5), ..UpArgs::default() };
+        let listens = UpArgs { listen: Some(listen_address("127.0.0.1").unwrap()), ..limited.clone() };
+        assert!(changed_record(&root, &listens, record.clone()).is_err());
+        let engine = r#"{"format":1,"name":"demo-e-0","binary":"","args":[],"uuid":"1","state":"running"}"#;
+        std::fs::write(root.process("demo-e-0"), engine).unwrap();
+        let waits = UpArgs { io_timeout: Some(7), ..limited.clone() };
+        assert!(changed_record(&root, &waits, record.clone()).is_err());
+        assert_eq!(VolumeRecord::load(&root, "demo").unwrap(), record);
+        // Alone it may change while the volume is up.
+        changed_record(&root, &limited, record).unwrap();
+        assert_eq!(VolumeRecord::load(&root, "demo").unwrap().snapshot_max_count, 5);
+    }
 
     #[test]
     fn nobody_is_told_to_make_a_file_system_on_what_may_have_one() {
