@@ -227,6 +227,19 @@ pub fn size_or_none(text: &str) -> Result<u64, lh_block::SizeError> {
     if text == "0" { Ok(0) } else { lh_block::parse_size(text) }
 }
 
+/// A number of seconds. More than 136 years are refused: a moment so far away is none that a clock can tell.
+///
+/// # Errors
+/// No whole number, or one that is too large.
+pub fn seconds(text: &str) -> Result<u64, String> {
+    match text.parse::<u32>() {
+        Ok(seconds) => Ok(seconds.into()),
+        Err(_) => {
+            Err(format!("{text:?} is not a number of seconds: write a whole one from 0 to {}", u32::MAX))
+        }
+    }
+}
+
 /// The name of a replica or another process.
 ///
 /// # Errors
@@ -365,6 +378,15 @@ mod tests {
         );
         for bad in ["unix:a", "/a/b", "127.0.0.1", ":9501", "127.0.0.1:99999", ""] {
             assert!(control_address(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_a_number_that_a_clock_can_reach() {
+        assert_eq!((seconds("0"), seconds("4294967295")), (Ok(0), Ok(u64::from(u32::MAX))));
+        for bad in ["4294967296", "18446744073709551615", "-1", "1.5", "5s", ""] {
+            let said = seconds(bad).unwrap_err();
+            assert!(said.contains("from 0 to 4294967295"), "{said}");
         }
     }
 

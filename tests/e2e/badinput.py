@@ -45,6 +45,9 @@ def main():
     refused(2, "up", host.name("many"), "--size", "64MiB", "--replicas", "21", says="20")
     refused(2, "up", host.name("none"), "--size", "64MiB", "--replicas", "0", says="replicas")
     refused(2, "up", host.name("front"), "--size", "64MiB", "--frontend", "floppy", says="frontend")
+    refused(2, "up", host.name("patient"), "--size", "64MiB", "--io-timeout", str(2**64 - 1), says=["--io-timeout", "4294967295"])
+    for whom in (v, "--all"):
+        refused(2, "down", whom, "--wait", str(2**64 - 1), says=["--wait", "4294967295"])
     refused(2, "frobnicate", says="frobnicate")
     refused(1, "status", "nosuchvolume", says="nosuchvolume")
     refused(1, "down", "nosuchvolume", says="nosuchvolume")

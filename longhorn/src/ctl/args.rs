@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, label,
-    listen_address, process_name, secret_name, size_or_none, snapshot_name, volume_name,
+    listen_address, process_name, seconds, secret_name, size_or_none, snapshot_name, volume_name,
 };
 pub(super) use as_longhorn::{CheckCommand, ExportCommand, TrimCommand};
 
@@ -236,7 +236,7 @@ pub(super) struct UpArgs {
     #[arg(long, value_parser = block_size, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
     pub io_timeout: Option<u64>,
     /// Most snapshots, removed ones not counted, 1 to 250; may change while it is up [default: 250]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250))]
@@ -302,7 +302,7 @@ pub(super) struct DownArgs {
     #[arg(long)]
     pub for_now: bool,
     /// How long to wait for whoever uses the device to let go of it
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     pub wait: u64,
 }
 

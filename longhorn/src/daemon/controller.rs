@@ -28,7 +28,7 @@ use super::engine_line::Target;
 use super::front;
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
-    process_name, size_or_none, volume_name,
+    process_name, seconds, size_or_none, volume_name,
 };
 
 /// Arguments of an engine.
@@ -72,7 +72,7 @@ pub struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = Quorum::Any)]
     pub quorum: Quorum,
     /// How long requests wait for a replica, in seconds; 0 for ever
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 300, value_parser = seconds, value_name = "SECONDS")]
     pub io_timeout: u64,
     /// Most snapshots, removed ones not counted
     #[arg(long, default_value_t = control::host::SNAPSHOT_COUNT, value_name = "N",
