@@ -479,7 +479,10 @@ pub(super) async fn wait_until_usable(
     loop {
         if let Some(answer) = ask_engine(root, &record.name).await {
             if answer.volume.frontend_state == "up" {
-                return observe(root, record).await;
+                let view = observe(root, record).await?;
+                if is_usable(&view) {
+                    return Ok(view);
+                }
             }
             remark = answer.volume.waiting_for;
             if !remark.is_empty() && begun.elapsed() > SILENCE {
@@ -516,6 +519,11 @@ pub(super) async fn wait_until_usable(
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// True if whoever is told of the volume can use it. The engine may have ended, or may not have answered, since it said so.
+pub(super) fn is_usable(view: &VolumeView) -> bool {
+    view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == Frontend::None.as_str())
 }
 
 /// Makes a volume that never came up not exist.
@@ -594,6 +602,22 @@ mod tests {
         // Alone it may change while the volume is up.
         changed_record(&root, &limited, record).unwrap();
         assert_eq!(VolumeRecord::load(&root, "demo").unwrap().snapshot_max_count, 5);
+    }
+
+    #[test]
+    fn a_volume_is_up_once_whoever_is_told_so_can_use_it() {
+        let view = |state, endpoint: &str, frontend: &str| VolumeView {
+            state,
+            endpoint: endpoint.to_owned(),
+            frontend: frontend.to_owned(),
+            ..VolumeView::default()
+        };
+        assert!(is_usable(&view("attached", "/dev/longhorn/demo", "nbd")));
+        assert!(is_usable(&view("attached", "", "none")));
+        // Asked once more the engine has ended, or says nothing.
+        assert!(!is_usable(&view("attached", "", "nbd")));
+        assert!(!is_usable(&view("attaching", "", "none")));
+        assert!(!is_usable(&view("detaching", "/dev/longhorn/demo", "nbd")));
     }
 
     #[test]

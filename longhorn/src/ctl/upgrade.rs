@@ -19,7 +19,7 @@ use super::interrupt::{self, Held};
 use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
-use super::up::failure_since;
+use super::up::{failure_since, is_usable};
 use super::{Context, engine, lock};
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -101,9 +101,7 @@ impl Exchange<'_> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let view = observe(root, record).await?;
-            let is_usable =
-                view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == "none");
-            if view.generation > before && is_usable {
+            if view.generation > before && is_usable(&view) {
                 return Ok(view);
             }
             // With the old arguments it is still the old one that is told of.
