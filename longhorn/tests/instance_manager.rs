@@ -440,6 +440,19 @@ async fn who_is_done_or_gives_up_is_not_started_again() {
     delete(&mut client, "demo-r-1").await;
 }
 
+/// The lines about the usage, which end what the program says then, tell nobody what to do.
+#[tokio::test]
+async fn of_a_wrong_command_line_what_is_wrong_with_it_is_told() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let engine =
+        ["controller", "--listen", "unix:/run/x.sock", "--frontend", "none", "--queues", "abc", "demo"];
+    create(&mut client, "demo-e-0", "", &engine).await.unwrap();
+    let failed = wait(&mut client, "demo-e-0", |s| s.state == "error").await;
+    assert!(failed.error_msg.starts_with("invalid value 'abc' for '--queues"), "{}", failed.error_msg);
+    delete(&mut client, "demo-e-0").await;
+}
+
 #[tokio::test]
 async fn changes_are_told_and_logs_are_kept() {
     let host = Host::new();

@@ -21,6 +21,9 @@ const TAIL: u64 = 4 << 10;
 /// How the manager's own lines in a process's log begin.
 const OWN: &str = "instance-manager: ";
 
+/// Stands in the line about the end of a process, between its name and why.
+pub(super) const ENDED: &str = " ended: ";
+
 /// Opens a log for a process that is about to start.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
@@ -58,19 +61,37 @@ pub(super) enum LastWords {
     Line(String),
 }
 
-/// The last line in the log that is not the manager's.
-pub(super) fn last_words(path: &Path) -> Option<LastWords> {
+/// The last line in the log that is not the manager's. `of_usage`: the process did not understand its command line or environment;
+/// what tells it then has lines about the usage behind it.
+pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     let mut log = File::open(path).ok()?;
     let len = log.metadata().ok()?.len();
     log.seek(SeekFrom::Start(len.saturating_sub(TAIL))).ok()?;
     let mut tail = Vec::new();
     log.take(TAIL).read_to_end(&mut tail).ok()?;
     let tail = String::from_utf8_lossy(&tail);
-    let last = tail.lines().rev().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(OWN))?;
+    let lines: Vec<&str> = tail.lines().map(str::trim).collect();
+    let is_said = |line: &&str| !line.is_empty() && !line.starts_with(OWN);
+    let last = lines.iter().rposition(|line| is_said(&line))?;
+    if of_usage && let Some(reason) = reason_above(&lines[..=last]) {
+        return Some(LastWords::Reason(reason));
+    }
+    let last = lines[last];
     Some(match last.strip_prefix("error: ") {
         Some(reason) => LastWords::Reason(reason.to_owned()),
         None => LastWords::Line(last.to_owned()),
     })
+}
+
+/// What the last process of these lines said of its command line: from `error:` to the next empty line. Its start may be noted
+/// between its own lines, its end is not.
+fn reason_above(lines: &[&str]) -> Option<String> {
+    let is_end = |line: &&str| line.starts_with(OWN) && line.contains(ENDED);
+    let first = lines.iter().rposition(|line| is_end(&line)).map_or(0, |end| end + 1);
+    let said: Vec<&str> = lines[first..].iter().copied().filter(|line| !line.starts_with(OWN)).collect();
+    let begin = said.iter().rposition(|line| line.starts_with("error: "))?;
+    let said: Vec<&str> = said[begin..].iter().copied().take_while(|line| !line.is_empty()).collect();
+    Some(said.join(" ").trim_start_matches("error: ").to_owned())
 }
 
 /// Calls `line` for each line of the log, the older part first, until it returns false.
@@ -136,13 +157,36 @@ mod tests {
     fn the_last_words_are_the_processs_own() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.log");
-        assert_eq!(last_words(&path), None);
+        assert_eq!(last_words(&path, false), None);
         let mut log = open(&path).unwrap();
         writeln!(log, "{}\nerror: the directory is damaged", "x".repeat(10_000)).unwrap();
         note(&path, "it ended");
-        assert_eq!(last_words(&path), Some(LastWords::Reason("the directory is damaged".into())));
+        assert_eq!(last_words(&path, false), Some(LastWords::Reason("the directory is damaged".into())));
         writeln!(log, "thread main panicked").unwrap();
-        assert_eq!(last_words(&path), Some(LastWords::Line("thread main panicked".into())));
+        assert_eq!(last_words(&path, false), Some(LastWords::Line("thread main panicked".into())));
+    }
+
+    #[test]
+    fn of_a_command_line_that_is_not_understood_the_reason_is_told_and_not_where_help_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.log");
+        let mut log = open(&path).unwrap();
+        writeln!(log, "error: of another start").unwrap();
+        note(&path, "p ended: of another start");
+        let reason = |text: &str| Some(LastWords::Reason(text.to_owned()));
+        let end = "\n\nUsage: longhorn [OPTIONS]\n\nFor more information, try '--help'.";
+        writeln!(log, "error: invalid value 'abc' for '--queues <N>': invalid digit{end}").unwrap();
+        assert_eq!(last_words(&path, true), reason("invalid value 'abc' for '--queues <N>': invalid digit"));
+        note(&path, "p ended: as it says");
+        assert_eq!(last_words(&path, true), reason("invalid value 'abc' for '--queues <N>': invalid digit"));
+        writeln!(log, "error: arguments are missing:\n  --listen <ADDRESS>").unwrap();
+        note(&path, "p starts as process 1");
+        writeln!(log, "  <VOLUME>{end}").unwrap();
+        assert_eq!(last_words(&path, true), reason("arguments are missing: --listen <ADDRESS> <VOLUME>"));
+        note(&path, "p ended: as it says");
+        // Another program may end so without a word of ours.
+        writeln!(log, "usage: other").unwrap();
+        assert_eq!(last_words(&path, true), Some(LastWords::Line("usage: other".into())));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use lh_block::Generation;
 pub const EXIT_GIVES_UP: i32 = 3;
 
 /// The exit status of a program that does not understand its arguments.
-const EXIT_USAGE: i32 = 2;
+pub(super) const EXIT_USAGE: i32 = 2;
 
 /// The first wait before a second start in a row; it doubles with each further one.
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);

@@ -20,7 +20,7 @@ use super::identity::Watched;
 use super::launch::launch;
 use super::levels::Levels;
 use super::log::{self, LastWords};
-use super::policy::{BackOff, Exit, Next, arguments_of_replacement, arguments_of_restart};
+use super::policy::{BackOff, EXIT_USAGE, Exit, Next, arguments_of_replacement, arguments_of_restart};
 use super::program::Programs;
 use super::state::{ProcessRecord, State};
 use super::wish::{Replacement, Wish, Wishes};
@@ -198,14 +198,15 @@ impl Supervisor {
     async fn ended(&mut self, exit: Exit, ran: Duration, failure: Option<io::Error>) {
         let log_path = self.shared.root.log(&self.record.name);
         let next = self.back_off.after(exit, ran);
-        let reason = match (&failure, exit, log::last_words(&log_path)) {
+        let words = log::last_words(&log_path, exit == Exit::Status(EXIT_USAGE));
+        let reason = match (&failure, exit, words) {
             (Some(failure), ..) => failure.to_string(),
             // Only a program that ended by itself had the time to say why.
             (None, Exit::Status(_), Some(LastWords::Reason(reason))) => reason,
             (None, Exit::Status(_), Some(LastWords::Line(line))) => format!("{exit}: {line}"),
             (None, ..) => exit.to_string(),
         };
-        log::note(&log_path, &format!("{} ended: {reason}", self.record.name));
+        log::note(&log_path, &format!("{}{}{reason}", self.record.name, log::ENDED));
         tracing::warn!(name = self.record.name, reason, ?next, "process ended");
         self.record.process = None;
         (self.record.state, self.record.error) = match next {
