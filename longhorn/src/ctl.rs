@@ -6,6 +6,7 @@ mod all;
 mod args;
 mod clone;
 mod complete;
+mod damaged;
 mod device;
 mod diff;
 mod doctor;

@@ -493,9 +493,53 @@ def long_names(host):
     shown("the longest name starts below a long root, and again where /run is new")
 
 
+def damaged_record(host):
+    """A volume's record that cannot be read is in nobody's way: the volume is stopped, imported anew, or forgotten."""
+    volume, beside = host.name("dam"), host.name("dam-beside")
+    host.up(beside, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    replicas = host.up(volume, "--size", "16MiB", "--replicas", "2")["replicas"]
+    with open(host.status(volume)["device"], "r+b", buffering=0) as device:
+        device.write(b"kept" * 1024)
+        os.fsync(device)
+    record = os.path.join(host.root, "volumes", volume, "volume.json")
+    directories = sorted(replica["path"] for replica in replicas)
+
+    def damage():
+        with open(record, "w") as file:
+            file.write("{")
+
+    damage()
+    done = host.ctl("-o", "json", "ls", check=False)
+    expect([v["name"] for v in json.loads(done.stdout)] == [beside], f"ls shows {done.stdout}")
+    expect(done.returncode == 1 and record in done.stderr and "longhornctl --root" in done.stderr, done.stderr)
+    for words in (("import", volume, *directories), ("rm", volume, "--yes")):
+        said = refused(host, *words)
+        expect(f"`longhornctl --root {host.root} down {volume}`" in said, said)
+    expect("damaged" in host.ctl("down", volume).stderr, "down says nothing of the record")
+    expect(record in refused(host, "down", volume), "a stopped one is stopped once more")
+    host.ctl("import", volume, *directories)
+    device = host.up(volume)["device"]
+    host.healthy(volume, replicas=2)
+    with open(device, "rb") as file:
+        expect(file.read(4096) == b"kept" * 1024, "imported anew it has other bytes")
+    host.ctl("down", volume)
+    damage()
+    expect("--yes" in refused(host, "rm", volume), "deleted unasked")
+    gone = host.json("rm", volume, "--yes")
+    expect(gone == {"volume": volume, "removed": [], "left": directories}, f"{gone}")
+    expect(all(os.path.exists(os.path.join(d, "volume.meta")) for d in directories), "a replica was deleted")
+    expect([v["name"] for v in host.json("ls")] == [beside], "it is known still")
+    host.ctl("import", volume, *directories)
+    host.ctl("rm", volume, "--yes")
+    host.ctl("down", beside)
+    host.ctl("rm", beside, "--yes")
+    shown("a volume whose record is damaged is stopped, imported anew and forgotten, and hides no other one")
+
+
 def main():
     host = Host()
     long_names(host)
+    damaged_record(host)
     found_below_the_root(host)
     broken_off(host)
     deaf_manager(host)

@@ -139,7 +139,7 @@ pub enum RecordError {
         root: PathBuf,
     },
     /// The file is not one that this program wrote.
-    #[error("{} is damaged ({reason}): restore it from a copy, or import the replica directories again", path.display())]
+    #[error("{} is damaged ({reason}): restore it from a copy, or import the replica directories again with `longhornctl import`", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -352,8 +352,16 @@ impl VolumeRecord {
     /// # Errors
     /// A file cannot be removed; calling again goes on.
     pub fn remove(&self, root: &Root) -> Result<(), RecordError> {
-        let dir = root.volume(&self.name);
-        let path = record_path(root, &self.name);
+        Self::remove_unread(root, &self.name)
+    }
+
+    /// The same of a volume whose record cannot be read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn remove_unread(root: &Root, volume: &str) -> Result<(), RecordError> {
+        let dir = root.volume(volume);
+        let path = record_path(root, volume);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(path)(e)),
             _ => sync_dir(&dir).map_err(io_at(dir.clone()))?,

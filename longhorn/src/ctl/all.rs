@@ -12,7 +12,7 @@ use super::down::{self, How};
 use super::manager::Manager;
 use super::observe::{VolumeView, has_processes};
 use super::output::{print_json, print_table, table_with_prose};
-use super::{Context, engine, up};
+use super::{Context, damaged, engine, up};
 use crate::progress::Progress;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -49,7 +49,10 @@ pub(super) async fn down(context: &Context, how: How) -> Result<()> {
     let root = &context.root;
     let mut names = Vec::new();
     for name in VolumeRecord::list(root)? {
-        let is_up = VolumeRecord::load(root, &name).is_ok_and(|r| has_processes(root, &r).unwrap_or(true));
+        let is_up = match VolumeRecord::load(root, &name) {
+            Ok(record) => has_processes(root, &record).unwrap_or(true),
+            Err(_) => damaged::check_stopped(root, &name).is_err(),
+        };
         if is_up || !how.for_now && VolumeRecord::is_noted_up(root, &name) {
             names.push(name);
         }

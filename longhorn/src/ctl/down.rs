@@ -13,7 +13,7 @@ use super::args::{DownArgs, Output};
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, VolumeView, connect_engine, has_processes, observe};
 use super::output::print_json;
-use super::{Context, all, device, engine, interrupt, lock};
+use super::{Context, all, damaged, device, engine, interrupt, lock};
 use crate::daemon::device_of;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -40,13 +40,22 @@ pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
     let how = How { for_now: args.for_now, patience: Duration::from_secs(args.wait) };
     let Some(volume) = &args.volume else { return all::down(context, how).await };
     let mut progress = Progress::new();
-    interrupt::leaves(format!("volume {volume} stays up as it was"));
-    wait_until_unused(&context.root, volume, how.patience, &mut progress).await?;
-    interrupt::leaves(interrupt::left_by_down(args));
-    let view = end(context, volume, how, &mut progress).await?;
+    let is_damaged = damaged::is_damaged(&VolumeRecord::load(&context.root, volume));
+    let view = if is_damaged {
+        damaged::stop(context, volume, &mut progress).await?
+    } else {
+        interrupt::leaves(format!("volume {volume} stays up as it was"));
+        wait_until_unused(&context.root, volume, how.patience, &mut progress).await?;
+        interrupt::leaves(interrupt::left_by_down(args));
+        end(context, volume, how, &mut progress).await?
+    };
     drop(progress);
     match context.output {
         Output::Json => print_json(&view),
+        Output::Table if is_damaged => {
+            tell!("{volume} is down; {}", view.remark);
+            Ok(())
+        }
         Output::Table => {
             tell!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
             Ok(())
@@ -61,6 +70,9 @@ pub(super) async fn one(
     how: How,
     progress: &mut Progress,
 ) -> Result<VolumeView> {
+    if damaged::is_damaged(&VolumeRecord::load(&context.root, volume)) {
+        return damaged::stop(context, volume, progress).await;
+    }
     wait_until_unused(&context.root, volume, how.patience, progress).await?;
     end(context, volume, how, progress).await
 }

@@ -7,7 +7,7 @@ use control::proto::ptypes;
 
 use super::manager::Manager;
 use super::observe::ask_engine;
-use super::{Context, down, interrupt, lock, up};
+use super::{Context, damaged, down, interrupt, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
 
@@ -32,7 +32,12 @@ pub(super) async fn is_ending(root: &Root, record: &VolumeRecord) -> bool {
 /// Notes the size of a volume that has grown without its record: Longhorn's clients ask its engine alone. The caller holds the
 /// volume's lock.
 pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Result<()> {
-    let Some(mut record) = lock::found(root, volume)? else { return Ok(()) };
+    let found = lock::found(root, volume);
+    // The engine of a volume whose record cannot be read is asked only so that it can be stopped.
+    if damaged::is_damaged(&found) {
+        return Ok(());
+    }
+    let Some(mut record) = found? else { return Ok(()) };
     let size = u64::try_from(said.size).unwrap_or_default();
     if size <= record.size {
         return Ok(());

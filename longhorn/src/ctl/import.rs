@@ -10,7 +10,7 @@ use replica::store::SnapshotView;
 use super::args::Output;
 use super::observe::observe;
 use super::output::{counted, print_json};
-use super::{Context, interrupt, lock};
+use super::{Context, damaged, interrupt, lock};
 use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
@@ -18,7 +18,10 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
     root.create()?;
     let _lock = lock::name(root, volume)?;
     LiveDirs::default().check_free(volume, root)?;
-    if lock::found(root, volume)?.is_some() {
+    let found = lock::found(root, volume);
+    if damaged::is_damaged(&found) {
+        damaged::check_stopped(root, volume)?;
+    } else if found?.is_some() {
         bail!("there is a volume {volume} already: choose another name");
     }
     let mut record = VolumeRecord::new(volume, 0);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::print_json;
-use super::{Context, interrupt, lock};
+use super::{Context, damaged, interrupt, lock};
 use crate::tell::tell;
 
 /// What is gone, as `rm -o json` prints it.
@@ -21,15 +21,23 @@ struct RemovedView<'a> {
     volume: &'a str,
     /// The replicas' directories; of an imported one that held other files too, those stay.
     removed: Vec<&'a PathBuf>,
+    /// Of a volume whose record could not be read: the directories below the root that have its name, which stay.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left: Vec<PathBuf>,
 }
 
 pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     let root = &context.root;
+    if damaged::is_damaged(&VolumeRecord::load(root, volume)) {
+        return without_record(context, volume, yes);
+    }
     let (_lock, mut record) = lock::volume(root, volume)?;
     if has_processes(root, &record)? {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }
-    if !yes && !confirmed(&record)? {
+    let directories = record.replicas.iter().map(|r| r.directory.clone()).collect::<Vec<_>>();
+    let what = format!("Volume {volume} and all its data will be deleted:");
+    if !yes && !confirmed(volume, &what, &directories)? {
         bail!("nothing was deleted");
     }
     interrupt::leaves(format!("some of volume {volume} may be gone: finish with `longhornctl rm {volume}`"));
@@ -39,25 +47,54 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     everything(root, &record)?;
     if context.output == Output::Json {
         let removed = record.replicas.iter().map(|r| &r.directory).collect();
-        return print_json(&RemovedView { volume, removed });
+        return print_json(&RemovedView { volume, removed, left: Vec::new() });
     }
     tell!("{volume} and its data are deleted");
     Ok(())
 }
 
-/// Asks on a terminal; elsewhere nobody can answer.
-fn confirmed(record: &VolumeRecord) -> Result<bool> {
-    if !io::stdin().is_terminal() {
-        bail!("deleting volume {} and all its data needs --yes where nobody can be asked", record.name);
+/// Forgets a volume whose record cannot be read. Which directories are its replicas' only the record knew: those that may be stay,
+/// and are named.
+fn without_record(context: &Context, volume: &str, yes: bool) -> Result<()> {
+    let root = &context.root;
+    let _lock = lock::name(root, volume)?;
+    // The command that held it may have deleted it, or made it anew.
+    if !damaged::is_damaged(&VolumeRecord::load(root, volume)) {
+        bail!("volume {volume} is another one now: nothing was deleted");
     }
-    tell!("Volume {} and all its data will be deleted:", record.name);
-    for replica in &record.replicas {
-        tell!("  {}", replica.directory.display());
+    damaged::check_stopped(root, volume)?;
+    let left = damaged::directories(root, volume)?;
+    let what = format!("Volume {volume}, whose record cannot be read, will be forgotten. What stays:");
+    if !yes && !confirmed(volume, &what, &left)? {
+        bail!("nothing was deleted");
+    }
+    damaged::forget(root, volume)?;
+    if context.output == Output::Json {
+        return print_json(&RemovedView { volume, removed: Vec::new(), left });
+    }
+    tell!("{volume} is forgotten; its record could not be read, and no replica directory was deleted");
+    for directory in &left {
+        tell!("left as it is: {}", directory.display());
+    }
+    tell!(
+        "`longhornctl import {volume} DIR...` would make a volume of its directories, those elsewhere as well"
+    );
+    Ok(())
+}
+
+/// Asks on a terminal; elsewhere nobody can answer.
+fn confirmed(volume: &str, what: &str, directories: &[PathBuf]) -> Result<bool> {
+    if !io::stdin().is_terminal() {
+        bail!("deleting volume {volume} and all its data needs --yes where nobody can be asked");
+    }
+    tell!("{what}");
+    for directory in directories {
+        tell!("  {}", directory.display());
     }
     let _ = io::stderr().write_all(b"Type the volume's name to go on: ");
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
-    Ok(answer.trim() == record.name)
+    Ok(answer.trim() == volume)
 }
 
 /// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
@@ -80,7 +117,7 @@ pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
 }
 
 /// Deletes a process's log and sockets. What is left of these is no data and stands in nobody's way.
-fn leftovers(root: &Root, name: &str) {
+pub(super) fn leftovers(root: &Root, name: &str) {
     let log = root.log(name);
     let mut older = log.clone().into_os_string();
     older.push(".1");
