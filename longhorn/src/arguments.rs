@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lh_block::{Address, NameError};
 
@@ -13,6 +14,16 @@ pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
 
 /// The environment variable that names another one.
 pub const ROOT_VARIABLE: &str = "LONGHORN_ROOT";
+
+/// The path of a root.
+pub fn root_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.to_str() {
+        Some(_) => Ok(path),
+        None => {
+            Err("its path is not UTF-8, and records and addresses have to name it: use another directory")
+        }
+    })
+}
 
 /// Parses the command line, or ends the process. Where an option has its value from a variable that is there and empty, the
 /// variable is named: nobody has given the option, which is all that clap names.

@@ -34,7 +34,7 @@ pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::{keep_from_others, layer};
 
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse, root_path};
 use crate::sentence::sentence;
 use crate::tell::tell;
 
@@ -104,7 +104,7 @@ enum Command {
 #[command(after_help = MANAGER_HELP)]
 pub struct ManagerArgs {
     /// Where volumes, logs and sockets lie
-    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_name = "DIR")]
+    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_parser = root_path(), value_name = "DIR")]
     root: PathBuf,
     /// Listen on TCP, too, for example on 127.0.0.1:8500
     #[arg(long, value_name = "ADDRESS:PORT")]

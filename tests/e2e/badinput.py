@@ -129,6 +129,9 @@ def no_root(host, refused):
                             (os.path.join(file, "below"), ["not a directory"]), (other, [other, "is read-only; mount it", "--root"]),
                             (os.path.join(other, "below"), ["is read-only; mount it", "--root"])):
             refused(1, "up", volume, "--size", "16MiB", root=root, says=words)
+        # Bytes that no text has, as Python writes them.
+        for words in (["ls"], ["up", volume, "--size", "16MiB"]):
+            refused(2, *words, root=os.path.join(place, "r\udcff"), says=["--root", "not UTF-8"])
         doctor = run(os.path.join(BIN, "longhornctl"), "--root", other, "doctor", check=False).stdout
         line = next(line for line in doctor.splitlines() if line.startswith("root "))
         expect("FAIL" in line and "read-only" in line, f"doctor of a read-only root: {line}")

@@ -16,6 +16,10 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Sockets whose path below the root would be too long lie here under a name made from that path.
 const SHORT_SOCKETS: &str = "/run/longhorn/sockets";
 
+/// What is said of a root that cannot be named in text.
+const NOT_UTF8: &str =
+    "the path is not UTF-8, and records and addresses have to name it: use another directory as root";
+
 /// Why a directory is none to keep volumes in, and what to do.
 #[derive(Debug, Error)]
 pub enum RootError {
@@ -69,7 +73,8 @@ impl Root {
     /// of one directory are one root.
     ///
     /// # Errors
-    /// A relative path while the current directory is gone, or a parent that may not be read.
+    /// A relative path while the current directory is gone, a parent that may not be read, or a path that is not UTF-8: records and
+    /// addresses have to name it.
     pub fn at(path: &Path) -> io::Result<Self> {
         let path = std::path::absolute(path)?;
         let mut missing = Vec::new();
@@ -78,6 +83,9 @@ impl Root {
             match existing.canonicalize() {
                 Ok(mut resolved) => {
                     resolved.extend(missing.iter().rev());
+                    if resolved.to_str().is_none() {
+                        return Err(io::Error::new(io::ErrorKind::InvalidInput, NOT_UTF8));
+                    }
                     return Ok(Self { path: resolved });
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -290,6 +298,17 @@ mod tests {
         assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
         direct.create().unwrap();
         assert_eq!(Root::at(&dir.path().join("link/not/yet")).unwrap(), direct);
+    }
+
+    #[test]
+    fn what_text_cannot_name_is_no_root() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(std::ffi::OsStr::from_bytes(b"r\xff"));
+        assert!(Root::at(&place).unwrap_err().to_string().contains("not UTF-8"));
+        std::fs::create_dir(&place).unwrap();
+        std::os::unix::fs::symlink(&place, dir.path().join("link")).unwrap();
+        assert!(Root::at(&dir.path().join("link")).unwrap_err().to_string().contains("not UTF-8"));
     }
 
     #[test]

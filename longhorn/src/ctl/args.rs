@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, label,
-    listen_address, process_name, seconds, secret_name, size_or_none, snapshot_name, volume_name,
+    listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name, volume_name,
 };
 pub(super) use as_longhorn::{CheckCommand, ExportCommand, TrimCommand};
 
@@ -36,7 +36,7 @@ use examples::{
 )]
 pub struct Program {
     /// Where volumes, replicas, logs and sockets lie
-    #[arg(long, global = true, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_name = "DIR")]
+    #[arg(long, global = true, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_parser = root_path(), value_name = "DIR")]
     pub(super) root: PathBuf,
     /// How results are printed
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]

@@ -13,14 +13,14 @@ use lh_cluster::run::{Options, authority_socket, run_here};
 use lh_cluster::settings::Given;
 
 use super::csi::endpoint;
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, root_path};
 
 /// Arguments of a manager.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct ClusterArgs {
     /// Where volumes, logs and sockets of this node lie; also its default disk
-    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_name = "DIR")]
+    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_parser = root_path(), value_name = "DIR")]
     root: PathBuf,
     /// The node's name in Kubernetes
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]

@@ -28,7 +28,7 @@ use super::engine_line::Target;
 use super::front;
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
-    process_name, seconds, size_or_none, volume_name,
+    process_name, root_path, seconds, size_or_none, volume_name,
 };
 
 /// Arguments of an engine.
@@ -110,7 +110,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_REALTIME", value_enum, value_name = "WHEN")]
     pub realtime: Option<Realtime>,
     /// The root that the volume belongs to
-    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_name = "DIR")]
+    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_parser = root_path(), value_name = "DIR")]
     pub root: PathBuf,
     /// Of Longhorn's command line.
     #[command(flatten)]
