@@ -18,6 +18,7 @@ mod manager;
 mod memory;
 mod replica;
 mod sfold;
+mod size;
 mod ssync;
 
 use std::path::PathBuf;

@@ -26,9 +26,10 @@ use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use super::front;
+use super::size::{size, size_or_none};
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
-    process_name, root_path, seconds, size_or_none, volume_name,
+    process_name, root_path, seconds, volume_name,
 };
 
 /// Arguments of an engine.
@@ -57,7 +58,7 @@ pub struct ControllerArgs {
     #[arg(long, value_parser = process_name, value_name = "WORD")]
     pub stay: Option<String>,
     /// Size of the volume in bytes [default: what its record below the root says]
-    #[arg(long, value_parser = lh_block::parse_size)]
+    #[arg(long, value_parser = size)]
     pub size: Option<u64>,
     /// Logical block of the device in bytes
     #[arg(long, value_parser = block_size, default_value = "512")]

@@ -21,7 +21,8 @@ use super::GivesUp;
 use super::as_longhorn::{self, ReplicaFlags, wrong};
 use super::engine_line::Target;
 use super::front;
-use crate::arguments::{Realtime, control_address, process_name, size_or_none, snapshot_name, volume_name};
+use super::size::{size, size_or_none};
+use crate::arguments::{Realtime, control_address, process_name, snapshot_name, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
@@ -41,7 +42,7 @@ pub struct ReplicaArgs {
     /// Where the replica's files are
     pub directory: PathBuf,
     /// Create the directory with a volume of this size in bytes if it is missing or empty
-    #[arg(long, value_parser = lh_block::parse_size)]
+    #[arg(long, value_parser = size)]
     pub size: Option<u64>,
     /// Copy this directory of another replica, which may be in use, if the own one is missing
     #[arg(long, value_name = "DIRECTORY", requires = "clone_snapshot", conflicts_with = "size")]

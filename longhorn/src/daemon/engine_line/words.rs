@@ -4,6 +4,7 @@
 use clap::{ArgAction, Subcommand};
 use control::proto::ptypes::ReplicaMode;
 
+use super::super::size::size;
 use super::elsewhere::Elsewhere;
 use crate::arguments::label;
 
@@ -76,7 +77,7 @@ pub(in crate::daemon) enum EngineCommand {
     /// Make the volume larger
     Expand {
         /// Bytes, or with a unit
-        #[arg(long, value_parser = lh_block::parse_size)]
+        #[arg(long, value_parser = size)]
         size: u64,
     },
     /// Whether an unmap marks snapshots as removed: never
