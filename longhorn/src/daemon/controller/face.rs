@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use clap::ValueEnum;
 use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineLimits, EngineReplica, EngineStatus, Operation, PurgeProgress,
@@ -21,6 +22,7 @@ use lh_block::{Address, Generation};
 use super::activity::{Counts, Looks};
 use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
 use super::show::Endpoint;
+use crate::arguments::Frontend;
 use crate::daemon::clock;
 use crate::daemon::freeze::Frozen;
 use crate::reader::ReplicaAt;
@@ -319,9 +321,7 @@ impl Face {
         if is_meant {
             return Ok(());
         }
-        Err(EngineError::NotNow(format!(
-            "the engine was started with the frontend {own}, and shows the volume by no other: start it with {wanted:?}"
-        )))
+        Err(other_frontend(own, wanted))
     }
 
     /// Refuses while somebody has the device open, who would not see that its bytes are others.
@@ -460,4 +460,30 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds one of these can leave it half written.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why an engine that has the frontend `own` does not show its volume by another one.
+fn other_frontend(own: &str, wanted: &str) -> EngineError {
+    if Frontend::from_str(wanted, false).is_err() {
+        let names: Vec<&str> = Frontend::value_variants().iter().map(|frontend| frontend.as_str()).collect();
+        return EngineError::Invalid(format!("there is no frontend {wanted:?}, but {}", names.join(", ")));
+    }
+    EngineError::NotNow(format!(
+        "the engine was started with the frontend {own}, and shows the volume by no other: start it with `--frontend {wanted}`"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_a_frontend_that_there_is_not_is_told_those_that_there_are() {
+        let said = other_frontend("nbd", "nosuch").to_string();
+        assert!(said.contains("\"nosuch\"") && said.contains("ublk, nbd, iscsi, fuse, nbd-server"), "{said}");
+        for other in ["fuse", "tgt-iscsi"] {
+            let said = other_frontend("nbd", other).to_string();
+            assert!(said.ends_with(&format!("start it with `--frontend {other}`")), "{said}");
+        }
+    }
 }
