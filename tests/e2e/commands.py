@@ -103,6 +103,8 @@ def other_words(host):
     after = sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(path))
     expect(before == after, f"{before} {after}")
     expect(volume not in [v["name"] for v in host.json("ls")], "it is known still")
+    left = [path for folder in ("run", "log") for path in glob.glob(os.path.join(host.root, folder, f"{volume}-*"))]
+    expect(left == [], f"left of a volume that there is no more: {left}")
     shown("trim volume, export replica; what was imported and never started is let go as it was")
 
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
+use control::host::{LiveDirs, Root, VolumeRecord, VolumeState, engine_name};
 use lh_block::format_size;
 use replica::store::{Release, survey};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
-use super::{Context, interrupt, lock};
+use super::{Context, interrupt, lock, remove};
 use crate::tell::tell;
 
 /// What became of the directories, as `release -o json` prints it.
@@ -75,6 +75,8 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
 fn forget(root: &Root, record: &VolumeRecord) -> Result<()> {
     let held = interrupt::hold();
     record.remove(root)?;
+    remove::leftovers(root, &engine_name(&record.name));
+    record.replicas.iter().for_each(|replica| remove::leftovers(root, &replica.name));
     interrupt::leaves(format!("{} is released", record.name));
     held.let_go();
     Ok(())
