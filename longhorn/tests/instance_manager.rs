@@ -379,7 +379,7 @@ async fn only_our_own_programs_are_run() {
     }
     let refused = create(&mut client, "demo-r-1", "bash", &[]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    for name in ["", "../x", "a/b", ".x"] {
+    for name in ["", "../x", "a/b", ".x", "instance-manager", "listeners"] {
         let refused = create(&mut client, name, &host.endless(), &[]).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{name:?}");
     }

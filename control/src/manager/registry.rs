@@ -24,6 +24,9 @@ use crate::random;
 /// Changes that a slow watcher may be behind before it is told everything anew.
 const CHANGES_MAX: usize = 1024;
 
+/// Names by which the manager's own log and sockets go.
+const RESERVED: [&str; 2] = ["instance-manager", "listeners"];
+
 /// Why a process was not created or found.
 #[derive(Debug, Error)]
 pub(super) enum RegistryError {
@@ -31,6 +34,10 @@ pub(super) enum RegistryError {
     Name(#[from] NameError),
     #[error(transparent)]
     Program(#[from] ProgramError),
+    #[error(
+        "a process cannot be named {0}: the instance manager's own log and sockets are; choose another name"
+    )]
+    Reserved(String),
     #[error("a process {0} exists already")]
     Exists(String),
     #[error("there is no process {0}")]
@@ -110,6 +117,9 @@ impl Registry {
     /// Begins the life of a new process.
     pub(super) fn create(self: &Arc<Self>, spec: &ProcessSpec) -> Result<ProcessResponse, RegistryError> {
         check_process_name("process", &spec.name)?;
+        if RESERVED.contains(&spec.name.as_str()) {
+            return Err(RegistryError::Reserved(spec.name.clone()));
+        }
         self.shared.programs.resolve(&spec.binary)?;
         if self.processes().contains_key(&spec.name) {
             return Err(RegistryError::Exists(spec.name.clone()));

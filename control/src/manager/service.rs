@@ -44,9 +44,9 @@ impl From<RegistryError> for Status {
     fn from(e: RegistryError) -> Self {
         let text = e.to_string();
         match e {
-            RegistryError::Name(_) | RegistryError::Program(ProgramError::Unusable { .. }) => {
-                Self::invalid_argument(text)
-            }
+            RegistryError::Name(_)
+            | RegistryError::Reserved(_)
+            | RegistryError::Program(ProgramError::Unusable { .. }) => Self::invalid_argument(text),
             RegistryError::Program(ProgramError::Foreign { .. } | ProgramError::Writable(_)) => {
                 Self::permission_denied(text)
             }
