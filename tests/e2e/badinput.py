@@ -36,7 +36,7 @@ def main():
 
     # sizes and names
     for size, word in [("10G", "10GiB"), ("5000", "8192"), ("0", "4096"), ("-1", "size"), ("1e9", "size"),
-                       ("99999999999TiB", "large"), ("", "size")]:
+                       ("99999999999TiB", "large"), ("9223372036854775807", "large"), ("", "size")]:
         refused(2, "up", host.name("size"), f"--size={size}", says=word)
     for name in ("../x", "a/b", ".hidden", "-x", "", "x" * 65, "a b", "ü"):
         refused(2, "up", "--size=64MiB", "--", name, says="name")

@@ -62,7 +62,14 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         return Err(SizeError::TooLarge(text.into()));
     }
     if size % BLOCK != 0 {
-        return Err(SizeError::Unaligned(size, size.next_multiple_of(BLOCK)));
+        let next = size.next_multiple_of(BLOCK);
+        // The next larger one may be one too many.
+        let refused = if next > i64::MAX as u64 {
+            SizeError::TooLarge(text.into())
+        } else {
+            SizeError::Unaligned(size, next)
+        };
+        return Err(refused);
     }
     Ok(size)
 }
@@ -110,6 +117,8 @@ mod tests {
         assert!(text("5000").contains("8192"));
         assert!(text("-1").contains("not a size"));
         assert!(text("99999999TiB").contains("too large"));
+        assert!(text("9223372036854775807").contains("too large"));
+        assert!(text("9223372036854771711").ends_with("9223372036854771712"));
         assert!(text("").contains("not a size"));
         assert!(text("0").contains("4096"));
     }
