@@ -170,7 +170,10 @@ pub(super) fn start_manager(root: &Root, program: &Path, log: &Path) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::arguments::ROOT_VARIABLE;
 
     #[test]
     fn what_is_installed_is_deploys_with_other_paths() {
@@ -191,6 +194,20 @@ mod tests {
         for property in PROPERTIES {
             assert!(unit.lines().any(|line| line == property), "{property}");
         }
+    }
+
+    #[test]
+    fn a_manager_is_told_whatever_its_processes_read_in_their_environment() {
+        let program = crate::daemon::Program::command();
+        for name in ["controller", "replica"] {
+            let arguments = program.find_subcommand(name).unwrap().get_arguments();
+            // The root is in the manager's own command line, and their own control sockets are in theirs.
+            let read = arguments.filter_map(|argument| argument.get_env()?.to_str()).filter(|n| *n != ROOT_VARIABLE);
+            let untold: Vec<&str> = read.filter(|name| !ENVIRONMENT.contains(name)).collect();
+            assert_eq!(untold, [""; 0], "{name}");
+        }
+        let told = FILES[0].2.lines().find(|line| line.starts_with("# LONGHORN_")).unwrap();
+        assert_eq!(told.trim_start_matches("# "), ENVIRONMENT.join(", "));
     }
 
     #[test]
