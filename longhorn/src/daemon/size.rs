@@ -93,7 +93,7 @@ mod tests {
             ("0g", "smallest is 4096"),
             ("9999999p", "too large"),
             ("99999999999999999999g", "too large"),
-            ("1gx", "not a size"),
+            ("1gx", "GiB"),
             ("1x", "not a size"),
             ("g", "not a size"),
             (".5g", "not a size"),
