@@ -228,8 +228,10 @@ pub enum JobResult {
 pub enum Fault {
     /// The connection broke or could not be used (protocol error, checksum).
     Link,
-    /// The replica answered with an input/output error.
+    /// The replica answered a write or a flush with an input/output error.
     Io,
+    /// It could not read what another one could.
+    Unreadable,
     /// The replica's disk is full while others have space.
     NoSpace,
     /// No answer at all, pings included, while others answer.

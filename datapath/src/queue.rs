@@ -10,8 +10,8 @@
 //! - A write's claim is given back when no member can act on it any more *and* its answer has left the process.
 //! - A read is answered from a member that was readable then, and only if every attached member was heard within
 //!   [`LEASE`].
-//! - Waiting is the answer to everything that may pass; errors are for requests that can never succeed, for a medium
-//!   error on the last member, for `ioTimeout` without any member, for what unmaps on full disks, and for the end of the engine.
+//! - Waiting is the answer to everything that may pass; errors are for requests that can never succeed, for a block
+//!   that no member can read, for `ioTimeout` without any member, for what unmaps on full disks, and for the end of the engine.
 //! - Once a member said that it belongs to a younger engine, nothing comes out any more.
 
 mod admission;
@@ -37,7 +37,7 @@ use lh_block::{Extent, IoError, Op};
 use lh_wire::{OpCode, Status};
 
 use crate::message::{
-    ControlId, FromQueue, Job, JobId, LayerRef, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue,
+    ControlId, FromQueue, Job, JobId, LayerRef, MEMBERS_MAX, MemberId, MemberSet, QueueId, Shared, ToQueue,
 };
 use crate::order::{Claim, Kind, Outcome, Table, Ticket};
 
@@ -279,6 +279,9 @@ pub struct Queue {
     in_flight: SlotSet,
     /// Reads that have their data and wait until every member was heard.
     held: SlotSet,
+    /// By slot: who has answered the read of its present piece with an error of its disk. It tells that of those alone who were tried
+    /// for that piece.
+    unread: Vec<MemberSet>,
     /// Requests that wait outside, in order of arrival; and the same list's other half while it is gone through.
     parked: VecDeque<u16>,
     parked_before: VecDeque<u16>,
@@ -328,6 +331,7 @@ impl Queue {
             used: SlotSet::default(),
             in_flight: SlotSet::default(),
             held: SlotSet::default(),
+            unread: vec![MemberSet::EMPTY; slots],
             parked: VecDeque::with_capacity(slots),
             parked_before: VecDeque::with_capacity(slots),
             let_in: false,

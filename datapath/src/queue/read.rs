@@ -121,21 +121,36 @@ impl Queue {
                 member.reading -= 1;
                 member.read_mean = (member.read_mean * 7 + time) / 8;
                 self.took(m, Class::Read, time);
+                let unread = self.unread[usize::from(s)].and(self.slot(s).tried);
                 self.read_done(now, s, m, out);
+                self.report_unreadable(now, unread, out);
             }
             Status::Corrupt | Status::Invalid => self.break_link(now, m, out),
             Status::Rotten => {
-                self.slot_mut(s).tried = self.slot(s).tried.with(m);
+                self.note_tried(s, m, false);
                 out.push(Output::Report(FromQueue::Rotten(m, whole)));
                 self.read_lost(now, s, m, out);
             }
             Status::Io | Status::NoSpace | Status::Refused | Status::Stale => {
-                self.slot_mut(s).tried = self.slot(s).tried.with(m);
+                self.note_tried(s, m, true);
                 self.read_lost(now, s, m, out);
-                // The last member is not put out for a block that it cannot read.
-                if self.members.attached().len() > 1 {
-                    self.report(now, m, Fault::Io, out);
-                }
+            }
+        }
+    }
+
+    /// The member has not got the present piece; `unread`: for an error of its disk.
+    fn note_tried(&mut self, s: u16, m: MemberId, unread: bool) {
+        self.slot_mut(s).tried = self.slot(s).tried.with(m);
+        let before = self.unread[usize::from(s)];
+        self.unread[usize::from(s)] = if unread { before.with(m) } else { before.without(m) };
+    }
+
+    /// These could not read what another member just has. Nobody is put out for a block that nobody can read: that would help
+    /// nobody, and the last of them would be asked again each time that the others are back.
+    fn report_unreadable(&mut self, now: u64, unread: MemberSet, out: &mut Vec<Output>) {
+        for m in unread.and(self.members.readable()).iter() {
+            if self.may_lose(m) {
+                self.report(now, m, Fault::Unreadable, out);
             }
         }
     }

@@ -24,6 +24,7 @@ mod replica;
 mod rng;
 mod scrub;
 mod stories;
+mod unreadable;
 mod waits;
 mod world;
 

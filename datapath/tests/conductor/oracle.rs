@@ -64,6 +64,8 @@ pub(crate) struct Oracle {
     cuts: u64,
     pub(crate) acknowledged: u64,
     pub(crate) answered_reads: u64,
+    /// Blocks whose reads were answered with an error.
+    pub(crate) failed_reads: u64,
     /// Whether each flush that was answered ended well.
     pub(crate) flushes: Vec<bool>,
 }
@@ -126,6 +128,7 @@ impl Oracle {
     }
 
     pub(crate) fn read_fails(&mut self, block: usize, read: u64) {
+        self.failed_reads += 1;
         self.block(block).reads.remove(&read);
     }
 

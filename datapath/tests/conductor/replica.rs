@@ -78,6 +78,8 @@ pub(crate) struct Replica {
     pub(crate) stalled_until: u64,
     /// Has no space for layer images.
     pub(crate) full: bool,
+    /// Blocks that its disk does not give.
+    pub(crate) unreadable: Vec<usize>,
     /// Engine and session that are let in.
     pub(crate) session: Option<(u64, u64)>,
     pub(crate) size: u64,
@@ -125,6 +127,7 @@ impl Replica {
             alive: true,
             stalled_until: 0,
             full: false,
+            unreadable: Vec::new(),
             session: None,
             size,
             chunk,
@@ -307,6 +310,9 @@ impl Replica {
             (OpCode::Flush, _) => {
                 self.sync();
                 (Status::Ok, 0, Payload::None)
+            }
+            (OpCode::Read, _) if self.unreadable.iter().any(|b| blocks.contains(b)) => {
+                (Status::Io, 0, Payload::None)
             }
             (OpCode::Read, _) => {
                 let top = self.layers.len() - 1;

@@ -132,7 +132,7 @@ impl Manager {
                 match fault {
                     Fault::Hung => seen.hung += 1,
                     Fault::NoSpace => seen.full += 1,
-                    Fault::Io => seen.failing += 1,
+                    Fault::Io | Fault::Unreadable => seen.failing += 1,
                     Fault::Link | Fault::Slow => {}
                 }
                 let seat = &mut this.seats[usize::from(m.0)];

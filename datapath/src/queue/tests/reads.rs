@@ -69,9 +69,10 @@ fn a_failed_read_goes_to_another_member_and_a_late_answer_is_ignored() {
     let mut b = Bench::with(ranked(A), 2);
     let slot = b.request(Op::Read, blocks(0, 1));
     b.answer(A, Status::Io);
-    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Io)]);
+    assert!(b.reports().is_empty(), "perhaps nobody can read it");
     b.answer(B, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Unreadable)]);
     b.switch(Switch::Forget { member: A });
     b.out.clear();
 
@@ -104,7 +105,47 @@ fn a_medium_error_on_every_member_is_the_clients() {
     b.answer(A, Status::Io);
     b.answer(B, Status::Io);
     assert_eq!(b.answers(), [(slot, Err(IoError::Io))]);
+    assert!(b.reports().is_empty(), "nobody is better than another one");
     b.assert_idle();
+}
+
+#[test]
+fn who_is_asked_after_others_tells_of_those_whose_disks_failed_alone() {
+    let mut b = Bench::with(Config { verify: true, ..ranked(A) }, 3);
+    // The slot's first use: nobody can read it.
+    let slot = b.request(Op::Read, blocks(0, 1));
+    while b.answers().is_empty() {
+        b.wire.iter().map(|t| t.member).collect::<MemberSet>().iter().for_each(|m| b.answer(m, Status::Io));
+    }
+    b.out.clear();
+    // Its second one: what A has is rotten, and is to be repaired where it is.
+    assert_eq!(b.request(Op::Read, blocks(0, 1)), slot);
+    b.answer(A, Status::Rotten);
+    assert_eq!(b.reports(), [FromQueue::Rotten(A, blocks(0, 1))]);
+    let first = b.wire.iter().find(|t| t.op == OpCode::Read).expect("another one is asked").member;
+    b.answer(first, Status::Io);
+    b.answer(if first == B { C } else { B }, Status::Ok);
+    assert_eq!(b.reports(), [FromQueue::Failed(first, Fault::Unreadable)]);
+}
+
+#[test]
+fn who_cannot_read_a_block_is_reported_only_while_it_can_be_spared() {
+    let mut b = Bench::with(Config { min_members: 2, ..ranked(A) }, 2);
+    for _ in 0..3 {
+        let slot = b.request(Op::Read, blocks(0, 1));
+        b.answer(A, Status::Io);
+        b.answer(B, Status::Ok);
+        assert_eq!(b.answers(), [(slot, Ok(()))]);
+        assert!(b.reports().is_empty());
+    }
+    b.join(C);
+    b.hear_all();
+    b.out.clear();
+    b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Io);
+    let other = b.wire.iter().find(|t| t.op == OpCode::Read).expect("another one is asked").member;
+    b.answer(other, Status::Ok);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Unreadable)]);
 }
 
 #[test]
