@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use datapath::message::{MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue};
+use datapath::message::{MemberId, QueueId, Shared, Switch, SwitchId, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{Config, Data, Input, Output, Queue, Reply, Transmit};
 use lh_block::{Extent, Op};
@@ -41,9 +41,7 @@ impl VolumeRig {
             max_transfer: 1 << 20,
             depth: 128,
             io_timeout_ns: 0,
-            min_members: 1,
             verify: false,
-            rank: [0; MEMBERS_MAX],
         };
         let queue =
             Queue::new(config, QueueId(0), Arc::new(Table::new()), Arc::new(Shared::new(SIZE, 4 << 20)));

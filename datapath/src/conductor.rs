@@ -281,6 +281,7 @@ impl Conductor {
         self.expire();
         while !matches!(self.phase, Phase::Stopped) && self.advance() {}
         self.config.shared.set_patient(self.is_patient());
+        self.config.shared.set_members_min(self.members_min());
         self.report();
         out.append(&mut self.out);
     }

@@ -28,7 +28,7 @@ use crate::conductor::{
     ReplicaConfig, Status, Why,
 };
 use crate::link::{Mail, News, Offer, Parts};
-use crate::message::{ControlId, FromQueue, MEMBERS_MAX, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
+use crate::message::{ControlId, FromQueue, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
 use loss_note::LossNote;
@@ -200,7 +200,7 @@ impl EngineHandle {
 /// No thread or descriptor to be had.
 ///
 /// # Panics
-/// With no queue or more than [`QUEUES_MAX`], or more than [`MEMBERS_MAX`] replicas.
+/// With no queue or more than [`QUEUES_MAX`], or more than [`crate::message::MEMBERS_MAX`] replicas.
 pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver<Event>)> {
     let mut random = [0; 16];
     lh_ring::sys::random(&mut random)?;
@@ -229,7 +229,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         stats: queues.iter().map(|p| p.queue.stats().clone()).collect(),
         mailboxes: mailboxes.into(),
         loss_note: LossNote::find(options.loss_note, shared.clone()),
-        shared,
+        shared: shared.clone(),
     };
     let for_authority = orders_sender.clone();
     let authority = authority::serve(options.authority, move |input| {
@@ -248,6 +248,7 @@ pub fn start(options: Options) -> io::Result<(EngineHandle, Vec<Parts>, Receiver
         addresses: options.replicas.into_iter().map(|r| (r.name, r.address)).collect(),
         mailboxes: handle.mailboxes.clone(),
         status: handle.status.clone(),
+        shared,
         loss_note: handle.loss_note.clone(),
         authority,
         orders: orders_sender,
@@ -276,22 +277,13 @@ fn make_queues(
     let table = Arc::new(Table::new());
     let boxes: Vec<_> = (0..options.queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
     let (peers, inboxes): (Vec<_>, Vec<_>) = boxes.into_iter().unzip();
-    let mut rank = [1; MEMBERS_MAX];
-    for (rank, replica) in rank.iter_mut().zip(&options.replicas) {
-        *rank = u8::from(!replica.address.is_local());
-    }
     let config = queue::Config {
         size: options.size,
         logical_block: options.logical_block,
         max_transfer: MAX_DATA,
         depth: options.depth,
         io_timeout_ns: u64::try_from(options.io_timeout.as_nanos()).unwrap_or(0),
-        min_members: match options.quorum {
-            Quorum::Majority => u32::try_from(options.replicas.len() / 2 + 1).unwrap_or(1),
-            Quorum::Any | Quorum::Unsafe => 1,
-        },
         verify: options.checksum_full,
-        rank,
     };
     let geometry = Geometry {
         size: options.size,
@@ -335,6 +327,7 @@ struct ControlThread {
     addresses: BTreeMap<String, Address>,
     mailboxes: Arc<[Mailbox<Mail>]>,
     status: Arc<Mutex<Status>>,
+    shared: Arc<Shared>,
     loss_note: LossNote,
     authority: authority::Calls,
     orders: Sender<Order>,
@@ -544,6 +537,7 @@ impl ControlThread {
             let _ = self.orders.send(Order::Input(Input::ConnectFailed { member, session, why }));
             return;
         };
+        self.shared.set_far(member, !address.is_local());
         let (identity, orders) = (self.identity.clone(), self.orders.clone());
         let work = move || {
             let order = match connector::connect(&identity, &name, &address) {

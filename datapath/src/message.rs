@@ -5,7 +5,7 @@
 //! only after the last answer. Messages between one queue and the conductor keep their order.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use lh_block::Extent;
 
@@ -369,6 +369,10 @@ pub struct Shared {
     loss: Loss,
     /// Requests wait, however long no member can be read from.
     patient: AtomicBool,
+    /// How many members have to be left when one is put out.
+    members_min: AtomicU32,
+    /// Members that are read from only if no other is left.
+    far: AtomicU32,
     /// Moves on while clients send requests, at most once a millisecond on each queue.
     activity: AtomicU64,
 }
@@ -434,6 +438,8 @@ impl Shared {
             doubted: AtomicU64::new(0),
             loss: Loss::default(),
             patient: AtomicBool::new(false),
+            members_min: AtomicU32::new(1),
+            far: AtomicU32::new(0),
             activity: AtomicU64::new(0),
         }
     }
@@ -573,6 +579,33 @@ impl Shared {
     /// True if requests wait although no member can be read from for longer than `ioTimeout`.
     pub fn is_patient(&self) -> bool {
         self.patient.load(Ordering::Acquire)
+    }
+
+    /// So many members have to be left when one is put out: it changes with the replicas that the volume has. Only the conductor
+    /// calls this.
+    pub fn set_members_min(&self, members: u32) {
+        self.members_min.store(members, Ordering::Relaxed);
+    }
+
+    /// Members without which the volume cannot go on, 1 at least.
+    pub fn members_min(&self) -> u32 {
+        self.members_min.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Whether the replica that is the member now is on another host than the engine: it is read from only if no other is left.
+    /// Before any queue has a connection to it.
+    pub fn set_far(&self, member: MemberId, far: bool) {
+        let bit = MemberSet::EMPTY.with(member).0;
+        if far {
+            self.far.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.far.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Members that are read from only if no other is left.
+    pub fn far(&self) -> MemberSet {
+        MemberSet(self.far.load(Ordering::Relaxed))
     }
 
     fn doubt_word(&self, chunk: u64) -> Option<&AtomicU64> {

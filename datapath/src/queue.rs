@@ -37,7 +37,7 @@ use lh_block::{Extent, IoError, Op};
 use lh_wire::{OpCode, Status};
 
 use crate::message::{
-    ControlId, FromQueue, Job, JobId, LayerRef, MEMBERS_MAX, MemberId, MemberSet, QueueId, Shared, ToQueue,
+    ControlId, FromQueue, Job, JobId, LayerRef, MemberId, MemberSet, QueueId, Shared, ToQueue,
 };
 use crate::order::{Claim, Kind, Outcome, Table, Ticket};
 
@@ -74,12 +74,8 @@ pub struct Config {
     pub depth: u16,
     /// How long requests wait while no member can be read from; 0 for ever.
     pub io_timeout_ns: u64,
-    /// Readable members that have to be left when one is reported as hung or slow. 1 and 0 are the same.
-    pub min_members: u32,
     /// Members compare what a read gives with their checksums on record.
     pub verify: bool,
-    /// How far each member is; reads go to the lowest rank there is.
-    pub rank: [u8; MEMBERS_MAX],
 }
 
 /// An answer of a member.

@@ -22,16 +22,8 @@ fn queue() -> (EngineQueue, Receiver<News>) {
 
 fn queue_with(io_timeout_ns: u64) -> (EngineQueue, Receiver<News>) {
     let size = 8 << 20;
-    let config = Config {
-        size,
-        logical_block: 512,
-        max_transfer: 1 << 20,
-        depth: 8,
-        io_timeout_ns,
-        min_members: 1,
-        verify: false,
-        rank: [0; MEMBERS_MAX],
-    };
+    let config =
+        Config { size, logical_block: 512, max_transfer: 1 << 20, depth: 8, io_timeout_ns, verify: false };
     let geometry =
         Geometry { size, logical_block: 512, physical_block: 4096, max_transfer: 1 << 20, depth: 8 };
     let shared = Arc::new(Shared::new(size, 4 << 20));

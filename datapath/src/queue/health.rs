@@ -381,7 +381,7 @@ impl Queue {
         let others = self.members.readable().without(m);
         let well = others.iter().filter(|o| self.members[*o].fault.is_none());
         let least = match self.members[m].role {
-            Role::ReadWrite => self.config.min_members.max(1),
+            Role::ReadWrite => self.shared.members_min(),
             Role::Out | Role::Filling | Role::WriteOnly | Role::Leaving => 1,
         };
         well.count() >= usize::try_from(least).unwrap_or(usize::MAX)

@@ -49,12 +49,12 @@ impl Queue {
     /// The nearest of the members that can be read from; of those the one that will probably answer first. Members
     /// that are about to be put out only if there is no other.
     fn choose(&self, tried: MemberSet) -> Option<MemberId> {
+        let far = self.shared.far();
         self.members.readable().iter().filter(|m| !tried.has(*m)).min_by_key(|m| {
             let member = &self.members[*m];
-            let rank = self.config.rank[usize::from(m.0)];
             (
                 member.fault.is_some(),
-                rank,
+                far.has(*m),
                 (u64::from(member.reading) + 1).saturating_mul(member.read_mean.max(1)),
             )
         })

@@ -44,9 +44,7 @@ fn config() -> Config {
         max_transfer: 1 << 20,
         depth: 128,
         io_timeout_ns: 30_000 * MS,
-        min_members: 1,
         verify: false,
-        rank: [0; MEMBERS_MAX],
     }
 }
 

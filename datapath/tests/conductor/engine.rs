@@ -114,9 +114,7 @@ impl Engine {
                     max_transfer: 1 << 20,
                     depth: DEPTH,
                     io_timeout_ns: 0,
-                    min_members: 1,
                     verify: false,
-                    rank: [0; datapath::message::MEMBERS_MAX],
                 };
                 DeviceQueue {
                     queue: Queue::new(setup, QueueId(q), table.clone(), shared.clone()),

@@ -3,8 +3,8 @@
 use datapath::conductor::{Command, CommandError, Mode, Quorum, ReplicaConfig, Robustness};
 use lh_block::{Epoch, Generation};
 
-use crate::stories::opened;
-use crate::world::World;
+use crate::stories::{opened, plan};
+use crate::world::{Plan, World};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -21,6 +21,42 @@ impl World {
         let command = self.command(command, "");
         self.finish(command)
     }
+}
+
+/// With four replicas three had to be left, with three it is two.
+#[test]
+fn a_replica_that_hangs_is_put_out_also_after_another_one_was_removed() {
+    let mut world = World::new(7, Plan { replicas: 4, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    world.writes();
+    assert_eq!(world.asks(remove("r4")), Ok(()));
+    world.replicas[2].stalled_until = u64::MAX;
+    let began = world.now;
+    world.writes();
+    assert!(world.now - began < 5 * SECOND, "the write waits for {} ms", (world.now - began) / 1_000_000);
+    assert_eq!(world.mode(3), Mode::Err);
+    world.reads();
+}
+
+/// With two replicas both were needed, and with four three are.
+#[test]
+fn two_of_four_that_hang_are_not_put_out_after_two_were_added() {
+    let mut world = World::new(7, Plan { replicas: 2, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    for (n, name) in [(3, "r3"), (4, "r4")] {
+        world.is_given(name);
+        assert_eq!(world.asks(add(name)), Ok(()));
+        world.run_until("it is a member", |w| w.mode(n) == Mode::Rw);
+    }
+    world.writes();
+    world.replicas[2].stalled_until = u64::MAX;
+    world.writes();
+    assert_eq!(world.mode(3), Mode::Err, "three are left");
+    let lost = world.losses();
+    world.replicas[3].stalled_until = world.now + 5 * SECOND;
+    world.writes();
+    assert_eq!(world.losses(), lost, "it is waited for");
+    assert_eq!(world.mode(4), Mode::Rw);
 }
 
 /// Two of four would be no majority: nobody could become a member any more, and no engine start.

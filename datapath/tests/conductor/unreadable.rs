@@ -25,7 +25,8 @@ impl World {
         self.now - began
     }
 
-    fn losses(&self) -> usize {
+    /// Sessions that ended without being asked to.
+    pub(crate) fn losses(&self) -> usize {
         self.engines[0].log.iter().filter(|l| l.contains(" is lost: ")).count()
     }
 }

@@ -492,6 +492,12 @@ impl World {
         self.restart_at[m] = Some(until);
     }
 
+    /// There is one more replica's process.
+    pub(crate) fn is_given(&mut self, name: &str) {
+        self.replicas.push(Replica::new(name, SIZE, CHUNK));
+        self.restart_at.push(None);
+    }
+
     pub(crate) fn restart(&mut self, m: usize) {
         self.restart_at[m] = Some(self.now);
     }
@@ -567,7 +573,7 @@ impl World {
                 assert!(members.filter(recorded).count() == epoch.members.len(), "{epoch:?} is not recorded");
             }
             Quorum::Majority => {
-                assert!(self.replicas.iter().filter(recorded).count() > self.replicas.len() / 2);
+                assert!(self.replicas.iter().filter(recorded).count() > status.replicas.len() / 2);
             }
         }
     }

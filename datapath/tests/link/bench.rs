@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use datapath::link::{EngineQueue, Granted, Mail, News, Offer, Parts};
 use datapath::message::{
-    ControlId, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, Switch, SwitchId, ToQueue,
+    ControlId, FromQueue, MemberId, MemberSet, QueueId, Shared, Switch, SwitchId, ToQueue,
 };
 use datapath::order::Table;
 use datapath::queue::{Config, Queue};
@@ -43,12 +43,12 @@ pub(crate) struct Bench {
 impl Bench {
     /// An open queue with so many members.
     pub(crate) fn new(members: u8, checksums: bool) -> Self {
-        Self::with(members, checksums, false, [0; MEMBERS_MAX])
+        Self::with(members, checksums, false, MemberSet::EMPTY)
     }
 
     /// The same, with members that are lent the bytes of writes.
     pub(crate) fn lending(members: u8, checksums: bool) -> Self {
-        Self::with(members, checksums, true, [0; MEMBERS_MAX])
+        Self::with(members, checksums, true, MemberSet::EMPTY)
     }
 
     /// The same, with members that have granted a file of zeroes each, which they say all blocks are in.
@@ -77,21 +77,18 @@ impl Bench {
 
     /// The same; reads go to the first member as long as it is there.
     pub(crate) fn with_near_first(members: u8, checksums: bool) -> Self {
-        let mut rank = [1; MEMBERS_MAX];
-        rank[0] = 0;
-        Self::with(members, checksums, false, rank)
+        let others = (1..members).map(MemberId).collect();
+        Self::with(members, checksums, false, others)
     }
 
-    fn with(members: u8, checksums: bool, lends: bool, rank: [u8; MEMBERS_MAX]) -> Self {
+    fn with(members: u8, checksums: bool, lends: bool, far: MemberSet) -> Self {
         let config = Config {
             size: SIZE as u64,
             logical_block: 512,
             max_transfer: 1 << 20,
             depth: 64,
             io_timeout_ns: 0,
-            min_members: 1,
             verify: false,
-            rank,
         };
         let geometry = Geometry {
             size: SIZE as u64,
@@ -101,6 +98,7 @@ impl Bench {
             depth: 64,
         };
         let shared = Arc::new(Shared::new(SIZE as u64, 4 << 20));
+        far.iter().for_each(|m| shared.set_far(m, true));
         let (mailbox, inbox) = Mailbox::new().expect("an eventfd");
         let (sender, news) = crossbeam_channel::unbounded();
         let parts = Parts {

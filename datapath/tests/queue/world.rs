@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use datapath::message::{FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared};
+use datapath::message::{FromQueue, MemberId, QueueId, Shared};
 use datapath::order::Table;
 use datapath::queue::{Config, Data, Input, Output, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Extent, Op, SECTOR};
@@ -164,9 +164,8 @@ impl World {
         let members = usize::try_from(members).expect("few");
         let table = Arc::new(Table::new());
         let shared = Arc::new(Shared::new(BLOCKS * BLOCK, CHUNK));
-        let mut rank = [1; MEMBERS_MAX];
         if random.one_in(2) {
-            rank[0] = 0;
+            (1..3).for_each(|m| shared.set_far(MemberId(m), true));
         }
         let config = Config {
             size: BLOCKS * BLOCK,
@@ -174,9 +173,7 @@ impl World {
             max_transfer: 1 << 20,
             depth: DEPTH,
             io_timeout_ns: 0,
-            min_members: 1,
             verify: false,
-            rank,
         };
         let station = |q| Station {
             queue: Queue::new(config.clone(), QueueId(q), table.clone(), shared.clone()),

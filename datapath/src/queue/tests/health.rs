@@ -179,7 +179,8 @@ fn five_times_slower_is_not_slow_nor_is_anything_below_the_floor() {
 
 #[test]
 fn nobody_is_put_out_below_the_quorum() {
-    let mut b = Bench::with(Config { min_members: 2, ..config() }, 2);
+    let mut b = Bench::new(2);
+    b.shared.set_members_min(2);
     b.request(WRITE, blocks(0, 1));
     b.answer(A, Status::Ok);
     b.pass(8000, MemberSet::EMPTY.with(A));
@@ -189,6 +190,22 @@ fn nobody_is_put_out_below_the_quorum() {
     b.reports();
     b.pass(2500, MemberSet::EMPTY.with(A).with(C));
     assert_eq!(b.reports(), [FromQueue::Failed(B, Fault::Hung)]);
+}
+
+/// Of a majority of four, three have to be left; of three, two.
+#[test]
+fn how_many_have_to_be_left_changes_with_the_replicas_of_the_volume() {
+    let mut b = Bench::new(3);
+    b.shared.set_members_min(3);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    let others = MemberSet::EMPTY.with(A).with(B);
+    b.pass(6000, others);
+    assert!(b.reports().is_empty(), "it is needed");
+    b.shared.set_members_min(2);
+    b.pass(100, others);
+    assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Hung)]);
 }
 
 #[test]

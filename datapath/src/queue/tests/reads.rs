@@ -1,15 +1,34 @@
 use super::*;
 use crate::message::Fault;
 
-fn ranked(near: MemberId) -> Config {
-    let mut rank = [1; MEMBERS_MAX];
-    rank[usize::from(near.0)] = 0;
-    Config { rank, ..config() }
+impl Bench {
+    /// All members but this one are on other hosts.
+    fn with_near(near: MemberId, config: Config, members: u8) -> Self {
+        let b = Self::with(config, members);
+        [A, B, C].into_iter().filter(|m| *m != near).for_each(|m| b.shared.set_far(m, true));
+        b
+    }
 }
 
 #[test]
 fn the_local_member_is_read_from() {
-    let mut b = Bench::with(ranked(B), 3);
+    let mut b = Bench::with_near(B, config(), 3);
+    for n in 0..5 {
+        b.request(Op::Read, blocks(n, 1));
+    }
+    assert_eq!(b.to(B).len(), 5);
+}
+
+/// A place among the members is used again by another replica.
+#[test]
+fn who_is_near_may_change() {
+    let mut b = Bench::with_near(A, config(), 2);
+    b.link_down(A);
+    b.switch(Switch::Forget { member: A });
+    b.shared.set_far(A, true);
+    b.shared.set_far(B, false);
+    b.join(A);
+    b.hear_all();
     for n in 0..5 {
         b.request(Op::Read, blocks(n, 1));
     }
@@ -66,7 +85,7 @@ fn the_longest_unaligned_read_comes_in_two() {
 
 #[test]
 fn a_failed_read_goes_to_another_member_and_a_late_answer_is_ignored() {
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     let slot = b.request(Op::Read, blocks(0, 1));
     b.answer(A, Status::Io);
     assert!(b.reports().is_empty(), "perhaps nobody can read it");
@@ -111,7 +130,7 @@ fn a_medium_error_on_every_member_is_the_clients() {
 
 #[test]
 fn who_is_asked_after_others_tells_of_those_whose_disks_failed_alone() {
-    let mut b = Bench::with(Config { verify: true, ..ranked(A) }, 3);
+    let mut b = Bench::with_near(A, Config { verify: true, ..config() }, 3);
     // The slot's first use: nobody can read it.
     let slot = b.request(Op::Read, blocks(0, 1));
     while b.answers().is_empty() {
@@ -130,7 +149,8 @@ fn who_is_asked_after_others_tells_of_those_whose_disks_failed_alone() {
 
 #[test]
 fn who_cannot_read_a_block_is_reported_only_while_it_can_be_spared() {
-    let mut b = Bench::with(Config { min_members: 2, ..ranked(A) }, 2);
+    let mut b = Bench::with_near(A, config(), 2);
+    b.shared.set_members_min(2);
     for _ in 0..3 {
         let slot = b.request(Op::Read, blocks(0, 1));
         b.answer(A, Status::Io);
@@ -247,7 +267,7 @@ fn a_chunk_that_is_put_in_doubt_before_its_read_begins_is_not_read() {
 
 #[test]
 fn an_answer_with_fewer_bytes_than_were_asked_for_breaks_the_link() {
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     let slot = b.request(Op::Read, blocks(0, 2));
     let t = b.one(A);
     b.apply(Input::Reply(Reply {
@@ -266,7 +286,7 @@ fn an_answer_with_fewer_bytes_than_were_asked_for_breaks_the_link() {
 
 #[test]
 fn a_read_is_answered_only_when_every_member_was_heard_lately() {
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     b.now += 2 * LEASE;
     let slot = b.request(Op::Read, blocks(0, 1));
     assert_eq!(b.wire.iter().filter(|t| t.op == OpCode::Ping).count(), 2, "asked at once");
@@ -282,7 +302,7 @@ fn a_read_is_answered_only_when_every_member_was_heard_lately() {
 
 #[test]
 fn an_answer_that_lay_in_a_buffer_says_nothing_about_now() {
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     let slot = b.request(Op::Read, blocks(0, 1));
     b.request(WRITE, blocks(1, 1));
     // The process is stopped here, for longer than another engine has to wait before its first answer.
@@ -298,7 +318,7 @@ fn an_answer_that_lay_in_a_buffer_says_nothing_about_now() {
 
 #[test]
 fn a_held_read_is_read_again_if_its_member_is_put_out() {
-    let mut b = Bench::with(ranked(A), 3);
+    let mut b = Bench::with_near(A, config(), 3);
     b.now += 2 * LEASE;
     let slot = b.request(Op::Read, blocks(0, 1));
     b.answer(A, Status::Ok);
@@ -378,7 +398,7 @@ fn what_is_read_here_is_no_sign_of_life() {
         let (member, tag, op) = (t.member, t.tag, t.op);
         b.apply(Input::LocalRead(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 }));
     };
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     b.now += 2 * LEASE;
     let slot = b.request(Op::Read, blocks(0, 1));
     here(&mut b);
@@ -397,7 +417,7 @@ fn what_is_read_here_is_no_sign_of_life() {
 
 #[test]
 fn what_was_read_here_for_nothing_is_late() {
-    let mut b = Bench::with(ranked(A), 2);
+    let mut b = Bench::with_near(A, config(), 2);
     let slot = b.request(Op::Read, blocks(0, 1));
     let first = b.one(A);
     b.switch(Switch::StopReads { member: A });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
 use datapath::link::{Found, Loans, PlaceCache, Unreturned, Watch};
-use datapath::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, QueueId, Shared, ToQueue};
+use datapath::message::{ControlId, Fault, FromQueue, MemberId, QueueId, Shared, ToQueue};
 use datapath::order::{Table, Ticket};
 use datapath::queue::{self, Data, PLACES, Queue, Reply, Transmit};
 use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
@@ -167,9 +167,7 @@ impl Engine {
             max_transfer: lh_wire::MAX_DATA,
             depth: DEPTH,
             io_timeout_ns: 0,
-            min_members: 1,
             verify: full,
-            rank: [0; MEMBERS_MAX],
         };
         let made = (0..queues).map(|q| {
             let mut queue =
