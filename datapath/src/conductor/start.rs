@@ -314,7 +314,9 @@ impl Conductor {
             Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,
             Phase::Running => {
                 let opens = !self.is_open() && self.serving().len() >= self.members_min();
-                opens || self.store.is_some() || !self.doubt.is_empty()
+                // With too few members nothing is repaired before enough are back.
+                let repairs = !self.doubt.is_empty() && self.outage.is_none();
+                opens || self.store.is_some() || repairs
             }
             Phase::Stopped => false,
         }

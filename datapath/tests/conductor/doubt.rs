@@ -1,7 +1,7 @@
 //! What an engine that starts has to repair beside folds and reverts: what is put into a snapshot stays there, nobody waits for
 //! what is gone, and no branch is left before it is settled.
 
-use datapath::conductor::{Command, Quorum};
+use datapath::conductor::{Command, Quorum, Robustness};
 use lh_block::{BLOCK, Extent, Op};
 
 use crate::stories::{opened, opened_by};
@@ -245,4 +245,23 @@ fn who_is_filled_gets_what_is_repaired_beside_it() {
         world.compare_layers();
     }
     assert!(beside > 100, "{beside} repairs beside a replica that is being filled");
+}
+
+/// Requests wait for a repair as long as it takes, but not for replicas that are gone, which would have to make it.
+#[test]
+fn nobody_waits_for_ever_for_a_repair_that_nobody_can_make() {
+    let mut world = World::with_a_removed();
+    world.three_and_the_engine_die();
+    assert!(world.engine().shared.is_patient(), "the repair goes on");
+    (1..=3).for_each(|r| world.dies(r));
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_for(1_000);
+    assert!(world.status().chunks_in_doubt > 0);
+    assert!(!world.engine().shared.is_patient(), "requests wait whatever ioTimeout");
+    (1..=3).for_each(|r| world.returns(r));
+    world.run_until("it goes on", |w| w.status().robustness != Robustness::Faulted);
+    assert!(world.status().chunks_in_doubt > 0);
+    assert!(world.engine().shared.is_patient(), "the repair goes on");
+    world.nothing_is_in_doubt();
+    assert!(!world.engine().shared.is_patient());
 }
