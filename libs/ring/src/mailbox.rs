@@ -76,12 +76,15 @@ impl<M> Inbox<M> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
     use std::rc::Rc;
     use std::thread;
     use std::time::Duration;
 
+    use lh_block::{Device, Done, Geometry, Request};
+
     use super::*;
-    use crate::{Ring, Token};
+    use crate::{Completion, NoFrontend, Overseer, Payload, Pool, QueueDevice, Ring, Token, run_queue};
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -146,6 +149,93 @@ mod tests {
         }
         for thread in threads {
             thread.join().unwrap();
+        }
+    }
+
+    /// Puts another file behind the bell's descriptor.
+    fn replace(bell: &Bell, by: &OwnedFd) {
+        // SAFETY: both descriptors are open, and stay their owners'.
+        assert!(unsafe { libc::dup2(by.as_raw_fd(), bell.raw()) } >= 0);
+    }
+
+    /// One that cannot be read.
+    fn unreadable() -> OwnedFd {
+        fs::File::options().write(true).open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn a_loop_whose_bell_could_not_be_read_for_a_moment_is_woken_afterwards() {
+        let (mailbox, mut inbox) = Mailbox::new().unwrap();
+        // SAFETY: the bell keeps it open.
+        let own = unsafe { BorrowedFd::borrow_raw(inbox.bell().raw()) }.try_clone_to_owned().unwrap();
+        replace(inbox.bell(), &unreadable());
+        let mut ring = hearing(&inbox);
+        for _ in 0..3 {
+            assert_eq!(sleep(&mut ring, Duration::from_millis(10)), 0, "nobody has rung");
+        }
+        replace(inbox.bell(), &own);
+        for message in 0..3 {
+            mailbox.put(message);
+            assert_eq!(sleep(&mut ring, PATIENCE), 1, "it slept over message {message}");
+            assert_eq!(inbox.take(), Some(message));
+        }
+    }
+
+    #[test]
+    fn a_loop_whose_bell_cannot_be_read_ends_with_an_error() {
+        let (_mailbox, inbox) = Mailbox::<()>::new().unwrap();
+        replace(inbox.bell(), &unreadable());
+        let (mut ring, pool) = (Ring::new(4).unwrap(), Pool::new(1 << 20, 1 << 20).unwrap());
+        let mut device = Nothing { inbox, pool, turns: 0 };
+        let error = run_queue(&mut ring, &mut device, &mut NoFrontend, &mut Patient).unwrap_err();
+        assert!(error.to_string().contains("eventfd"), "{error}");
+    }
+
+    /// A device that nobody asks for anything.
+    struct Nothing {
+        inbox: Inbox<()>,
+        pool: Pool,
+        turns: u32,
+    }
+
+    impl Device<Payload> for Nothing {
+        fn geometry(&self) -> Geometry {
+            Geometry { size: 0, logical_block: 512, physical_block: 4096, max_transfer: 4096, depth: 1 }
+        }
+        fn room(&self) -> u32 {
+            0
+        }
+        fn submit(&mut self, _: Request<Payload>) {}
+        fn poll_done(&mut self) -> Option<Done<Payload>> {
+            None
+        }
+    }
+
+    impl QueueDevice for Nothing {
+        fn bell(&self) -> &Bell {
+            self.inbox.bell()
+        }
+        fn pool(&self) -> &Pool {
+            &self.pool
+        }
+        fn is_ending(&self) -> bool {
+            false
+        }
+        fn begin_turn(&mut self) {
+            self.turns += 1;
+        }
+        fn end_turn(&mut self, _: &mut Ring) -> Option<Duration> {
+            Some(Duration::from_millis(10))
+        }
+        fn completion(&mut self, _: Completion) {}
+    }
+
+    /// Ends a loop that does not end by itself.
+    struct Patient;
+
+    impl Overseer<Nothing, NoFrontend> for Patient {
+        fn oversee(&mut self, _: &mut Ring, device: &mut Nothing, _: &mut NoFrontend) -> bool {
+            device.turns < 500
         }
     }
 

@@ -58,8 +58,8 @@ pub(crate) enum Hold {
     Receive(Rc<RxShared>),
     /// The kernel reads what this queue has in flight.
     Send(Rc<TxShared>),
-    /// A read of a bell's counter, queued anew after each ring.
-    Bell(Bell),
+    /// A read of a bell's counter, queued anew after each ring; and how often in a row it has failed.
+    Bell(Bell, u32),
 }
 
 pub(crate) struct Op {

@@ -1,5 +1,6 @@
 //! The loop of a queue thread: a device, a frontend that shows it, and one ring for both.
 
+use std::io;
 use std::time::Duration;
 
 use lh_block::Device;
@@ -51,13 +52,13 @@ pub trait Overseer<D, F> {
 /// The loop of a queue thread: ends when `overseer` says so, or with the ring's error.
 ///
 /// # Errors
-/// The ring cannot be used any more.
+/// The ring cannot be used any more, or does not hear the bell: other threads could tell it nothing.
 pub fn run_queue<D: QueueDevice, F: Frontend>(
     ring: &mut Ring,
     device: &mut D,
     frontend: &mut F,
     overseer: &mut impl Overseer<D, F>,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &device.bell().clone());
     loop {
         device.begin_turn();
@@ -75,6 +76,11 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
             match completion.token.owner {
                 OWNER_DEVICE => device.completion(completion),
                 OWNER_FRONTEND => frontend.completion(ring, device, completion),
+                OWNER_LOOP => {
+                    let deaf =
+                        |e| format!("a queue cannot hear other threads: reading its eventfd fails: {e}");
+                    completion.result.map_err(|e| io::Error::new(e.kind(), deaf(e)))?;
+                }
                 _ => {}
             }
         }

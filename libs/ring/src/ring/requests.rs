@@ -211,10 +211,10 @@ impl Ring {
     }
 
     /// Completes each time the bell has been rung (`more` is set), until it is cancelled. A bell that was rung before
-    /// counts.
+    /// counts. With an error it completes only if the bell cannot be heard, however often that is tried.
     pub fn wake_on(&mut self, token: Token, bell: &Bell) {
         let (user_data, _) = self.table.take(token, None);
-        self.table.hold(user_data, Hold::Bell(bell.clone()));
+        self.table.hold(user_data, Hold::Bell(bell.clone(), 0));
         self.push_bell_read(user_data, bell.raw());
     }
 
