@@ -322,6 +322,8 @@ enum Expected {
 /// The thread that runs the conductor.
 struct ControlThread {
     conductor: Conductor,
+    /// On the clock that stands still while the host is suspended: whoever was asked before is not late afterwards. What an older
+    /// engine's reads are waited for (`docs/invariants.md`, 12) only takes longer by it.
     began: Instant,
     identity: connector::Identity,
     addresses: BTreeMap<String, Address>,

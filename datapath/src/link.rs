@@ -14,12 +14,12 @@ mod place_cache;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Request};
 use lh_ring::{
-    Bell, Completion, Inbox, Kept, Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token,
+    Bell, Completion, Inbox, Kept, Mailbox, OWNER_DEVICE, Payload, Pool, QueueDevice, Ring, Token, sys,
 };
 use lh_wire::{Header, OpCode, Status};
 
@@ -37,8 +37,11 @@ pub use place_cache::{Found, PlaceCache, Watch, Witness};
 /// [`Token::kind`] of a read in a replica's file; those of links are the links' own.
 const LOCAL_READ: u8 = 2;
 
-/// Time between two ticks of a queue that wants them.
-const TICK: Duration = Duration::from_millis(50);
+/// Time between two ticks of a queue that wants them, ns.
+const TICK_NS: u64 = 50_000_000;
+
+/// A queue without memory for a receive looks again so soon.
+const STARVED: Duration = Duration::from_millis(1);
 
 /// Something for a queue thread.
 #[derive(Debug)]
@@ -122,7 +125,8 @@ pub struct EngineQueue {
     inbox: Inbox<Mail>,
     peers: Vec<Mailbox<Mail>>,
     news: Sender<News>,
-    began: Instant,
+    /// When it began, on the clock that goes on while the host is suspended: the lease of reads ends meanwhile, too.
+    began: Duration,
     /// Nanoseconds since then, as of the last completion or turn.
     time: u64,
     pool: Pool,
@@ -144,7 +148,8 @@ pub struct EngineQueue {
     outputs: Vec<Output>,
     /// Payload of the reply that is being applied.
     reply: Option<Payload>,
-    next_tick: Option<Instant>,
+    /// When the machine is to tick next, ns.
+    next_tick: Option<u64>,
     ending: bool,
 }
 
@@ -161,7 +166,7 @@ impl EngineQueue {
             inbox: parts.inbox,
             peers: parts.peers,
             news: parts.news,
-            began: Instant::now(),
+            began: sys::since_boot(),
             time: 0,
             pool: pool.clone(),
             slots: Slots::new(depth, JOB_SLOTS),
@@ -185,10 +190,9 @@ impl EngineQueue {
         self.queue.is_fenced()
     }
 
-    fn read_clock(&mut self) -> Instant {
-        let now = Instant::now();
-        self.time = u64::try_from((now - self.began).as_nanos()).unwrap_or(u64::MAX);
-        now
+    fn read_clock(&mut self) {
+        let passed = sys::since_boot().saturating_sub(self.began);
+        self.time = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
     }
 
     fn replied(&mut self, member: MemberId, header: &Header, payload: Payload) {
@@ -438,7 +442,7 @@ impl QueueDevice for EngineQueue {
 
     /// Takes the mail, ticks, and tells the machine which answers have left.
     fn begin_turn(&mut self) {
-        let now = self.read_clock();
+        self.read_clock();
         let mut submitted = std::mem::take(&mut self.submitted);
         for slot in submitted.drain(..) {
             self.apply(Input::Answered { slot });
@@ -447,7 +451,7 @@ impl QueueDevice for EngineQueue {
         while let Some(mail) = self.inbox.take() {
             self.take(mail);
         }
-        if self.next_tick.is_some_and(|at| at <= now) {
+        if self.next_tick.is_some_and(|at| at <= self.time) {
             self.next_tick = None;
             self.apply(Input::Tick);
         }
@@ -476,13 +480,13 @@ impl QueueDevice for EngineQueue {
         if untaken || !self.submitted.is_empty() || self.queue.lets_in() {
             return Some(Duration::ZERO);
         }
-        let now = self.read_clock();
+        self.read_clock();
         if self.next_tick.is_none() && self.queue.wants_tick(self.time) {
-            self.next_tick = Some(now + TICK);
+            self.next_tick = Some(self.time.saturating_add(TICK_NS));
         }
-        let tick = self.next_tick.map(|at| at.saturating_duration_since(now));
+        let tick = self.next_tick.map(|at| Duration::from_nanos(at.saturating_sub(self.time)));
         // Without memory for a receive there is no completion to wait for: look again soon.
-        if starved { Some(tick.unwrap_or(TICK).min(Duration::from_millis(1))) } else { tick }
+        if starved { Some(tick.unwrap_or(STARVED).min(STARVED)) } else { tick }
     }
 
     fn completion(&mut self, completion: Completion) {

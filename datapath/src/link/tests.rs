@@ -94,3 +94,9 @@ fn bytes_of_another_pool_are_not_lent() {
         connection.push(&transmit, Generation::from(1 << 32), data::Body::Payload(payload, None));
     }
 }
+
+/// Else it would take members for heard just now who were heard before the host was suspended.
+#[test]
+fn its_time_goes_on_while_the_host_is_suspended() {
+    lh_rig::on_a_host_that_was_suspended(|| assert!(queue().0.began >= lh_rig::SUSPENDED));
+}

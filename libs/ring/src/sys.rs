@@ -7,6 +7,7 @@ pub mod mounts;
 
 mod allocation;
 mod block_device;
+mod clock;
 mod extents;
 mod file_systems;
 mod freeze;
@@ -20,6 +21,7 @@ mod xattr;
 
 pub use allocation::{clone_range, fallocate, forget_cached, punch_hole};
 pub use block_device::as_new;
+pub use clock::since_boot;
 pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
 pub use file_systems::{FileSystem, dio_align, file_system};
 pub use freeze::{freeze, thaw};
