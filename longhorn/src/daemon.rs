@@ -16,6 +16,7 @@ mod keeper;
 mod logging;
 mod manager;
 mod memory;
+mod open_files;
 mod replica;
 mod sfold;
 mod size;

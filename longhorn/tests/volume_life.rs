@@ -231,6 +231,27 @@ fn whatever_dies_comes_back() {
     host.ok(&["rm", volume, "--yes"]);
 }
 
+/// Most systems give a process 1024, and take more from nobody who asks.
+#[test]
+fn engines_and_replicas_may_have_more_files_open_than_whoever_starts_them() {
+    let Some(host) = Host::new("files") else { return };
+    let volume = host.volume.as_str();
+    let mut up = Command::new("sh");
+    up.args(["-c", "ulimit -S -n 1024 && exec \"$0\" \"$@\"", CTL, "--root"]).arg(host.dir.path());
+    up.args(["up", volume, "--size", "16MiB", "--frontend", "none"]);
+    let done = up.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let status = host.wait("the volume", is_healthy);
+    for process in [&status["engine_pid"], &status["replicas"][0]["pid"]] {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", pid(process))).unwrap();
+        let files = limits.lines().find_map(|l| l.strip_prefix("Max open files")).unwrap();
+        let [soft, hard] = [0, 1].map(|n| files.split_whitespace().nth(n).unwrap().parse::<u64>().unwrap());
+        assert_eq!(soft, hard.min(16 << 10), "process {process}");
+    }
+    host.ok(&["down", volume]);
+    host.ok(&["rm", volume, "--yes"]);
+}
+
 /// What a host had up when it lost its power is known by the note of whoever started it, and by what its manager remembers of the
 /// engine: either is enough, since the power may go before the second is there, and programs of before left no note.
 #[test]

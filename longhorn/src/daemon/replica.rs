@@ -12,7 +12,6 @@ use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaS
 use control::transport::Front;
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serve};
 use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,10 +26,6 @@ use crate::arguments::{Realtime, control_address, process_name, snapshot_name, v
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
-
-/// Open files that a replica may need: three for each of 250 layers, and for each of a few readers of two snapshots two more. Most
-/// systems begin with 1024, and one that is missing fails the replica.
-const FILES: u64 = 16 << 10;
 
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
@@ -162,7 +157,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         return Err(GivesUp(text.to_owned()).into());
     }
     keep_from_others();
-    raise_files();
+    super::open_files::raise_limit();
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
     if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {
         copy(source, snapshot, &args.directory)?;
@@ -201,15 +196,6 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     })
     .context("a thread for the control socket")?;
     serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
-}
-
-/// Raises the limit of open files, as far as the system lets it.
-fn raise_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(FILES)), hard));
-    if let Err(e) = raised {
-        tracing::warn!("the limit of open files is as it was: {e}");
-    }
 }
 
 /// Makes the directory a copy of a snapshot in another one, unless it is there. It gets its name when it is whole: a
@@ -338,16 +324,6 @@ mod tests {
 
     use super::*;
     use crate::daemon::{Command, Program};
-
-    #[test]
-    fn the_limit_of_open_files_is_raised() {
-        let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, 512, hard).unwrap();
-        raise_files();
-        let raised = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        assert_eq!(raised, (hard.min(FILES), hard));
-        setrlimit(Resource::RLIMIT_NOFILE, before.max(raised.0), hard).unwrap();
-    }
 
     #[test]
     fn a_composed_command_line_means_what_it_was_made_from() {

@@ -29,7 +29,7 @@ use super::show::{self, HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
-use crate::daemon::{GivesUp, freeze, front, memory};
+use crate::daemon::{GivesUp, freeze, front, memory, open_files};
 use crate::generation;
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
@@ -51,6 +51,7 @@ pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
+    open_files::raise_limit();
     // Its queues have what they need from the start.
     memory::prepare(args.realtime.unwrap_or_default(), None, |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
