@@ -202,7 +202,8 @@ mod tests {
         for name in ["controller", "replica"] {
             let arguments = program.find_subcommand(name).unwrap().get_arguments();
             // The root is in the manager's own command line, and their own control sockets are in theirs.
-            let read = arguments.filter_map(|argument| argument.get_env()?.to_str()).filter(|n| *n != ROOT_VARIABLE);
+            let read =
+                arguments.filter_map(|argument| argument.get_env()?.to_str()).filter(|n| *n != ROOT_VARIABLE);
             let untold: Vec<&str> = read.filter(|name| !ENVIRONMENT.contains(name)).collect();
             assert_eq!(untold, [""; 0], "{name}");
         }

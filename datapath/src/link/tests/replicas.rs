@@ -1,6 +1,7 @@
 //! A queue with replicas at its links' other ends, which answer as a test says.
 
 use std::io::{Read, Write};
+use std::time::Instant;
 
 use lh_block::{BLOCK, IoError, Op};
 use lh_wire::{HEADER_LEN, flags};
