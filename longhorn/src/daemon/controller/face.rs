@@ -466,7 +466,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn other_frontend(own: &str, wanted: &str) -> EngineError {
     if Frontend::from_str(wanted, false).is_err() {
         let names: Vec<&str> = Frontend::value_variants().iter().map(|frontend| frontend.as_str()).collect();
-        return EngineError::Invalid(format!("there is no frontend {wanted:?}, but {}", names.join(", ")));
+        let names = names.join(", ");
+        return EngineError::Invalid(format!(
+            "there is no frontend {wanted:?}: there are {names}, and this engine has {own}"
+        ));
     }
     EngineError::NotNow(format!(
         "the engine was started with the frontend {own}, and shows the volume by no other: start it with `--frontend {wanted}`"
