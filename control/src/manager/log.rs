@@ -72,7 +72,7 @@ pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     let tail = String::from_utf8_lossy(&tail);
     let lines: Vec<&str> = tail.lines().map(str::trim).collect();
     let is_said = |line: &&str| !line.is_empty() && !line.starts_with(OWN);
-    let last = lines.iter().rposition(|line| is_said(&line))?;
+    let last = lines.iter().rposition(is_said)?;
     if of_usage && let Some(reason) = reason_above(&lines[..=last]) {
         return Some(LastWords::Reason(reason));
     }
@@ -87,7 +87,7 @@ pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
 /// between its own lines, its end is not.
 fn reason_above(lines: &[&str]) -> Option<String> {
     let is_end = |line: &&str| line.starts_with(OWN) && line.contains(ENDED);
-    let first = lines.iter().rposition(|line| is_end(&line)).map_or(0, |end| end + 1);
+    let first = lines.iter().rposition(is_end).map_or(0, |end| end + 1);
     let said: Vec<&str> = lines[first..].iter().copied().filter(|line| !line.starts_with(OWN)).collect();
     let begin = said.iter().rposition(|line| line.starts_with("error: "))?;
     let said: Vec<&str> = said[begin..].iter().copied().take_while(|line| !line.is_empty()).collect();

@@ -153,7 +153,7 @@ mod tests {
         assert!(refused.contains("`longhornctl down dam`"), "{refused}");
         fs::remove_file(root.process(&replica)).unwrap();
 
-        assert_eq!(directories(&root, "dam").unwrap(), [own.clone()]);
+        assert_eq!(directories(&root, "dam").unwrap(), std::slice::from_ref(&own));
         forget(&root, "dam").unwrap();
         assert!(own.is_dir() && !root.volume("dam").exists() && !root.log(&replica).exists());
         assert!(matches!(VolumeRecord::load(&root, "dam"), Err(RecordError::Missing { .. })));
