@@ -270,12 +270,13 @@ impl Queue {
         }
     }
 
-    /// No member that can be read from answers anything.
+    /// No member that can be read from answers anything. Before the volume is open none can be: then nobody that is written to.
     fn find_silence(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
         let silent = |m: MemberId| {
             self.quiet_since(m, in_flight).is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
         };
-        let members = self.members.readable();
+        let readable = self.members.readable();
+        let members = if readable.is_empty() { self.members.live() } else { readable };
         if members.iter().all(silent) {
             for m in members.iter() {
                 self.report(now, m, Fault::Hung, out);

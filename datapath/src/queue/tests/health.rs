@@ -72,6 +72,29 @@ fn if_nobody_answers_nobody_is_hung_before_all_are() {
     }
 }
 
+/// Nobody is read from before the volume is open. What is made equal until then would be waited for, for ever.
+#[test]
+fn if_nobody_answers_a_repair_before_the_volume_is_open_all_are_hung() {
+    let mut b = Bench::bare(config());
+    for m in [A, B] {
+        b.apply(Input::LinkUp { member: m });
+        b.switch(Switch::Attach { member: m });
+    }
+    let (source, targets) = (A, MemberSet::EMPTY.with(B));
+    let others = MemberSet::EMPTY;
+    let range = blocks(0, 16);
+    let (compare, merged, repair) = (false, false, false);
+    let copy = Job::Equalise { layer: None, range, source, others, targets, compare, merged, repair };
+    b.apply(Input::Message(ToQueue::Job(JobId(1), copy)));
+    b.reports();
+    b.pass(7_900, MemberSet::EMPTY);
+    assert!(b.reports().is_empty(), "the machine may be busy");
+    b.pass(500, MemberSet::EMPTY);
+    let hung = |m| FromQueue::Failed(m, Fault::Hung);
+    let ended = FromQueue::JobDone(JobId(1), crate::message::JobResult::Failed { member: A });
+    assert_eq!(b.reports(), [hung(A), ended, hung(B)]);
+}
+
 #[test]
 fn a_last_word_begins_the_silence_anew() {
     let mut b = Bench::new(1);
