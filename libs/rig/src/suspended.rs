@@ -7,7 +7,7 @@ use std::time::Duration;
 /// How much more has passed there by CLOCK_BOOTTIME alone.
 pub const SUSPENDED: Duration = Duration::from_secs(1_000_000);
 
-const INSIDE: &str = "LH_TEST_SUSPENDED";
+const INSIDE: &str = "INSIDE_A_TIME_NAMESPACE";
 
 /// Runs `test`, which is all that the calling test does, in a process of its own on a host that has been suspended for
 /// [`SUSPENDED`]. It is left out, with a word, where no such thing may be made. A test that fails there is a panic here.
