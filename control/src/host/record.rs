@@ -146,6 +146,14 @@ pub enum RecordError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A newer version has written it.
+    #[error("{} is of format {format}, which a newer version of this program has written: use that one", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The format that it says.
+        format: u32,
+    },
     /// A value that no volume can have.
     #[error("{0}")]
     Invalid(String),
@@ -313,6 +321,11 @@ impl VolumeRecord {
             }
             Err(e) => return Err(io_at(path)(e)),
         };
+        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
+            && format > FORMAT
+        {
+            return Err(RecordError::Newer { path, format });
+        }
         let record: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e))?;
         if record.format != FORMAT {
             return Err(damaged(&path, &format!("format {} is not {FORMAT}", record.format)));
@@ -478,6 +491,12 @@ fn record_path(root: &Root, volume: &str) -> PathBuf {
     root.volume(volume).join("volume.json")
 }
 
+/// All that is known of a record of another version.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
 fn io_at(path: PathBuf) -> impl FnOnce(io::Error) -> RecordError {
     move |source| RecordError::Io { path, source }
 }
@@ -623,8 +642,8 @@ mod tests {
         let path = record_path(&root, "demo");
         let good = fs::read_to_string(&path).unwrap();
         let elsewhere = good.replace("\"name\": \"demo\"", "\"name\": \"other\"");
-        let future = good.replace("\"format\": 1", "\"format\": 2");
-        for content in ["", "null", &good[..good.len() / 2], &elsewhere, &future] {
+        let never = good.replace("\"format\": 1", "\"format\": 0");
+        for content in ["", "null", &good[..good.len() / 2], &elsewhere, &never] {
             fs::write(&path, content).unwrap();
             assert!(
                 matches!(VolumeRecord::load(&root, "demo"), Err(RecordError::Damaged { .. })),
@@ -632,5 +651,12 @@ mod tests {
             );
         }
         assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+        // That one is nobody's to replace.
+        for content in
+            [good.replace("\"format\": 1", "\"format\": 2"), "{\"format\": 3, \"other\": []}".to_owned()]
+        {
+            fs::write(&path, &content).unwrap();
+            assert!(matches!(VolumeRecord::load(&root, "demo"), Err(RecordError::Newer { .. })), "{content}");
+        }
     }
 }
