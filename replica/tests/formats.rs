@@ -40,7 +40,9 @@ fn qemu_img(args: &[&str], files: &[&Path]) -> Option<(bool, String)> {
 fn an_exported_qcow2_image_is_what_qemu_reads() {
     for name in ["simple", "removed", "expanded", "backing-raw", "backing-qcow2"] {
         let (keep, replica, expected) = unpack(name);
-        let snapshots = expected["snapshots"].as_object().unwrap().keys().map(|name| Some(name.as_str()));
+        let snapshots = expected["snapshots"].as_object().unwrap().iter();
+        let snapshots =
+            snapshots.filter(|(_, of)| of["removed"] != true).map(|(name, _)| Some(name.as_str()));
         for snapshot in snapshots.chain([None]) {
             let view = SnapshotView::open(&replica, snapshot).unwrap();
             let (image, raw) = (keep.path().join("out.qcow2"), keep.path().join("out.raw"));

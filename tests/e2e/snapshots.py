@@ -49,6 +49,7 @@ class Model:
         if name:
             self.host.ctl("snapshot", "rm", self.volume, name)
             del self.snapshots[name]
+            self.check_removed(name)
 
     def purge(self):
         """Only what several layers stand on is kept, and it is named."""
@@ -109,6 +110,16 @@ class Model:
         self.host.ctl("snapshot", "export", self.volume, name, file)
         data = open(file, "rb").read()
         self.compare(when, f"snapshot {name}", data, self.snapshots[name].ljust(len(data), b"\0"))
+
+    def check_removed(self, name):
+        """A fold may have put what was written later into a removed snapshot: nobody gets its bytes, up or down."""
+        file = os.path.join(self.host.root, "removed.img")
+        for words in (("snapshot", "export", self.volume, name, file), ("snapshot", "diff", self.volume, name),
+                      ("clone", f"{self.volume}@{name}", self.host.name("cloneremoved"))):
+            done = self.host.ctl(*words, check=False)
+            told = f"snapshot {name} is being removed" in done.stderr and "choose another" in done.stderr
+            expect(done.returncode == 1 and told, f"{words}: {done.returncode}: {done.stderr}")
+        expect(not os.path.exists(file), "a removed snapshot was exported")
 
     def check_clone(self):
         """A clone of a snapshot and one of the running volume, each started and read."""

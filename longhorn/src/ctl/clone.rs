@@ -14,7 +14,7 @@ use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
 use super::args::{CloneSource, Output};
 use super::observe::{connect_engine, has_processes, observe};
 use super::output::{counted, print_json};
-use super::snapshot::{check_known, directory_in_sync};
+use super::snapshot::{check_known, directory_in_sync, opener};
 use super::{Context, interrupt, lock, remove, room};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
@@ -108,11 +108,7 @@ async fn look_at(
         }
     };
     let directory = directory_in_sync(&observe(root, record).await?)?;
-    let view = if is_up {
-        SnapshotView::open_beside(&directory, &name)?
-    } else {
-        SnapshotView::open(&directory, Some(&name))?
-    };
+    let view = opener(root, record, &directory)?(&name)?;
     Ok((view, name))
 }
 

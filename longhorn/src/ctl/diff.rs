@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::Context;
 use super::args::Output;
-use super::observe::{has_processes, observe};
+use super::observe::observe;
 use super::output::{counted, print_json, print_table, table};
-use super::snapshot::{check_known, directory_in_sync};
+use super::snapshot::{check_known, directory_in_sync, opener};
 use crate::tell::tell;
 
 /// A range, as `snapshot diff -o json` prints it.
@@ -31,15 +31,9 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
         check_known(context, &record, name).await?;
     }
     let directory = directory_in_sync(&observe(root, &record).await?)?;
-    let is_up = has_processes(root, &record)?;
-    let open = |name: &str| {
-        if is_up {
-            SnapshotView::open_beside(&directory, name)
-        } else {
-            SnapshotView::open(&directory, Some(name))
-        }
-    };
-    let from = from.map(open).transpose()?;
+    let open = opener(root, &record, &directory)?;
+    // The older first: what is folded between the two looks counts as changed then.
+    let from = from.map(&open).transpose()?;
     let to = open(to)?;
     let changes: Vec<DiffView> = to
         .diff(from.as_ref(), 0)?
@@ -52,6 +46,7 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
             },
         })
         .collect();
+    from.iter().chain([&to]).try_for_each(SnapshotView::check_lasting)?;
     if context.output == Output::Json {
         return print_json(&changes);
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use control::host::VolumeRecord;
 use lh_block::format_size;
-use replica::store::SnapshotView;
+use replica::store::{ExportError, SnapshotView};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use serde::Serialize;
 
@@ -68,7 +68,13 @@ pub(super) fn write_out(
         ImageFormat::Qcow2 => view.export_qcow2(&new.file, &mut told),
     };
     drop(progress);
-    written.and_then(|()| new.take_place()).with_context(cannot)?;
+    match written {
+        Ok(()) => new.take_place().with_context(cannot)?,
+        Err(ExportError::Io(e)) => return Err(e).with_context(cannot),
+        Err(ExportError::Snapshot(gone)) => {
+            return Err(gone).with_context(|| format!("{} is not written", file.display()));
+        }
+    }
     interrupt::leaves(format!("{} is written", file.display()));
     held.let_go();
     if context.output == Output::Json {

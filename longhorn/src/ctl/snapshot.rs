@@ -12,11 +12,12 @@ use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::replica::{Layer, layers_of};
 use lh_block::format_size;
+use replica::store::OpenError;
 use serde::Serialize;
 
 use super::args::{ImageFormat, Output};
 use super::engine::with_engine;
-use super::observe::{VolumeView, connect_engine, observe};
+use super::observe::{VolumeView, connect_engine, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::{Context, device, members, snapshot_tree};
@@ -209,7 +210,27 @@ pub(super) async fn export(
     check_known(context, &record, name).await?;
     let view = observe(&context.root, &record).await?;
     let directory = directory_in_sync(&view)?;
-    write_out(context, &replica::store::SnapshotView::open_beside(&directory, name)?, format, file)
+    let open = opener(&context.root, &record, &directory)?;
+    write_out(context, &open(name)?, format, file)
+}
+
+/// Opens snapshots in the directory of a volume's replica: beside its process, or alone, so that none begins meanwhile.
+pub(super) fn opener<'a>(
+    root: &Root,
+    record: &VolumeRecord,
+    directory: &'a Path,
+) -> Result<impl Fn(&str) -> Result<replica::store::SnapshotView, OpenError> + use<'a>> {
+    use replica::store::SnapshotView;
+    let is_up = has_processes(root, record)?;
+    Ok(move |name: &str| {
+        if !is_up {
+            return SnapshotView::open(directory, Some(name));
+        }
+        let view = SnapshotView::open_beside(directory, name)?;
+        // It is asked again when all was read: this saves who would hear it then a long wait.
+        view.check_lasting()?;
+        Ok(view)
+    })
 }
 
 /// The volume's snapshots, oldest first.

@@ -24,7 +24,7 @@ use super::door::Proven;
 use super::peer::{HELLO_PATIENCE_NS, Phase};
 use super::server::Server;
 use super::{Address, Mode, Status};
-use crate::store::SnapshotView;
+use crate::store::{NotLasting, SnapshotView, lasting};
 
 /// Readers at once: each holds an index of its snapshot, and of the one that it is compared with.
 const READERS_MAX: usize = 4;
@@ -222,7 +222,7 @@ impl Reader {
                 read.map_err(|e| format!("reading {length} bytes at {offset}: {e}"))?;
                 // Whether it could be folded meanwhile is asked after the bytes were read.
                 if self.check_lasting(&open.snapshot)? != open.created {
-                    return Err(format!("there is another snapshot {} by now", open.snapshot));
+                    return Err(NotLasting::Another(open.snapshot.clone()).to_string());
                 }
                 Ok(bytes)
             }
@@ -248,17 +248,7 @@ impl Reader {
     /// Refuses a snapshot that may change, or may not be all there. Returns when it was taken.
     fn check_lasting(&self, snapshot: &str) -> Result<String, String> {
         let state = self.status.state().ok_or("the replica is ending")?;
-        let Some(layer) = state.chain.iter().find(|layer| layer.name == snapshot) else {
-            return Err(format!("there is no snapshot {snapshot}"));
-        };
-        if layer.removed {
-            return Err(format!("snapshot {snapshot} is being removed"));
-        }
-        if state.rebuilding || state.unsettled.iter().any(|name| name == snapshot) {
-            return Err(format!(
-                "snapshot {snapshot} is not known to be on stable storage on every replica yet"
-            ));
-        }
+        let layer = lasting(&state, snapshot).map_err(|why| why.to_string())?;
         Ok(layer.created.clone())
     }
 }

@@ -54,7 +54,7 @@ pub struct Cloned {
 /// Why there is no clone. What was made of it is removed again.
 #[derive(Debug, Error)]
 pub enum CloneError {
-    /// The new directory cannot be made.
+    /// The new directory cannot be made, or the snapshot does not last.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The snapshot's name or labels cannot be used.
@@ -160,6 +160,7 @@ pub(super) fn fill(
     }
     progress(view.size(), view.size());
     let cloned = copy.cloned;
+    view.check_lasting()?;
     directory.fs.sync_file(&file, &path).map_err(failed)?;
     directory.end_rebuild().map_err(failed)?;
     directory.close_clean(store.close()).map_err(failed)?;

@@ -195,14 +195,8 @@ impl Directory {
     fn unsettled(&self) -> Vec<String> {
         let by_file: BTreeMap<&str, &DirLayer> =
             self.layers.iter().map(|l| (l.file_name.as_str(), l)).collect();
-        let mut names = Vec::new();
-        let mut at = by_file.get(self.volume.parent.as_str());
-        while let Some(layer) = at.filter(|l| Some(&l.name) != self.chain.settled.as_ref()) {
-            names.push(layer.name.clone());
-            at = by_file.get(layer.meta.parent.as_str());
-        }
-        names.reverse();
-        names
+        let layer = |file: &str| by_file.get(file).map(|l| (l.name.as_str(), l.meta.parent.as_str()));
+        super::lasting::unsettled(&self.volume.parent, self.chain.settled.as_deref(), layer)
     }
 
     /// The highest generation ever fenced for, and whose it was; zeroes if there never was one.

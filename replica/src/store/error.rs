@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use lh_block::{Instance, LAYERS_MAX, NameError, format_size};
 use thiserror::Error;
 
+use super::lasting::NotLasting;
 use super::qcow2::Qcow2Fault;
 
 /// What to do about a damaged directory: always the same, since the other replicas hold the data.
@@ -264,6 +265,14 @@ pub enum OpenError {
         name: String,
         /// Names of those that are there.
         known: String,
+    },
+    /// The snapshot's bytes are not to be relied on.
+    #[error("{}: {why}", dir.display())]
+    NotLasting {
+        /// The replica directory.
+        dir: PathBuf,
+        /// Which one, why, and what to do.
+        why: NotLasting,
     },
     /// A size that no volume has.
     #[error("a volume of {0} bytes is not possible: the size must be a positive multiple of 4096")]

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use lh_block::Extent;
 
 use super::load::bytes;
-use super::offline::SnapshotView;
+use super::offline::{ExportError, SnapshotView};
 
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
@@ -33,8 +33,8 @@ impl SnapshotView {
     /// Writes all bytes to `out` (empty before) as a qcow2 image. `progress`: bytes done and bytes in all.
     ///
     /// # Errors
-    /// The disks'.
-    pub fn export_qcow2(&self, out: &File, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+    /// [`ExportError`].
+    pub fn export_qcow2(&self, out: &File, progress: &mut dyn FnMut(u64, u64)) -> Result<(), ExportError> {
         let size = self.size();
         let mut image = Writer::new(out, size);
         let mut buffer = vec![0; usize::try_from(STEP).unwrap_or(0)];
@@ -55,6 +55,7 @@ impl SnapshotView {
             }
             done = at;
         }
+        self.check_lasting()?;
         image.finish()?;
         progress(size, size);
         Ok(())

@@ -28,6 +28,7 @@ mod heads;
 mod index;
 mod intent;
 mod known;
+mod lasting;
 mod load;
 mod meta;
 mod missed;
@@ -68,9 +69,10 @@ pub use fold::{
     Direction, Fold, FoldFilesError, FoldPlan, Folded, Step as FoldStep, Work as FoldWork, fold_files,
 };
 pub use intent::IntentWrite;
+pub use lasting::{NotLasting, lasting};
 pub use load::Parts;
 pub use missed::{Missed, Trail};
-pub use offline::SnapshotView;
+pub use offline::{ExportError, SnapshotView};
 pub use pace::Pace;
 pub use places::Granted;
 pub use put::PutPlan;

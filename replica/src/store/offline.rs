@@ -4,18 +4,20 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lh_block::Extent;
 use lh_wire::LayerInfo;
+use thiserror::Error;
 
 use super::directory::info;
 use super::disk;
 use super::error::{Damage, OpenError};
 use super::index::Index;
 use super::known::Known;
+use super::lasting::{self, NotLasting, lasting};
 use super::load::{self, LayerParts, Unwritten, blocks, bytes};
 use super::open::{
     Files, Owner, damaged, failed, load_zero_map, lock_directory, lock_layers, open_backing, open_layers,
@@ -32,10 +34,31 @@ pub(super) const LOOK: Duration = Duration::from_millis(20);
 /// included, with the child until the child has become another program.
 const PASSING: Duration = Duration::from_millis(500);
 
+/// Why there is no export. What was written is none.
+#[derive(Debug, Error)]
+pub enum ExportError {
+    /// The snapshot does not last.
+    #[error(transparent)]
+    Snapshot(#[from] OpenError),
+    /// The disks'.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A snapshot that is read beside the process that holds the directory.
+#[derive(Debug)]
+struct Beside {
+    path: PathBuf,
+    name: String,
+    /// When it was taken: another one may get its name.
+    created: String,
+}
+
 /// The volume as a snapshot, or the head, has it.
 #[derive(Debug)]
 pub struct SnapshotView {
     _lock: Option<File>,
+    beside: Option<Beside>,
     size: u64,
     infos: Vec<LayerInfo>,
     pub(super) layers: Vec<LayerParts>,
@@ -48,30 +71,41 @@ impl SnapshotView {
     /// directory for writing meanwhile.
     ///
     /// # Errors
-    /// [`OpenError`], also if a process holds the directory.
+    /// [`OpenError`], also if a process holds the directory, or if the snapshot is marked as removed: a fold that was broken off may have
+    /// left in it what was written later. The head reads the same whatever a fold below it has done.
     pub fn open(path: &Path, snapshot: Option<&str>) -> Result<Self, OpenError> {
         Self::load(path, snapshot, true)
     }
 
-    /// Opens a snapshot for reading beside the process that holds the directory. What a snapshot stands on never changes
-    /// (`docs/invariants.md`, 9); only the names around it may be moving, so a look that fails is taken again.
+    /// Opens a snapshot for reading beside the process that holds the directory. What it reads is the snapshot's if
+    /// [`SnapshotView::check_lasting`] says so when everything was read: it may be removed, and folded, meanwhile. The names around it may
+    /// be moving, so a look that fails is taken again.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`], as [`SnapshotView::open`].
     pub fn open_beside(path: &Path, snapshot: &str) -> Result<Self, OpenError> {
         if snapshot.is_empty() {
             // The head, which does change.
             let (name, known) = (String::new(), "names for all of them".to_owned());
             return Err(OpenError::NoSnapshot { dir: path.to_owned(), name, known });
         }
-        let mut looks = 1;
-        loop {
-            match Self::load(path, Some(snapshot), false) {
-                Err(OpenError::Damaged { .. } | OpenError::Io { .. }) if looks < LOOKS => looks += 1,
-                done => return done,
-            }
-            std::thread::sleep(LOOK);
+        patiently(|| Self::load(path, Some(snapshot), false))
+    }
+
+    /// Fails unless all that was read before is the snapshot's. Clones and exports ask it by themselves.
+    ///
+    /// # Errors
+    /// [`OpenError::NotLasting`] above all.
+    pub fn check_lasting(&self) -> Result<(), OpenError> {
+        // Else there are locks, beside which nobody changes anything.
+        let Some(beside) = &self.beside else { return Ok(()) };
+        let state = patiently(|| lasting::look(&beside.path))?;
+        match lasting(&state, &beside.name) {
+            Ok(layer) if layer.created == beside.created => Ok(()),
+            Ok(_) => Err(NotLasting::Another(beside.name.clone())),
+            Err(why) => Err(why),
         }
+        .map_err(|why| OpenError::NotLasting { dir: beside.path.clone(), why })
     }
 
     fn load(path: &Path, snapshot: Option<&str>, alone: bool) -> Result<Self, OpenError> {
@@ -85,6 +119,16 @@ impl SnapshotView {
         let tree = tree::load(path)?;
         let ours = check_usable(&records, &tree)?;
         let top = find(path, &tree, snapshot)?;
+        let chosen = &tree.layers[top];
+        if chosen.meta.removed {
+            let why = NotLasting::Removed(chosen.name.clone());
+            return Err(OpenError::NotLasting { dir: path.to_owned(), why });
+        }
+        let beside = || {
+            let (name, created) = (chosen.name.clone(), chosen.meta.created.clone());
+            Beside { path: path.to_owned(), name, created }
+        };
+        let beside = (!alone).then(beside);
         let files = Files { tree: &tree, locked: &locked };
         let mut below = tree::chain_of(&tree.layers, top);
         let (mut layers, mut infos) = (Vec::new(), Vec::new());
@@ -103,7 +147,7 @@ impl SnapshotView {
         let mut unwritten = if ours { Unwritten::Hole(Vec::new()) } else { Unwritten::Data };
         let index =
             load::index(size, &mut layers, &chain, &mut unwritten).map_err(failed("reading", path))?;
-        Ok(Self { _lock: lock, size, infos, layers, chain, index })
+        Ok(Self { _lock: lock, beside, size, infos, layers, chain, index })
     }
 
     /// Size in bytes: the volume's, also for a snapshot from before it grew.
@@ -143,8 +187,8 @@ impl SnapshotView {
     /// Writes all bytes to `out` (empty before), zeroes as holes. `progress`: bytes done and bytes in all.
     ///
     /// # Errors
-    /// The disks'.
-    pub fn export(&self, out: &File, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+    /// [`ExportError`].
+    pub fn export(&self, out: &File, progress: &mut dyn FnMut(u64, u64)) -> Result<(), ExportError> {
         /// Bytes copied at a time.
         const STEP: u64 = 1 << 20;
         let mut buffer = vec![0; 1 << 20];
@@ -161,7 +205,20 @@ impl SnapshotView {
             }
         }
         progress(self.size, self.size);
-        out.sync_all()
+        self.check_lasting()?;
+        Ok(out.sync_all()?)
+    }
+}
+
+/// Looks again where the names are just moving.
+fn patiently<T>(mut look: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    let mut looks = 1;
+    loop {
+        match look() {
+            Err(OpenError::Damaged { .. } | OpenError::Io { .. }) if looks < LOOKS => looks += 1,
+            done => return done,
+        }
+        std::thread::sleep(LOOK);
     }
 }
 

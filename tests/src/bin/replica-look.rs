@@ -35,6 +35,10 @@ fn look(directory: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
     drop((opened, store));
     for layer in &snapshots {
         println!("snapshot {} {}", layer.name, if layer.removed { "removed" } else { "live" });
+        // What a fold may have written to is read by nobody.
+        if layer.removed {
+            continue;
+        }
         let view = SnapshotView::open(directory, Some(&layer.name))?;
         view.export(&File::create(out.join(format!("snap-{}", layer.name)))?, &mut |_, _| {})?;
     }

@@ -761,7 +761,9 @@ fn release() {
         },
         |path, finished, what| {
             let bytes = |name: &str| reads(path, Some(name).filter(|n| !n.is_empty()));
-            for (name, blocks) in LAYERED {
+            // The other one is removed: nobody reads it but through those above it.
+            let live = || LAYERED.into_iter().filter(|(name, _)| *name != "two");
+            for (name, blocks) in live() {
                 assert_eq!(bytes(name), blocks, "{what}: {name:?}");
             }
             let found = survey(path).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -773,7 +775,7 @@ fn release() {
             let left: Vec<_> =
                 fs::read_dir(path.join("engine")).unwrap().map(|e| e.unwrap().file_name()).collect();
             assert!(left.iter().all(|name| name == "fence"), "{what}: {left:?}");
-            for (name, blocks) in LAYERED {
+            for (name, blocks) in live() {
                 assert_eq!(bytes(name), blocks, "{what}: {name:?} as Longhorn reads it");
             }
             // And it can be taken back.

@@ -463,6 +463,12 @@ impl World {
         let Some(name) = self.live(pick).filter(|_| self.out != Some(n)) else { return };
         let to = self.place.path().join("clone");
         let options = CloneOptions { snapshot: "base".into(), labels: BTreeMap::new() };
+        let own = self.replicas[n].state();
+        if let Some(top) = own.unsettled.last() {
+            // Its engine says so after a flush.
+            self.replicas[n].volume().flush();
+            self.replicas[n].volume().directory.store_settled(top).unwrap();
+        }
         let view = SnapshotView::open_beside(&self.replicas[n].path, &name).unwrap();
         clone_snapshot(&view, &to, &options, &Pace::new(0), &mut |_, _| {}).unwrap();
         let (clone, expected) = (Volume::open(&to).unwrap(), &self.model.live[&name]);
