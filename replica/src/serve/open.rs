@@ -88,7 +88,7 @@ fn facts(directory: &Directory, store: &Store) -> io::Result<Facts> {
 }
 
 impl Server {
-    fn start(options: Options) -> Result<Self, ServeError> {
+    pub(super) fn start(options: Options) -> Result<Self, ServeError> {
         let system = |what| move |source| ServeError::System { what, source };
         let (directory, store) = open(&options)?;
         let reverting = match directory.state().prepared {

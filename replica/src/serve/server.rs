@@ -319,11 +319,14 @@ impl Server {
         self.held = Some((id, held));
     }
 
-    /// Goes on with a record that had to wait.
+    /// Goes on with a record that had to wait. What it waited for may have failed: then nobody knows what the layers hold, and
+    /// no record says that they are closed, or are others. What has just come up is heard by the machine first.
     fn release_held(&mut self) {
-        let Some((id, held)) = self.held.take_if(|_| self.flusher.is_idle() && self.folder.is_idle()) else {
-            return;
-        };
+        let is_free = self.inputs.is_empty() && self.flusher.is_idle() && self.folder.is_idle();
+        let Some((id, held)) = self.held.take_if(|_| is_free) else { return };
+        if self.core.is_failed() {
+            return self.inputs.push_back(Input::Persisted { id, result: Err(Failure::Io) });
+        }
         let saved = match held {
             Held::Rebuild(size, chain, keep) => Saved::RebuildBegin(size, chain, keep),
             Held::Revert(op) => Saved::Commit(op),
@@ -457,3 +460,6 @@ impl Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
