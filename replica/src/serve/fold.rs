@@ -13,7 +13,7 @@ use lh_wire::FoldState;
 
 use super::core::{Failure, Input, Job, PersistId, RequestId};
 use super::fold_thread::FoldThread;
-use super::request::Work as RequestWork;
+use super::request::{Requests, Work as RequestWork};
 use super::server::Server;
 use super::worker::{Task, note};
 use crate::store::{
@@ -59,6 +59,23 @@ struct Gone {
     before: u64,
 }
 
+/// All of these, the first that was folded away first.
+#[derive(Debug, Default)]
+struct GoneLayers(Vec<Gone>);
+
+impl GoneLayers {
+    fn add(&mut self, layer: LayerNo, requests: &Requests) {
+        self.0.push(Gone { layer, before: requests.next_number() });
+    }
+
+    /// Takes out one that no request reads any more.
+    fn take_unread(&mut self, requests: &Requests) -> Option<LayerNo> {
+        let first = self.0.first()?;
+        let is_unread = first.before <= requests.oldest_job().unwrap_or(u64::MAX);
+        is_unread.then(|| self.0.remove(0).layer)
+    }
+}
+
 /// The fold that runs, and what earlier ones have left.
 #[derive(Debug, Default)]
 pub(super) struct Folder {
@@ -68,7 +85,7 @@ pub(super) struct Folder {
     pub(super) beginning: Option<(PersistId, Option<u64>)>,
     /// Writes that wait for the end of a claim, or until a fold stands aside, in order of arrival.
     pub(super) waiting: Vec<RequestId>,
-    gone: Vec<Gone>,
+    gone: GoneLayers,
     /// The worker is asked to forget what a fold has noted.
     pub(super) forgetting: bool,
     /// It has forgotten it, and no fold has noted anything since.
@@ -401,7 +418,7 @@ impl Server {
             }
             FoldReport::Switched(Ok(Some(folded))) | FoldReport::Swapped(Ok(Some(folded))) => {
                 let layer = fold.switched(store, &folded);
-                self.folder.gone.push(Gone { layer, before: self.requests.begun() });
+                self.folder.gone.add(layer, &self.requests);
                 // The head has no checksums.
                 self.checksums.forget(store.head());
                 Ok(())
@@ -437,14 +454,9 @@ impl Server {
 
     /// Lets go of layers that nothing reads any more: of all of them, before their numbers are given to others.
     fn release_gone(&mut self) {
-        if self.folder.gone.is_empty() {
-            return;
-        }
-        let oldest = self.requests.oldest_job().unwrap_or(u64::MAX);
-        while self.folder.gone.first().is_some_and(|gone| gone.before <= oldest)
-            && !self.flusher.is_punching()
+        while !self.flusher.is_punching()
+            && let Some(layer) = self.folder.gone.take_unread(&self.requests)
         {
-            let layer = self.folder.gone.remove(0).layer;
             self.checksums.forget(layer);
             let Some(file) = self.store.release(layer) else { continue };
             let head = self.files[usize::from(self.store.head().0)].clone();
@@ -464,5 +476,34 @@ impl Server {
     /// For [`lh_wire::ReplicaState::fold`].
     pub(super) fn fold_state(&self) -> Option<FoldState> {
         self.status.fold()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_ring::Payload;
+    use lh_wire::{Header, OpCode};
+
+    use super::*;
+    use crate::serve::core::ConnId;
+
+    /// A read that comes back short asks the layer's file again.
+    #[test]
+    fn a_layer_that_was_folded_away_stays_until_the_newest_request_of_then_has_ended() {
+        let (mut gone, mut requests) = (GoneLayers::default(), Requests::default());
+        let read = |requests: &mut Requests| {
+            let header = Header::request(OpCode::Read, 1, 0, 4096, Default::default());
+            let id = requests.add(ConnId(1), header, Payload::default());
+            requests.get(id).job = Some(Job::Read(Extent::new(0, 4096)));
+            id
+        };
+        let (older, newest) = (read(&mut requests), read(&mut requests));
+        gone.add(LayerNo(3), &requests);
+        requests.remove(older);
+        assert_eq!(gone.take_unread(&requests), None, "the newest request may still read it");
+        requests.remove(newest);
+        read(&mut requests);
+        assert_eq!(gone.take_unread(&requests), Some(LayerNo(3)), "what began later does not");
+        assert_eq!(gone.take_unread(&requests), None);
     }
 }

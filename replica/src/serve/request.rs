@@ -182,9 +182,9 @@ impl Requests {
         self.slots.len() - self.free.len()
     }
 
-    /// How many requests there were.
-    pub(super) const fn begun(&self) -> u64 {
-        self.begun
+    /// The number that the next request gets: all that have begun have smaller ones.
+    pub(super) const fn next_number(&self) -> u64 {
+        self.begun + 1
     }
 
     /// The number of the oldest request that has a job in the store.
