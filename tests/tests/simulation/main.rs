@@ -203,7 +203,7 @@ fn what_was_given_up_done_all_the_same() {
 fn another_snapshot_of_the_same_name_and_time() {
     let conductor = InConductor { same_time_again: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_from(15_001, "another_snapshot_of_the_same_name_and_time", sabotage);
+    noticed_from(22_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
 /// Rare: a member has to die while another replica is filled, with a write in doubt over what is in a removed snapshot, and
