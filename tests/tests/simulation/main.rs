@@ -56,9 +56,12 @@ const STATES: [&str; 28] = [
 const NOTICED_WITHIN: u64 = 4000;
 
 fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<BTreeMap<String, u64>, String> {
+    run_only(wanted_mix(), seed, sabotage, tracing)
+}
+
+fn wanted_mix() -> Option<Mix> {
     let wanted = std::env::var("LH_MIX").ok();
-    let mix = wanted.map(|name| Mix::named(&name).unwrap_or_else(|| panic!("there are no runs of {name}")));
-    run_only(mix, seed, sabotage, tracing)
+    wanted.map(|name| Mix::named(&name).unwrap_or_else(|| panic!("there are no runs of {name}")))
 }
 
 /// A run of one kind, or of the seed's.
@@ -140,6 +143,7 @@ fn noticed_from(first: u64, name: &str, sabotage: Sabotage) {
 }
 
 fn noticed_in(mix: Option<Mix>, first: u64, name: &str, sabotage: Sabotage) {
+    let mix = wanted_mix().or(mix);
     let first = number("LH_FIRST_SEED").unwrap_or(first);
     let within = number("LH_SEEDS").unwrap_or(NOTICED_WITHIN);
     if let Some(seed) = number("LH_SEED") {
@@ -172,7 +176,7 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(8_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(18_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 /// Rare: a replica has to come back after a revert that it has missed, to a block that was written before and not since.
