@@ -382,7 +382,9 @@ mod tests {
             found.map(|found| found.unwrap()).filter(|(_, kind)| *kind == Kind::Unwritten).count()
         };
         if never_written(&to) == 0 {
-            return println!("SKIP: this file system does not tell what was never written");
+            return println!(
+                "SKIP what_the_target_never_wrote_is_no_zeroes_of_the_sender: the file system does not tell what was never written"
+            );
         }
         copy(&from, &to).1.unwrap();
         assert_eq!(never_written(&to), 0, "what is below the target's layer shows through");
