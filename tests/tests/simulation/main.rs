@@ -232,7 +232,7 @@ fn zeroed_over_what_is_in_doubt() {
 #[test]
 fn filled_with_what_was_taken_back() {
     let conductor = InConductor { fill_from_doubt: true, ..InConductor::default() };
-    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    let sabotage = Sabotage { conductor, hasty: true, ..Sabotage::default() };
     noticed_in(Some(Mix::Rot), 3_028_001, "filled_with_what_was_taken_back", sabotage);
 }
 

@@ -123,6 +123,7 @@ pub(crate) struct Engine {
     unreturned: Vec<Unreturned<Memory>>,
     returned_unheard: bool,
     unverified: bool,
+    hasty: bool,
     /// What replicas have granted, per member and queue, and what each queue knows of places.
     granted: Vec<Vec<Option<Grant>>>,
     known: Vec<PlaceCache>,
@@ -190,6 +191,7 @@ impl Engine {
             unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
             returned_unheard: sabotage.returned_unheard,
             unverified: sabotage.reads_unverified,
+            hasty: sabotage.hasty,
             granted: vec![vec![None; usize::from(queues)]; members],
             known: (0..queues).map(|_| PlaceCache::of(8)).collect(),
             readings: BTreeMap::new(),
@@ -233,6 +235,11 @@ impl Engine {
         self.conductor.status()
     }
 
+    /// As far as it knows no other replica than one is in sync.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.status().replicas.iter().filter(|r| r.mode == conductor::Mode::Rw).count() <= 1
+    }
+
     /// Something for the conductor.
     pub(crate) fn conduct(&mut self, now: u64, report: Report, out: &mut Outbox) {
         let input = match report {
@@ -242,6 +249,9 @@ impl Engine {
         };
         let mut outputs = Vec::new();
         self.conductor.apply(now, input, &mut outputs);
+        if self.hasty {
+            self.shared.set_members_min(1);
+        }
         for output in outputs {
             self.carry_conducted(output, out);
         }

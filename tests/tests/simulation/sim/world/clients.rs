@@ -3,8 +3,8 @@
 use lh_block::IoError;
 
 use super::{
-    Answer, BLOCK, DEPTH, Event, Extent, HOT, MS, Mix, Op, Outbox, Quorum, SECOND, Stamp, World, blocks,
-    hot_block,
+    Answer, BLOCK, DEPTH, Engine, Event, Extent, HOT, MS, Mix, Op, Outbox, Quorum, SECOND, Stamp, World,
+    blocks, hot_block,
 };
 
 impl World {
@@ -159,7 +159,9 @@ impl World {
             // With the quorum `unsafe` an engine may go on with anybody, and lose what others have.
             let may_have_lost = self.quorum == Quorum::Unsafe || self.may_have_lost.contains(&session);
             let tells_of_loss = op == Op::Flush && error == IoError::Io && may_have_lost;
-            let last = self.members().len() == 1 || self.quorum == Quorum::Unsafe;
+            // One that has been replaced, and does not know it, has its own members.
+            let is_alone = number != self.current && self.engines.get(&number).is_some_and(Engine::is_alone);
+            let last = self.members().len() == 1 || is_alone || self.quorum == Quorum::Unsafe;
             let of_the_last_disk = self.errors_injected && last;
             // Nobody is left who has it sound.
             let is_rotten =
