@@ -280,10 +280,12 @@ impl EngineQueue {
             }
             Output::Merge { slot, at, from, len } => self.slots.merge(slot, at, from, len),
             Output::Complete { slot, result, part, held } => {
-                let data = part.map(|(from, len)| self.slots.part(slot, from, len));
-                let result =
-                    if data.as_ref().is_some_and(Option::is_none) { Err(IoError::Io) } else { result };
-                let done = Done { tag: self.slots.tag(slot), result, data: data.flatten() };
+                let data = part.map(|(from, len)| self.slots.part(slot, from, len).ok_or(IoError::Io));
+                let (data, result) = match data.transpose() {
+                    Ok(data) => (data, result),
+                    Err(lost) => (None, Err(lost)),
+                };
+                let done = Done { tag: self.slots.tag(slot), result, data };
                 self.done.push_back((done, held.then_some(slot)));
             }
             Output::Free { slot } => self.slots.free(slot),

@@ -378,11 +378,6 @@ impl Queue {
         self.let_in && self.mode != Mode::Paused && !self.parked.is_empty() && !self.fenced
     }
 
-    /// True if nobody could be read from for so long that whatever comes is answered with an error.
-    pub fn is_timed_out(&self, now: u64) -> bool {
-        self.is_expired(now)
-    }
-
     /// Takes one input and pushes what is to be done. `now` is in nanoseconds and never goes back.
     ///
     /// # Panics
@@ -435,7 +430,7 @@ impl Queue {
         if !self.held.is_empty() {
             self.recheck_held(now, out);
         }
-        if self.is_expired(now) {
+        if self.is_timed_out(now) {
             self.expire(now, out);
         }
     }

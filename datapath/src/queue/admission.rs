@@ -62,7 +62,7 @@ impl Queue {
             Mode::Paused => return self.put_aside(now, s, Why::Paused, out),
             Mode::Open => {}
         }
-        if self.is_expired(now) {
+        if self.is_timed_out(now) {
             return self.refuse(now, s, IoError::TimedOut, out);
         }
         if let Stage::Parked(why @ Why::Full(until)) = *self.slot(s).stage()
@@ -76,12 +76,15 @@ impl Queue {
         self.start_piece(now, s, out);
     }
 
-    /// Begins the next piece of a request. Its sub-steps do not ask whether the queue is paused: a pause waits for
-    /// what was admitted before it.
+    /// Begins the next piece of a request, unless the queue is paused or the client gone: pieces may be thousands. The steps of
+    /// one piece do not ask: a pause waits for those that were begun before it.
     pub(super) fn start_piece(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let Work::Client { op, range } = self.slot(s).work else { return };
         if self.slot(s).abandoned {
             return self.refuse(now, s, IoError::ShuttingDown, out);
+        }
+        if self.mode == Mode::Paused {
+            return self.put_aside(now, s, Why::Paused, out);
         }
         let slot = self.slot_mut(s);
         let piece = Piece::next(op, range, slot.done, slot.done < slot.singly);
@@ -258,7 +261,7 @@ impl Queue {
     }
 
     /// True if no member could be read from for `ioTimeout`, and the conductor has no reason to wait longer.
-    pub(super) fn is_expired(&self, now: u64) -> bool {
+    pub fn is_timed_out(&self, now: u64) -> bool {
         let timeout = self.config.io_timeout_ns;
         timeout != 0
             && self.dark_since.is_some_and(|t| now.saturating_sub(t) >= timeout)

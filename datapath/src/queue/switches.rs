@@ -1,7 +1,7 @@
 //! Switches: one step of a change, made here and acknowledged once its condition holds (`docs/invariants.md`, 1, 9).
 //!
 //! Conditions are about the requests that were admitted before the switch. They are counted at admission: a request
-//! that was let in goes through all its steps, whatever was switched meanwhile, unless it has to go back outside.
+//! that was let in goes through all steps of its piece, whatever was switched meanwhile, unless it has to go back outside.
 
 use super::members::{Link, Role};
 use super::slot::{SlotSet, Stage};

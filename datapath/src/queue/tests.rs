@@ -138,6 +138,13 @@ impl Bench {
         }
     }
 
+    /// Whoever is asked for blocks says so.
+    fn answer_reads(&mut self, status: Status) {
+        let reads: Vec<_> = self.wire.iter().filter(|t| t.op == OpCode::Read).copied().collect();
+        assert_eq!(reads.len(), 1, "one is asked at a time");
+        self.reply(reads[0], status);
+    }
+
     fn request(&mut self, op: Op, range: Extent) -> u16 {
         let slot = (0..self.queue.config.depth).find(|s| !self.queue.used.has(*s)).unwrap();
         self.apply(Input::Request { slot, op, range });

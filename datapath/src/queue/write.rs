@@ -300,12 +300,7 @@ impl Queue {
         let Work::Client { range, .. } = slot.work else { return };
         if result.is_ok() && slot.done < range.len && !slot.given {
             self.release(s, out);
-            if self.mode == Mode::Paused {
-                // A pause waits for no more than what was begun: pieces may be thousands.
-                self.put_aside(now, s, Why::Paused, out);
-            } else {
-                self.start_piece(now, s, out);
-            }
+            self.start_piece(now, s, out);
         } else {
             self.conclude(now, s, result, out);
         }

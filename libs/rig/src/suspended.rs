@@ -20,12 +20,11 @@ pub fn on_a_host_that_was_suspended(test: impl FnOnce()) {
         command.args(["--time", "--boottime", &SUSPENDED.as_secs().to_string(), what]);
         command
     };
+    let name = thread::current().name().expect("the thread has the test's name").to_owned();
     if !there("true").output().is_ok_and(|o| o.status.success()) {
-        eprintln!("left out: there is no time namespace to be had");
-        return;
+        return println!("SKIP {name}: there is no time namespace to be had");
     }
     let program = std::env::current_exe().expect("the test's program");
-    let name = thread::current().name().expect("the thread has the test's name").to_owned();
     let mut again = there(program.to_str().expect("a path in UTF-8"));
     let ended = again.args(["--exact", &name]).env(INSIDE, "yes").output().expect("it is run again");
     let said = String::from_utf8_lossy(&ended.stdout);

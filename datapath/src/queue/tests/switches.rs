@@ -83,6 +83,25 @@ fn a_pause_waits_for_one_piece_of_long_zeroes() {
 }
 
 #[test]
+fn a_pause_waits_for_one_block_of_a_read_that_goes_block_by_block() {
+    let mut b = Bench::new(2);
+    let read = b.request(Op::Read, blocks(0, 8));
+    b.answer_reads(Status::Rotten);
+    b.answer_reads(Status::Rotten);
+    b.answer_reads(Status::Ok);
+    b.reports();
+    let id = b.switch(Switch::Pause);
+    b.answer_reads(Status::Ok);
+    assert_eq!(b.reports(), [FromQueue::Switched(id)]);
+    assert!(b.wire.is_empty() && b.table.is_idle());
+    b.switch(Switch::Resume);
+    (0..6).for_each(|_| b.answer_reads(Status::Ok));
+    assert_eq!(b.answers(), [(read, Ok(()))]);
+    b.reports();
+    b.assert_idle();
+}
+
+#[test]
 fn a_read_that_nobody_can_serve_does_not_hold_up_a_pause() {
     let mut b = Bench::new(2);
     b.request(Op::Read, blocks(0, 1));
