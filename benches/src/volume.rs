@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use datapath::message::{MemberId, QueueId, Shared, Switch, SwitchId, ToQueue};
+use datapath::message::{MemberId, QueueId, Switch, SwitchId, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{Config, Data, Input, Output, Queue, Reply, Transmit};
+use datapath::shared::Shared;
 use lh_block::{Extent, Op};
 use lh_wire::{OpCode, Status};
 

@@ -28,9 +28,10 @@ use crate::conductor::{
     ReplicaConfig, Status, Why,
 };
 use crate::link::{Mail, News, Offer, Parts};
-use crate::message::{ControlId, FromQueue, MemberId, QUEUES_MAX, QueueId, Shared, ToQueue};
+use crate::message::{ControlId, FromQueue, MemberId, QUEUES_MAX, QueueId, ToQueue};
 use crate::order::Table;
 use crate::queue::{self, Queue, Stats};
+use crate::shared::Shared;
 use loss_note::LossNote;
 
 pub use authority::Authority;

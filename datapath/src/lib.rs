@@ -20,3 +20,4 @@ pub mod message;
 pub mod order;
 pub mod queue;
 pub mod salvage;
+pub mod shared;

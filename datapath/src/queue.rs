@@ -36,10 +36,9 @@ use std::sync::Arc;
 use lh_block::{Extent, IoError, Op};
 use lh_wire::{OpCode, Status};
 
-use crate::message::{
-    ControlId, FromQueue, Job, JobId, LayerRef, MemberId, MemberSet, QueueId, Shared, ToQueue,
-};
+use crate::message::{ControlId, FromQueue, Job, JobId, LayerRef, MemberId, MemberSet, QueueId, ToQueue};
 use crate::order::{Claim, Kind, Outcome, Table, Ticket};
+use crate::shared::Shared;
 
 pub use sabotage::Sabotage;
 pub use stats::{Counters, Stats};

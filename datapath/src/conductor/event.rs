@@ -19,7 +19,8 @@ use lh_wire::{Control, MapPage, ReplicaState};
 use thiserror::Error;
 
 use super::sabotage::Sabotage;
-use crate::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Shared, ToQueue};
+use crate::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, ToQueue};
+use crate::shared::Shared;
 
 /// When an epoch counts, and what a start needs (`docs/invariants.md`, 12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -109,7 +109,7 @@ mod tests {
     use lh_block::Extent;
 
     use super::super::{Conductor, Config, Limits, Quorum, Sabotage};
-    use crate::message::Shared;
+    use crate::shared::Shared;
 
     const CHUNK: u64 = 4 << 20;
 

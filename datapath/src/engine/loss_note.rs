@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::message::Shared;
+use crate::shared::Shared;
 
 /// The file, where there is a place for one.
 #[derive(Clone, Debug)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 
 use super::*;
-use crate::message::Shared;
 use crate::order::Table;
 use crate::queue::Config;
+use crate::shared::Shared;
 
 mod local_reads;
 mod replicas;

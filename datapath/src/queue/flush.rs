@@ -25,7 +25,7 @@ use crate::message::{Fault, JobResult, MemberId};
 struct Batch {
     number: u64,
     fan: Fan,
-    /// As [`crate::message::Shared::sure`] said when it began.
+    /// As [`crate::shared::Shared::sure`] said when it began.
     sure: Option<u64>,
 }
 

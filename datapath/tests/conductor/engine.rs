@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Output as Order};
-use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Shared, Switch, ToQueue};
+use datapath::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, Switch, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{self, Data, Input, Output, Queue, Reply, Transmit};
+use datapath::shared::Shared;
 use lh_block::{BLOCK, Epoch, Extent, Generation, Op};
 use lh_wire::{Control, OpCode, Status};
 

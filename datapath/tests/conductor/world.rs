@@ -7,7 +7,8 @@ use datapath::conductor::{
     self, Command, CommandError, CommandId, ConnectError, Limits, Quorum, ReplicaConfig, Robustness, Stored,
     Why,
 };
-use datapath::message::{MEMBERS_MAX, MemberId, Shared, Switch};
+use datapath::message::{MEMBERS_MAX, MemberId, Switch};
+use datapath::shared::Shared;
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance, Op};
 use lh_wire::{Control, OpCode, Status};
 

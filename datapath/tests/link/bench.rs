@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use datapath::link::{EngineQueue, Granted, Mail, News, Offer, Parts};
-use datapath::message::{
-    ControlId, FromQueue, MemberId, MemberSet, QueueId, Shared, Switch, SwitchId, ToQueue,
-};
+use datapath::message::{ControlId, FromQueue, MemberId, MemberSet, QueueId, Switch, SwitchId, ToQueue};
 use datapath::order::Table;
 use datapath::queue::{Config, Queue};
+use datapath::shared::Shared;
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
 use lh_rig::Driven;
 use lh_ring::{Changes, Mailbox, Payload, Pool, QueueDevice, Watched};

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use datapath::message::{FromQueue, MemberId, QueueId, Shared};
+use datapath::message::{FromQueue, MemberId, QueueId};
 use datapath::order::Table;
 use datapath::queue::{Config, Data, Input, Output, Queue, Reply, Transmit};
+use datapath::shared::Shared;
 use lh_block::{BLOCK, Extent, Op, SECTOR};
 use lh_wire::OpCode;
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use datapath::conductor::{self, Conductor, Refusal};
 use datapath::link::{Found, Loans, PlaceCache, Unreturned, Watch};
-use datapath::message::{ControlId, Fault, FromQueue, MemberId, QueueId, Shared, ToQueue};
+use datapath::message::{ControlId, Fault, FromQueue, MemberId, QueueId, ToQueue};
 use datapath::order::{Table, Ticket};
 use datapath::queue::{self, Data, PLACES, Queue, Reply, Transmit};
+use datapath::shared::Shared;
 use lh_block::{BLOCK, Extent, Generation, Instance, IoError, Op};
 use lh_wire::{Control, Header, OpCode, PIECE, Place, Status, flags, piece_of};
 use replica::serve::core::{ConnId, SessionHello};

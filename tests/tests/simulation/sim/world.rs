@@ -16,7 +16,8 @@ use std::sync::Arc;
 use datapath::conductor::{
     self, Command, CommandId, ConnectError, Input as Conducted, Limits, Quorum, ReplicaConfig, Stored,
 };
-use datapath::message::{MemberId, QueueId, Shared};
+use datapath::message::{MemberId, QueueId};
+use datapath::shared::Shared;
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance, Op};
 use lh_wire::Header;
 use lh_wire::handshake::Verdict;
