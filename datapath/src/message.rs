@@ -144,7 +144,7 @@ pub enum Job {
         member: MemberId,
     },
     /// Sends `ClearIntent` for the range (whole chunks) to every member under an exclusive claim, if
-    /// [`Shared::clearable`] still holds for each chunk then.
+    /// [`clearable`](crate::shared::Shared::clearable) still holds for each chunk then.
     ClearIntent {
         /// Whole chunks of the intent bitmap.
         range: Extent,
