@@ -184,7 +184,8 @@ impl Shared {
         self.stamps.len()
     }
 
-    /// The members may differ in this chunk: a read of it waits ([`ChunkWanted`](crate::message::FromQueue::ChunkWanted)) until it is resolved.
+    /// The members may differ in this chunk: a read of it waits ([`ChunkWanted`](crate::message::FromQueue::ChunkWanted)) until it
+    /// is resolved.
     /// Writes of whole blocks need not wait. Only the conductor calls this, while no member can be read from.
     pub fn put_in_doubt(&self, chunk: u64) {
         if let Some(word) = self.doubt_word(chunk)
@@ -201,7 +202,8 @@ impl Shared {
         (self.doubts.load(Ordering::Acquire) == 0).then_some(doubted)
     }
 
-    /// The chunk is equal on all members. [`ChunkResolved`](crate::message::ToQueue::ChunkResolved) follows, so whoever saw the doubt is woken.
+    /// The chunk is equal on all members. [`ChunkResolved`](crate::message::ToQueue::ChunkResolved) follows, so whoever saw the
+    /// doubt is woken.
     pub fn resolve(&self, chunk: u64) {
         if let Some(word) = self.doubt_word(chunk)
             && word.fetch_and(!(1 << (chunk % 64)), Ordering::AcqRel) & 1 << (chunk % 64) != 0
