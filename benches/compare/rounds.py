@@ -1,4 +1,4 @@
-"""Contestants in turns: A B C, A B C, ..., so that whatever the machine does happens to all of them."""
+"""Contestants in turns: A B C, B C A, C A B, ..., so that whatever the machine does happens to all of them."""
 import dataclasses, os, shutil, statistics, sys, tempfile
 
 from . import client, ours
@@ -82,7 +82,7 @@ def measure(group, plan):
             client.run(contestant.target(), FILL, plan.size)
         for work in group.workloads:
             for number in range(plan.rounds):
-                for contestant in running:
+                for contestant in turned(running, number):
                     one(group, contestant, work, plan)
                 say(f"{group.key}: {work.name}: round {number + 1} of {plan.rounds}: "
                     + ", ".join(f"{c.key} {latest(group, c, work)}" for c in running))
@@ -90,6 +90,13 @@ def measure(group, plan):
         for contestant in running:
             contestant.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def turned(contestants, number):
+    """Each round begins with another one: a disk whose host limits its rate lets whoever comes after a fast one pay for what that
+    one took, which in a fixed order would always be the same."""
+    first = number % len(contestants) if contestants else 0
+    return contestants[first:] + contestants[:first]
 
 
 def one(group, contestant, work, plan):

@@ -44,6 +44,7 @@ def under_load(host, volume, size, count, seconds):
         time.sleep(1)
         for n in range(count):
             while n % 20 == 0 and len(host.json("snapshot", "ls", volume)) > MOST:
+                expect(all(thread.is_alive() for thread in threads), "the clients' load and the folds go on")
                 time.sleep(0.5)
             host.ctl("snapshot", "create", volume, f"s{n:04}")
     finally:
