@@ -12,6 +12,7 @@ mod diff;
 mod doctor;
 mod down;
 mod engine;
+mod erase;
 mod import;
 mod install;
 mod interrupt;

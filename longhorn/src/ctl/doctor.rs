@@ -1,5 +1,6 @@
 //! `doctor`: what this host has and lacks, each line with the next step.
 
+mod discard;
 mod multipath;
 mod node;
 mod swap;
@@ -93,6 +94,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         realtime(),
         root_directory(&context.root),
         file_system(&context.root),
+        discard::finding(existing(&context.root)),
         swap::on_volumes(Path::new(crate::daemon::DEVICES), kind_below(&context.root)),
         manager(&context.root),
     ];

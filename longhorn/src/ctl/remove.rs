@@ -10,6 +10,7 @@ use control::host::{ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name,
 use serde::Serialize;
 
 use super::args::Output;
+use super::erase::Erasure;
 use super::observe::has_processes;
 use super::output::print_json;
 use super::{Context, damaged, interrupt, lock};
@@ -100,17 +101,27 @@ fn confirmed(volume: &str, what: &str, directories: &[PathBuf]) -> Result<bool> 
 /// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
 /// caller holds the volume's lock, and no process of the volume is left.
 pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
+    let mut erasure = Erasure::of(record.replicas.iter().map(|replica| replica.directory.as_path()));
     for replica in &record.replicas {
-        self::replica(root, replica)?;
+        erase(root, replica, &mut erasure)?;
     }
+    drop(erasure);
     leftovers(root, &engine_name(&record.name));
     Ok(record.remove(root)?)
 }
 
 /// Deletes a replica's files, its log and its sockets. Its process is gone.
 pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
+    erase(root, replica, &mut Erasure::of([replica.directory.as_path()]))
+}
+
+fn erase(root: &Root, replica: &ReplicaRecord, erasure: &mut Erasure) -> Result<()> {
     let directory = &replica.directory;
-    let removed = if replica.imported { remove_replica_files(directory) } else { remove_tree(directory) };
+    let removed = if replica.imported {
+        remove_replica_files(directory, erasure)
+    } else {
+        remove_tree(directory, erasure)
+    };
     removed.with_context(|| format!("{} cannot be deleted", directory.display()))?;
     leftovers(root, &replica.name);
     Ok(())
@@ -127,8 +138,8 @@ pub(super) fn leftovers(root: &Root, name: &str) {
 }
 
 /// Deletes a directory of ours.
-fn remove_tree(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
+fn remove_tree(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
+    match erasure.tree(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
         Ok(()) => directory.parent().map_or(Ok(()), sync_dir),
@@ -137,7 +148,7 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
 
 /// Deletes the replica's files in a directory that somebody else made; whatever else lies there stays, and so does the
 /// directory then.
-fn remove_replica_files(directory: &Path) -> io::Result<()> {
+fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
@@ -147,15 +158,15 @@ fn remove_replica_files(directory: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         if name == "engine" && entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
+            erasure.tree(&entry.path())?;
         } else if is_replica_file(&name.to_string_lossy()) {
-            fs::remove_file(entry.path())?;
+            erasure.file(&entry.path())?;
         } else {
             left = true;
         }
     }
     sync_dir(directory)?;
-    if left { Ok(()) } else { remove_tree(directory) }
+    if left { Ok(()) } else { remove_tree(directory, erasure) }
 }
 
 /// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
@@ -182,11 +193,12 @@ mod tests {
         fill(&alone);
         fill(&shared);
         fs::write(shared.join("photos.tar"), "x").unwrap();
-        remove_replica_files(&alone).unwrap();
-        remove_replica_files(&shared).unwrap();
+        let mut erasure = Erasure::of([alone.as_path(), shared.as_path()]);
+        remove_replica_files(&alone, &mut erasure).unwrap();
+        remove_replica_files(&shared, &mut erasure).unwrap();
         assert!(!alone.exists());
         let left: Vec<_> = fs::read_dir(&shared).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["photos.tar"]);
-        remove_replica_files(&alone).unwrap();
+        remove_replica_files(&alone, &mut erasure).unwrap();
     }
 }
