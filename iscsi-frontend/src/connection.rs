@@ -123,6 +123,8 @@ pub(crate) struct Connection {
     pub(crate) claimant: Claimant,
     /// Its initiator port, in a normal session.
     pub(crate) port: Option<u16>,
+    /// How many sessions had begun when its initiator was last known to be there, its own included.
+    pub(crate) seen: u64,
     /// Tags of its commands, by initiator task tag.
     pub(crate) tasks: Vec<(u32, u64)>,
     /// Text that goes on in the next PDU: the tag of its request, and what has come of a pair that is not whole yet.
@@ -162,6 +164,7 @@ impl Connection {
             agreed,
             claimant,
             port: None,
+            seen: 0,
             tasks: Vec::with_capacity(64),
             text: None,
             owed: 0,

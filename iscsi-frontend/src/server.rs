@@ -11,6 +11,7 @@
 mod clock;
 mod commands;
 mod functions;
+mod look;
 mod ports;
 mod text;
 mod turn;
@@ -87,6 +88,10 @@ pub struct Server {
     /// Commands that wait for memory, for a place in the device, or for others to leave their range.
     waiting: VecDeque<u64>,
     functions: Vec<Function>,
+    /// Normal sessions that have begun.
+    begun: u64,
+    /// Commands whose initiator is gone, which the device has and has not been told so.
+    gone: Vec<u64>,
     budget: Budget,
     clock: Clock,
     ending: Option<Ending>,
@@ -128,6 +133,8 @@ impl Server {
             tasks: Tasks::with_capacity(commands.min(256)),
             waiting: VecDeque::with_capacity(commands.min(256)),
             functions: Vec::new(),
+            begun: 0,
+            gone: Vec::new(),
             budget: Budget::new(limits.payload_bytes),
             clock: Clock::default(),
             ending: None,
@@ -303,6 +310,10 @@ impl Server {
             let session = Some(((slot, serial), nexus));
             info!(slot, initiator = name, "session begins");
             connection.port = Some(self.ports.insert(Port { name, session, tsih, tasks: 0 }));
+            self.begun += 1;
+            connection.seen = self.begun;
+            // What it brings may be the same, and newer.
+            self.give_up_left();
         }
         response.chunks(lh_ring::Tx::HEADER_MAX).for_each(|part| connection.tx.push_header(part));
         connection.received_at = self.clock.now();
@@ -347,8 +358,9 @@ impl Server {
     }
 
     /// Ends a connection, and with it its session. Its commands end without an answer: those that the device has when it
-    /// is done with them, the others now.
+    /// is done with them, or has been told that they are not to be begun, the others now.
     fn close(&mut self, slot: u16, why: Why) {
+        let company = self.company();
         let Some(Place::Connection(connection)) = self.places.end(slot) else { return };
         if connection.port.is_some() {
             info!(slot, "session ended: {why}");
@@ -358,6 +370,9 @@ impl Server {
         self.budget.give_back(connection.owed);
         for (_, tag) in &connection.tasks {
             self.abort(*tag, connection.claimant);
+        }
+        if !company.is_alone(&connection) {
+            self.give_up_left();
         }
         let claimant = connection.claimant;
         self.functions.retain(|function| function.owner != claimant);
@@ -389,8 +404,16 @@ impl Frontend for Server {
     fn turn(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>) {
         self.clock.read();
         self.unit.watch_size(device.geometry().size);
+        self.end_who_left();
+        self.abandon(device);
         self.serve_all(device);
         self.arm(ring);
+        self.abandon(device);
+    }
+
+    fn look(&mut self, device: &mut dyn Device<Payload>) {
+        self.end_who_left();
+        self.abandon(device);
     }
 }
 

@@ -3,9 +3,17 @@
 //! A slot is used again; its serial number tells one user from the next, so that a completion that comes after its
 //! connection was closed concerns nobody.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
+
+/// Connections asked about with one system call.
+const BATCH: usize = 16;
+
+/// POLLRDHUP of poll(2) on Linux: the peer has shut its writing side, or both. nix has no name for it.
+const POLLRDHUP: PollFlags = PollFlags::from_bits_retain(0x2000);
 
 /// A connection in one of its two phases.
 #[derive(Debug)]
@@ -146,6 +154,53 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
         }
     }
 
+    /// Are the peers of those served connections still there that are `wanted`? Of each `seen` is told its slot, and whether the
+    /// peer has shut its writing side, or both. One system call for [`BATCH`] of them.
+    pub fn look(&mut self, wanted: impl Fn(&C) -> bool, mut seen: impl FnMut(&mut C, u16, bool)) {
+        let mut next = 0;
+        while next < self.served.len() {
+            let (mut slots, mut count) = ([0; BATCH], 0);
+            while let Some(&slot) = self.served.get(next).filter(|_| count < BATCH) {
+                next += 1;
+                if self.peer(slot).is_some_and(&wanted) {
+                    slots[count] = slot;
+                    count += 1;
+                }
+            }
+            let slots = &slots[..count];
+            for (slot, has_shut) in slots.iter().zip(self.have_shut(slots)) {
+                if let Some(connection) = self.connection(*slot) {
+                    seen(connection, *slot, has_shut);
+                }
+            }
+        }
+    }
+
+    fn peer(&self, slot: u16) -> Option<&C> {
+        match self.all.get(usize::from(slot))?.1.as_ref()? {
+            Place::Handshake(_) => None,
+            Place::Connection(connection) => Some(connection),
+        }
+    }
+
+    /// Whether the peers of these slots, [`BATCH`] at most, have shut their side.
+    fn have_shut(&self, slots: &[u16]) -> [bool; BATCH] {
+        let mut have_shut = [false; BATCH];
+        let fds: [Option<BorrowedFd<'_>>; BATCH] =
+            std::array::from_fn(|i| slots.get(i).and_then(|slot| self.peer(*slot)).map(AsFd::as_fd));
+        let Some(first) = fds[0] else { return have_shut };
+        // Hang-up and errors are told unasked for.
+        let mut polls = fds.map(|fd| PollFd::new(fd.unwrap_or(first), POLLRDHUP));
+        let polls = &mut polls[..slots.len()];
+        // Of so few descriptors, without waiting, only a signal can keep the answer back.
+        while poll(polls, PollTimeout::ZERO) == Err(Errno::EINTR) {}
+        for (has_shut, told) in have_shut.iter_mut().zip(polls) {
+            // `None` are flags unknown to nix, POLLRDHUP among them.
+            *has_shut = told.any() != Some(false);
+        }
+        have_shut
+    }
+
     /// Ends every connection. Dropping alone would leave those open that a ring still waits for.
     pub fn shut_all(&self) {
         self.all.iter().filter_map(|(_, place)| place.as_ref()).for_each(Place::shut);
@@ -193,6 +248,36 @@ mod tests {
             theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
             assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
             drop(held);
+        }
+    }
+
+    /// More than one system call asks about, and some that nobody asks about.
+    #[test]
+    fn who_has_shut_its_side_is_seen_among_many() {
+        let mut places = Places::<UnixStream, UnixStream>::default();
+        let mut theirs = Vec::new();
+        for _ in 0..3 * BATCH {
+            let (ours, peer) = peers();
+            let (slot, _) = places.insert(peers().0);
+            places.promote(slot, ours);
+            theirs.push((slot, peer));
+        }
+        let look = |places: &mut Places<UnixStream, UnixStream>, unwanted: i32| {
+            let mut seen = Vec::new();
+            places.look(|c| c.as_raw_fd() != unwanted, |_, slot, has_shut| seen.push((slot, has_shut)));
+            seen
+        };
+        let gone = [0, BATCH - 1, BATCH, 2 * BATCH + 1];
+        let unwanted = places.connection(theirs[1].0).unwrap().as_raw_fd();
+        assert!(look(&mut places, unwanted).iter().all(|(_, has_shut)| !has_shut));
+        for at in gone {
+            let how = if at == 0 { Shutdown::Write } else { Shutdown::Both };
+            shutdown(theirs[at].1.as_raw_fd(), how).unwrap();
+        }
+        let seen = look(&mut places, unwanted);
+        assert_eq!(seen.len(), 3 * BATCH - 1);
+        for (at, (slot, _)) in theirs.iter().enumerate().filter(|(at, _)| *at != 1) {
+            assert!(seen.contains(&(*slot, gone.contains(&at))), "{at}");
         }
     }
 

@@ -291,10 +291,10 @@ impl Frontend for Shown {
 
     fn look(&mut self, device: &mut dyn Device<Payload>) {
         match self {
-            // A target answers a new login only when the commands of the old one have ended, and the kernel's own drivers send
-            // nothing again while there is an engine that has it.
-            Self::Nothing | Self::Filling(..) | Self::Fuse(_) | Self::Ublk(_) | Self::Iscsi(_) => {}
+            // The kernel's own drivers send nothing again while there is an engine that has it.
+            Self::Nothing | Self::Filling(..) | Self::Fuse(_) | Self::Ublk(_) => {}
             Self::Nbd(server) => server.look(device),
+            Self::Iscsi(server) => server.look(device),
         }
     }
 }
