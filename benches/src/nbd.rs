@@ -15,7 +15,10 @@ impl NbdStream {
     /// A connection with this framing to a volume of 1 TiB.
     pub const fn new(framing: Framing) -> Self {
         Self {
-            session: Session { agreed: Agreed { framing, allocation: true }, read_only: false },
+            session: Session {
+                agreed: Agreed { framing, allocation: true, block_sizes: true },
+                read_only: false,
+            },
             geometry: Geometry {
                 size: 1 << 40,
                 logical_block: 512,

@@ -139,7 +139,7 @@ impl World {
         self.check_range(range);
         assert!(!(session.read_only && op.is_write()), "{op:?} on a read-only export");
         let data = matches!(op, Op::Read | Op::Write { .. });
-        assert!(!data || range.len <= u64::from(self.geometry.max_transfer));
+        assert!(!data || range.len <= session.longest(&self.geometry));
         assert_eq!(call.payload, if matches!(op, Op::Write { .. }) { range.len } else { 0 });
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
         assert!(!op.is_write() || fua == (call.flags & command_flag::FUA != 0), "FUA was lost: {op:?}");

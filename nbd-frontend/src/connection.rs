@@ -9,6 +9,8 @@
 //! - A submitted request runs to its end, unless the device has not begun it when the client is gone: it is abandoned then. Without
 //!   its client, its answer is dropped.
 
+mod long;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,8 +21,10 @@ use lh_ring::{Fd, Payload, Pool, Rx, Tx};
 use crate::budget::{Budget, Claimant};
 use crate::connection_count::{Census, Counted};
 use crate::proto::error;
-use crate::requests::{InFlight, Requests};
+use crate::requests::{InFlight, Part, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
+
+use long::{LongRead, LongWrite};
 
 /// Requests taken from one connection before the next one has its turn.
 const QUANTUM: usize = 16;
@@ -65,6 +69,8 @@ pub(crate) enum Why {
     Broken(#[from] Broken),
     #[error("the client shut its side and left more than is held for it")]
     TooMuchHeld,
+    #[error("a read failed after its reply had begun")]
+    CutOff,
     #[error("another connection has come in its place, or the volume is shown to nobody")]
     Replaced,
     #[error("no answer taken, or no byte of a request sent, for too long")]
@@ -99,13 +105,21 @@ pub(crate) enum Served {
 #[derive(Debug)]
 enum Expect {
     Header,
-    /// The bytes of a write, counted in the budget.
+    /// The bytes of a write, or of a piece of a long one, counted in the budget.
     Data {
         call: Call,
         op: Op,
         range: Extent,
+        /// Of a piece: what of the write follows it.
+        rest: Option<Extent>,
         /// The client has been listened to for them.
         asked: bool,
+    },
+    /// The next piece of a long write, for which there is no memory yet.
+    Piece {
+        call: Call,
+        op: Op,
+        rest: Extent,
     },
     /// The contexts of a block status request.
     Filter {
@@ -137,6 +151,7 @@ struct Held {
     op: Op,
     range: Extent,
     data: Option<Payload>,
+    part: Part,
 }
 
 /// One client in the transmission phase.
@@ -151,6 +166,10 @@ pub(crate) struct Connection {
     phase: Phase,
     in_flight: u32,
     held: VecDeque<Held>,
+    long_write: Option<LongWrite>,
+    long_read: Option<LongRead>,
+    /// The rest of a reply that has begun cannot be sent.
+    is_cut_off: bool,
     /// Bytes of the budget for data being received or held.
     kept: usize,
     /// Bytes of the budget for read data that waits to be sent.
@@ -193,6 +212,9 @@ impl Connection {
             phase: Phase::Open,
             in_flight: 0,
             held: VecDeque::new(),
+            long_write: None,
+            long_read: None,
+            is_cut_off: false,
             kept: 0,
             owed: 0,
             total: 0,
@@ -270,6 +292,9 @@ impl Connection {
 
     /// One step through the stream; what has to be waited for if it cannot be made.
     fn step(&mut self, work: &mut Work<'_>) -> Result<Option<Served>, Why> {
+        if self.is_cut_off {
+            return Err(Why::CutOff);
+        }
         if self.phase == Phase::Finishing {
             return Ok(Some(self.finish_held(work)));
         }
@@ -282,17 +307,22 @@ impl Connection {
             return Ok(Some(Served::Blocked));
         }
         match std::mem::replace(&mut self.expect, Expect::Header) {
-            Expect::Header => self.header(work),
-            Expect::Data { call, op, range, asked } => {
+            Expect::Header => match self.long_read {
+                Some(read) => self.read_on(work, read),
+                None => self.header(work),
+            },
+            Expect::Data { call, op, range, rest, asked } => {
                 let missing = self.missing(range.len);
                 if missing > 0 || self.must_look() {
-                    self.expect = Expect::Data { call, op, range, asked };
+                    self.expect = Expect::Data { call, op, range, rest, asked };
                     return Ok(Some(if missing > 0 { Served::Bytes(missing) } else { Served::Look }));
                 }
                 let data = self.rx.take(as_len(range.len));
                 self.kept -= data.len();
-                self.write(work, Held { call, op, range, data: Some(data) })
+                let part = self.piece_has_come(call, op, rest);
+                self.write(work, Held { call, op, range, data: Some(data), part })
             }
+            Expect::Piece { call, op, rest } => self.next_piece(work, call, op, rest),
             Expect::Filter { call } => {
                 let missing = self.missing(call.payload);
                 if missing > 0 {
@@ -329,7 +359,10 @@ impl Connection {
         if matches!(decision, Decision::Device { op, .. } if op.is_write()) && self.must_look() {
             return Ok(Some(Served::Look));
         }
-        if let Decision::Device { op: Op::Read | Op::Write { .. }, range } = decision {
+        if let Decision::Device { op: op @ (Op::Read | Op::Write { .. }), range } = decision {
+            if range.len > u64::from(served_geometry(work.device).max_transfer) {
+                return self.begin_long(call, op, range, len);
+            }
             let bytes = as_len(range.len);
             if let Some(wait) = self.admit(work, bytes)? {
                 return Ok(Some(wait));
@@ -359,15 +392,15 @@ impl Connection {
     fn act(&mut self, work: &mut Work<'_>, call: Call, decision: Decision) -> Result<Option<Served>, Why> {
         match decision {
             Decision::Device { op: op @ Op::Write { .. }, range } => {
-                self.expect = Expect::Data { call, op, range, asked: false };
+                self.expect = Expect::Data { call, op, range, rest: None, asked: false };
             }
             Decision::Device { op, range } if op.is_write() => {
-                return self.write(work, Held { call, op, range, data: None });
+                return self.write(work, Held { call, op, range, data: None, part: Part::Whole });
             }
             Decision::Device { op, range } => {
                 let bytes = if op == Op::Read { as_len(range.len) } else { 0 };
                 self.kept -= bytes;
-                self.submit(work, Held { call, op, range, data: None }, bytes);
+                self.submit(work, Held { call, op, range, data: None, part: Part::Whole }, bytes);
             }
             Decision::Status(range) => {
                 work.scratch.clear();
@@ -422,9 +455,9 @@ impl Connection {
     }
 
     fn submit(&mut self, work: &mut Work<'_>, request: Held, bytes: usize) {
-        let Held { call, op, range, data } = request;
+        let Held { call, op, range, data, part } = request;
         let write = op.is_write();
-        let tag = work.requests.insert(InFlight { owner: self.claimant, call, write, bytes });
+        let tag = work.requests.insert(InFlight { owner: self.claimant, call, part, write, bytes });
         self.in_flight += 1;
         work.device.submit(Request { tag, op, range, data });
     }
@@ -445,22 +478,28 @@ impl Connection {
     /// A request of this connection has been answered by the device.
     pub(crate) fn finish(&mut self, request: &InFlight, done: Done<Payload>, budget: &mut Budget) {
         self.in_flight -= 1;
+        let reads = matches!(request.part, Part::OfRead(_)) || (request.bytes > 0 && !request.write);
         let answer = match (done.result, done.data) {
             (Err(reason), _) => Err(Refusal::of_device(reason, request.write)),
-            (Ok(()), Some(data)) if data.len() as u64 == request.call.length => {
+            (Ok(()), Some(data)) if reads && data.len() == request.bytes => {
                 // Not counted as done yet: the memory is taken until the client has it.
                 self.owed += data.len();
-                self.tx.push_header(self.session.data(&request.call).as_bytes());
+                let head = self.head_of(request);
+                self.tx.push_header(head.as_bytes());
                 self.tx.push_payload(data);
                 return;
             }
-            (Ok(()), None) if request.bytes == 0 || request.write => Ok(()),
+            (Ok(()), None) if !reads => Ok(()),
             // A read without its bytes: a device that breaks its promise.
             (Ok(()), _) => Err(Refusal { error: error::EIO, text: "the device returned no data", at: None }),
         };
         self.total -= request.bytes;
         budget.give_back(request.bytes);
-        self.answer(&request.call, answer);
+        match request.part {
+            Part::Whole => self.answer(&request.call, answer),
+            Part::OfWrite => self.piece_is_written(answer),
+            Part::OfRead(piece) => self.piece_is_unread(&request.call, piece, answer),
+        }
     }
 
     /// The device has requests of this client.

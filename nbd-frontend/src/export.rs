@@ -41,6 +41,8 @@ pub struct Agreed {
     pub framing: Framing,
     /// `base:allocation` was selected: block status may be asked for.
     pub allocation: bool,
+    /// The client has asked for the block sizes, and is held to them.
+    pub block_sizes: bool,
 }
 
 impl Agreed {

@@ -276,7 +276,7 @@ impl Negotiation {
         Progress::Ready(self.agreed)
     }
 
-    fn info(&self, option: u32, data: &[u8], offer: &Offer<'_>, out: &mut Vec<u8>) -> Progress {
+    fn info(&mut self, option: u32, data: &[u8], offer: &Offer<'_>, out: &mut Vec<u8>) -> Progress {
         let Some((name, asked)) = parse_info(data) else {
             push_error(out, option, reply::ERR_INVALID, "malformed NBD_OPT_INFO or NBD_OPT_GO");
             return Progress::More;
@@ -285,6 +285,7 @@ impl Negotiation {
             push_unknown(out, option, name, offer.export);
             return Progress::More;
         }
+        self.agreed.block_sizes |= asks_for(asked, info::BLOCK_SIZE);
         push_info(out, option, asked, self.agreed, offer);
         push_reply(out, option, reply::ACK, &[]);
         if option == option::GO { Progress::Ready(self.agreed) } else { Progress::More }
@@ -328,18 +329,21 @@ fn list(export: &Export, out: &mut Vec<u8>) {
     push_reply(out, option::LIST, reply::ACK, &[]);
 }
 
-/// All that there is to say of the export. The block sizes are always told, asked for or not: they are enforced.
+fn asks_for(asked: &[u8], kind: u16) -> bool {
+    asked.as_chunks::<2>().0.contains(&kind.to_be_bytes())
+}
+
+/// All that there is to say of the export. The block sizes are always told, asked for or not.
 fn push_info(out: &mut Vec<u8>, option: u32, asked: &[u8], agreed: Agreed, offer: &Offer<'_>) {
     let flags = agreed.transmission_flags(offer.export);
     let export =
         InfoExport { kind: info::EXPORT.into(), size: offer.geometry.size.into(), flags: flags.into() };
     push_reply(out, option, reply::INFO, &[export.as_bytes()]);
-    let wants = |kind: u16| asked.as_chunks::<2>().0.contains(&kind.to_be_bytes());
-    if wants(info::NAME) {
+    if asks_for(asked, info::NAME) {
         let parts = [&info::NAME.to_be_bytes(), offer.export.name.as_bytes()];
         push_reply(out, option, reply::INFO, &parts);
     }
-    if wants(info::DESCRIPTION) && !offer.export.description.is_empty() {
+    if asks_for(asked, info::DESCRIPTION) && !offer.export.description.is_empty() {
         let parts = [&info::DESCRIPTION.to_be_bytes(), offer.export.description.as_bytes()];
         push_reply(out, option, reply::INFO, &parts);
     }

@@ -226,6 +226,8 @@ pub mod error {
     pub const EINVAL: u32 = 22;
     /// `NBD_ENOSPC`.
     pub const ENOSPC: u32 = 28;
+    /// `NBD_EOVERFLOW`: only for reads that must not be answered in several chunks.
+    pub const EOVERFLOW: u32 = 75;
     /// `NBD_ENOTSUP`: only for fast zeroes.
     pub const ENOTSUP: u32 = 95;
     /// `NBD_ESHUTDOWN`.

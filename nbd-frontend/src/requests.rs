@@ -3,8 +3,21 @@
 //! A tag names a place and a count of its uses, so that no tag is used twice while a request is in flight, and an answer
 //! is never taken for another request's. Requests outlive their connection: the device answers them all the same.
 
+use lh_block::Extent;
+
 use crate::budget::Claimant;
 use crate::transmit::Call;
+
+/// What the device has of a client's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All of it.
+    Whole,
+    /// A piece of a long write.
+    OfWrite,
+    /// This piece of a long read.
+    OfRead(Extent),
+}
 
 /// A request that the device has.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +25,7 @@ pub(crate) struct InFlight {
     /// Whose it is. The connection may be gone.
     pub(crate) owner: Claimant,
     pub(crate) call: Call,
+    pub(crate) part: Part,
     /// Changes data.
     pub(crate) write: bool,
     /// Bytes taken from the budget.
@@ -86,7 +100,7 @@ mod tests {
 
     fn request() -> InFlight {
         let call = Call { flags: 0, kind: 0, cookie: 0, offset: 0, length: 0, payload: 0 };
-        InFlight { owner: (0, 0), call, write: false, bytes: 0 }
+        InFlight { owner: (0, 0), call, part: Part::Whole, write: false, bytes: 0 }
     }
 
     #[test]

@@ -111,7 +111,7 @@ mod tests {
     use crate::proto::command;
 
     fn session(framing: Framing) -> Session {
-        Session { agreed: Agreed { framing, allocation: true }, read_only: false }
+        Session { agreed: Agreed { framing, allocation: true, block_sizes: true }, read_only: false }
     }
 
     fn call(flags: u16, length: u64) -> Call {

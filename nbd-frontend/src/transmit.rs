@@ -20,6 +20,10 @@ use crate::proto::{
 /// libnbd send up to 64 MiB, and deserve an error rather than a hang-up.
 pub const DROP_MAX: u64 = 64 << 20;
 
+/// Longest read or write of a client that has not asked for the block sizes: what the protocol tells such clients to keep to
+/// ("Block size constraints"). Linux' nbd-client does not ask, and has the kernel send more than 1 MiB.
+pub const LONGEST: u32 = 32 << 20;
+
 /// Longest payload of a block status request that is looked at: its length field and 32 contexts.
 pub const FILTER_MAX: usize = 8 + 4 * 32;
 
@@ -55,7 +59,7 @@ pub struct Call {
 /// What to do about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Ask the device. A write's payload is exactly the range's bytes.
+    /// Ask the device, in pieces if a read or write is longer than it takes. A write's payload is exactly the range's bytes.
     Device {
         /// The operation.
         op: Op,
@@ -106,6 +110,7 @@ const UNKNOWN_COMMAND: Refusal = refuse(error::EINVAL, "unknown command");
 const UNKNOWN_FLAG: Refusal = refuse(error::EINVAL, "flag unknown, or not valid for this command");
 const UNALIGNED: Refusal = refuse(error::EINVAL, "offset or length is no multiple of the minimum block size");
 const OVERSIZE: Refusal = refuse(error::EINVAL, "longer than the maximum block size");
+const IN_PIECES: Refusal = refuse(error::EOVERFLOW, "too long for a single chunk");
 const BEYOND: Refusal = refuse(error::EINVAL, "beyond the end of the export");
 const BEYOND_WRITE: Refusal = refuse(error::ENOSPC, "beyond the end of the export");
 const READ_ONLY: Refusal = refuse(error::EPERM, "the export is read-only");
@@ -223,6 +228,12 @@ impl Session {
         Some(own | command_flag::FUA)
     }
 
+    /// The longest read or write that this client may ask for.
+    pub fn longest(&self, geometry: &Geometry) -> u64 {
+        let most = geometry.max_transfer;
+        u64::from(if self.agreed.block_sizes { most } else { most.max(LONGEST) })
+    }
+
     fn check_range(&self, call: &Call, geometry: &Geometry) -> Result<Extent, Refusal> {
         let writes = matches!(call.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES);
         if self.read_only && writes {
@@ -230,8 +241,12 @@ impl Session {
         }
         let range = Extent::new(call.offset, call.length);
         let moves_data = matches!(call.kind, command::READ | command::WRITE);
-        if moves_data && call.length > u64::from(geometry.max_transfer) {
+        if moves_data && call.length > self.longest(geometry) {
             return Err(OVERSIZE);
+        }
+        let in_pieces = call.length > u64::from(geometry.max_transfer);
+        if call.kind == command::READ && call.flags & command_flag::DF != 0 && in_pieces {
+            return Err(IN_PIECES);
         }
         if !range.is_aligned(u64::from(geometry.logical_block)) {
             return Err(UNALIGNED);
@@ -343,12 +358,20 @@ impl Session {
 
     /// What goes before the `call.length` bytes of a read.
     pub fn data(&self, call: &Call) -> Head {
+        self.piece(call, Extent::new(call.offset, call.length))
+    }
+
+    /// What goes before a piece of a read. Pieces come in order; before those behind the first nothing may go that says how the
+    /// read ended, where replies are simple.
+    pub fn piece(&self, call: &Call, piece: Extent) -> Head {
         let mut head = empty_head();
-        if self.agreed.framing == Framing::Simple {
+        if self.agreed.framing != Framing::Simple {
+            let is_last = piece.end() == call.offset.saturating_add(call.length);
+            let flags = if is_last { REPLY_FLAG_DONE } else { 0 };
+            self.push_chunk_of(&mut head, call, (chunk::OFFSET_DATA, flags), 8 + piece.len);
+            head.push(&piece.offset.to_be_bytes());
+        } else if piece.offset == call.offset {
             push_simple(&mut head, call, 0);
-        } else {
-            self.push_chunk(&mut head, call, chunk::OFFSET_DATA, 8 + call.length);
-            head.push(&call.offset.to_be_bytes());
         }
         head
     }
@@ -376,11 +399,15 @@ impl Session {
 
     /// The head of a chunk of `length` bytes that is the only one of its reply.
     pub(crate) fn push_chunk(&self, head: &mut Head, call: &Call, kind: u16, length: u64) {
+        self.push_chunk_of(head, call, (kind, REPLY_FLAG_DONE), length);
+    }
+
+    fn push_chunk_of(&self, head: &mut Head, call: &Call, (kind, flags): (u16, u16), length: u64) {
         let cookie = U64::from(call.cookie);
         if self.agreed.framing == Framing::Extended {
             let raw = ExtendedReply {
                 magic: EXTENDED_REPLY_MAGIC.into(),
-                flags: REPLY_FLAG_DONE.into(),
+                flags: flags.into(),
                 kind: kind.into(),
                 cookie,
                 offset: call.offset.into(),
@@ -390,7 +417,7 @@ impl Session {
         } else {
             let raw = StructuredReply {
                 magic: STRUCTURED_REPLY_MAGIC.into(),
-                flags: REPLY_FLAG_DONE.into(),
+                flags: flags.into(),
                 kind: kind.into(),
                 cookie,
                 length: chunk_len(length).into(),
@@ -415,7 +442,7 @@ const fn text_len(text: &str) -> u16 {
     text.len() as u16
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a read is at most max_transfer, a 32-bit number")]
+#[expect(clippy::cast_possible_truncation, reason = "a piece is at most max_transfer, a 32-bit number")]
 const fn chunk_len(length: u64) -> u32 {
     length as u32
 }

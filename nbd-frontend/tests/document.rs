@@ -41,6 +41,7 @@ fn options_commands_and_errors_are_listed_with_their_numbers() {
         ("EIO", error::EIO),
         ("EINVAL", error::EINVAL),
         ("ENOSPC", error::ENOSPC),
+        ("EOVERFLOW", error::EOVERFLOW),
         ("ENOTSUP", error::ENOTSUP),
         ("ESHUTDOWN", error::ESHUTDOWN),
     ];

@@ -123,7 +123,8 @@ fn whatever_reaches_the_device_is_inside_the_volume() {
     for seed in 0..300_000_u64 {
         let random = &mut Random::new(seed);
         let framing = FRAMINGS[random.below(3)];
-        let agreed = Agreed { framing, allocation: random.below(2) == 0 && framing != Framing::Simple };
+        let allocation = random.below(2) == 0 && framing != Framing::Simple;
+        let agreed = Agreed { framing, allocation, block_sizes: random.below(2) == 0 };
         let session = Session { agreed, read_only: random.below(8) == 0 };
         let mut bytes = vec![0; session.request_len()];
         let extended = framing == Framing::Extended;
@@ -167,7 +168,7 @@ fn whatever_reaches_the_device_is_inside_the_volume() {
                 assert!(range.is_aligned(512) && !range.is_empty(), "seed {seed}");
                 assert!(!(session.read_only && op.is_write()), "seed {seed}");
                 let data = matches!(op, Op::Read | Op::Write { .. });
-                assert!(!data || range.len <= u64::from(GEOMETRY.max_transfer), "seed {seed}");
+                assert!(!data || range.len <= session.longest(&GEOMETRY), "seed {seed}");
                 let payload = if matches!(op, Op::Write { .. }) { range.len } else { 0 };
                 assert_eq!(call.payload, payload, "seed {seed}");
             }

@@ -8,6 +8,7 @@ COMPACT, EXTENDED = 0x25609513, 0x21E41C71
 SIMPLE_REPLY, STRUCTURED_REPLY, EXTENDED_REPLY = 0x67446698, 0x668E33EF, 0x6E8A278C
 OPT_ABORT, OPT_INFO, OPT_GO, OPT_STRUCTURED, OPT_LIST_META, OPT_SET_META, OPT_EXTENDED = 2, 6, 7, 8, 9, 10, 11
 REP_ACK, REP_INFO, REP_META, REP_POLICY, REP_EXT_REQD = 1, 3, 4, (1 << 31) + 2, (1 << 31) + 10
+INFO_BLOCK_SIZE = 3
 READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
 FUA, NO_HOLE, DF, REQ_ONE, FAST_ZERO, PAYLOAD = (1 << bit for bit in range(6))
 CHUNK_NONE, CHUNK_DATA, CHUNK_HOLE, CHUNK_STATUS, CHUNK_STATUS_EXT = 0, 1, 2, 5, 6
@@ -54,7 +55,7 @@ class Nbd:
             self.option(OPT_STRUCTURED if framing == "structured" else OPT_EXTENDED)
             if contexts:
                 self.option(OPT_SET_META, text(export) + struct.pack(">I", 1) + text("base:allocation"))
-        for kind, data in self.option(OPT_GO, text(export) + struct.pack(">H", 0)):
+        for kind, data in self.option(OPT_GO, text(export) + struct.pack(">HH", 1, INFO_BLOCK_SIZE)):
             if kind == REP_INFO and data[:2] == b"\0\0":
                 self.size, self.flags = struct.unpack(">QH", data[2:])
 

@@ -110,7 +110,7 @@ fn go_tells_everything_and_begins_transmission() {
             "1:"
         ]
     );
-    assert_eq!(client.progress, Progress::Ready(Agreed::default()));
+    assert_eq!(client.progress, Progress::Ready(Agreed { block_sizes: true, ..Agreed::default() }));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn framing_is_agreed_on() {
     let flags = u16::from_be_bytes([replies[0].1[10], replies[0].1[11]]);
     assert_ne!(flags & transmission_flag::SEND_DF, 0);
     assert_eq!(flags & transmission_flag::BLOCK_STATUS_PAYLOAD, 0);
-    let structured = Agreed { framing: Framing::Structured, allocation: false };
+    let structured = Agreed { framing: Framing::Structured, ..Agreed::default() };
     assert_eq!(client.progress, Progress::Ready(structured));
 
     let mut client = Client::fixed();
@@ -255,7 +255,28 @@ fn framing_is_agreed_on() {
     let replies = client.option(option::GO, &info_data("demo", &[]));
     let flags = u16::from_be_bytes([replies[0].1[10], replies[0].1[11]]);
     assert_ne!(flags & transmission_flag::BLOCK_STATUS_PAYLOAD, 0);
-    assert_eq!(client.progress, Progress::Ready(Agreed { framing: Framing::Extended, allocation: true }));
+    let extended = Agreed { framing: Framing::Extended, allocation: true, block_sizes: false };
+    assert_eq!(client.progress, Progress::Ready(extended));
+}
+
+/// Whether it asks when it goes, or has asked before.
+#[test]
+fn who_has_asked_for_the_block_sizes_is_held_to_them() {
+    let asks = info_data("demo", &[info::BLOCK_SIZE]);
+    let silent = info_data("demo", &[info::NAME]);
+    for (first, last, is_held) in [(&silent, &silent, false), (&silent, &asks, true), (&asks, &silent, true)]
+    {
+        let mut client = Client::fixed();
+        client.option(option::INFO, first);
+        client.option(option::GO, last);
+        let agreed = Agreed { block_sizes: is_held, ..Agreed::default() };
+        assert_eq!(client.progress, Progress::Ready(agreed));
+    }
+    let mut client = Client::fixed();
+    // It was not told of this export.
+    client.option(option::INFO, &info_data("another", &[info::BLOCK_SIZE]));
+    client.option(option::GO, &silent);
+    assert_eq!(client.progress, Progress::Ready(Agreed::default()));
 }
 
 #[test]
@@ -401,6 +422,7 @@ fn byte_by_byte_is_the_same() {
     whole.send(&bytes);
     let mut slow = Client::new();
     bytes.chunks(1).for_each(|byte| slow.send(byte));
-    assert_eq!(whole.progress, Progress::Ready(Agreed { framing: Framing::Structured, allocation: true }));
+    let structured = Agreed { framing: Framing::Structured, allocation: true, block_sizes: false };
+    assert_eq!(whole.progress, Progress::Ready(structured));
     assert_eq!((slow.progress, slow.out), (whole.progress, whole.out));
 }

@@ -9,7 +9,8 @@ const GEOMETRY: Geometry =
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];
 
 fn session(framing: Framing) -> Session {
-    Session { agreed: Agreed { framing, allocation: framing != Framing::Simple }, read_only: false }
+    let allocation = framing != Framing::Simple;
+    Session { agreed: Agreed { framing, allocation, block_sizes: true }, read_only: false }
 }
 
 /// A request as a client of this framing sends it.
@@ -195,6 +196,52 @@ fn oversize_requests_are_invalid() {
     }
 }
 
+/// "Block size constraints": who was not told may assume that much.
+#[test]
+fn who_has_not_asked_may_be_longer_but_not_in_one_chunk() {
+    for framing in FRAMINGS {
+        let session = Session { agreed: Agreed { framing, ..Agreed::default() }, read_only: false };
+        let decide = |kind, flags, length| session.decide(&call(framing, kind, flags, 0, length), &GEOMETRY);
+        for kind in [command::READ, command::WRITE] {
+            let longest = Extent::new(0, LONGEST.into());
+            assert!(
+                matches!(decide(kind, 0, longest.len), Decision::Device { range, .. } if range == longest)
+            );
+            assert_eq!(error_of(decide(kind, 0, longest.len + 512)), error::EINVAL);
+        }
+        if framing != Framing::Simple {
+            let in_one = |length| decide(command::READ, command_flag::DF, length);
+            assert!(matches!(in_one(1 << 20), Decision::Device { .. }));
+            assert_eq!(error_of(in_one((1 << 20) + 512)), error::EOVERFLOW);
+        }
+    }
+}
+
+/// The one chunk that there is of a read is golden elsewhere.
+#[test]
+fn pieces_of_a_read_say_where_they_belong_and_which_is_the_last() {
+    let head = |framing, offset: u64, len| {
+        let call = call(framing, command::READ, 0, 4096, 2 << 20);
+        let session = Session { agreed: Agreed { framing, ..Agreed::default() }, read_only: false };
+        hex(session.piece(&call, Extent::new(offset, len)).as_bytes())
+    };
+    let (first, last) = ((4096, 1 << 20), (4096 + (1 << 20), 1 << 20));
+    let simple = [first, last].map(|(offset, len)| head(Framing::Simple, offset, len));
+    assert_eq!(simple, ["67446698000000000102030405060708", ""]);
+    assert_eq!(
+        head(Framing::Structured, first.0, first.1),
+        "668e33ef000000010102030405060708001000080000000000001000"
+    );
+    assert_eq!(
+        head(Framing::Structured, last.0, last.1),
+        "668e33ef000100010102030405060708001000080000000000101000"
+    );
+    assert_eq!(
+        head(Framing::Extended, first.0, first.1),
+        "6e8a278c000000010102030405060708000000000000100000000000001000080000000000001000"
+    );
+}
+
 #[test]
 fn unknown_commands_and_flags_are_invalid() {
     for framing in FRAMINGS {
@@ -258,7 +305,7 @@ fn a_read_only_export_refuses_writes() {
 #[test]
 fn block_status_needs_its_context() {
     for framing in FRAMINGS {
-        let session = Session { agreed: Agreed { framing, allocation: false }, read_only: false };
+        let session = Session { agreed: Agreed { framing, ..Agreed::default() }, read_only: false };
         let call = call(framing, command::BLOCK_STATUS, 0, 0, 512);
         assert_eq!(error_of(session.decide(&call, &GEOMETRY)), error::EINVAL);
     }

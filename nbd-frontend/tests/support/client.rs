@@ -7,7 +7,7 @@ use nbd_frontend::Framing;
 use nbd_frontend::proto::{
     BASE_ALLOCATION, EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, ExtendedReply, ExtendedRequest, Greeting,
     OPTION_MAGIC, OptionHeader, OptionReply, REPLY_FLAG_DONE, REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply, chunk, command, command_flag, option, reply,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply, chunk, command, command_flag, info, option, reply,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -95,7 +95,16 @@ impl Client {
         Self::over(server.connect_tcp(), framing).expect("admitted")
     }
 
+    /// The same of a client that does not ask for the block sizes, and is told them all the same.
+    pub fn unasked(server: &Running, framing: Framing) -> Self {
+        Self::negotiated(server.connect(), framing, &[]).expect("admitted")
+    }
+
     pub fn over(stream: UnixStream, framing: Framing) -> Result<Self, u32> {
+        Self::negotiated(stream, framing, &[info::BLOCK_SIZE])
+    }
+
+    fn negotiated(stream: UnixStream, framing: Framing, asked: &[u16]) -> Result<Self, u32> {
         let mut stream = greet(stream);
         let opt = match framing {
             Framing::Simple => None,
@@ -109,7 +118,9 @@ impl Client {
             send_option(&mut stream, option::SET_META_CONTEXT, &query).unwrap();
             assert_eq!(option_replies(&mut stream).unwrap().len(), 2);
         }
-        send_option(&mut stream, option::GO, &[string("demo"), vec![0, 0]].concat()).unwrap();
+        let mut data = [string("demo"), vec![0, u8::try_from(asked.len()).unwrap()]].concat();
+        asked.iter().for_each(|kind| data.extend(kind.to_be_bytes()));
+        send_option(&mut stream, option::GO, &data).unwrap();
         let replies = option_replies(&mut stream).unwrap();
         let (last, _) = replies.last().unwrap();
         if *last != reply::ACK {
@@ -193,24 +204,46 @@ impl Client {
 
     /// Reads the next reply, which has one chunk.
     pub fn reply(&mut self) -> io::Result<Reply> {
+        let (reply, is_done) = self.next_chunk()?;
+        assert!(is_done, "there is more");
+        Ok(reply)
+    }
+
+    /// Reads the next reply, whose chunks nothing comes between: how many they are, and what they say together.
+    pub fn reply_in_pieces(&mut self) -> io::Result<(u32, Reply)> {
+        let (mut whole, mut is_done) = self.next_chunk()?;
+        let mut chunks = 1;
+        while !is_done {
+            let next;
+            (next, is_done) = self.next_chunk()?;
+            assert_eq!(next.cookie, whole.cookie);
+            whole.data.extend(next.data);
+            (whole.error, whole.text, whole.at) = (next.error, next.text, next.at);
+            chunks += 1;
+        }
+        Ok((chunks, whole))
+    }
+
+    /// A reply, or a chunk of one; true if it is the last.
+    fn next_chunk(&mut self) -> io::Result<(Reply, bool)> {
         let mut magic = [0; 4];
         self.stream.read_exact(&mut magic)?;
         match u32::from_be_bytes(magic) {
             SIMPLE_REPLY_MAGIC => {
                 assert_ne!(self.framing, Framing::Extended, "a simple reply to an extended request");
-                self.simple(magic)
+                Ok((self.simple(magic)?, true))
             }
             STRUCTURED_REPLY_MAGIC => {
                 assert_eq!(self.framing, Framing::Structured);
                 let raw = StructuredReply::read_from_bytes(&self.rest::<20>(magic)?).unwrap();
-                assert_eq!(raw.flags.get(), REPLY_FLAG_DONE);
-                self.chunk(raw.cookie.get(), raw.kind.get(), u64::from(raw.length.get()))
+                let reply = self.chunk(raw.cookie.get(), raw.kind.get(), u64::from(raw.length.get()))?;
+                Ok((reply, raw.flags.get() == REPLY_FLAG_DONE))
             }
             EXTENDED_REPLY_MAGIC => {
                 assert_eq!(self.framing, Framing::Extended);
                 let raw = ExtendedReply::read_from_bytes(&self.rest::<32>(magic)?).unwrap();
-                assert_eq!(raw.flags.get(), REPLY_FLAG_DONE);
-                self.chunk(raw.cookie.get(), raw.kind.get(), raw.length.get())
+                let reply = self.chunk(raw.cookie.get(), raw.kind.get(), raw.length.get())?;
+                Ok((reply, raw.flags.get() == REPLY_FLAG_DONE))
             }
             other => panic!("no reply: {other:#x}"),
         }
