@@ -13,14 +13,16 @@ mod long;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 
 use crate::budget::{Budget, Claimant};
 use crate::connection_count::{Census, Counted};
-use crate::proto::error;
+use crate::proto::{command, error};
 use crate::requests::{InFlight, Part, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
 
@@ -179,6 +181,8 @@ pub(crate) struct Connection {
     /// The peer was looked at in this turn, or need not be.
     looked: bool,
     counted: Counted,
+    /// `NBD_CMD_DISC` has come, read or not.
+    has_said_goodbye: bool,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
@@ -220,6 +224,7 @@ impl Connection {
             total: 0,
             looked: false,
             counted,
+            has_said_goodbye: false,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
@@ -233,7 +238,31 @@ impl Connection {
 
     /// True if its client may have sent again elsewhere what the device has of it.
     pub(crate) const fn may_have_left(&self, census: Census) -> bool {
-        self.has_in_flight() && !self.is_finishing() && !self.counted.is_alone(census)
+        let means_it = self.is_finishing() || self.has_said_goodbye;
+        self.has_in_flight() && !means_it && !self.counted.is_alone(census)
+    }
+
+    /// True if the client, which has shut its side, has sent `NBD_CMD_DISC`. A device that is full keeps it from being read. The answer
+    /// costs a copy of what has not been read, once.
+    pub(crate) fn says_goodbye(&mut self) -> bool {
+        let mut unread = vec![0; self.rx.available()];
+        self.rx.peek_at(0, &mut unread);
+        unread.extend(in_socket(&self.fd));
+        let len = self.session.request_len();
+        let mut next = match &self.expect {
+            Expect::Header => 0,
+            Expect::Data { range, rest, .. } => range.len + rest.map_or(0, |rest| rest.len),
+            Expect::Piece { rest, .. } => rest.len,
+            Expect::Filter { call } => call.payload,
+            Expect::Drop { left, .. } => *left,
+        };
+        let mut stream = &unread[..];
+        while let Some((header, behind)) = stream.get(as_len(next)..).and_then(|s| s.split_at_checked(len)) {
+            let Ok(call) = self.session.decode(header) else { break };
+            self.has_said_goodbye |= call.kind == command::DISC;
+            (stream, next) = (behind, call.payload);
+        }
+        self.has_said_goodbye
     }
 
     fn must_look(&self) -> bool {
@@ -551,6 +580,23 @@ impl Connection {
     pub(crate) fn close(mut self, budget: &mut Budget) {
         self.stop_reading(budget);
         budget.give_back(self.owed);
+    }
+}
+
+/// What has come to a socket and has not been received.
+fn in_socket(fd: &Fd) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    loop {
+        let peeked = recv(fd.as_raw_fd(), &mut bytes, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+        match peeked {
+            Ok(len) if len < bytes.len() => {
+                bytes.truncate(len);
+                return bytes;
+            }
+            Ok(len) => bytes.resize(2 * len, 0),
+            Err(Errno::EINTR) => {}
+            Err(_) => return Vec::new(),
+        }
     }
 }
 

@@ -195,6 +195,40 @@ fn who_left_without_being_noticed_is_found_when_the_device_asks() {
     }
 }
 
+/// A full device keeps the server from reading it, in what has been received or not.
+#[test]
+fn a_goodbye_that_was_not_read_is_kept_to_when_the_device_asks() {
+    for (is_received, says_it) in [(true, true), (true, false), (false, true), (false, false)] {
+        let server = held(1);
+        let _another = server.connections.add();
+        let mut client = Client::connect(&server, Framing::Simple);
+        let mut bytes = trims(&mut client, 2);
+        bytes.extend(client.encode(command::WRITE, 0, 4096, 512).0);
+        let goodbye = client.encode(command::DISC, 0, 0, 0).0;
+        // Data is none.
+        bytes.resize(bytes.len() + 512 - goodbye.len(), 7);
+        bytes.extend(&goodbye);
+        if says_it {
+            bytes.extend(&goodbye);
+        }
+        let now = if is_received { bytes.len() } else { 28 };
+        client.stream.write_all(&bytes[..now]).unwrap();
+        server.until("the device is full", |load| load.requests == 1);
+        let mut stream = client.stream.try_clone().unwrap();
+        let abandoned = server.inside(move |inside| {
+            stream.write_all(&bytes[now..]).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            inside.server.look(inside.disk);
+            inside.disk.set_answers(Answers::AtOnce);
+            inside.disk.abandoned()
+        });
+        assert_eq!(abandoned, u64::from(!says_it), "received: {is_received}");
+        gone(&server);
+        let submitted = server.inside(|inside| inside.disk.submitted());
+        assert_eq!(submitted, if says_it { 3 } else { 1 }, "received: {is_received}");
+    }
+}
+
 /// What is held until the stream ends holds memory until then, and the rest of the stream is not read without memory.
 #[test]
 fn who_has_shut_its_side_and_wants_more_memory_than_it_may_have_is_closed() {

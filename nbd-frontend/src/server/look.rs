@@ -24,15 +24,15 @@ impl Server {
         );
     }
 
-    /// Asks about every connection of which the device has requests, and closes those whose client has left. After
-    /// `NBD_CMD_DISC` it meant what it had sent.
+    /// Asks about every connection of which the device has requests, and closes those whose client has left. Before
+    /// `NBD_CMD_DISC` it meant what it had sent, whether that has been read or not.
     pub(super) fn end_who_left(&mut self) {
         let census = self.count.census();
         let mut left = Vec::new();
         self.places.look(
             |connection| connection.may_have_left(census),
-            |_, slot, has_shut| {
-                if has_shut {
+            |connection, slot, has_shut| {
+                if has_shut && !connection.says_goodbye() {
                     left.push(slot);
                 }
             },
