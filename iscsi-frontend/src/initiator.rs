@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -139,24 +139,25 @@ fn program(name: &str) -> Option<PathBuf> {
     PROGRAM_PATHS.iter().map(|path| Path::new(path).join(name)).find(|path| path.exists())
 }
 
-/// The session of this target, if the initiator has one.
+/// The session of this host's own target of that name, if the initiator has one. Targets of this host are reached at its loopback
+/// addresses: a session that leads elsewhere is of another host's volume, which may have the same name.
 pub fn find(target: &str) -> Option<Session> {
     let entries = fs::read_dir(SESSIONS).ok()?;
-    entries.filter_map(|entry| session_at(&entry.ok()?.path(), target)).next()
+    entries.filter_map(|entry| session_at(&entry.ok()?.path(), Path::new(CONNECTIONS), target)).next()
 }
 
-fn session_at(directory: &Path, target: &str) -> Option<Session> {
+fn session_at(directory: &Path, connections: &Path, target: &str) -> Option<Session> {
     let name = line(&directory.join("targetname"))?;
     if name != target {
         return None;
     }
     // Session 3 has connection 3:0.
     let number = directory.file_name()?.to_str()?.strip_prefix("session")?;
-    let connection = Path::new(CONNECTIONS).join(format!("connection{number}:0"));
-    let address = line(&connection.join("persistent_address"))?.parse().ok()?;
+    let connection = connections.join(format!("connection{number}:0"));
+    let address: IpAddr = line(&connection.join("persistent_address"))?.parse().ok()?;
     let port = line(&connection.join("persistent_port"))?.parse().ok()?;
     let portal = SocketAddr::new(address, port);
-    Some(Session { directory: directory.to_owned(), target: name, portal })
+    address.is_loopback().then(|| Session { directory: directory.to_owned(), target: name, portal })
 }
 
 fn line(path: &Path) -> Option<String> {
@@ -395,7 +396,19 @@ mod tests {
         let session = top.path().join("session7");
         fs::create_dir(&session).unwrap();
         fs::write(session.join("targetname"), "iqn.2019-10.io.longhorn:db\n").unwrap();
-        assert_eq!(session_at(&session, "iqn.2019-10.io.longhorn:d"), None);
+        let connections = top.path().join("connections");
+        let connection = connections.join("connection7:0");
+        fs::create_dir_all(&connection).unwrap();
+        fs::write(connection.join("persistent_port"), "3261\n").unwrap();
+        let at = |address: &str, target: &str| {
+            fs::write(connection.join("persistent_address"), format!("{address}\n")).unwrap();
+            session_at(&session, &connections, target).map(|found| found.portal.to_string())
+        };
+        let (own, other) = ("iqn.2019-10.io.longhorn:db", "iqn.2019-10.io.longhorn:d");
+        assert_eq!(at("127.0.0.1", other), None);
+        assert_eq!(at("127.0.0.1", own).as_deref(), Some("127.0.0.1:3261"));
+        // Another host's volume of that name.
+        assert_eq!(at("192.0.2.7", own), None);
         let disk = session.join("device/target2:0:0/2:0:0:1/block/sdb");
         let other = session.join("device/target2:0:0/2:0:0:11/block/sdc");
         for path in [&disk, &other] {
