@@ -105,7 +105,12 @@ impl LoopDevice {
         if !self.is_bound() {
             return Ok(());
         }
-        match loops::clear(self.open()?.as_fd()) {
+        // While it is open nobody else binds it anew.
+        let device = self.open()?;
+        if !self.is_bound() {
+            return Ok(());
+        }
+        match loops::clear(device.as_fd()) {
             // Unbound in between.
             Err(e) if e.raw_os_error() == Some(nix::errno::Errno::ENXIO as i32) => Ok(()),
             other => other,
