@@ -151,6 +151,7 @@ fn serve(settings: &Settings) -> Result<(), Failure> {
                 attached.resize()?;
                 say("resized");
             }
+            ("look", _) => say(&format!("bound {}", attached.replace_lost_device(settings.block_size)?)),
             ("keep", _) => say(&format!("kept {}", attached.replace_dead_keeper(&options)?)),
             ("stop", _) => match attached.stop() {
                 Ok(()) => {

@@ -116,6 +116,20 @@ impl Attached {
         Ok(&self.info)
     }
 
+    /// Binds another loop device if somebody else has unbound the one that there was, as `losetup -D` does to every device that nobody
+    /// has open: its number goes to whoever asks next, and the node must not name that one's device. True if there is
+    /// another. Queues must serve.
+    ///
+    /// # Errors
+    /// As [`Attached::serve`].
+    pub fn replace_lost_device(&mut self, block_size: u32) -> Result<bool, KeeperError> {
+        if self.info.is_bound() {
+            return Ok(false);
+        }
+        self.serve(block_size)?;
+        Ok(true)
+    }
+
     /// Takes the volume's new size, which the queues' devices tell already, over to the device.
     ///
     /// # Errors

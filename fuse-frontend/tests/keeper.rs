@@ -237,6 +237,42 @@ fn a_node_whose_device_is_anothers_by_now_is_replaced() {
     }
 }
 
+/// `losetup -D` does that to every device that nobody has open.
+#[test]
+fn a_device_that_somebody_else_has_unbound_is_bound_again_and_its_number_left_to_whoever_has_it() {
+    let test = "a_device_that_somebody_else_has_unbound_is_bound_again_and_its_number_left_to_whoever_has_it";
+    if skip(test, &["losetup", "dd"]) {
+        return;
+    }
+    for is_taken in [false, true] {
+        let mut rig = Rig::start(&format!("unbound{is_taken}"), 16 * MIB, 512, true);
+        assert_eq!(rig.server().order("look"), "bound false");
+        let before = read_all(&rig);
+        let first = rig.info();
+        let device = first.device().unwrap().to_str().unwrap().to_owned();
+        run(&["losetup", "-d", &device]);
+        wait_until("the device is gone", || sequence(Path::new(&device)) != first.loop_sequence);
+        let file = rig.path("another");
+        fs::File::create(&file).unwrap().set_len(MIB).unwrap();
+        // Unless a third one was faster.
+        let bound = is_taken && Command::new("losetup").args([&device, &file]).status().unwrap().success();
+        assert_eq!(rig.server().order("look"), "bound true");
+        assert_eq!(rig.server().order("look"), "bound false");
+        let node = fs::metadata(&rig.node).unwrap().rdev();
+        assert_eq!(node, fs::metadata(rig.info().device().unwrap()).unwrap().rdev());
+        assert!(read_all(&rig) == before);
+        let number = rig.info().loop_number;
+        rig.stop();
+        if bound {
+            // It is still theirs.
+            assert_ne!(number, first.loop_number);
+            let backing = run(&["losetup", "--noheadings", "--output", "BACK-FILE", &device]);
+            assert!(backing.contains("another"), "{backing}");
+            run(&["losetup", "-d", &device]);
+        }
+    }
+}
+
 /// Ends a connection that nobody else could end any more, if its test has not been through in time.
 struct Rescue(Option<u64>);
 

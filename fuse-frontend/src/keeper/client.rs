@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::poll::{PollFd, PollFlags, poll};
 use thiserror::Error;
 
+use super::loop_device::LoopDevice;
 use super::message::Message;
 use super::refusal::kind;
 use super::socket::{receive, send};
@@ -42,6 +43,12 @@ impl Info {
     /// The loop device, once there.
     pub fn device(&self) -> Option<PathBuf> {
         self.loop_number.map(|number| PathBuf::from(format!("/dev/loop{number}")))
+    }
+
+    /// True while that binding lasts; also where there is none yet.
+    pub(crate) fn is_bound(&self) -> bool {
+        let bound = self.loop_number.zip(self.loop_sequence);
+        bound.is_none_or(|(number, sequence)| LoopDevice { number, sequence }.is_bound())
     }
 
     fn read(message: &Message) -> Option<Self> {

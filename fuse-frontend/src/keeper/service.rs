@@ -339,8 +339,12 @@ impl Service {
                 }
                 // Never bound, or somebody else has unbound it.
                 Loop::Absent | Loop::Bound(_) => {
-                    state.device = Loop::Binding;
+                    let before = std::mem::replace(&mut state.device, Loop::Binding);
                     drop(state);
+                    if let Loop::Bound(gone) = before {
+                        // Its number may be another's by now.
+                        self.remove_node(gone);
+                    }
                     let bound = self.bind(&connection, block_size);
                     state = self.lock();
                     let result = match bound {

@@ -224,11 +224,20 @@ impl Show {
     /// Looks after what the volume is shown by.
     pub(super) fn look_after(&mut self, queues: &Queues) {
         match self {
-            Self::Fuse { options, attached: Some(attached), .. } => {
+            Self::Fuse { options, block_size, attached: Some(attached) } => {
                 match attached.replace_dead_keeper(options) {
                     Ok(false) => {}
                     Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
                     Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
+                }
+                match attached.replace_lost_device(*block_size) {
+                    Ok(false) => {}
+                    Ok(true) => tracing::warn!("somebody else had unbound the loop device; there is another"),
+                    Err(e) => {
+                        tracing::error!(
+                            "somebody else has unbound the loop device, and there is no other: {e}"
+                        );
+                    }
                 }
             }
             Self::Nbd(nbd) => {
