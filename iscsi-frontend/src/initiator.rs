@@ -273,10 +273,13 @@ impl Session {
     /// [`InitiatorError::NoDisk`], the system's.
     pub fn numbers(&self) -> Result<(u64, u64), InitiatorError> {
         let disk = self.disk()?;
-        let none = || InitiatorError::NoDisk(self.target.clone());
-        let text = line(&disk.join("dev")).ok_or_else(none)?;
-        let (major, minor) = text.split_once(':').ok_or_else(none)?;
-        Ok((major.parse().map_err(|_| none())?, minor.parse().map_err(|_| none())?))
+        numbers_of(&disk).ok_or_else(|| InitiatorError::NoDisk(self.target.clone()))
+    }
+
+    /// True while the session has a disk with these numbers. When somebody has logged out, or has taken the disk away, they go to
+    /// whatever disk comes next.
+    pub fn has_disk(&self, numbers: (u64, u64)) -> bool {
+        self.try_disk().and_then(|disk| numbers_of(&disk)) == Some(numbers)
     }
 
     /// Sees to it that the disk gives up no command earlier than so. Also for a session that was found: whoever logged in may
@@ -318,7 +321,12 @@ impl Session {
     ///
     /// # Errors
     /// [`InitiatorError`].
-    pub fn logout(self) -> Result<(), InitiatorError> {
+    pub fn logout(&self) -> Result<(), InitiatorError> {
+        if !self.directory.exists() {
+            // Somebody else has logged out, and perhaps forgotten the target.
+            let _ = iscsiadm("forget the target", &node(&self.target, self.portal, &["--op=delete"]));
+            return Ok(());
+        }
         iscsiadm("log out", &node(&self.target, self.portal, &["--logout"]))?;
         iscsiadm("forget the target", &node(&self.target, self.portal, &["--op=delete"]))?;
         self.wait_for_end(DISK)
@@ -337,6 +345,13 @@ impl Session {
         write(&self.directory.join("recovery_tmo"), "1")?;
         self.logout()
     }
+}
+
+/// The numbers of a disk with this directory in sysfs.
+fn numbers_of(disk: &Path) -> Option<(u64, u64)> {
+    let text = line(&disk.join("dev"))?;
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// What `look` finds, looked for again and again; `None` if it finds nothing in this time.
@@ -422,6 +437,7 @@ mod tests {
         fs::write(disk.join("size"), "2048\n").unwrap();
         assert_eq!(found.try_disk(), Some(disk.clone()));
         assert_eq!(found.numbers().unwrap(), (8, 16));
+        assert!(found.has_disk((8, 16)) && !found.has_disk((8, 32)));
         assert_eq!(found.size().unwrap(), 1 << 20);
         // As the kernel makes it; as it is then; and as somebody has set it who wants more.
         let patience = Patience { command: Duration::from_secs(360), away: Duration::from_secs(3600) };

@@ -315,6 +315,10 @@ impl Device {
         timeout: Duration,
         within: Duration,
     ) -> Result<Adopted, ClientError> {
+        if !self.is_connected() {
+            // What would be set is another's.
+            return Err(ClientError::NotOurs(self.index));
+        }
         let timeout = timeout.as_secs().max(1);
         let is_ready = number_in(&self.setting("io_timeout")).map_err(unlike)? == timeout * 1000;
         let longest = number_in(&self.setting("max_sectors_kb")).map_err(unlike)?;

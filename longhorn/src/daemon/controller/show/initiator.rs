@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use fuse_frontend::node;
 use iscsi_frontend::initiator::{self, Patience, Session};
 use iscsi_frontend::{IQN_PREFIX, Listener};
+use nix::sys::stat::{major, minor};
 
 use super::super::queues::Queues;
 use super::door::{Door, tcp_at};
@@ -111,18 +112,34 @@ impl Initiator {
 
     pub(super) fn look_after(&mut self) {
         self.target.look_after();
+        let Some((session, place, rdev)) = &self.shown else { return };
+        if !has_disk(session, *rdev) && node::rdev(place) == Some(*rdev) {
+            tracing::error!(
+                "somebody else has logged the initiator out, or has taken its disk away: stop the volume, then start it again"
+            );
+            // Its numbers may be another disk's by now.
+            if let Err(e) = node::remove(place, *rdev) {
+                tracing::error!("{} stays: {e}", place.display());
+            }
+        }
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        if let Some((_, place, _)) = &self.shown {
-            refuse_in_use(place)?;
-        }
-        if let Some((session, place, rdev)) = self.shown.take() {
+        if let Some((session, place, rdev)) = &self.shown {
+            if has_disk(session, *rdev) {
+                refuse_in_use(place)?;
+            }
             session.logout().map_err(|e| HideError::Failed(e.into()))?;
-            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+            node::remove(place, *rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+            self.shown = None;
         }
         self.target.hide(queues)
     }
+}
+
+/// The disk with these numbers is the session's.
+fn has_disk(session: &Session, rdev: u64) -> bool {
+    session.has_disk((major(rdev), minor(rdev)))
 }
 
 /// What the initiator knows a volume's target by.

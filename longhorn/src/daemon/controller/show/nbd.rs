@@ -178,6 +178,8 @@ impl Nbd {
             return shown.make_as_served(AGAIN_ANSWERED).map(drop);
         }
         if !shown.device.is_connected() {
+            // Its number may be another server's by now.
+            node::remove(&shown.place, shown.rdev).with_context(|| shown.place.display().to_string())?;
             bail!(
                 "{} was disconnected by somebody else: stop the volume, then start it again",
                 shown.device.path().display()
@@ -195,7 +197,9 @@ impl Nbd {
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         let Some(shown) = &self.shown else { return wait_until_hidden(queues) };
-        refuse_in_use(&shown.place)?;
+        if shown.device.is_connected() {
+            refuse_in_use(&shown.place)?;
+        }
         if let Some(ShownNbd { device, place, rdev, .. }) = self.shown.take() {
             device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
             node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
