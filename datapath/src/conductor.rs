@@ -344,6 +344,7 @@ impl Conductor {
             }
             FromQueue::ChunkWanted(chunk) => self.on_chunk_wanted(queue, chunk),
             FromQueue::Rotten(member, range) => self.on_rotten_read(member, range),
+            FromQueue::Unreadable(member, range) => self.on_unreadable(member, range),
         }
     }
 

@@ -226,8 +226,6 @@ pub enum Fault {
     Link,
     /// The replica answered a write or a flush with an input/output error.
     Io,
-    /// It could not read what another one could.
-    Unreadable,
     /// The replica's disk is full while others have space.
     NoSpace,
     /// No answer at all, pings included, while others answer.
@@ -269,6 +267,8 @@ pub enum FromQueue {
     ChunkWanted(u64),
     /// A read of this range met a block on the member that does not fit its checksum. Another member was asked.
     Rotten(MemberId, Extent),
+    /// The member's disk does not give some block of this range, and another member's does.
+    Unreadable(MemberId, Extent),
 }
 
 /// A set of members.

@@ -128,7 +128,7 @@ impl Conductor {
     pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
         let spare = self.serving().without(member).len() >= self.members_min();
         let needed = matches!(self.replica(member).role, Role::Member(_)) && !spare;
-        if needed && matches!(fault, Fault::Slow | Fault::NoSpace | Fault::Unreadable) {
+        if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
             self.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
             return;
         }
@@ -249,7 +249,6 @@ const fn describe(fault: Fault) -> &'static str {
     match fault {
         Fault::Link => "the connection broke",
         Fault::Io => "its disk failed",
-        Fault::Unreadable => "its disk cannot read what another one can",
         Fault::NoSpace => "its disk is full",
         Fault::Hung => "it does not answer",
         Fault::Slow => "it is far slower than the others",

@@ -21,6 +21,7 @@ mod drill;
 mod finding;
 mod judge;
 mod layer;
+mod spot;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -41,9 +42,6 @@ const LOOK_EVERY: u64 = 500_000_000;
 
 /// Nobody's attempt: checksums that no scrub asked for.
 const UNASKED: u64 = 0;
-
-/// Blocks that reads found rotten and that wait for their repair: one that waits is found again by the next read.
-const SPOTS_MAX: usize = 64;
 
 /// What a scrub job is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,22 +233,6 @@ impl Conductor {
         }
     }
 
-    /// A read or a copy met a block that does not fit its checksum.
-    pub(super) fn on_rotten_read(&mut self, member: MemberId, range: Extent) {
-        self.doubt_source(member);
-        let known = self.scrubs.spots.contains(&range)
-            || self.scrubs.spot.as_ref().is_some_and(|s| s.spot == Some(range) && s.status.running);
-        if known || self.scrubs.spots.len() >= SPOTS_MAX {
-            return;
-        }
-        self.log(format!(
-            "replica {}: blocks at {} do not fit their checksums and are to be repaired",
-            self.name(member),
-            range.offset
-        ));
-        self.scrubs.spots.push_back(range);
-    }
-
     pub(super) fn advance_scrub(&mut self) -> bool {
         if !matches!(self.phase, Phase::Running) || !self.is_open() {
             return false;
@@ -382,21 +364,6 @@ impl Conductor {
             scrub.layer = Some(layer);
         }
         true
-    }
-
-    fn end_spot(&mut self) {
-        let Some(mut scrub) = self.scrubs.spot.take() else { return };
-        scrub.end(None);
-        for finding in &scrub.status.findings {
-            let Finding { replica, layer, range, mend, .. } = finding;
-            let layer = if layer.is_empty() { "the head" } else { layer };
-            self.log(format!(
-                "replica {replica}, {layer}, {} bytes at {}: {mend:?}",
-                range.len, range.offset
-            ));
-        }
-        self.counters.rotten_blocks += scrub.status.bad_blocks;
-        self.counters.mended_blocks += scrub.status.repaired_blocks;
     }
 
     fn compare_next(&mut self, attempt: u64) -> bool {

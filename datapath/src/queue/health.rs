@@ -53,8 +53,7 @@ const STRAGGLER: u64 = 5000 * MS;
 /// The same for a flush, which may have much to write.
 const STRAGGLER_FLUSH: u64 = 20_000 * MS;
 
-/// A member that is reported as slow or full, or for a block that it cannot read, and is still read from after this time, is judged
-/// anew: it was needed.
+/// A member that is reported as slow or full and is still read from after this time is judged anew: it was needed.
 const JUDGED_AGAIN: u64 = 5000 * MS;
 
 /// Latencies are compared within a class: all members get the same writes, but not the same reads.
@@ -388,11 +387,11 @@ impl Queue {
         well.count() >= usize::try_from(least).unwrap_or(usize::MAX)
     }
 
-    /// Whoever was reported as slow or full, or for a block that it cannot read, and stayed was needed then; that may have changed.
+    /// Whoever was reported as slow or full and stayed was needed then; that may have changed.
     fn forget_mild_faults(&mut self, now: u64) {
         for m in self.members.readable().iter() {
             let member = &mut self.members[m];
-            let mild = matches!(member.fault, Some(Fault::Slow | Fault::NoSpace | Fault::Unreadable));
+            let mild = matches!(member.fault, Some(Fault::Slow | Fault::NoSpace));
             if mild && now.saturating_sub(member.fault_at) >= JUDGED_AGAIN {
                 member.fault = None;
             }

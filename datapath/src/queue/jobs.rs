@@ -178,6 +178,10 @@ impl Queue {
         if reply.status == Status::Rotten && copy == Copy::Read && !self.repairs(s) {
             return self.read_elsewhere(now, s, m, out);
         }
+        if reply.status == Status::Io && self.takes_another(s, m) {
+            out.push(Output::Report(FromQueue::Unreadable(m, self.slot(s).piece.part)));
+            return self.read_source(now, s, out);
+        }
         if reply.status != Status::Ok {
             return self.end_job(s, JobResult::Failed { member: m }, out);
         }
@@ -189,7 +193,7 @@ impl Queue {
         self.slot_mut(s).aux = reply.aux;
         self.slot_mut(s).copy = if copy == Copy::Digest { Copy::Compare } else { Copy::Put };
         if copy == Copy::Digest {
-            self.digested(now, s, reply.aux, out);
+            self.digested(now, s, m, reply.aux, out);
         } else if matches!(self.slot(s).work, Work::Job(_, Job::Equalise { layer: None, .. })) {
             self.enqueue_write(now, s, out);
         } else {
@@ -203,12 +207,23 @@ impl Queue {
     }
 
     /// Whom to read the part in hand from: the source, or one of those who hold the same, if it has not said that this is
-    /// rotten.
+    /// rotten, nor failed to read it.
     fn sound_source(&self, s: u16) -> Option<MemberId> {
         let Work::Job(_, Job::Equalise { source, others, .. }) = self.slot(s).work else { return None };
         let sound = |m: &MemberId| !self.slot(s).rotten.has(*m);
         let other = |m: &MemberId| sound(m) && self.members[*m].link != Link::Down;
         Some(source).filter(sound).or_else(|| others.iter().find(other))
+    }
+
+    /// A member's disk does not give what was to be copied from it, or summed up: true if it can be asked of another that holds
+    /// the same.
+    fn takes_another(&mut self, s: u16, m: MemberId) -> bool {
+        if !matches!(self.slot(s).copy, Copy::Digest | Copy::Read) || self.repairs(s) {
+            return false;
+        }
+        let slot = self.slot_mut(s);
+        slot.rotten = slot.rotten.with(m);
+        self.sound_source(s).is_some()
     }
 
     /// A member says that blocks are rotten that were to be copied from it: another is asked. If they are rotten everywhere,
@@ -226,12 +241,12 @@ impl Queue {
     }
 
     /// The source of a copy or comparison has told its checksums.
-    fn digested(&mut self, now: u64, s: u16, rotten: u32, out: &mut Vec<Output>) {
+    fn digested(&mut self, now: u64, s: u16, m: MemberId, rotten: u32, out: &mut Vec<Output>) {
         let compares = matches!(self.slot(s).work, Work::Job(_, Job::Compare { .. }));
         self.slot_mut(s).differ = if compares { rotten } else { 0 };
-        if let Work::Job(_, Job::Equalise { source, range, .. }) = self.slot(s).work {
+        if let Work::Job(_, Job::Equalise { range, .. }) = self.slot(s).work {
             let parts = lh_wire::differing(range, rotten);
-            out.extend(parts.map(|part| Output::Report(FromQueue::Rotten(source, part))));
+            out.extend(parts.map(|part| Output::Report(FromQueue::Rotten(m, part))));
         }
         match self.slot(s).work {
             Work::Job(_, Job::Compare { targets, .. }) if targets.is_empty() => {

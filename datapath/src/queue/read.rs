@@ -3,14 +3,14 @@
 //! Everything that reads blocks as they are now goes this way: reads of clients, and the block under a write of a part
 //! of it. A read that nobody can serve now goes back outside, without its claim.
 
-use lh_block::{BLOCK, IoError, Op};
+use lh_block::{BLOCK, Extent, IoError, Op};
 use lh_wire::{OpCode, Status};
 
 use super::health::Class;
 use super::slot::{Stage, Why, Work};
 use super::tag::Tag;
 use super::{Data, LEASE, Output, Queue, Reply, Sabotage, Transmit};
-use crate::message::{Fault, FromQueue, MemberId, MemberSet};
+use crate::message::{FromQueue, MemberId, MemberSet};
 
 impl Queue {
     /// Sends the read of the present piece, whose range is claimed, to the best member.
@@ -123,7 +123,7 @@ impl Queue {
                 self.took(m, Class::Read, time);
                 let unread = self.unread[usize::from(s)].and(self.slot(s).tried);
                 self.read_done(now, s, m, out);
-                self.report_unreadable(now, unread, out);
+                self.report_unreadable(unread, whole, out);
             }
             Status::Corrupt | Status::Invalid => self.break_link(now, m, out),
             Status::Rotten => {
@@ -145,13 +145,11 @@ impl Queue {
         self.unread[usize::from(s)] = if unread { before.with(m) } else { before.without(m) };
     }
 
-    /// These could not read what another member just has. Nobody is put out for a block that nobody can read: that would help
-    /// nobody, and the last of them would be asked again each time that the others are back.
-    fn report_unreadable(&mut self, now: u64, unread: MemberSet, out: &mut Vec<Output>) {
+    /// These could not read what another member just has: it can be written anew from there. Of a block that nobody can read nobody
+    /// is told: nobody has what it should hold.
+    fn report_unreadable(&self, unread: MemberSet, range: Extent, out: &mut Vec<Output>) {
         for m in unread.and(self.members.readable()).iter() {
-            if self.may_lose(m) {
-                self.report(now, m, Fault::Unreadable, out);
-            }
+            out.push(Output::Report(FromQueue::Unreadable(m, range)));
         }
     }
 

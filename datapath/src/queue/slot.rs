@@ -269,7 +269,7 @@ pub(super) struct Slot {
     pub copy: Copy,
     /// Of a copy that compares: parts that differ and are still to be copied, as in [`lh_wire::differing`].
     pub differ: u32,
-    /// Of a copy: members that have said that the part in hand is rotten.
+    /// Of a copy: members that have said that the part in hand is rotten, or could not read it.
     pub rotten: MemberSet,
     /// Of a copy: it was read all the same.
     pub is_rotten: bool,

@@ -78,8 +78,9 @@ pub(crate) struct Replica {
     pub(crate) stalled_until: u64,
     /// Has no space for layer images.
     pub(crate) full: bool,
-    /// Blocks that its disk does not give.
+    /// Blocks that its disk does not give until they are written; and whether it does not take them either.
     pub(crate) unreadable: Vec<usize>,
+    pub(crate) unwritable: bool,
     /// Engine and session that are let in.
     pub(crate) session: Option<(u64, u64)>,
     pub(crate) size: u64,
@@ -128,6 +129,7 @@ impl Replica {
             stalled_until: 0,
             full: false,
             unreadable: Vec::new(),
+            unwritable: false,
             session: None,
             size,
             chunk,
@@ -305,14 +307,14 @@ impl Replica {
         payload: &Payload,
     ) -> (Status, u32, Payload) {
         let blocks = span(range);
+        if let Some(answer) = self.meets_bad(op, range, payload) {
+            return answer;
+        }
         match (op, payload) {
             (OpCode::Ping, _) => (Status::Ok, 0, Payload::None),
             (OpCode::Flush, _) => {
                 self.sync();
                 (Status::Ok, 0, Payload::None)
-            }
-            (OpCode::Read, _) if self.unreadable.iter().any(|b| blocks.contains(b)) => {
-                (Status::Io, 0, Payload::None)
             }
             (OpCode::Read, _) => {
                 let top = self.layers.len() - 1;
@@ -379,6 +381,30 @@ impl Replica {
                 (Status::Ok, 0, Payload::None)
             }
             _ => (Status::Invalid, 0, Payload::None),
+        }
+    }
+
+    /// What becomes of a request that meets a block which the disk does not give; writing makes it good.
+    fn meets_bad(&mut self, op: OpCode, range: Extent, payload: &Payload) -> Option<(Status, u32, Payload)> {
+        let layer = match payload {
+            Payload::Layer(name) | Payload::Image(name, _) => self.layers.iter().find(|l| l.name == *name),
+            _ => None,
+        };
+        let holds = |block: &usize| match op {
+            OpCode::Read | OpCode::Write => true,
+            _ => layer.is_some_and(|layer| layer.blocks[*block].is_some()),
+        };
+        let met = |block: &&usize| span(range).contains(block) && holds(block);
+        let bad: Vec<usize> = self.unreadable.iter().filter(met).copied().collect();
+        match op {
+            _ if bad.is_empty() => None,
+            // No more is known of it than that it may be another.
+            OpCode::CompareLayer => Some((Status::Ok, u32::MAX, Payload::None)),
+            OpCode::Write | OpCode::PutLayer if !self.unwritable => {
+                self.unreadable.retain(|block| !bad.contains(block));
+                None
+            }
+            _ => Some((Status::Io, 0, Payload::None)),
         }
     }
 

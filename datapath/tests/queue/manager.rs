@@ -132,7 +132,7 @@ impl Manager {
                 match fault {
                     Fault::Hung => seen.hung += 1,
                     Fault::NoSpace => seen.full += 1,
-                    Fault::Io | Fault::Unreadable => seen.failing += 1,
+                    Fault::Io => seen.failing += 1,
                     Fault::Link | Fault::Slow => {}
                 }
                 let seat = &mut this.seats[usize::from(m.0)];
@@ -149,6 +149,8 @@ impl Manager {
             }
             FromQueue::Stale(_) => this.outdated = true,
             FromQueue::Rotten(..) => return Err("nothing is rotten here".into()),
+            // Another member has it, and it is written anew some day.
+            FromQueue::Unreadable(..) => seen.failing += 1,
             FromQueue::ControlLost(..) => return Err("nobody asked".into()),
         }
         Ok(())

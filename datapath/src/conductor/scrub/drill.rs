@@ -174,12 +174,12 @@ impl Conductor {
                 self.found(attempt, &judgement, Mend::Repaired);
             }
             (Asks::Confirm(judgement), JobResult::Compared { .. }) => {
-                self.found(attempt, &judgement, Mend::Failed);
+                self.not_mended(attempt, &judgement);
             }
             (Asks::Repair(judgement) | Asks::Confirm(judgement), JobResult::Failed { member })
                 if serving.has(member) && drill.tries >= TRIES_MAX =>
             {
-                self.found(attempt, &judgement, Mend::Failed);
+                self.not_mended(attempt, &judgement);
             }
             (Asks::Nothing, _) => {}
             // Somebody was lost, or what was sound a moment ago is not any more: all is looked at again.
@@ -188,12 +188,21 @@ impl Conductor {
         }
     }
 
+    /// It was tried, and is as it was.
+    fn not_mended(&mut self, attempt: u64, judgement: &Judgement) {
+        let drill = self.scrubs.of(attempt).and_then(|scrub| scrub.drill.as_ref());
+        let unreadable = drill.map_or(MemberSet::EMPTY, |drill| drill.evidence.unreadable);
+        self.found(attempt, judgement, Mend::Failed);
+        self.give_up_mending(attempt, judgement, unreadable);
+    }
+
     /// Some block of the range cannot be read: they are looked at one by one.
     fn cannot_read(&mut self, attempt: u64, member: MemberId) {
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Some(drill) = scrub.drill.as_mut() else { return };
         if drill.range.len <= BLOCK {
             drill.evidence.own.push((member, Verified { rotten: 1, known: 1 }));
+            drill.evidence.unreadable = drill.evidence.unreadable.with(member);
             drill.pairs.retain(|(a, b)| *a != member && *b != member);
             return;
         }

@@ -8,7 +8,7 @@ use crate::message::{MemberId, MemberSet};
 /// Why a block cannot be repaired, or whom it is repaired from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Its copy fits its checksum, or is the same on more than half of all members.
+    /// Its copy fits its checksum, or is the same on more than half of all members whose disks give theirs.
     From(MemberId),
     /// Nobody's copy is sound.
     Nobody,
@@ -40,6 +40,8 @@ impl Judgement {
 pub(super) struct Evidence {
     /// What each says of its own copy. A block that cannot be read counts as rotten.
     pub(super) own: Vec<(MemberId, Verified)>,
+    /// Whose disks do not give the block: nothing is said by them against the copies of others.
+    pub(super) unreadable: MemberSet,
     /// A bit per block in which two members' copies differ; means nothing where one of them is rotten.
     pub(super) differ: Vec<(MemberId, MemberId, u32)>,
 }
@@ -78,7 +80,8 @@ impl Evidence {
             return Some(None);
         }
         let sure: Vec<MemberSet> = classes.iter().copied().filter(|c| !c.and(known).is_empty()).collect();
-        let majority = classes.iter().copied().find(|class| class.len() * 2 > all.len());
+        let told = all.minus(self.unreadable).len();
+        let majority = classes.iter().copied().find(|class| class.len() * 2 > told);
         let (right, source) = match (sure.as_slice(), majority) {
             ([class], _) => (*class, source_in(class.and(known))),
             ([], Some(class)) => (class, source_in(class)),
@@ -134,7 +137,7 @@ mod tests {
     fn judge(own: &[Verified], differ: [u32; 3]) -> Option<Judgement> {
         let own = [A, B, C].into_iter().zip(own.iter().copied()).collect();
         let differ = vec![(A, B, differ[0]), (A, C, differ[1]), (B, C, differ[2])];
-        let evidence = Evidence { own, differ };
+        let evidence = Evidence { own, differ, ..Evidence::default() };
         evidence.judge(Extent::new(0, BLOCK)).expect("transitive").pop()
     }
 
@@ -185,18 +188,37 @@ mod tests {
         );
     }
 
+    /// A disk that does not give its copy says nothing against the others'.
+    #[test]
+    fn what_a_disk_does_not_give_is_taken_from_those_that_agree() {
+        let judge = |own: &[Verified], differ: [u32; 3]| {
+            let own = [A, B, C].into_iter().zip(own.iter().copied()).collect();
+            let differ = vec![(A, B, differ[0]), (A, C, differ[1]), (B, C, differ[2])];
+            let evidence = Evidence { own, differ, unreadable: set(&[A]) };
+            let judged = evidence.judge(Extent::new(0, BLOCK)).expect("transitive").pop().expect("bad");
+            (judged.rotten, judged.differs, judged.source)
+        };
+        assert_eq!(judge(&[ROTTEN, UNKNOWN], [0; 3]), (set(&[A]), set(&[]), Source::From(B)));
+        assert_eq!(judge(&[ROTTEN, UNKNOWN, UNKNOWN], [0; 3]), (set(&[A]), set(&[]), Source::From(B)));
+        let apart = judge(&[ROTTEN, UNKNOWN, UNKNOWN], [0, 0, 1]);
+        assert_eq!(apart, (set(&[A]), set(&[B, C]), Source::Unsure));
+        assert_eq!(judge(&[ROTTEN, ROTTEN], [0; 3]), (set(&[A, B]), set(&[]), Source::Nobody));
+        assert_eq!(judge(&[ROTTEN], [0; 3]), (set(&[A]), set(&[]), Source::Nobody));
+    }
+
     #[test]
     fn what_changed_meanwhile_is_looked_at_again() {
         let own = vec![(A, UNKNOWN), (B, UNKNOWN), (C, UNKNOWN)];
         let differ = vec![(A, B, 1), (A, C, 0), (B, C, 0)];
-        assert_eq!(Evidence { own, differ }.judge(Extent::new(0, BLOCK)), None);
+        let evidence = Evidence { own, differ, ..Evidence::default() };
+        assert_eq!(evidence.judge(Extent::new(0, BLOCK)), None);
     }
 
     #[test]
     fn neighbours_are_joined() {
         let own =
             vec![(A, Verified { rotten: 0b0110, known: 0xffff }), (B, Verified { rotten: 0, known: 0xffff })];
-        let evidence = Evidence { own, differ: vec![(A, B, 0b0110)] };
+        let evidence = Evidence { own, differ: vec![(A, B, 0b0110)], ..Evidence::default() };
         let found = evidence.judge(Extent::new(1 << 16, 4 * BLOCK)).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].range, Extent::new((1 << 16) + BLOCK, 2 * BLOCK));

@@ -405,6 +405,34 @@ fn rot_of_the_source_is_passed_over() {
     b.assert_idle();
 }
 
+/// What the source's disk does not give another member does that holds the same, be it to be summed up or to be copied.
+#[test]
+fn what_the_source_cannot_read_is_taken_from_who_holds_the_same() {
+    let mut b = Bench::new(3);
+    let (layer, range, targets) = (Some(LayerRef(4)), blocks(0, 32), MemberSet::EMPTY.with(C));
+    let (others, compare, merged, repair) = (MemberSet::EMPTY.with(B), true, false, false);
+    job(&mut b, 1, Job::Equalise { layer, range, source: A, others, targets, compare, merged, repair });
+    b.reply(b.one(A), Status::Io);
+    assert_eq!(b.reports(), [FromQueue::Unreadable(A, range)]);
+    let digest = b.one(B);
+    assert_eq!((digest.op, digest.range), (OpCode::DigestLayer, range));
+    b.reply_with(digest, Status::Ok, 0);
+    b.reply_with(b.one(C), Status::Ok, 0b1000);
+    b.reply(b.one(A), Status::Io);
+    assert_eq!(b.reports(), [FromQueue::Unreadable(A, blocks(3, 1))]);
+    let read = b.one(B);
+    assert_eq!((read.op, read.range), (OpCode::ReadLayer, blocks(3, 1)));
+    b.reply_with(read, Status::Ok, 32);
+    b.reply_with(b.one(C), Status::Ok, 1);
+    assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 1 })]);
+    b.assert_idle();
+    // Without another one it fails.
+    let others = MemberSet::EMPTY;
+    job(&mut b, 2, Job::Equalise { layer, range, source: A, others, targets, compare, merged, repair });
+    b.reply(b.one(A), Status::Io);
+    assert_eq!(b.reports(), [done(2, JobResult::Failed { member: A })]);
+}
+
 /// Members become equal whatever the source's checksums say: which of them is right is for a scrub.
 #[test]
 fn a_copy_of_rot_is_made_and_told() {

@@ -690,7 +690,6 @@ const fn fault_name(fault: Fault) -> &'static str {
     match fault {
         Fault::Link => "member lost: link",
         Fault::Io => "member lost: disk error",
-        Fault::Unreadable => "member lost: unreadable block",
         Fault::NoSpace => "member lost: disk full",
         Fault::Hung => "member lost: hung",
         Fault::Slow => "member lost: slow",
