@@ -90,6 +90,9 @@ pub enum ServeError {
     /// The ring cannot be used any more.
     #[error("io_uring failed: {0}")]
     Ring(io::Error),
+    /// Other threads cannot wake the ring's any more.
+    #[error("the replica cannot hear its own threads: reading its eventfd fails: {0}")]
+    Deaf(io::Error),
     /// The worker thread is gone.
     #[error("the replica's worker thread has ended")]
     Worker,

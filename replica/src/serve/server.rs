@@ -139,7 +139,7 @@ impl Server {
             let timeout = self.next_wake().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
             self.ring.turn(timeout).map_err(ServeError::Ring)?;
             while let Some(completion) = self.ring.next() {
-                self.completed(completion);
+                self.completed(completion)?;
             }
         }
         self.hasher.stop();
@@ -159,9 +159,10 @@ impl Server {
             && self.peers.iter().next().is_none()
     }
 
-    fn completed(&mut self, c: Completion) {
+    fn completed(&mut self, c: Completion) -> Result<(), ServeError> {
         match c.token.kind {
-            kind::BELL => self.heard(),
+            // Without its bell it would answer pings, and record nothing any more, and nobody could stop it.
+            kind::BELL => c.result.map(|_| self.heard()).map_err(ServeError::Deaf)?,
             kind::ACCEPT => self.accepted(c),
             kind::RECV => self.received(c),
             kind::KNOCK => self.knocked(&c),
@@ -176,6 +177,7 @@ impl Server {
         }
         // Applied at once, so that answers of one batch leave in one send, and memory is used again early.
         self.run_machine();
+        Ok(())
     }
 
     /// Somebody rang: the worker with a report, or another thread that wants the server to end.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crossbeam_channel::bounded;
 use lh_block::Extent;
+use lh_ring::Token;
 use lh_wire::{BlockState, Header, LayerDigest, OpCode};
 
 use super::*;
@@ -65,6 +66,23 @@ fn a_replica_that_fails_while_a_record_waits_records_nothing_more() {
         assert!(server.worker.next_report().is_none(), "the worker was asked for a record");
         assert!(!place.path().join("replica/engine/closed").exists());
     }
+}
+
+/// Its worker has records to report, and nobody hears it: the process that watches it starts another one.
+#[test]
+fn a_replica_that_cannot_hear_its_own_threads_ends() {
+    let place = tempfile::tempdir().unwrap();
+    let mut server = server(place.path());
+    let bell = |result| Completion {
+        token: Token::new(OWNER, kind::BELL, 0, 0),
+        result,
+        more: false,
+        payload: None,
+        accepted: None,
+    };
+    assert!(server.completed(bell(Ok(0))).is_ok());
+    let ended = server.completed(bell(Err(io::Error::from_raw_os_error(libc::EIO)))).unwrap_err();
+    assert!(ended.to_string().contains("eventfd"), "{ended}");
 }
 
 /// Replicas are made equal by what is said to differ.
