@@ -316,6 +316,34 @@ async fn a_replica_of_a_lost_node_goes_though_its_volume_is_gone() {
 }
 
 #[tokio::test]
+async fn a_volume_that_longhorn_made_goes_though_nobody_takes_longhorns_finalizers_off() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 22).await;
+    cluster.attached_volume().await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    // Its webhooks put them on everything that was made; of what is made here only replicas, volumes and snapshots have one.
+    let held = json!({ "metadata": { "finalizers": ["longhorn.io"] } });
+    let all = [
+        ("engines", "demo-e-0"),
+        ("volumeattachments", "demo"),
+        ("instancemanagers", "instance-manager-0a1b2c3d"),
+        ("engineimages", "ei-0a1b2c3d"),
+        ("nodes", "away"),
+    ];
+    for (kind, name) in all {
+        cluster.server.apply(kind, name, &held);
+    }
+    cluster.server.delete("volumes", "demo");
+    for (kind, name) in &all[2..] {
+        cluster.server.delete(kind, name);
+    }
+    for (kind, name) in all {
+        cluster.wait(&format!("{kind} {name} is gone"), |c| c.server.get(kind, name).is_none()).await;
+    }
+    cluster.wait("the volume is gone", |c| c.server.all("volumes").is_empty()).await;
+}
+
+#[tokio::test]
 async fn an_engine_on_a_silent_node_ends_when_the_node_is_back_and_its_volume_gone() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 15).await;
     cluster.attached_volume().await;

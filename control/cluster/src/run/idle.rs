@@ -1,12 +1,15 @@
-//! Longhorn's resources that nothing here acts on: backups, recurring jobs, backing images and the like stay as they are. Longhorn has
-//! put its finalizer on them, and is not there to take it off. So that they go when somebody deletes them, or their namespace, the leader
-//! takes it off then. What they stand for elsewhere, as a backup in its store, stays.
+//! Longhorn's resources that wait for Longhorn when they are deleted: it has put its finalizer on all that it made, and is not there to
+//! take it off. So that they go when somebody deletes them, or what they belong to, the leader takes it off then. Some are of kinds that
+//! nothing here acts on: backups, recurring jobs, backing images and the like stay as they are, and what they stand for elsewhere, as a
+//! backup in its store, stays. The others are of kinds that go at once where they were made here: who deletes one of them waits for
+//! nothing, or has waited before.
 
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use kube::ResourceExt;
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 
@@ -14,7 +17,8 @@ use super::desk::{Desk, Kind};
 use super::patience::Patience;
 use crate::api::{
     BackingImage, BackingImageDataSource, BackingImageManager, Backup, BackupBackingImage, BackupTarget,
-    BackupVolume, RecurringJob, ShareManager, SupportBundle, SystemBackup, SystemRestore,
+    BackupVolume, Engine, EngineImage, InstanceManager, Node, RecurringJob, ShareManager, SupportBundle,
+    SystemBackup, SystemRestore, VolumeAttachment,
 };
 use crate::plan::FINALIZER;
 
@@ -24,7 +28,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// What lets the resources of each kind go, for as long as it is polled.
 pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
     fn of<K: Kind + Send + Sync + 'static>(desk: &Desk) -> BoxFuture<'static, ()> {
-        Box::pin(follow::<K>(desk.clone()))
+        // Of an engine that is all that counts here, and its status changes often.
+        Box::pin(follow::<PartialObjectMeta<K>>(desk.clone()))
     }
     vec![
         of::<BackingImage>(desk),
@@ -34,11 +39,16 @@ pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
         of::<BackupBackingImage>(desk),
         of::<BackupTarget>(desk),
         of::<BackupVolume>(desk),
+        of::<Engine>(desk),
+        of::<EngineImage>(desk),
+        of::<InstanceManager>(desk),
+        of::<Node>(desk),
         of::<RecurringJob>(desk),
         of::<ShareManager>(desk),
         of::<SupportBundle>(desk),
         of::<SystemBackup>(desk),
         of::<SystemRestore>(desk),
+        of::<VolumeAttachment>(desk),
     ]
 }
 
@@ -73,7 +83,7 @@ async fn release<K: Kind>(desk: &Desk, object: &K) {
         tracing::warn!(kind = %K::kind(&()), name, error = %e, "its finalizer stays for now");
         tokio::time::sleep(AGAIN).await;
     }
-    tracing::info!(kind = %K::kind(&()), name, "was deleted, and nothing acts on it: its finalizer is gone");
+    tracing::info!(kind = %K::kind(&()), name, "was deleted, and waits for nobody here: its finalizer is gone");
 }
 
 #[cfg(test)]
