@@ -365,6 +365,33 @@ async fn a_volume_that_is_larger_than_what_it_is_made_of_grows_once_it_holds_tha
 }
 
 #[tokio::test]
+async fn a_clone_of_a_snapshot_from_before_its_volume_grew_is_as_large_as_the_volume() {
+    let cluster = Cluster::with_patience(IN_VAIN, 0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let snapshot = Source::Snapshot(SnapshotSource { snapshot_id: "snap://v/s".to_owned() });
+    let of = |limit_bytes: i64| CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(snapshot.clone()) }),
+        capacity_range: Some(CapacityRange { required_bytes: 64 * MIB, limit_bytes }),
+        ..wish("clone", 64)
+    };
+    let grows = |mib: i64| {
+        cluster.server.apply("volumes", "v", &json!({ "spec": { "size": (mib * MIB).to_string() } }));
+    };
+    // What is copied is a replica of it, of the size that it has by now.
+    grows(128);
+    assert_eq!(cluster.create(of(100 * MIB)).await, Err(Code::OutOfRange));
+    // It grows again before anything is copied: what waits is too small for ever, and goes.
+    cluster.hold_clones("SourceLarger", "volume v has more bytes by now");
+    assert_eq!(cluster.create(of(0)).await, Err(Code::Aborted));
+    assert!(cluster.server.get("volumes", "clone").is_none());
+    grows(192);
+    cluster.server.delete("core/configmaps", "clones");
+    assert_eq!(cluster.create(of(0)).await.unwrap().capacity_bytes, 192 * MIB);
+    assert_eq!(cluster.create(of(0)).await.unwrap().capacity_bytes, 192 * MIB, "asked for again");
+}
+
+#[tokio::test]
 async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();

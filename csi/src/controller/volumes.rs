@@ -7,7 +7,7 @@ use lh_cluster::api::{
     AccessMode, AttachmentTicket, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec,
     VolumeState,
 };
-use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_MISSING, unbuilt};
+use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_LARGER, SOURCE_MISSING, unbuilt};
 use serde_json::json;
 
 use super::ControllerService;
@@ -76,13 +76,16 @@ impl ControllerService {
     }
 
     /// Why a volume is not made yet. One whose source went before anything was copied never will be: it goes, too, and whoever asks
-    /// hears what is missing, or would ask for it for ever.
+    /// hears what is missing, or would ask for it for ever. One whose source has grown meanwhile goes to be made as large.
     async fn unmade(&self, name: &str, source: Option<&Source>, why: String) -> Result<Refused, Refused> {
-        let volume = self.cluster.find::<Volume>(name).await?;
-        let conditions = volume.and_then(|v| v.status).unwrap_or_default().conditions;
-        let Some(waits) = conditions.get_condition(CLONING).filter(|c| !c.is_true()) else {
+        let Some(volume) = self.cluster.find::<Volume>(name).await? else { return Ok(Refused::NotYet(why)) };
+        let conditions = volume.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+        let Some(waits) = conditions.iter().find(|c| c.kind == CLONING && !c.is_true()) else {
             return Ok(Refused::NotYet(why));
         };
+        if source.is_some() && waits.reason == SOURCE_LARGER {
+            self.cluster.delete_read(&volume).await?;
+        }
         if let Some(source) = source.filter(|_| waits.reason == SOURCE_MISSING)
             && let Err(missing @ Refused::Missing(_)) = self.bytes_of(source).await
         {
@@ -129,7 +132,7 @@ impl ControllerService {
         Ok(spec)
     }
 
-    /// Bytes of what a volume is to be made of, which has to be there.
+    /// Bytes of what a volume is to be made of, which has to be there. What is copied of a snapshot is as large as its volume is by now.
     async fn bytes_of(&self, source: &Source) -> Result<u64, Refused> {
         match source {
             Source::Volume(volume) => Ok(self.cluster.volume(&volume.volume_id).await?.spec.size.bytes()),
@@ -148,7 +151,9 @@ impl ControllerService {
                         status.error
                     )));
                 }
-                Ok(u64::try_from(status.restore_size).unwrap_or_default())
+                let now =
+                    self.cluster.find::<Volume>(&handle.volume).await?.map_or(0, |v| v.spec.size.bytes());
+                Ok(u64::try_from(status.restore_size).unwrap_or_default().max(now))
             }
         }
     }

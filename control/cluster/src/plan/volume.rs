@@ -36,7 +36,7 @@ use crate::api::{
 };
 use crate::schedule;
 use crate::settings::Settings;
-pub use clone::{CLONED, CLONING, CloneSource, SOURCE_MISSING, Source};
+pub use clone::{CLONED, CLONING, CloneSource, SOURCE_LARGER, SOURCE_MISSING, Source};
 use draft::Draft;
 pub use eviction::EVICTION;
 pub use image::exchanges;

@@ -27,6 +27,10 @@ pub const CLONING: &str = "Cloned";
 /// The condition's reason where what it is to be copied from is not there.
 pub const SOURCE_MISSING: &str = "SourceMissing";
 
+/// The condition's reason where the source has grown beyond the clone before anything was copied. A copy is as large as the source by
+/// then, whenever the snapshot was taken: its tail would be no volume's, and missing in backups.
+pub const SOURCE_LARGER: &str = "SourceLarger";
+
 /// How often a clone is looked at: nobody tells of the source's replicas and snapshots.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -136,6 +140,14 @@ impl Draft<'_> {
         let Some(volume) = found.and_then(|s| s.volume) else {
             return Some((SOURCE_MISSING, format!("volume {} does not exist", source.volume)));
         };
+        let (size, needed) = (self.o.volume.spec.size, volume.spec.size);
+        if size < needed {
+            let message = format!(
+                "volume {} has {needed} bytes, and a clone of it has as many at least: this one has {size}",
+                source.volume
+            );
+            return Some((SOURCE_LARGER, message));
+        }
         let Some(snapshot) = found.and_then(|s| s.snapshot) else {
             if source.snapshot.is_some() {
                 return Some((SOURCE_MISSING, format!("snapshot {name} does not exist")));
@@ -422,6 +434,18 @@ mod tests {
         world.look();
         assert_eq!(world.waits(), "OldDefinitions");
         assert_eq!(world.replicas[0].spec.desire_state, DesireState::Stopped);
+    }
+
+    #[test]
+    fn a_copy_is_never_larger_than_its_volume_says() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.source.as_mut().unwrap().spec.size = Int64Text(101);
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("SourceLarger", 0));
+        world.clone.spec.size = Int64Text(101);
+        world.look();
+        assert_eq!(world.waits(), "Copying");
     }
 
     #[test]
