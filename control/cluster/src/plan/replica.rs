@@ -11,7 +11,9 @@ use super::upgrade::{self, Programs, UPGRADED};
 use super::volume::may_have_served;
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
-use crate::api::{Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus, Volume};
+use crate::api::{
+    CloneOrigin, Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus, Volume,
+};
 
 /// The condition that says why a replica does not serve.
 pub const SERVES: &str = "Serves";
@@ -176,8 +178,12 @@ fn only_begins(before: Option<&ReplicaStatus>, now: &ReplicaStatus) -> bool {
 
 fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, actions: &mut Vec<Action>) {
     let now = written(o.now);
+    // A copy that ended is not waited for, though it is started again: what it is made of may be gone. Another one is made then.
+    let is_copy = o.replica.spec.clone_from != CloneOrigin::default();
+    let is_lost = is_copy && o.view.is_none() && !process.error.is_empty();
     match process.state {
-        InstanceState::Error | InstanceState::Stopped => {
+        InstanceState::Stopping => status.current_state = InstanceState::Stopping,
+        state if is_lost || matches!(state, InstanceState::Error | InstanceState::Stopped) => {
             status.current_state = InstanceState::Error;
             status.address.clear();
             let why = if process.error.is_empty() { "the process ended" } else { &process.error };
@@ -189,7 +195,6 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
                 _ => actions.push(Action::Stop),
             }
         }
-        InstanceState::Stopping => status.current_state = InstanceState::Stopping,
         _ => match o.view {
             Some(view) => {
                 status.current_state = InstanceState::Running;
@@ -201,6 +206,7 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
                 status.conditions.set_condition(SERVES, true, "", "", &now);
             }
             None if status.current_state == InstanceState::Running => {}
+            None if is_copy && status.current_state == InstanceState::Error => {}
             None => {
                 status.current_state = InstanceState::Starting;
                 status.starting = true;
@@ -269,6 +275,15 @@ mod tests {
         view: Option<u64>,
     ) -> Vec<Action> {
         let process = process.map(|state| ProcessView { state, ..ProcessView::default() });
+        decide_on(replica, disk_trouble, process.as_ref(), view)
+    }
+
+    fn decide_on(
+        replica: &Replica,
+        disk_trouble: Option<&str>,
+        process: Option<&ProcessView>,
+        view: Option<u64>,
+    ) -> Vec<Action> {
         let view = view.map(|g| ReplicaView { generation: Generation::from(g) });
         plan(&Observed {
             replica,
@@ -277,7 +292,7 @@ mod tests {
             disk_trouble,
             address: "unix:/r",
             map_key: "k",
-            process: process.as_ref(),
+            process,
             programs: Programs { runs_target: true, installed: true },
             view: view.as_ref(),
             now: now(),
@@ -317,6 +332,33 @@ mod tests {
         replica.status = Some(status_in(&decide(&replica, None, None, None)));
         replica.spec.desire_state = DesireState::Stopped;
         assert_eq!(status_in(&decide(&replica, None, None, None)).current_state, Stopped);
+    }
+
+    #[test]
+    fn a_copy_that_ended_once_has_failed_though_its_process_is_started_again_and_again() {
+        use InstanceState::{Error, Running, Starting, Stopped};
+        let ended =
+            ProcessView { state: Starting, error: "no such snapshot".into(), ..ProcessView::default() };
+        let mut copy = replica("n1", DesireState::Running);
+        assert_eq!(
+            decide_on(&copy, None, Some(&ended), None),
+            [],
+            "one that holds data is served once it can be"
+        );
+        copy.spec.clone_from = CloneOrigin { directory: "/d/replicas/v-0a".into(), snapshot: "s".into() };
+        assert_eq!(decide(&copy, None, Some(Running), None), [], "it is being copied");
+        let status = status_in(&decide_on(&copy, None, Some(&ended), None));
+        assert_eq!(status.current_state, Error);
+        assert_eq!(status.conditions.get_condition(SERVES).unwrap().message, "no such snapshot");
+        copy.status = Some(status);
+        assert_eq!(
+            decide(&copy, None, Some(Running), None),
+            [],
+            "whoever decides may not have heard of it yet"
+        );
+        assert_eq!(status_in(&decide(&copy, None, Some(Running), Some(0))).current_state, Running);
+        copy.spec.desire_state = DesireState::Stopped;
+        assert_eq!(status_in(&decide(&copy, None, None, None)).current_state, Stopped);
     }
 
     #[test]
