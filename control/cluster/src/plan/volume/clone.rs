@@ -160,6 +160,13 @@ impl Draft<'_> {
             self.actions.push(Action::CreateSourceSnapshot(name, Box::new(spec)));
             return Some(("Snapshot", "a snapshot of the source is taken".to_owned()));
         };
+        if snapshot.metadata.deletion_timestamp.is_some() {
+            return Some(match source.snapshot {
+                Some(_) => (SOURCE_MISSING, format!("snapshot {name} is being deleted")),
+                // Taken for a clone of this name that was deleted: it holds what the source was then.
+                None => ("Snapshot", format!("snapshot {name}, which was taken before, is being deleted")),
+            });
+        }
         if snapshot.spec.volume != source.volume {
             return Some((SOURCE_MISSING, format!("snapshot {name} is of volume {}", snapshot.spec.volume)));
         }
@@ -446,6 +453,28 @@ mod tests {
         world.clone.spec.size = Int64Text(101);
         world.look();
         assert_eq!(world.waits(), "Copying");
+    }
+
+    #[test]
+    fn what_is_being_deleted_is_not_copied() {
+        let deleted = |world: &mut World| {
+            let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::default());
+            world.snapshot.as_mut().unwrap().metadata.deletion_timestamp = Some(time);
+        };
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        deleted(&mut world);
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("SourceMissing", 0));
+        // A volume of that name was cloned before, and deleted: what it was to be made of is older than what is asked for now.
+        let mut world = World::new("vol://src");
+        world.snapshot("clone-new", true);
+        deleted(&mut world);
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("Snapshot", 0));
+        world.snapshot = None;
+        let actions = world.look();
+        assert!(actions.iter().any(|a| matches!(a, Action::CreateSourceSnapshot(..))), "{actions:?}");
     }
 
     #[test]
