@@ -12,6 +12,7 @@ use crate::api::{
     CloneOrigin, Conditions, DesireState, InstanceState, Replica, Snapshot, SnapshotSpec, Volume, VolumeState,
 };
 use crate::plan::age;
+use crate::plan::replica::holds_everything;
 use crate::plan::snapshot::FOR_CLONE;
 use crate::schedule::{Locality, place};
 
@@ -175,11 +176,8 @@ impl Draft<'_> {
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             return Some(("Snapshot", format!("snapshot {name} is not ready to use yet{why}")));
         }
-        let members = volume.status.as_ref().and_then(|s| s.epoch.as_ref()).map(|e| &e.members);
-        let holds = |r: &&&Replica| {
-            let counts = members.is_none_or(|m| m.contains(&name_of(r)));
-            counts && r.spec.failed_at.is_empty() && self.o.nodes_up.contains(&r.spec.node_id)
-        };
+        let holds =
+            |r: &&&Replica| holds_everything(r, Some(volume)) && self.o.nodes_up.contains(&r.spec.node_id);
         let holders: Vec<&Replica> =
             found.map(|s| s.replicas.iter().filter(holds).copied().collect()).unwrap_or_default();
         if holders.is_empty() {
@@ -290,6 +288,7 @@ mod tests {
                     node_id: format!("n{n}"),
                     disk_path: format!("/disks/{n}"),
                     data_directory_name: format!("src-{n}"),
+                    healthy_at: "2026-01-01T00:00:00Z".into(),
                     ..ReplicaSpec::default()
                 };
                 Replica::new(&format!("src-r-{n}"), spec)
@@ -475,6 +474,16 @@ mod tests {
         world.snapshot = None;
         let actions = world.look();
         assert!(actions.iter().any(|a| matches!(a, Action::CreateSourceSnapshot(..))), "{actions:?}");
+    }
+
+    #[test]
+    fn a_replica_that_was_never_filled_is_not_copied_where_no_epoch_says_who_counts() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.source.as_mut().unwrap().status = None;
+        world.holders[0].spec.healthy_at.clear();
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas[0].spec.node_id.as_str()), ("Copying", "n2"));
     }
 
     #[test]
