@@ -139,6 +139,35 @@ async fn a_copy_goes_only_while_another_one_can_be_read() {
 }
 
 #[tokio::test]
+async fn a_replica_that_was_made_anew_keeps_the_data_of_the_one_that_was_deleted() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 40).await;
+    detached_volume(&cluster).await;
+    let all = replicas(&cluster);
+    all.iter().for_each(|name| cluster.server.delete("replicas", name));
+    tokio::time::sleep(LONG).await;
+    // As the events say it: the finalizer off, and the same replica again. Managers hear of it late.
+    let before: Vec<Value> = all.iter().map(|name| cluster.server.get("replicas", name).unwrap()).collect();
+    cluster.server.hold_news(Some("replicas"));
+    for (name, before) in all.iter().zip(&before) {
+        cluster.server.apply("replicas", name, &json!({ "metadata": { "finalizers": null } }));
+        cluster.server.delete("replicas", name);
+        let labels = &before["metadata"]["labels"];
+        let metadata =
+            json!({ "uid": format!("anew-{name}"), "labels": labels, "finalizers": ["longhorn.io"] });
+        let anew = json!({ "metadata": metadata, "spec": before["spec"] });
+        cluster.server.apply("replicas", name, &anew);
+    }
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(cluster.machine().directories.len(), 3, "they are those of the new ones");
+    cluster.server.hold_news(None);
+    cluster.ticket(Some("n1"));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    assert_eq!(replicas(&cluster), all);
+}
+
+#[tokio::test]
 async fn the_data_of_replicas_is_no_orphan_when_their_disk_has_lost_its_identity() {
     let cluster = Cluster::new(&["n1"], 33).await;
     cluster.wait("the node", |c| nodes_ready(c) == 1).await;

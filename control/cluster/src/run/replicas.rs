@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use super::cache::{OwnPod, instance_manager};
-use super::desk::Done;
+use super::desk::{Done, ReconcileError};
 use super::key::lay_key;
 use super::processes::{SOON, resource_of, tell_failure};
 use super::queue::Outcome;
@@ -174,6 +174,10 @@ async fn data(context: &Context, resource: &Replica) -> Done<Data> {
     let volume = desk.api::<Volume>().get_opt(name).await?;
     let of_volume = ListParams::default().fields(&format!("spec.volumeName={name}"));
     let all = desk.api::<Replica>().list(&of_volume).await?.items;
+    // People are told how to take its data back (`tell_kept`): another one of its name may have it by now.
+    if !all.iter().any(|r| r.uid() == resource.uid()) {
+        return Err(ReconcileError::Stale);
+    }
     let others = match replica::fate(resource, volume.as_ref(), &all) {
         Fate::Goes => return Ok(Data::Goes),
         Fate::Unasked => return Ok(Data::IsNobodys),
