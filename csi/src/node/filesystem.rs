@@ -20,6 +20,10 @@ const BLKID_NOTHING: i32 = 2;
 /// Bytes that a device has to give before it counts as empty; every volume has more.
 const BEGINNING: usize = 1 << 20;
 
+/// Bytes in which the file systems that are made here have their superblock: XFS the first ones, ext4 those from 1024 on. mkfs.ext4
+/// clears them before anything else and writes them last, so that one that was killed leaves them empty, and may begin anew.
+const SUPERBLOCKS: usize = 2048;
+
 /// How an XFS begins, where its superblock names the root directory, and where it says that something is at it
 /// (`sb_rootino`, `sb_inprogress`; XFS Filesystem Structure).
 const XFS_MAGIC: &[u8] = b"XFSB";
@@ -92,8 +96,11 @@ pub(super) async fn look(device: &Path) -> Result<Content, Refused> {
             }
             other => Ok(other),
         },
-        // It says the same of a device that it cannot read.
-        Some(BLKID_NOTHING) => beginning(device).await.map(|_| Content::Nothing),
+        // It says the same of a device that it cannot read, of a file system whose mark is damaged, and of what has none.
+        Some(BLKID_NOTHING) => {
+            let is_empty = beginning(device).await?.iter().take(SUPERBLOCKS).all(|byte| *byte == 0);
+            Ok(if is_empty { Content::Nothing } else { unnamed() })
+        }
         _ => Err(Refused::Failed(format!("blkid {path}: {}: {}", output.status, said(&output)))),
     }
 }
@@ -126,8 +133,12 @@ fn content(told: &str) -> Content {
         (Some("filesystem") | None, Some(kind), _) => Content::FileSystem(kind.to_owned()),
         (_, Some(kind), _) => Content::Other(kind.to_owned()),
         (_, None, Some(table)) => Content::Other(format!("a partition table ({table})")),
-        (_, None, None) => Content::Other("something that blkid has no name for".to_owned()),
+        (_, None, None) => unnamed(),
     }
+}
+
+fn unnamed() -> Content {
+    Content::Other("something that blkid has no name for".to_owned())
 }
 
 /// Makes a file system. `options`: further arguments of mkfs; `over`: over one that is there.
@@ -301,6 +312,24 @@ mod tests {
             check(&file, kind).await.unwrap();
         }
         assert!(look(&dir.path().join("nowhere")).await.is_err(), "what cannot be read is not empty");
+    }
+
+    #[tokio::test]
+    async fn what_has_anything_where_a_file_system_has_its_mark_is_not_empty() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let file = fs::OpenOptions::new().read(true).write(true).create_new(true).open(&image).unwrap();
+        file.set_len(16 << 20).unwrap();
+        make(&image, "ext4", "", false).await.unwrap();
+        // Its superblock has another magic number (s_magic, at 56) than it had, and no checksum that is right.
+        file.write_all_at(&[0, 0], 1024 + 56).unwrap();
+        assert!(matches!(look(&image).await.unwrap(), Content::Other(_)), "fsck would get it back");
+        // mkfs.ext4 clears the first 4 KiB, and writes them last: it may have been killed between.
+        file.write_all_at(&[0; 4096], 0).unwrap();
+        assert_eq!(look(&image).await.unwrap(), Content::Nothing);
+        file.write_all_at(b"a row of a database", 0).unwrap();
+        assert!(matches!(look(&image).await.unwrap(), Content::Other(_)));
     }
 
     #[tokio::test]

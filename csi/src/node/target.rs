@@ -92,7 +92,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         }
         Content::Other(what) => {
             return Err(Refused::Precondition(format!(
-                "{} holds {what} and no file system: it is not formatted over; if nobody needs that, wipefs -a removes it",
+                "{} holds {what} and no file system: it is not formatted over: fsck may get a damaged one back; if nobody needs that, blkdiscard removes it",
                 device.display()
             )));
         }
