@@ -495,7 +495,7 @@ fn of_kind(fs_type: &str) -> VolumeCapability {
 #[tokio::test]
 async fn what_is_staged_is_taken_for_nothing_else() {
     let test = "what_is_staged_is_taken_for_nothing_else";
-    let Some((mut kubelet, _device)) = Kubelet::start(test, of_kind("ext4")).await else { return };
+    let Some((mut kubelet, device)) = Kubelet::start(test, of_kind("ext4")).await else { return };
     for _ in 0..2 {
         kubelet.stage().await.unwrap();
     }
@@ -521,6 +521,17 @@ async fn what_is_staged_is_taken_for_nothing_else() {
     for _ in 0..2 {
         kubelet.stage().await.unwrap();
     }
+    for _ in 0..2 {
+        kubelet.publish("target-1", false).await.unwrap();
+    }
+    assert!(options(&kubelet, "target-1").split(',').any(|o| o == "ro"), "{}", options(&kubelet, "target-1"));
+    kubelet.unpublish("target-1").await;
+    // What takes no writes does not grow, and is there all the same.
+    File::options().write(true).open(&device.file).unwrap().set_len(96 << 20).unwrap();
+    run(&["losetup", "--set-capacity", &device.device]).unwrap();
+    kubelet.stage().await.unwrap();
+    kubelet.unstage().await;
+    kubelet.stage().await.unwrap();
     kubelet.unstage().await;
 }
 

@@ -40,6 +40,17 @@ pub(super) struct Staging {
     pub(super) context: HashMap<String, String>,
 }
 
+impl Staging {
+    /// True if its file system takes no writes: options of its class say so, too.
+    fn is_for_reading(&self) -> bool {
+        let flags = match &self.used.access {
+            Access::Mount { flags, .. } => flags.as_slice(),
+            Access::Block => &[],
+        };
+        self.read_only || flags.iter().any(|flag| flag == "ro")
+    }
+}
+
 /// Mounts the volume's file system at the staging path, and makes it first if the device is empty. A device that is used
 /// as such is only looked for.
 pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused> {
@@ -57,9 +68,13 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     lost::clear(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
-            same_stage(&there, wish.read_only, fs_type, flags, staging)?;
+            same_stage(&there, wish.is_for_reading(), fs_type, staging)?;
             // One that is mounted may have been kept from growing.
-            return if wish.read_only { Ok(()) } else { grow_mounted(device, staging, &there.kind).await };
+            return if wish.is_for_reading() {
+                Ok(())
+            } else {
+                grow_mounted(device, staging, &there.kind).await
+            };
         }
         return Err(Refused::Precondition(format!(
             "{} is mounted already, and not from {}: unmount it",
@@ -108,7 +123,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     }
     make_directory(staging)?;
     filesystem::mount(device, staging, &kind, flags, wish.read_only).await?;
-    if wish.read_only {
+    if wish.is_for_reading() {
         return Ok(());
     }
     if let Growth::NotMounted(_) = filesystem::grow(device, staging, &kind).await? {
@@ -130,15 +145,8 @@ fn not_made(read_only: bool) -> &'static str {
 }
 
 /// Refuses to take what is staged for what it is not: a pod that writes would find a file system that takes nothing.
-fn same_stage(
-    there: &Mount,
-    read_only: bool,
-    fs_type: &str,
-    flags: &[String],
-    staging: &Path,
-) -> Result<(), Refused> {
+fn same_stage(there: &Mount, read_only: bool, fs_type: &str, staging: &Path) -> Result<(), Refused> {
     // The mount's own flag: a kernel that stops a file system for its errors leaves that alone.
-    let read_only = read_only || flags.iter().any(|flag| flag == "ro");
     if there.read_only == read_only && (fs_type.is_empty() || there.kind == *fs_type) {
         return Ok(());
     }
@@ -189,6 +197,8 @@ pub(super) async fn publish_mount(
     }
     lost::clear(target, device).await?;
     discard(&beside(target)).await?;
+    // What is bound there is as what is staged.
+    let read_only = read_only || wish.is_for_reading();
     if let Some(there) = mount_at(target)? {
         return same_or_refused(&there, device, target, read_only);
     }
