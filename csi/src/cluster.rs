@@ -42,6 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(100);
 const GROWTH: &str = "Expansion";
 const GROWTH_FAILED: &str = "Failed";
 
+/// The setting that names labels of nodes that are told as topology, beside the node itself.
+const TOPOLOGY_KEYS: &str = "csi-allowed-topology-keys";
+
 /// Which pods are of the driver's controller (`deploy/csi.yaml`).
 const CONTROLLERS: &str = "app.kubernetes.io/component=csi-controller";
 
@@ -263,6 +266,12 @@ impl Cluster {
     /// A setting's value; empty if there is none.
     pub(crate) async fn setting(&self, name: &str) -> Result<String, Refused> {
         Ok(self.find::<Setting>(name).await?.map(|s| s.spec.value).unwrap_or_default())
+    }
+
+    /// Which labels of nodes are told as topology, by the setting.
+    pub(crate) async fn topology_keys(&self) -> Result<Vec<String>, Refused> {
+        let keys = self.setting(TOPOLOGY_KEYS).await?;
+        Ok(keys.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect())
     }
 
     /// Labels of a node in Kubernetes.

@@ -37,9 +37,6 @@ pub(crate) use trimmable::Trimmable;
 /// The key of a node's topology: each node is a place of its own.
 pub(crate) const HOST: &str = "kubernetes.io/hostname";
 
-/// The setting that names further labels of nodes that are told as topology.
-const TOPOLOGY_KEYS: &str = "csi-allowed-topology-keys";
-
 /// What the node's part can do.
 const ABILITIES: &[Ability] = &[
     Ability::StageUnstageVolume,
@@ -191,11 +188,10 @@ impl NodeService {
 
     async fn topology(&self) -> Result<Topology, Refused> {
         let mut topology = Topology { segments: [(HOST.to_owned(), self.node.clone())].into() };
-        let keys = self.cluster.setting(TOPOLOGY_KEYS).await?;
-        let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        let keys = self.cluster.topology_keys().await?;
         if !keys.is_empty() {
             let labels = self.cluster.node_labels(&self.node).await?;
-            let told = keys.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone())));
+            let told = keys.into_iter().filter_map(|key| labels.get(&key).cloned().map(|label| (key, label)));
             topology.segments.extend(told);
         }
         Ok(topology)

@@ -13,7 +13,10 @@ use crate::capability::check_file_system;
 
 /// Keys that say something to somebody else, or at another time: they are passed on and not looked at here. Those of the
 /// sidecars (`csi.storage.k8s.io/`) never arrive or only name the claim.
-const PASSED_ON: &[&str] = &["mkfsParams", "strictTopology"];
+const PASSED_ON: &[&str] = &["mkfsParams"];
+
+/// The key that keeps volumes where their first pod is.
+const STRICT_TOPOLOGY: &str = "strictTopology";
 
 /// Keys of what is not built, which may be there as long as they ask for nothing.
 const UNBUILT: &[&str] = &[
@@ -69,6 +72,11 @@ pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refuse
     Ok(spec)
 }
 
+/// True for a class whose volumes are kept where their first pod is.
+pub(crate) fn is_strict(parameters: &HashMap<String, String>) -> bool {
+    parameters.get(STRICT_TOPOLOGY).and_then(|value| boolean(value)).unwrap_or(false)
+}
+
 /// How many replicas, and where. False: the key is not one of these.
 fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
     match key {
@@ -109,6 +117,10 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
             spec.data_engine = DataEngine::parse(value).ok_or_else(|| wrong(key, value, "v1"))?;
         }
         "dataLayout.type" => value.clone_into(&mut spec.data_layout.kind),
+        // The volume itself is not otherwise.
+        STRICT_TOPOLOGY => {
+            flag(key, value)?;
+        }
         _ => return Ok(false),
     }
     Ok(true)

@@ -392,6 +392,33 @@ async fn a_clone_of_a_snapshot_from_before_its_volume_grew_is_as_large_as_the_vo
 }
 
 #[tokio::test]
+async fn a_volume_of_a_strict_class_is_kept_where_its_first_pod_is_by_the_labels_that_are_told() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let place = |node: &str, zone: &str| proto::Topology {
+        segments: words(&[("kubernetes.io/hostname", node), ("zone", zone)]),
+    };
+    let (first, second) = (place("n2", "b"), place("n1", "a"));
+    let asked = proto::TopologyRequirement {
+        requisite: vec![second.clone(), first.clone()],
+        preferred: vec![first, second],
+    };
+    let of = |name: &str, strict: &str| CreateVolumeRequest {
+        parameters: words(&[("strictTopology", strict)]),
+        accessibility_requirements: Some(asked.clone()),
+        ..wish(name, 64)
+    };
+    let told = async |name: &str, strict: &str| {
+        cluster.create(of(name, strict)).await.map(|volume| volume.accessible_topology)
+    };
+    assert_eq!(told("a", "true").await, Ok(Vec::new()), "no label says where that is");
+    cluster.server.apply("settings", "csi-allowed-topology-keys", &json!({ "value": "zone, region" }));
+    let there = proto::Topology { segments: words(&[("zone", "b")]) };
+    assert_eq!(told("a", "True").await, Ok(vec![there]));
+    assert_eq!(told("a", "false").await, Ok(Vec::new()));
+    assert_eq!(told("b", "perhaps").await, Err(Code::InvalidArgument));
+}
+
+#[tokio::test]
 async fn a_volume_without_room_for_a_snapshot_is_no_wrong_request() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();

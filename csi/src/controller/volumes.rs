@@ -64,7 +64,22 @@ impl ControllerService {
             other => other?,
         };
         let volume = self.grown(volume, &wish).await?;
-        Ok(CreateVolumeResponse { volume: Some(told(&volume, &request)) })
+        let topology = self.topology(&request).await?;
+        Ok(CreateVolumeResponse { volume: Some(told(&volume, &request, topology)) })
+    }
+
+    /// Where the volume can be used: everywhere, since its data travels. One of a strict class is kept where its first pod is, which
+    /// Kubernetes asks for first; as in Longhorn the labels say where that is that are told as topology, and a node alone is no place.
+    async fn topology(&self, request: &CreateVolumeRequest) -> Result<Vec<Topology>, Refused> {
+        let asked = request.accessibility_requirements.as_ref();
+        let asked = asked.filter(|_| parameters::is_strict(&request.parameters));
+        let Some(first) = asked.and_then(|a| a.preferred.first().or(a.requisite.first())) else {
+            return Ok(Vec::new());
+        };
+        let keys = self.cluster.topology_keys().await?;
+        let mut there = first.clone();
+        there.segments.retain(|key, _| keys.contains(key));
+        Ok(if there.segments.is_empty() { Vec::new() } else { vec![there] })
     }
 
     /// Deletes a volume that is not made, and will not be. If it is by now, another request may have been told of it.
@@ -349,7 +364,7 @@ fn is_made(volume: Option<&Volume>) -> Result<Option<Volume>, Refused> {
 }
 
 /// The answer about a new volume.
-fn told(volume: &Volume, request: &CreateVolumeRequest) -> Told {
+fn told(volume: &Volume, request: &CreateVolumeRequest, accessible_topology: Vec<Topology>) -> Told {
     let context: HashMap<String, String> =
         request.parameters.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
     Told {
@@ -357,17 +372,8 @@ fn told(volume: &Volume, request: &CreateVolumeRequest) -> Told {
         volume_id: volume.name_any(),
         volume_context: context,
         content_source: request.volume_content_source.clone(),
-        accessible_topology: topology(request),
+        accessible_topology,
     }
-}
-
-/// Where the volume can be used: everywhere, since its data travels; where it is asked to be only, by strictTopology.
-fn topology(request: &CreateVolumeRequest) -> Vec<Topology> {
-    let strict = request.parameters.get("strictTopology").is_some_and(|v| v == "true");
-    let asked = request.accessibility_requirements.as_ref().filter(|_| strict);
-    asked
-        .map(|a| if a.preferred.is_empty() { a.requisite.clone() } else { a.preferred.clone() })
-        .unwrap_or_default()
 }
 
 /// Where a volume is from, as an orchestrator hears it.
