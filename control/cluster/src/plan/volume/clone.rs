@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::Action;
-use super::draft::{Draft, name_of};
+use super::draft::Draft;
 use crate::api::{
     CloneOrigin, Conditions, DesireState, InstanceState, Replica, Snapshot, SnapshotSpec, Volume, VolumeState,
 };
@@ -254,6 +254,7 @@ mod tests {
 
     use k8s_openapi::jiff::Timestamp;
 
+    use super::super::draft::name_of;
     use super::super::{Observed, plan};
     use super::*;
     use crate::api::{
