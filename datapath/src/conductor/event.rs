@@ -55,6 +55,8 @@ pub struct Limits {
     pub retry_ns: u64,
     /// For the answer to a control request. Pings find a hung replica sooner; this finds one that lost a request.
     pub control_ns: u64,
+    /// As `control_ns`, for requests that sync several files one after the other while clients are served.
+    pub control_syncs_ns: u64,
     /// As `control_ns`, for requests that sync or delete whole layers.
     pub control_long_ns: u64,
     /// Longest time between two attempts to rebuild a replica.
@@ -87,6 +89,7 @@ impl Default for Limits {
             lease_ns: 4 * SECOND,
             retry_ns: SECOND,
             control_ns: 10 * SECOND,
+            control_syncs_ns: 60 * SECOND,
             control_long_ns: 600 * SECOND,
             rebuild_backoff_ns: 60 * SECOND,
             clear_every_ns: 10 * SECOND,

@@ -3,7 +3,7 @@
 use lh_wire::Control;
 
 use super::ask::{ControlFor, JobFor};
-use super::{Conductor, Output, sabotaged};
+use super::{Conductor, Limits, Output, sabotaged};
 use crate::message::{Job, JobId, LayerRef, MemberId, QueueId, Switch, SwitchId, ToQueue};
 
 impl Conductor {
@@ -25,8 +25,7 @@ impl Conductor {
 
     /// Asks a replica.
     pub(super) fn ask(&mut self, member: MemberId, purpose: ControlFor, control: Control) {
-        let (what, long) = describe(&control);
-        let limit = if long { self.config.limits.control_long_ns } else { self.config.limits.control_ns };
+        let (what, limit) = describe(&control, &self.config.limits);
         let id = self.controls.begin(member, purpose, what, self.now.saturating_add(limit));
         self.emit(Output::Control { id, member, control: Box::new(control) });
     }
@@ -69,25 +68,27 @@ impl Conductor {
     }
 }
 
-/// What a control request is called in messages, and whether it may take long.
-const fn describe(control: &Control) -> (&'static str, bool) {
+/// What a control request is called in messages, and how long it may take. All replicas write the same, so what a busy disk
+/// makes slow is slow on all of them, and whoever is late is lost.
+const fn describe(control: &Control, limits: &Limits) -> (&'static str, u64) {
+    let Limits { control_ns: short, control_syncs_ns: syncs, control_long_ns: long, .. } = *limits;
     match control {
-        Control::State => ("a question for its state", false),
-        Control::SetEpoch { .. } => ("a new epoch", false),
-        Control::Resolved => ("the end of a repair", false),
-        Control::Prepare { .. } => ("the preparation of a chain operation", false),
-        Control::Commit { .. } => ("a chain operation", true),
-        Control::Switch { .. } => ("a switch of the chain", false),
-        Control::Abort { .. } => ("the end of a chain operation", false),
-        Control::Settled { .. } => ("the end of a snapshot", false),
-        Control::Fold { .. } => ("the begin of a fold", false),
-        Control::FoldStop => ("the end of a fold", false),
-        Control::Hash { .. } => ("a wish for checksums", false),
-        Control::HashStop => ("the end of a wish for checksums", false),
-        Control::Missed { .. } => ("a question what another replica missed", false),
-        Control::LayerMap { .. } => ("a question what a layer holds", false),
-        Control::RebuildBegin { .. } => ("the begin of a rebuild", true),
-        Control::RebuildEnd => ("the end of a rebuild", true),
-        Control::Close => ("the clean end", true),
+        Control::State => ("a question for its state", short),
+        Control::SetEpoch { .. } => ("a new epoch", short),
+        Control::Resolved => ("the end of a repair", short),
+        Control::Prepare { .. } => ("the preparation of a chain operation", syncs),
+        Control::Commit { .. } => ("a chain operation", long),
+        Control::Switch { .. } => ("a switch of the chain", short),
+        Control::Abort { .. } => ("the end of a chain operation", syncs),
+        Control::Settled { .. } => ("the end of a snapshot", syncs),
+        Control::Fold { .. } => ("the begin of a fold", short),
+        Control::FoldStop => ("the end of a fold", short),
+        Control::Hash { .. } => ("a wish for checksums", short),
+        Control::HashStop => ("the end of a wish for checksums", short),
+        Control::Missed { .. } => ("a question what another replica missed", short),
+        Control::LayerMap { .. } => ("a question what a layer holds", short),
+        Control::RebuildBegin { .. } => ("the begin of a rebuild", long),
+        Control::RebuildEnd => ("the end of a rebuild", long),
+        Control::Close => ("the clean end", long),
     }
 }

@@ -76,6 +76,8 @@ pub(crate) struct Replica {
     pub(crate) alive: bool,
     /// Takes no messages before this time.
     pub(crate) stalled_until: u64,
+    /// Has prepared nothing before this time: its disk takes long to sync.
+    pub(crate) syncs_until: u64,
     /// Has no space for layer images.
     pub(crate) full: bool,
     /// Blocks that its disk does not give until they are written; and whether it does not take them either.
@@ -127,6 +129,7 @@ impl Replica {
             name: name.into(),
             alive: true,
             stalled_until: 0,
+            syncs_until: 0,
             full: false,
             unreadable: Vec::new(),
             unwritable: false,

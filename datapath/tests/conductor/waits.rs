@@ -25,3 +25,19 @@ fn a_snapshot_for_which_a_write_does_not_end_is_taken_back() {
     assert_eq!(world.finish(again), Ok(()));
     world.settle();
 }
+
+/// The disks are busy with what clients write. Nobody is lost for that, since all would be.
+#[test]
+fn a_snapshot_that_all_take_long_to_prepare_is_waited_for() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let began = world.now;
+    world.replicas.iter_mut().for_each(|r| r.syncs_until = began + 20 * SECOND);
+    let snapshot = world.snapshot("s1");
+    world.writes();
+    assert!(world.now < began + 2 * SECOND, "clients do not wait for it");
+    assert_eq!(world.finish(snapshot), Ok(()));
+    assert!(world.now > began + 20 * SECOND);
+    assert_eq!(world.losses(), 0);
+    world.settle();
+}

@@ -339,6 +339,15 @@ impl World {
         let wire = &mut self.engines[e].queues[q].wires[m];
         let Some(message) = wire.there.pop_front() else { return };
         assert_eq!(self.replicas[m].session, wire.session.map(|s| (number, s)), "swept");
+        let not_before = match (message.op, &message.payload) {
+            (_, Payload::Control(Control::Prepare { .. })) => self.replicas[m].syncs_until,
+            _ => 0,
+        };
+        if self.now < not_before {
+            wire.there.push_back(message);
+            self.now += 10 * MS;
+            return;
+        }
         let (status, aux, payload) = match (&message.op, &message.payload) {
             (OpCode::Control, Payload::Control(control)) => {
                 if let Control::SetEpoch { epoch, .. } = control {
