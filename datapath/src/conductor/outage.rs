@@ -9,7 +9,7 @@ use lh_wire::Control;
 
 use super::chain::unfinished;
 use super::choose::same_shape;
-use super::{Conductor, ControlFor, JobFor, Phase, Role, Seat};
+use super::{Conductor, ControlFor, Phase, Role, Seat};
 use crate::message::{MemberId, MemberSet, Switch};
 
 /// The time between the loss of too many and the return of enough.
@@ -123,11 +123,8 @@ impl Conductor {
         let still_away = failing.minus(ready);
         // Whoever is being looked at may be the one that has everything, and is lost itself if that takes too long.
         let answering = !self.linked(still_away).is_empty();
-        // A copy between members needs all of them, so each has ended or soon will. (A copy to a joiner may wait for a
-        // write that waits for who is away.)
-        let copies = self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
         let changing = self.change.is_some() || self.store.is_some();
-        if self.serving().or(ready).len() < self.members_min() || changing || copies {
+        if self.serving().or(ready).len() < self.members_min() || changing {
             return false;
         }
         let now = self.now;

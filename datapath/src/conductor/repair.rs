@@ -367,8 +367,7 @@ impl Conductor {
             return self.tell_resolved();
         }
         if self.serving().len() == 1 {
-            self.resolve_all();
-            return true;
+            return self.resolve_all();
         }
         self.resolve_finished() || self.look_at_chains() || self.sees_chains() && self.copy_next_piece()
     }
@@ -393,11 +392,16 @@ impl Conductor {
         false
     }
 
-    /// With one member there is nobody to differ from.
-    fn resolve_all(&mut self) {
+    /// With one member there is nobody to differ from, once no copy to it is on its way any more: who had read before it came would
+    /// read something else after it.
+    fn resolve_all(&mut self) -> bool {
+        if self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0 {
+            return false;
+        }
         for chunk in self.doubt.chunks.keys().copied().collect::<Vec<_>>() {
             self.resolve(chunk);
         }
+        true
     }
 
     fn resolve_finished(&mut self) -> bool {

@@ -7,6 +7,8 @@ use lh_block::{BLOCK, Extent, Op};
 use crate::stories::{opened, opened_by};
 use crate::world::World;
 
+const SECOND: u64 = 1_000_000_000;
+
 impl World {
     /// Snapshots a and b, of which a is removed and on every replica.
     fn with_a_removed() -> Self {
@@ -264,4 +266,23 @@ fn nobody_waits_for_ever_for_a_repair_that_nobody_can_make() {
     assert!(world.engine().shared.is_patient(), "the repair goes on");
     world.nothing_is_in_doubt();
     assert!(!world.engine().shared.is_patient());
+}
+
+/// Alone it has nobody to differ from. But what the others gave it may still be on its way into a snapshot, where no claim keeps
+/// requests away from it.
+#[test]
+fn who_is_left_alone_is_not_read_from_while_a_copy_to_it_is_on_its_way() {
+    let mut world = World::with_a_removed();
+    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.three_and_the_engine_die();
+    world.replicas[2].puts_until = u64::MAX;
+    world.replicas[2].layers[1].blocks[2] = Some(666);
+    let read = |w: &World| w.replicas[2].read(2, 2);
+    world.run_for(500);
+    (1..=2).for_each(|r| world.dies(r));
+    world.replicas[2].puts_until = world.now + 3 * SECOND;
+    world.run_until("nothing is in doubt", |w| w.status().chunks_in_doubt == 0);
+    let before = read(&world);
+    world.run_for(5_000);
+    assert_eq!(read(&world), before, "who has read it sees something else now");
 }

@@ -78,6 +78,8 @@ pub(crate) struct Replica {
     pub(crate) stalled_until: u64,
     /// Has prepared nothing before this time: its disk takes long to sync.
     pub(crate) syncs_until: u64,
+    /// Has put no image into a layer before this time.
+    pub(crate) puts_until: u64,
     /// Has no space for layer images.
     pub(crate) full: bool,
     /// Blocks that its disk does not give until they are written; and whether it does not take them either.
@@ -130,6 +132,7 @@ impl Replica {
             alive: true,
             stalled_until: 0,
             syncs_until: 0,
+            puts_until: 0,
             full: false,
             unreadable: Vec::new(),
             unwritable: false,

@@ -341,6 +341,7 @@ impl World {
         assert_eq!(self.replicas[m].session, wire.session.map(|s| (number, s)), "swept");
         let not_before = match (message.op, &message.payload) {
             (_, Payload::Control(Control::Prepare { .. })) => self.replicas[m].syncs_until,
+            (OpCode::PutLayer, _) => self.replicas[m].puts_until,
             _ => 0,
         };
         if self.now < not_before {
