@@ -188,3 +188,20 @@ fn what_is_removed_while_a_purge_runs_is_folded_on_every_member() {
     (1..=3).for_each(|replica| world.ends_fold(replica));
     (1..=3).for_each(|replica| assert_eq!(world.layers_of(replica), [""]));
 }
+
+/// The engine before has begun it. It moves blocks from layer to layer, also of the one from which somebody is filled.
+#[test]
+fn a_fold_that_this_engine_knows_nothing_of_rests_while_somebody_is_filled_from_there() {
+    let mut world = purging_slowly(Quorum::Any);
+    world.run_until("all fold", World::all_fold);
+    world.dies(2);
+    world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+    world.writes();
+    world.crash_engine();
+    world.run_until("the volume opens", World::is_open);
+    world.replicas[0].goes_on_folding("a");
+    world.returns(2);
+    world.run_until("2 is being filled", |w| w.replicas[1].rebuilding);
+    assert!(!world.replicas[0].is_folding());
+    world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
+}

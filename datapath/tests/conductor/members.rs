@@ -126,3 +126,20 @@ fn a_rebuild_that_is_asked_for_looks_at_everything_whatever_is_on_its_way() {
     world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
     world.settle();
 }
+
+/// The flush that is to precede its end fails at once, on somebody else.
+#[test]
+fn a_replica_is_in_sync_only_after_a_flush_of_what_it_was_given() {
+    for steps in 0..120 {
+        let mut world = opened(Quorum::Any);
+        world.dies(2);
+        (0..3).for_each(|hot| world.writes_to(2 * hot));
+        world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+        world.returns(2);
+        world.run_until("2 is being filled", |w| w.replicas[1].rebuilding);
+        (0..steps).for_each(|_| world.step());
+        world.dies(3);
+        world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
+        assert!(!world.replicas[1].ended_unflushed, "after {steps} steps");
+    }
+}

@@ -1,7 +1,7 @@
 //! All members are lost while the engine runs, and not everything that comes back in a member's place is that member.
 
 use datapath::conductor::{Mode, Quorum, Robustness};
-use lh_block::{BLOCK, Extent, Op};
+use lh_block::{BLOCK, Epoch, Extent, Instance, Op};
 
 use crate::replica::Replica;
 use crate::stories::{opened, plan};
@@ -202,4 +202,91 @@ fn a_directory_that_another_program_wrote_is_not_the_member_that_was_lost() {
     world.returns(3);
     world.run_until("3 goes on", |w| w.status().robustness != Robustness::Faulted);
     world.reads();
+}
+
+/// What every queue has not sent again yet may be on one of them and not on another, and only what they remember of their sessions tells
+/// the next engine of it.
+#[test]
+fn members_that_return_remember_what_was_in_flight_until_all_queues_send_again() {
+    let mut world = opened(Quorum::Any);
+    let block = usize::try_from(World::hot(6)).expect("small");
+    world.replicas[1].stalled_until = u64::MAX;
+    let range = Extent::new(World::hot(6) * BLOCK, BLOCK);
+    assert!(world.request(0, 1, Op::Write { fua: false }, range));
+    world.run_until("1 has it", |w| w.replicas[0].read(block, 0) != 0);
+    world.replicas.iter_mut().for_each(Replica::end_session);
+    world.replicas[1].stalled_until = 0;
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.run_until("all are connected", |w| w.status().replicas.iter().all(|r| r.connected));
+    let until = world.now + 5 * SECOND;
+    world.engine().queues[1].deaf_until = until;
+    world.run_until("they go on", |w| w.status().robustness == Robustness::Healthy);
+    world.run_for(1_000);
+    assert_eq!(world.replicas[1].read(block, 0), 0, "the queue has not sent it again");
+    world.crash_engine();
+    world.run_until("the next one serves", World::is_open);
+    world.settle();
+}
+
+/// It was filled, and everything in it is to be settled once more; then all are lost before anybody has asked it.
+#[test]
+fn what_a_new_member_calls_unsettled_is_settled_also_if_all_are_lost_before_it_was_asked() {
+    for steps in 0..40 {
+        let mut world = opened(Quorum::Any);
+        world.writes();
+        let snapshot = world.snapshot("a");
+        assert_eq!(world.finish(snapshot), Ok(()));
+        world.dies(3);
+        world.writes();
+        world.returns(3);
+        world.run_until("3 is a member", |w| w.mode(3) == Mode::Rw);
+        (0..steps).for_each(|_| world.step());
+        world.replicas.iter_mut().for_each(Replica::end_session);
+        world.settle();
+    }
+}
+
+/// How long others are waited for is counted from when all that went before is over.
+#[test]
+fn who_is_lost_while_a_start_is_on_its_way_may_come_back_when_the_queues_are_done_with_it() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    world.crash_engine();
+    world.run_until("it starts", |w| w.engine().log.iter().any(|l| l.starts_with("starting with")));
+    let until = world.now + 8 * SECOND;
+    world.engine().queues[1].deaf_until = until;
+    world.replicas[1].end_session();
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!(world.status().epoch.map(|e| e.members.len()), Some(3));
+    assert_eq!(world.status().counters.rebuilds, 0);
+    world.settle();
+}
+
+/// An epoch without 1 had reached only 2 when the engine died. The start goes on with 1 until 2 comes, which is enough: requests would
+/// wait for 1, too, which is no member.
+#[test]
+fn whoever_a_start_began_with_is_let_go_when_it_begins_again_without_it() {
+    let mut world = World::new(7, Plan { replicas: 5, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    [4, 5].into_iter().for_each(|r| world.dies(r));
+    world.writes();
+    let last = world.status().epoch.expect("an epoch");
+    let members = ["r2", "r3", "r4"].map(str::to_owned).to_vec();
+    world.replicas[1].epoch = Some(Epoch { counter: last.counter + 1, members, id: Instance(7), ..last });
+    (1..=3).for_each(|r| world.dies(r));
+    world.crash_engine();
+    // Nothing can be copied to it.
+    world.replicas[4].full = true;
+    [1, 3, 5].into_iter().for_each(|r| world.returns(r));
+    world.run_until("it starts", |w| w.engine().log.iter().any(|l| l == "starting with r1, r3"));
+    world.run_for(100);
+    world.returns(2);
+    world.run_until("it starts again", |w| w.engine().log.iter().any(|l| l == "starting with r2, r3"));
+    world.run_for(100);
+    assert!(world.engine().log.iter().any(|l| l == "replica r1 is lost: it is not chosen"));
+    world.replicas[4].full = false;
+    world.run_until("it goes on", World::is_open);
+    world.reads();
+    world.returns(4);
+    world.settle();
 }

@@ -122,6 +122,9 @@ pub(crate) struct Replica {
     in_doubt: Vec<Extent>,
     /// Times that it was asked what somebody else has missed.
     pub(crate) asked_for_others: u32,
+    /// Images were put into layers that no flush followed; and the end of a rebuild came then.
+    images_unflushed: bool,
+    pub(crate) ended_unflushed: bool,
 }
 
 impl Replica {
@@ -163,6 +166,8 @@ impl Replica {
             window: VecDeque::new(),
             in_doubt: Vec::new(),
             asked_for_others: 0,
+            images_unflushed: false,
+            ended_unflushed: false,
         }
     }
 
@@ -319,6 +324,7 @@ impl Replica {
         match (op, payload) {
             (OpCode::Ping, _) => (Status::Ok, 0, Payload::None),
             (OpCode::Flush, _) => {
+                self.images_unflushed = false;
                 self.sync();
                 (Status::Ok, 0, Payload::None)
             }
@@ -423,7 +429,7 @@ impl Replica {
     fn put_layer(&mut self, range: Extent, name: &str, image: &Blocks) -> (Status, u32, Payload) {
         assert!(name.is_empty() || self.folding.is_none(), "{name} is written beside a fold");
         // A copy needs no mark: what it repairs is marked, and what is rebuilt says so.
-        self.clean = false;
+        (self.clean, self.images_unflushed) = (false, true);
         let Some(layer) = self.layers.iter_mut().find(|l| l.name == name) else {
             return (Status::Refused, 0, Payload::None);
         };
@@ -529,6 +535,7 @@ impl Replica {
             Control::FoldStop => self.stop_folding("it was stopped"),
             Control::HashStop => {}
             Control::RebuildEnd => {
+                self.ended_unflushed |= self.images_unflushed;
                 self.sync();
                 self.rebuilding = false;
                 self.kept = None;
