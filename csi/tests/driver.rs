@@ -169,6 +169,31 @@ async fn a_strictly_local_volume_is_published_where_its_replica_is() {
 }
 
 #[tokio::test]
+async fn what_a_volume_may_become_is_confirmed_by_what_it_is() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let one = [("numberOfReplicas", "1")];
+    let near = [("numberOfReplicas", "1"), ("dataLocality", "strict-local")];
+    for (name, parameters) in [("one", &one[..]), ("near", &near[..])] {
+        cluster
+            .create(CreateVolumeRequest { parameters: words(parameters), ..wish(name, 64) })
+            .await
+            .unwrap();
+    }
+    let validate = async |volume: &str, change: (&str, &str)| {
+        let request = proto::ValidateVolumeCapabilitiesRequest {
+            volume_id: volume.into(),
+            volume_capabilities: vec![capability(Mode::SingleNodeWriter)],
+            mutable_parameters: words(&[change]),
+            ..Default::default()
+        };
+        let answer = cluster.controller().validate_volume_capabilities(request).await.unwrap().into_inner();
+        answer.confirmed.is_some()
+    };
+    assert!(validate("one", ("dataLocality", "strict-local")).await);
+    assert!(!validate("near", ("numberOfReplicas", "3")).await, "its one replica is where it is used");
+}
+
+#[tokio::test]
 async fn a_device_that_migrates_is_on_two_nodes_until_one_of_them_lets_go() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     let node = json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Node", "spec": {} });

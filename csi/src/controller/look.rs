@@ -71,8 +71,8 @@ impl ControllerService {
                 must_migrate(&volume.spec)?;
             }
             parameters::volume(&request.parameters)?;
-            let mut spec = lh_cluster::api::VolumeSpec::default();
-            parameters::change(&mut spec, &request.mutable_parameters)
+            // What may change depends on what the volume is.
+            parameters::change(&mut volume.spec.clone(), &request.mutable_parameters)
         });
         Ok(match checked {
             Ok(()) => ValidateVolumeCapabilitiesResponse {
