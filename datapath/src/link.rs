@@ -460,13 +460,22 @@ impl QueueDevice for EngineQueue {
         self.read_at_once();
     }
 
+    fn watch(&mut self, watched: bool) {
+        self.queue.watch(watched);
+    }
+
     fn lets_in(&self) -> bool {
-        self.queue.lets_in()
+        self.queue.lets_in() || self.queue.looks()
     }
 
     fn let_in(&mut self) {
-        self.apply(Input::LetIn);
+        // In this order: those outside claim their ranges now, after clients were looked for.
+        self.apply(Input::Looked);
+        if self.queue.lets_in() {
+            self.apply(Input::LetIn);
+        }
         self.read_at_once();
+        self.answered_at_once = true;
     }
 
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
@@ -479,7 +488,7 @@ impl QueueDevice for EngineQueue {
         }
         self.submitted.append(&mut self.taken);
         let untaken = std::mem::take(&mut self.answered_at_once) && !self.done.is_empty();
-        if untaken || !self.submitted.is_empty() || self.queue.lets_in() {
+        if untaken || !self.submitted.is_empty() || self.lets_in() {
             return Some(Duration::ZERO);
         }
         self.read_clock();

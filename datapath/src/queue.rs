@@ -116,6 +116,8 @@ pub enum Input {
         /// The slot.
         slot: u16,
     },
+    /// The driver has looked whether the clients of those are still there that [`Queue::looks`] tells of.
+    Looked,
     /// Requests outside may go on: the driver has looked whether their clients are still there. Wanted while
     /// [`Queue::lets_in`].
     LetIn,
@@ -282,6 +284,10 @@ pub struct Queue {
     parked_before: VecDeque<u16>,
     /// Something has changed for those outside: they are tried again.
     let_in: bool,
+    /// Clients may give a request up, and send it again elsewhere.
+    watched: bool,
+    /// What changes data, holds its range, and waits until its client was looked for.
+    looking: VecDeque<u16>,
     /// Own claims that were granted and not yet acted on.
     ready: VecDeque<u16>,
     granted: Vec<Claim>,
@@ -330,6 +336,8 @@ impl Queue {
             parked: VecDeque::with_capacity(slots),
             parked_before: VecDeque::with_capacity(slots),
             let_in: false,
+            watched: false,
+            looking: VecDeque::with_capacity(slots),
             ready: VecDeque::with_capacity(slots),
             granted: Vec::with_capacity(slots),
             window: Window::new(slots),
@@ -377,6 +385,17 @@ impl Queue {
         self.let_in && self.mode != Mode::Paused && !self.parked.is_empty() && !self.fenced
     }
 
+    /// Says whether clients may give requests up, and send them again elsewhere: what changes data goes on then only once its client
+    /// was looked for after its range was claimed.
+    pub const fn watch(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// True if requests hold their ranges and want [`Input::Looked`].
+    pub fn looks(&self) -> bool {
+        !self.looking.is_empty() && !self.fenced
+    }
+
     /// Takes one input and pushes what is to be done. `now` is in nanoseconds and never goes back.
     ///
     /// # Panics
@@ -390,6 +409,7 @@ impl Queue {
             Input::Answered { slot } => self.answered(slot, out),
             Input::Abandoned { slot } => self.abandoned(now, slot, out),
             Input::LetIn => self.let_in(now, out),
+            Input::Looked => self.looked(now, out),
             Input::Reply(reply) => self.reply(now, reply, out),
             Input::LocalRead(reply) => self.read_here(now, &reply, out),
             Input::LinkUp { member } => self.link_up(now, member, out),

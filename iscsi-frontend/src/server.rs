@@ -411,6 +411,10 @@ impl Frontend for Server {
         self.abandon(device);
     }
 
+    fn looks(&self) -> bool {
+        true
+    }
+
     fn look(&mut self, device: &mut dyn Device<Payload>) {
         self.end_who_left();
         self.abandon(device);

@@ -120,10 +120,25 @@ impl Queue {
             self.settle_given(s, out);
         } else if self.mode == Mode::Stopping || self.slot(s).abandoned {
             self.conclude(now, s, Err(IoError::ShuttingDown), out);
+        } else if self.watched
+            && self.slot(s).work.is_client_write()
+            && !matches!(self.slot(s).stage(), Stage::Looking)
+        {
+            self.slot_mut(s).enter(Stage::Looking);
+            self.looking.push_back(s);
         } else if self.reads_first(s) {
             self.send_read(now, s, out);
         } else {
             self.enqueue_write(now, s, out);
+        }
+    }
+
+    /// Clients were looked for since these had their ranges: what was sent again stands behind them.
+    pub(super) fn looked(&mut self, now: u64, out: &mut Vec<Output>) {
+        for _ in 0..self.looking.len() {
+            let Some(s) = self.looking.pop_front() else { break };
+            debug_assert!(matches!(self.slot(s).stage(), Stage::Looking), "it keeps its range until then");
+            self.claimed(now, s, out);
         }
     }
 
@@ -287,7 +302,7 @@ impl Queue {
                     self.leave_flush(s);
                     self.refuse(now, s, IoError::TimedOut, out);
                 }
-                Stage::Claiming | Stage::Queued | Stage::Writing(_) => {
+                Stage::Claiming | Stage::Looking | Stage::Queued | Stage::Writing(_) => {
                     self.complete(now, s, Err(IoError::TimedOut), None, true, out);
                     self.slot_mut(s).given = true;
                 }
@@ -315,7 +330,12 @@ impl Queue {
                     self.conclude(now, s, Err(IoError::ShuttingDown), out);
                 }
                 Stage::Writing(_) => self.settle(now, s, out),
-                Stage::Free | Stage::Claiming | Stage::Reading { .. } | Stage::Flushing | Stage::Settled => {}
+                Stage::Free
+                | Stage::Claiming
+                | Stage::Looking
+                | Stage::Reading { .. }
+                | Stage::Flushing
+                | Stage::Settled => {}
             }
         }
         self.stop_flush(now, out);

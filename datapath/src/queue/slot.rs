@@ -168,9 +168,9 @@ pub(super) enum Why {
 /// How far a slot has come.
 ///
 /// ```text
-/// Free -> Parked <-> Claiming -> Reading -> Held
-///                        |          |
-///                        +-> Queued <- (merge)
+/// Free -> Parked <-> Claiming -> Looking -> Reading -> Held
+///                        |          |          |
+///                        +----------+-> Queued <- (merge)
 ///                               |
 ///                            Writing -> Settled -> Free
 /// Free -> Flushing -> Free
@@ -184,6 +184,8 @@ pub(super) enum Stage {
     Parked(Why),
     /// Waits for its range.
     Claiming,
+    /// Changes data and holds its range: goes on once its client has been looked for.
+    Looking,
     /// Sent to one member, for a read, a merge or a copy.
     Reading {
         /// Whom.
@@ -206,11 +208,14 @@ pub(super) enum Stage {
 impl Stage {
     /// Whether `next` may follow.
     const fn may_become(&self, next: &Self) -> bool {
-        use Stage::{Claiming, Flushing, Free, Held, Parked, Queued, Reading, Settled, Writing};
+        use Stage::{Claiming, Flushing, Free, Held, Looking, Parked, Queued, Reading, Settled, Writing};
         match self {
             Free => !matches!(next, Settled),
             Parked(_) => !matches!(next, Settled | Held),
-            Claiming => matches!(next, Parked(_) | Reading { .. } | Queued | Writing(_) | Settled | Free),
+            Claiming => {
+                matches!(next, Looking | Parked(_) | Reading { .. } | Queued | Writing(_) | Settled | Free)
+            }
+            Looking => matches!(next, Parked(_) | Reading { .. } | Queued | Writing(_) | Settled | Free),
             Reading { .. } | Writing(_) => !matches!(next, Flushing),
             Held => matches!(next, Parked(_) | Claiming | Reading { .. } | Free),
             Queued => matches!(next, Parked(_) | Writing(_) | Settled | Free),

@@ -176,8 +176,14 @@ impl World {
             io_timeout_ns: 0,
             verify: false,
         };
+        let queue = |q| {
+            let mut queue = Queue::new(config.clone(), QueueId(q), table.clone(), shared.clone());
+            // Of some, the clients are looked for.
+            queue.watch(q % 2 == 1);
+            queue
+        };
         let station = |q| Station {
-            queue: Queue::new(config.clone(), QueueId(q), table.clone(), shared.clone()),
+            queue: queue(q),
             calls: (0..DEPTH).map(|_| None).collect(),
             images: vec![Vec::new(); 64],
             mailbox: VecDeque::new(),
@@ -263,6 +269,9 @@ impl World {
                 if self.stations[q].queue.wants_tick(self.now) {
                     self.apply(q, Input::Tick, None, seen)?;
                 }
+            }
+            if self.stations[q].queue.looks() && self.random.one_in(2) {
+                self.apply(q, Input::Looked, None, seen)?;
             }
             // Some turns later.
             if self.stations[q].queue.lets_in() && self.random.one_in(4) {

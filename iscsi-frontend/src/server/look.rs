@@ -1,5 +1,5 @@
 //! Are the initiators still there? Asked once in a turn, for all sessions that have commands or bytes to be served, before anything
-//! is submitted; and before the device begins requests that have waited in it without any order.
+//! is submitted; and by the device, when changes have their ranges, and before it begins requests that have waited in it without any order.
 //!
 //! An initiator that has given up a session sends its commands again. On the same port it is let in when the old ones have ended.
 //! On another one, over a second path or from another host, nothing keeps it: they are done there, and something newer after them, while

@@ -12,8 +12,13 @@ pub trait Frontend {
     /// Called after every batch of completions: collects `device.poll_done()` and starts receives and sends.
     fn turn(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>);
 
-    /// Requests that have waited in the device, in no order with others, are about to be begun: whoever serves clients that may
-    /// have given up and sent the same again elsewhere looks for them now, and abandons what is theirs ([`Device::abandon`]).
+    /// True for who serves clients that may give a request up and send it again elsewhere.
+    fn looks(&self) -> bool {
+        false
+    }
+
+    /// Requests that the device has are about to be begun: whoever serves clients that may have given up and sent the same again
+    /// elsewhere looks for them now, and abandons what is theirs ([`Device::abandon`]).
     fn look(&mut self, device: &mut dyn Device<Payload>) {
         let _ = device;
     }

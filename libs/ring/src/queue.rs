@@ -28,7 +28,13 @@ pub trait QueueDevice: Device<Payload> {
     /// Before the ring's turn, first: takes what other threads have sent.
     fn begin_turn(&mut self);
 
-    /// Requests that have waited outside, in no order with others, are about to be begun ([`QueueDevice::let_in`]).
+    /// Clients may give requests up, and send them again elsewhere ([`Frontend::looks`]).
+    fn watch(&mut self, watched: bool) {
+        let _ = watched;
+    }
+
+    /// Requests are about to be begun ([`QueueDevice::let_in`]): that have waited outside, in no order with others; or, of clients that
+    /// are watched, that have their place in the order now.
     fn lets_in(&self) -> bool {
         false
     }
@@ -61,12 +67,11 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
 ) -> io::Result<()> {
     ring.wake_on(Token::new(OWNER_LOOP, 0, 0, 0), &device.bell().clone());
     loop {
+        device.watch(frontend.looks());
         device.begin_turn();
-        if device.lets_in() {
-            frontend.look(device);
-            device.let_in();
-        }
+        let_in(device, frontend);
         frontend.turn(ring, device);
+        let_in(device, frontend);
         if !overseer.oversee(ring, device, frontend) {
             return Ok(());
         }
@@ -83,6 +88,17 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
                 }
                 _ => {}
             }
+        }
+    }
+}
+
+/// Lets the device begin what waits for that, after a look at the clients. Twice: what has waited outside has its place in the order
+/// only then, and clients are looked for again.
+fn let_in<D: QueueDevice, F: Frontend>(device: &mut D, frontend: &mut F) {
+    for _ in 0..2 {
+        if device.lets_in() {
+            frontend.look(device);
+            device.let_in();
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Are the clients still there? Asked once in a turn that has writes to submit, for all connections that have sent
-//! something, and so with one system call; and before the device begins requests that have waited in it without any order.
+//! something, and so with one system call; and by the device, when changes have their ranges, and before it begins requests that have
+//! waited in it without any order.
 //!
 //! What a connection has in this turn was received before the question. So a write of a client that had hung up
 //! before it sent the same write again on another connection of this server is seen as such, before either of the

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::time::Instant;
 
 use lh_block::{BLOCK, IoError, Op};
+use lh_ring::{Completion, Frontend, Overseer, run_queue};
 use lh_wire::{HEADER_LEN, flags};
 
 use super::*;
@@ -149,4 +150,54 @@ fn after_the_timeout_there_is_room_for_what_fails_at_once() {
     }
     let expected: Vec<_> = (0..16).map(|tag| (tag, Err(IoError::TimedOut))).collect();
     assert_eq!(failed, expected);
+}
+
+/// A client that sends one request, and is gone when it is looked for.
+#[derive(Default)]
+struct Gone {
+    is_sent: bool,
+    done: Option<Done<Payload>>,
+}
+
+impl Frontend for Gone {
+    fn completion(&mut self, _: &mut Ring, _: &mut dyn Device<Payload>, _: Completion) {}
+
+    fn turn(&mut self, _: &mut Ring, device: &mut dyn Device<Payload>) {
+        if !std::mem::replace(&mut self.is_sent, true) {
+            let op = Op::WriteZeroes { fua: false, may_unmap: false, fast: false };
+            device.submit(Request { tag: 7, op, range: Extent::new(0, BLOCK), data: None });
+        }
+        self.done = device.poll_done().or(self.done.take());
+    }
+
+    fn looks(&self) -> bool {
+        true
+    }
+
+    fn look(&mut self, device: &mut dyn Device<Payload>) {
+        device.abandon(7);
+    }
+}
+
+/// Ends the loop when there is an answer, or has been none for so many turns.
+struct Turns(u32);
+
+impl Overseer<EngineQueue, Gone> for Turns {
+    fn oversee(&mut self, _: &mut Ring, _: &mut EngineQueue, gone: &mut Gone) -> bool {
+        self.0 -= 1;
+        self.0 > 0 && gone.done.is_none()
+    }
+}
+
+/// What it has sent again elsewhere, and anything newer, may be done by then.
+#[test]
+fn what_changes_data_is_not_sent_if_its_client_is_gone_when_it_has_its_range() {
+    let mut two = Two::new(0);
+    let mut gone = Gone::default();
+    run_queue(&mut two.ring, &mut two.queue, &mut gone, &mut Turns(10)).unwrap();
+    assert_eq!(gone.done.map(|done| done.result), Some(Err(IoError::ShuttingDown)));
+    for far in &mut two.far {
+        let _ = far.read_to_end(&mut two.got[0]);
+    }
+    assert!(two.got[0].is_empty(), "replicas have been told something");
 }

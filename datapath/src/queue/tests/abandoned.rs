@@ -136,3 +136,106 @@ fn what_nobody_has_any_more_is_not_done_again_without_its_client() {
     b.reports();
     b.assert_idle();
 }
+
+/// A queue whose clients may give up what they have sent, and what it has for them.
+fn watched() -> Bench {
+    let mut b = Bench::new(2);
+    b.looks = true;
+    b.queue.watch(true);
+    b
+}
+
+/// Looked for before it had its range, the client may have sent it again elsewhere meanwhile, and something newer.
+#[test]
+fn what_changes_data_is_sent_once_its_client_was_looked_for_after_it_had_its_range() {
+    for (op, range) in [(WRITE, blocks(0, 1)), (ZEROES, blocks(0, 1)), (WRITE, Extent::new(512, 512))] {
+        let mut b = watched();
+        let slot = b.request(op, range);
+        assert!(b.queue.looks() && b.to(A).is_empty(), "{op:?}");
+        let behind = b.request(WRITE, range);
+        b.apply(Input::Looked);
+        assert!(!b.queue.looks() && !b.to(A).is_empty(), "{op:?}");
+        // It has its range when the one before it has let go of that, and not before.
+        b.apply(Input::Abandoned { slot: behind });
+        if b.to(A).iter().chain(&b.to(B)).any(|t| t.op == OpCode::Read) {
+            b.answer_reads(Status::Ok);
+        }
+        b.answer(A, Status::Ok);
+        b.answer(B, Status::Ok);
+        b.answered(slot);
+        assert_eq!(b.answers(), [(slot, Ok(())), (behind, Err(IoError::ShuttingDown))], "{op:?}");
+        b.answered(behind);
+        b.assert_idle();
+    }
+}
+
+#[test]
+fn who_is_found_gone_when_it_has_its_range_is_not_served_and_keeps_nobody() {
+    let mut b = watched();
+    let gone = b.request(WRITE, blocks(0, 1));
+    let again = b.request(WRITE, blocks(0, 1));
+    b.apply(Input::Abandoned { slot: gone });
+    b.apply(Input::Looked);
+    assert_eq!(b.answers(), [(gone, Err(IoError::ShuttingDown))]);
+    assert!(b.to(A).is_empty());
+    b.answered(gone);
+    assert!(b.queue.looks(), "its turn, and its client's");
+    b.apply(Input::Looked);
+    assert_eq!(b.one(A).range, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(again, Ok(()))]);
+}
+
+/// What follows the first piece is claimed later, when the client may have gone.
+#[test]
+fn every_piece_is_looked_for() {
+    let mut b = watched();
+    let slot = b.request(ZEROES, Extent::new(0, 2 << 20));
+    b.apply(Input::Looked);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert!(b.queue.looks() && b.to(A).is_empty());
+    b.apply(Input::Abandoned { slot });
+    b.apply(Input::Looked);
+    assert_eq!(b.answers(), [(slot, Err(IoError::ShuttingDown))]);
+    assert!(b.to(A).is_empty());
+}
+
+#[test]
+fn who_has_waited_outside_is_looked_for_again_when_it_has_its_range() {
+    let (mut b, slot) = outside("a pause");
+    b.queue.watch(true);
+    goes_on(&mut b, "a pause");
+    b.apply(Input::LetIn);
+    assert!(!b.queue.lets_in() && b.queue.looks() && !carries_data(&b));
+    b.apply(Input::Looked);
+    assert!(carries_data(&b));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
+/// Reads go on at once, and so do the writes of who cannot send anything again elsewhere.
+#[test]
+fn nobody_is_looked_for_in_vain() {
+    let mut b = watched();
+    b.request(Op::Read, blocks(0, 1));
+    assert!(!b.queue.looks() && carries_data(&b));
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 1));
+    assert!(!b.queue.looks() && carries_data(&b));
+}
+
+/// The time is over, or the engine ends, between the claim and the look.
+#[test]
+fn what_is_answered_before_its_client_was_looked_for_is_not_sent() {
+    let mut b = watched();
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.switch(Switch::Stop);
+    b.apply(Input::Looked);
+    assert_eq!(b.answers(), [(slot, Err(IoError::ShuttingDown))]);
+    assert!(b.to(A).is_empty());
+    b.answered(slot);
+    b.assert_idle();
+}

@@ -289,9 +289,17 @@ impl Frontend for Shown {
         }
     }
 
-    fn look(&mut self, device: &mut dyn Device<Payload>) {
+    fn looks(&self) -> bool {
         match self {
             // The kernel's own drivers send nothing again while there is an engine that has it.
+            Self::Nothing | Self::Filling(..) | Self::Fuse(_) | Self::Ublk(_) => false,
+            Self::Nbd(server) => server.looks(),
+            Self::Iscsi(server) => server.looks(),
+        }
+    }
+
+    fn look(&mut self, device: &mut dyn Device<Payload>) {
+        match self {
             Self::Nothing | Self::Filling(..) | Self::Fuse(_) | Self::Ublk(_) => {}
             Self::Nbd(server) => server.look(device),
             Self::Iscsi(server) => server.look(device),
