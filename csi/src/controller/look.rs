@@ -1,5 +1,7 @@
 //! What there is: volumes, and how they are.
 
+use std::collections::HashMap;
+
 use kube::ResourceExt;
 use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment};
 
@@ -28,15 +30,15 @@ impl ControllerService {
         let (volumes, next_token) =
             page(all, &request.starting_token, request.max_entries, ResourceExt::name_any)?;
         let attachments = self.cluster.all::<VolumeAttachment>(None).await?;
-        let entry = |volume: &Volume| {
-            let attachment = attachments.iter().find(|a| a.name_any() == volume.name_any());
-            list_volumes_response::Entry {
-                volume: Some(told(volume)),
-                status: Some(list_volumes_response::VolumeStatus {
-                    published_node_ids: published(attachment),
-                    volume_condition: Some(condition(volume)),
-                }),
-            }
+        // csi-attacher asks each minute for all of them.
+        let attachments: HashMap<String, VolumeAttachment> =
+            attachments.into_iter().map(|a| (a.name_any(), a)).collect();
+        let entry = |volume: &Volume| list_volumes_response::Entry {
+            volume: Some(told(volume)),
+            status: Some(list_volumes_response::VolumeStatus {
+                published_node_ids: published(attachments.get(&volume.name_any())),
+                volume_condition: Some(condition(volume)),
+            }),
         };
         Ok(ListVolumesResponse { entries: volumes.iter().map(entry).collect(), next_token })
     }
