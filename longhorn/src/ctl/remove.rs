@@ -171,7 +171,8 @@ fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<(
 
 /// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
 fn is_replica_file(name: &str) -> bool {
-    name == "revision.counter" || name.starts_with("volume.meta") || name.starts_with("volume-")
+    let layer = ["volume-head-", "volume-snap-", "volume-delta-"].iter().any(|kind| name.starts_with(kind));
+    layer && name.contains(".img") || matches!(name, "revision.counter" | "volume.meta" | "volume.meta.tmp")
 }
 
 #[cfg(test)]
@@ -181,8 +182,17 @@ mod tests {
     #[test]
     fn of_an_imported_directory_only_the_replica_goes() {
         let dir = tempfile::tempdir().unwrap();
-        let names =
-            ["volume.meta", "volume-head-000.img", "volume-head-000.img.meta", "volume-snap-a.img.checksum"];
+        let names = [
+            "revision.counter",
+            "volume.meta",
+            "volume.meta.tmp",
+            "volume-head-000.img",
+            "volume-head-000.img.meta",
+            "volume-snap-a.img.checksum",
+            "volume-snap-a.img.meta.tmp",
+            "volume-delta-a.img",
+        ];
+        let others = ["photos.tar", "volume-of-poems.txt", "volume.meta.yaml"];
         let fill = |directory: &Path| {
             fs::create_dir_all(directory.join("engine")).unwrap();
             for name in names {
@@ -192,13 +202,16 @@ mod tests {
         let (alone, shared) = (dir.path().join("alone"), dir.path().join("shared"));
         fill(&alone);
         fill(&shared);
-        fs::write(shared.join("photos.tar"), "x").unwrap();
+        for name in others {
+            fs::write(shared.join(name), "x").unwrap();
+        }
         let mut erasure = Erasure::of([alone.as_path(), shared.as_path()]);
         remove_replica_files(&alone, &mut erasure).unwrap();
         remove_replica_files(&shared, &mut erasure).unwrap();
         assert!(!alone.exists());
-        let left: Vec<_> = fs::read_dir(&shared).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, ["photos.tar"]);
+        let mut left: Vec<_> = fs::read_dir(&shared).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, others);
         remove_replica_files(&alone, &mut erasure).unwrap();
     }
 }
