@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::VolumeRecord;
+use control::host::{VolumeRecord, sync_dir};
 use lh_block::format_size;
 use replica::store::{ExportError, SnapshotView};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
@@ -103,18 +103,14 @@ impl NewFile {
         temporary.push(name);
         temporary.push(format!(".{}.tmp", std::process::id()));
         let temporary = target.with_file_name(temporary);
-        let directory = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
         let nameless = OFlags::TMPFILE.bits().cast_signed();
-        let nameless = OpenOptions::new().write(true).custom_flags(nameless).mode(0o600).open(directory);
+        let nameless =
+            OpenOptions::new().write(true).custom_flags(nameless).mode(0o600).open(directory_of(target));
         let (file, named) = match nameless {
             Ok(file) => (file, false),
             // NFS and FUSE may not know nameless files (`open(2)`: EOPNOTSUPP, EISDIR).
             Err(_) => {
-                let out =
-                    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+                let out = create_anew(&temporary);
                 (out.with_context(|| format!("{} cannot be written", target.display()))?, true)
             }
         };
@@ -133,8 +129,19 @@ impl NewFile {
         }
         fs::rename(&self.temporary, &self.target)?;
         self.named = false;
-        Ok(())
+        sync_dir(directory_of(&self.target))
     }
+}
+
+fn directory_of(file: &Path) -> &Path {
+    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
+/// Creates a file of this name. What has it is left by a killed process, or a link that somebody else has put there, in a directory
+/// such as /tmp: it leads to what is not to be written to.
+fn create_anew(path: &Path) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 impl NewFile {
@@ -179,5 +186,15 @@ mod tests {
         new.file.write_all(b"new").unwrap();
         new.take_place().unwrap();
         assert_eq!((names(), fs::read(&target).unwrap()), (vec!["demo.img".to_owned()], b"new".to_vec()));
+    }
+
+    #[test]
+    fn what_somebody_has_put_in_the_way_is_not_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (theirs, link) = (dir.path().join("theirs"), dir.path().join(".demo.img.7.tmp"));
+        fs::write(&theirs, "x").unwrap();
+        std::os::unix::fs::symlink(&theirs, &link).unwrap();
+        create_anew(&link).unwrap().write_all(b"new").unwrap();
+        assert_eq!((fs::read(&theirs).unwrap(), fs::read(&link).unwrap()), (b"x".to_vec(), b"new".to_vec()));
     }
 }
