@@ -82,10 +82,37 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
             device.display()
         )));
     }
+    let kind = file_system_on(wish, fs_type).await?;
+    if !fs_type.is_empty() && *fs_type != kind {
+        return Err(Refused::Precondition(format!(
+            "{} holds {kind}, not {fs_type}: ask for fsType {kind}",
+            device.display()
+        )));
+    }
+    if !wish.read_only {
+        filesystem::check(device, &kind).await?;
+    }
+    make_directory(staging)?;
+    filesystem::mount(device, staging, &kind, flags, wish.read_only).await?;
+    if wish.is_for_reading() {
+        return Ok(());
+    }
+    if let Growth::NotMounted(_) = filesystem::grow(device, staging, &kind).await? {
+        // Nobody uses it yet, so that it can be had otherwise.
+        unmount(staging).await?;
+        filesystem::grow_unmounted(device).await?;
+        filesystem::mount(device, staging, &kind, flags, false).await?;
+    }
+    Ok(())
+}
+
+/// The kind of file system that a device holds; one is made where there is none, if one may be.
+async fn file_system_on(wish: &Staging, fs_type: &str) -> Result<String, Refused> {
+    let device = &wish.device;
     let class = wish.context.get("fsType").map_or("", String::as_str);
-    let wanted = [fs_type.as_str(), class, DEFAULT].into_iter().find(|k| !k.is_empty()).unwrap_or(DEFAULT);
+    let wanted = [fs_type, class, DEFAULT].into_iter().find(|k| !k.is_empty()).unwrap_or(DEFAULT);
     check_file_system(wanted)?;
-    let kind = match filesystem::look(device).await? {
+    Ok(match filesystem::look(device).await? {
         Content::FileSystem(kind) => kind,
         Content::Nothing | Content::Begun(_) if wish.read_only || wish.again => {
             return Err(Refused::Precondition(format!(
@@ -111,28 +138,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
                 device.display()
             )));
         }
-    };
-    if !fs_type.is_empty() && *fs_type != kind {
-        return Err(Refused::Precondition(format!(
-            "{} holds {kind}, not {fs_type}: ask for fsType {kind}",
-            device.display()
-        )));
-    }
-    if !wish.read_only {
-        filesystem::check(device, &kind).await?;
-    }
-    make_directory(staging)?;
-    filesystem::mount(device, staging, &kind, flags, wish.read_only).await?;
-    if wish.is_for_reading() {
-        return Ok(());
-    }
-    if let Growth::NotMounted(_) = filesystem::grow(device, staging, &kind).await? {
-        // Nobody uses it yet, so that it can be had otherwise.
-        unmount(staging).await?;
-        filesystem::grow_unmounted(device).await?;
-        filesystem::mount(device, staging, &kind, flags, false).await?;
-    }
-    Ok(())
+    })
 }
 
 /// Why no file system is made, and what to do.
