@@ -155,7 +155,7 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
     }
 
     /// Are the peers of those served connections still there that are `wanted`? Of each `seen` is told its slot, and whether the
-    /// peer has shut its writing side, or both. One system call for [`BATCH`] of them.
+    /// peer has shut its writing side, or both. One system call for sixteen of them.
     pub fn look(&mut self, wanted: impl Fn(&C) -> bool, mut seen: impl FnMut(&mut C, u16, bool)) {
         let mut next = 0;
         while next < self.served.len() {
