@@ -633,6 +633,7 @@ fn doctor_judges_every_part() {
         "memlock",
         "root",
         "disk",
+        "discard",
         "swap",
         "programs",
         "multipath",
