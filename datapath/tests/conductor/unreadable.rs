@@ -148,6 +148,22 @@ fn whose_disk_reads_nothing_is_put_out_unless_it_is_the_last() {
     assert_ne!(world.status().robustness, Robustness::Faulted);
 }
 
+/// What is read again and again before its turn has come is one place, not many.
+#[test]
+fn whose_bad_block_is_read_again_is_not_put_out_while_others_wait_to_be_mended() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let lost = world.losses();
+    // One is being mended, and as many wait as can.
+    for block in (0..65).chain([40, 40]) {
+        let report = FromQueue::Unreadable(MemberId(0), Extent::new(block * BLOCK, BLOCK));
+        let now = world.now;
+        world.engine().conduct(now, Input::FromQueue(QueueId(0), report));
+    }
+    world.run_for(100);
+    assert_eq!(world.losses(), lost);
+}
+
 /// The nearest member is the source, and has a bad block; who returns gets that from the other.
 #[test]
 fn a_replica_is_filled_although_its_source_has_a_bad_block() {

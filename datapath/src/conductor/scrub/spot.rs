@@ -22,16 +22,14 @@ impl Conductor {
 
     /// A read met a block that the member's disk does not give, and another one's has.
     pub(in crate::conductor) fn on_unreadable(&mut self, member: MemberId, range: Extent) {
-        if self.scrubs.spots.len() >= SPOTS_MAX {
+        if self.scrubs.spots.len() >= SPOTS_MAX && !self.is_noted(range) {
             return self.put_out_unreadable(MemberSet::EMPTY.with(member));
         }
         self.note_spot(member, range, "cannot be read there");
     }
 
     fn note_spot(&mut self, member: MemberId, range: Extent, what: &str) {
-        let known = self.scrubs.spots.contains(&range)
-            || self.scrubs.spot.as_ref().is_some_and(|s| s.spot == Some(range) && s.status.running);
-        if known || self.scrubs.spots.len() >= SPOTS_MAX {
+        if self.is_noted(range) || self.scrubs.spots.len() >= SPOTS_MAX {
             return;
         }
         self.log(format!(
@@ -40,6 +38,12 @@ impl Conductor {
             range.offset
         ));
         self.scrubs.spots.push_back(range);
+    }
+
+    /// The place waits for its repair, or is being repaired.
+    fn is_noted(&self, range: Extent) -> bool {
+        self.scrubs.spots.contains(&range)
+            || self.scrubs.spot.as_ref().is_some_and(|s| s.spot == Some(range) && s.status.running)
     }
 
     /// A repair has failed. Those whose disks do not give the blocks do not take them either; what they hold is compared wholly before
