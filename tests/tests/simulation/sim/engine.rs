@@ -432,10 +432,13 @@ impl Engine {
 
     fn queue(&mut self, now: u64, q: usize, input: queue::Input, body: Option<Body>, out: &mut Outbox) {
         let mut outputs = Vec::new();
-        self.queues[q].apply(now, input, &mut outputs);
-        if self.queues[q].lets_in() && !self.stumbles {
-            self.queues[q].apply(now, queue::Input::LetIn, &mut outputs);
-        } else if self.queues[q].lets_in() && !std::mem::replace(&mut self.turn_due[q], true) {
+        let queue = &mut self.queues[q];
+        queue.watch(self.stumbles);
+        queue.apply(now, input, &mut outputs);
+        let waits = queue.lets_in() || queue.looks();
+        if waits && !self.stumbles {
+            queue.apply(now, queue::Input::LetIn, &mut outputs);
+        } else if waits && !std::mem::replace(&mut self.turn_due[q], true) {
             out.later(now, Event::TurnDue(self.number, q));
         }
         let mut body = body;
@@ -444,15 +447,22 @@ impl Engine {
         }
     }
 
-    /// Looks for the clients of what waits outside, and lets the others' requests in.
+    /// Looks for the clients of what holds its range and of what waits outside, and lets the others' requests go on.
     pub(crate) fn let_in(&mut self, now: u64, q: usize, out: &mut Outbox) {
-        self.turn_due[q] = false;
         for slot in 0..DEPTH {
             if self.slots[q][usize::from(slot)].left {
                 self.queue(now, q, queue::Input::Abandoned { slot }, None, out);
             }
         }
-        self.queue(now, q, queue::Input::LetIn, None, out);
+        // What waits from here on waits for another look.
+        self.turn_due[q] = false;
+        if self.queues[q].looks() {
+            out.note("clients looked for once their writes had ranges", 1);
+            self.queue(now, q, queue::Input::Looked, None, out);
+        }
+        if self.queues[q].lets_in() {
+            self.queue(now, q, queue::Input::LetIn, None, out);
+        }
     }
 
     /// The end of a connection is noticed, of whose requests one is in this slot.
