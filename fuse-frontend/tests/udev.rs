@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
 
 use fuse_frontend::node;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt, socket,
     sockopt,
 };
-use nix::sys::stat::makedev;
 use nix::sys::time::TimeVal;
 
 /// What the kernel itself sends, before udev has looked at it (libudev, `UDEV_MONITOR_KERNEL`).
@@ -43,30 +44,46 @@ impl Events {
     }
 }
 
-/// A block device that nobody minds hearing of: its name, its directory in sysfs, its numbers.
-fn device() -> Option<(String, PathBuf, u64)> {
-    let entries = fs::read_dir("/sys/block").ok()?.filter_map(Result::ok);
-    let name = entries.filter_map(|e| e.file_name().into_string().ok()).find(|n| n.starts_with("loop"))?;
-    let directory = Path::new("/sys/block").join(&name);
-    let numbers = fs::read_to_string(directory.join("dev")).ok()?;
-    let (major, minor) = numbers.trim().split_once(':')?;
-    Some((name, directory, makedev(major.parse().ok()?, minor.parse().ok()?)))
+/// A loop device of this test's own: what others do with theirs meanwhile is told of those.
+struct Device {
+    name: String,
+    rdev: u64,
+    _file: tempfile::NamedTempFile,
+}
+
+impl Device {
+    fn new() -> Option<Self> {
+        let file = tempfile::NamedTempFile::new().ok()?;
+        file.as_file().set_len(1 << 20).ok()?;
+        let done = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output().ok()?;
+        let path = String::from_utf8(done.stdout).ok().filter(|_| done.status.success())?;
+        let rdev = fs::metadata(path.trim()).ok()?.rdev();
+        Some(Self { name: path.trim().strip_prefix("/dev/")?.to_owned(), rdev, _file: file })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &format!("/dev/{}", self.name)]).status();
+    }
 }
 
 #[test]
 fn udev_hears_of_a_node_and_of_its_end() {
     let skip = |reason: &str| eprintln!("SKIP udev_hears_of_a_node_and_of_its_end: {reason}");
-    let Some((name, directory, rdev)) = device() else { return skip("no loop device") };
+    let Some(device) = Device::new() else { return skip("no loop device") };
+    let (name, rdev) = (device.name.as_str(), device.rdev);
     let Ok(events) = Events::new() else { return skip("no kernel events") };
-    if fs::write(directory.join("uevent"), "change").is_err() || !events.has_heard(&name) {
+    let asks = Path::new("/sys/block").join(name).join("uevent");
+    if fs::write(asks, "change").is_err() || !events.has_heard(name) {
         return skip("events of devices are not heard here");
     }
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("demo");
     node::place(&path, rdev, &[rdev]).unwrap();
-    assert!(events.has_heard(&name), "nobody hears of the node");
+    assert!(events.has_heard(name), "nobody hears of the node");
     node::remove(&path, rdev).unwrap();
-    assert!(events.has_heard(&name), "nobody hears that it is gone");
+    assert!(events.has_heard(name), "nobody hears that it is gone");
     node::remove(&path, rdev).unwrap();
-    assert!(!events.has_heard(&name), "there was nothing to be told");
+    assert!(!events.has_heard(name), "there was nothing to be told");
 }

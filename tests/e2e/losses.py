@@ -35,6 +35,9 @@ def lose_power(host, volume, engine_too=False):
     """Processes die, and replicas do not know their boot: to the next ones their hosts have lost the power. That takes nothing
     here, since the page cache lives on: it is what may be lost."""
     before = host.status(volume)
+    # At one moment: who comes back while another one still stands would have its bytes from there, and nothing were lost.
+    for replica in before["replicas"]:
+        os.kill(replica["pid"], signal.SIGSTOP)
     for replica in before["replicas"]:
         os.unlink(os.path.join(replica["path"], "engine", "whole"))
         kill(replica["pid"], signal.SIGKILL)
