@@ -80,7 +80,8 @@ pub(crate) fn is_strict(parameters: &HashMap<String, String>) -> bool {
 /// How many replicas, and where. False: the key is not one of these.
 fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
     match key {
-        "numberOfReplicas" => spec.number_of_replicas = number(key, value, 1, REPLICAS_MAX.into())?,
+        // 0, as without the key: as many as the setting says (Longhorn 1.12, csi/util.go).
+        "numberOfReplicas" => spec.number_of_replicas = number(key, value, 0, REPLICAS_MAX.into())?,
         "dataLocality" => spec.data_locality = locality(key, value)?,
         "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
         "diskSelector" => spec.disk_selector = tags(value),
@@ -173,7 +174,7 @@ pub fn change(spec: &mut VolumeSpec, parameters: &HashMap<String, String>) -> Re
             }
         }
     }
-    if spec.data_locality == DataLocality::StrictLocal && spec.number_of_replicas != 1 {
+    if spec.data_locality == DataLocality::StrictLocal && spec.number_of_replicas > 1 {
         return Err(Refused::Argument(
             "strict-local volumes have exactly one replica: set numberOfReplicas to 1 or another dataLocality".to_owned(),
         ));
@@ -293,7 +294,11 @@ mod tests {
             .unwrap();
         assert_eq!(spec.disk_selector, ["ssd", "fast"]);
         assert_eq!((spec.quorum, spec.io_timeout), (Quorum::Majority, Some(0)));
-        assert_eq!(volume(&HashMap::new()).unwrap().data_locality, DataLocality::Setting);
+        let bare = volume(&HashMap::new()).unwrap();
+        assert_eq!((bare.data_locality, bare.number_of_replicas), (DataLocality::Setting, 0));
+        let mut none = volume(&of(&[("numberOfReplicas", "0")])).unwrap();
+        assert_eq!(none, bare);
+        change(&mut none, &of(&[("dataLocality", "strict-local")])).unwrap();
         assert!(volume(&of(&[("migratable", "true")])).unwrap().migratable);
     }
 
@@ -301,7 +306,7 @@ mod tests {
     fn what_is_not_known_or_cannot_be_is_refused_by_name() {
         for (key, value) in [
             ("numberOfReplica", "3"),
-            ("numberOfReplicas", "0"),
+            ("numberOfReplicas", "-1"),
             ("numberOfReplicas", "21"),
             ("numberOfReplicas", "three"),
             ("dataLocality", "near"),
