@@ -65,17 +65,35 @@ fn silence_and_noise_are_turned_away() {
     noise.read_to_end(&mut answer).unwrap();
     assert_eq!(answer.len(), CHALLENGE_LEN + WELCOME_LEN);
     let began = Instant::now();
-    let silent: Vec<_> = (0..40).map(|_| connect(&server.socket)).collect();
-    // Only so many handshakes at once: the last ones find the door shut.
-    let mut last = &silent[39];
-    assert_eq!(last.read(&mut [0; 1]).unwrap(), 0);
-    let mut first = &silent[0];
+    let mut silent = connect(&server.socket);
     let mut challenge = [0; CHALLENGE_LEN];
-    first.read_exact(&mut challenge).unwrap();
-    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "closed");
+    silent.read_exact(&mut challenge).unwrap();
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0, "closed");
     // Reading gives up after 20 s.
     assert!(began.elapsed() > Duration::from_secs(4), "{:?}", began.elapsed());
     session(&server.socket, 1, 1);
+}
+
+/// Whoever reaches the port can connect as often as he likes, and say nothing.
+#[test]
+fn strangers_who_say_nothing_keep_no_engine_out() {
+    let (_place, server) = server();
+    let began = Instant::now();
+    let silent: Vec<_> = (0..40).map(|_| connect(&server.socket)).collect();
+    session(&server.socket, 1, 1);
+    // The first ones had to go.
+    let (gone, left) = silent.split_at(9);
+    for mut stream in gone {
+        let mut challenge = [0; CHALLENGE_LEN];
+        stream.read_exact(&mut challenge).unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "closed");
+    }
+    let mut last = left.last().unwrap();
+    last.read_exact(&mut [0; CHALLENGE_LEN]).unwrap();
+    last.set_nonblocking(true).unwrap();
+    assert_eq!(last.read(&mut [0; 1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    // Before the time of the first of them was over.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[test]

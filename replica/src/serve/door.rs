@@ -197,8 +197,7 @@ impl Server {
 
     fn greet(&mut self, fd: Fd, now: u64) {
         if self.peers.iter().filter(|p| p.is_stranger()).count() >= HELLOS_MAX {
-            tracing::warn!("a connection is turned away: {HELLOS_MAX} others are in their handshake");
-            return;
+            self.part_with_the_oldest_stranger();
         }
         let fd = match self.door.address {
             Address::Tcp(_) => without_delay(fd),
@@ -219,6 +218,20 @@ impl Server {
         if let Some(peer) = self.peers.get(conn) {
             peer.tx.push_header(&bytes);
             peer.wants = missing(HELLO_LEN, 0);
+        }
+    }
+
+    /// Makes room for who comes: whoever reaches the port can connect as often as he likes, say nothing, and would keep the engine
+    /// out.
+    fn part_with_the_oldest_stranger(&mut self) {
+        // They are numbered in the order in which they came.
+        let oldest = self.peers.iter().filter(|p| p.is_stranger()).map(|p| p.conn).min_by_key(|conn| conn.0);
+        if let Some(conn) = oldest {
+            tracing::warn!(
+                "connection {} is closed: {HELLOS_MAX} are in their handshake, and more come",
+                conn.0
+            );
+            self.lose(conn);
         }
     }
 

@@ -15,7 +15,7 @@ pub(super) const HELLO_PATIENCE_NS: u64 = 5_000_000_000;
 /// How long a connection that takes no answers is kept (`docs/invariants.md`, 3).
 pub(super) const SEND_PATIENCE_NS: u64 = 30_000_000_000;
 
-/// Connections in their handshake: a peer without the key costs no more than these.
+/// Connections in their handshake: a peer without the key costs no more than these. When one more comes the oldest goes.
 pub(super) const HELLOS_MAX: usize = 32;
 
 /// Answers queued for one connection before nothing more is read from it: as much as the kernel's buffers hold.
