@@ -24,11 +24,13 @@ use rustls::{CertificateError, RootCertStore, ServerConfig};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use crate::transport::Guests;
 
 /// Where Longhorn's pods have the files.
 pub const LONGHORNS_PLACE: &str = "/tls-files";
@@ -44,7 +46,7 @@ const HTTP2: &[u8] = b"h2";
 /// How long a client may take to prove who it is: a few round trips of a slow network.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most handshakes at once. More clients than one cluster's managers wait in the kernel's queue meanwhile.
+/// Most handshakes at once: more clients than one cluster's managers. Of those beyond, the oldest ends.
 const HANDSHAKES_MAX: usize = 64;
 
 /// Why the files cannot be used.
@@ -229,9 +231,8 @@ impl Door {
 const BREATH: Duration = Duration::from_millis(100);
 
 async fn accept(door: Door, listener: TcpListener, sender: mpsc::Sender<io::Result<VerifiedPeer>>) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let mut newcomers = Guests::new(HANDSHAKES_MAX);
     loop {
-        let Ok(turn) = Arc::clone(&handshakes).acquire_owned().await else { return };
         let (stream, address) = tokio::select! {
             () = sender.closed() => return,
             accepted = listener.accept() => match accepted {
@@ -243,14 +244,17 @@ async fn accept(door: Door, listener: TcpListener, sender: mpsc::Sender<io::Resu
                 }
             },
         };
-        let (acceptor, sender) = (TlsAcceptor::from(door.config()), sender.clone());
+        let acceptor = TlsAcceptor::from(door.config());
+        let proving = newcomers.receive(|_| async move { prove(&acceptor, stream).await });
+        let sender = sender.clone();
         tokio::spawn(async move {
-            let proven = prove(&acceptor, stream).await;
-            drop(turn);
-            match proven {
+            match proving.await {
                 // Nobody takes it: the server has ended.
-                Ok(peer) => drop(sender.send(Ok(peer)).await),
-                Err(e) => refused(address, &e),
+                Ok(Ok(peer)) => drop(sender.send(Ok(peer)).await),
+                Ok(Err(e)) => refused(address, &e),
+                Err(_) => {
+                    tracing::debug!(%address, "connection refused: others came, and it had not proved who it is")
+                }
             }
         });
     }

@@ -1,6 +1,7 @@
 //! gRPC over unix sockets: only root is heard, by `SO_PEERCRED`, before a byte of its request is read. And over TCP, for whom the
 //! caller trusts.
 
+mod guests;
 mod heard;
 
 use std::io;
@@ -24,6 +25,7 @@ use crate::host::make_socket_directory;
 use crate::manager::Trust;
 use crate::tls::Door;
 
+pub use guests::{Guests, Sign};
 pub use heard::Heard;
 
 /// Longest wait for a server that accepts and then says nothing.

@@ -191,10 +191,14 @@ async fn who_says_nothing_keeps_nobody_else_out() {
     let authority = Authority::new("ours");
     let manager = Manager::start(&authority).await;
     let mut mute = Vec::new();
-    for _ in 0..20 {
+    // More than may be in their handshake.
+    for _ in 0..200 {
         mute.push(TcpStream::connect(manager.first).await.unwrap());
     }
-    ask(manager.first, &authority, Client::Shows(&authority.pair())).await.unwrap();
+    let own = authority.pair();
+    let asked = ask(manager.first, &authority, Client::Shows(&own));
+    // Before the time of the first of them is over.
+    tokio::time::timeout(Duration::from_secs(8), asked).await.unwrap().unwrap();
 }
 
 #[tokio::test]
