@@ -1,8 +1,9 @@
-//! A process that is replaced, for real: the old program hears the signal and ends, the new one runs under its name.
-//! The only test of its program, so that nobody starts a process while its scripts are being written.
+//! A process that is replaced, for real: the old program hears the signal and ends, the new one runs under its name, though the
+//! manager dies in between. One test at a time, so that nobody starts a process while scripts are being written.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use control::host::Root;
@@ -13,9 +14,12 @@ use control::proto::imrpc::{
     ProcessStatus,
 };
 use control::transport::connect;
+use tokio::sync::{Mutex, oneshot};
 use tonic::transport::Channel;
 
 const NAME: &str = "demo-e-0";
+
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn script(path: &Path, text: &str) -> String {
     std::fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -44,31 +48,80 @@ async fn wait(
     }
 }
 
+type Client = ProcessManagerServiceClient<Channel>;
+
+/// A root with two programs.
+struct Place {
+    _dir: tempfile::TempDir,
+    root: Root,
+    launcher: String,
+    old: String,
+    new: String,
+}
+
+impl Place {
+    /// `heard`: what the old program does when it is told to make room.
+    fn new(heard: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        // What `manager::run_launched` does: waits for the gate, then becomes the program.
+        let launcher = script(&dir.path().join("launcher"), "head -c 1 >/dev/null\nexec \"$@\" </dev/null");
+        let binaries = root.engine_binaries();
+        let loops = "while :; do sleep 0.05; done";
+        let old = script(&binaries.join("old"), &format!("trap '{heard}' HUP\necho old $@\n{loops}"));
+        let new = script(&binaries.join("new"), &format!("echo new $@\n{loops}"));
+        Self { _dir: dir, root, launcher, old, new }
+    }
+
+    /// A manager, which ends when the sender says so or is gone.
+    async fn manager(&self) -> (Client, oneshot::Sender<()>, JoinHandle<()>) {
+        let (stop, told) = oneshot::channel();
+        let options = Options {
+            root: self.root.clone(),
+            program: self.launcher.clone().into(),
+            listen: None,
+            take_over: false,
+        };
+        // With its runtime all that it does ends, as with a process.
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(manager::run(options, async { drop(told.await) })).unwrap();
+        });
+        loop {
+            match connect(&self.root.manager_socket()).await {
+                Ok(channel) => return (Client::new(channel), stop, thread),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.root.log(NAME)).unwrap_or_default()
+    }
+}
+
+/// Has the process end, for good.
+async fn delete(client: &mut Client, status: ProcessStatus) {
+    client.process_delete(ProcessDeleteRequest { name: NAME.into(), uuid: status.uuid }).await.unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while manager::ProcessId::of(status.pid).unwrap().is_some() {
+        assert!(Instant::now() < until, "it does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_process_is_replaced_by_another_program() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = Root::at(dir.path()).unwrap();
-    root.create().unwrap();
-    // What `manager::run_launched` does: waits for the gate, then becomes the program.
-    let launcher = script(&dir.path().join("launcher"), "head -c 1 >/dev/null\nexec \"$@\" </dev/null");
-    let binaries = root.engine_binaries();
-    let loops = "while :; do sleep 0.05; done";
-    let old =
-        script(&binaries.join("old"), &format!("trap 'echo heard HUP; exit 0' HUP\necho old $@\n{loops}"));
-    let new = script(&binaries.join("new"), &format!("echo new $@\n{loops}"));
-    let options = Options { root: root.clone(), program: launcher.into(), listen: None, take_over: false };
-    tokio::spawn(async move { manager::run(options, std::future::pending()).await.unwrap() });
-    let mut client = loop {
-        match connect(&root.manager_socket()).await {
-            Ok(channel) => break ProcessManagerServiceClient::new(channel),
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    };
-    client.process_create(ProcessCreateRequest { spec: Some(spec(&old, "5")) }).await.unwrap();
-    let log = || std::fs::read_to_string(root.log(NAME)).unwrap_or_default();
+    let _alone = ALONE.lock().await;
+    let place = Place::new("echo heard HUP; exit 0");
+    let Place { root, old, new, .. } = &place;
+    let (mut client, _stop, _) = place.manager().await;
+    let log = || place.log();
+    client.process_create(ProcessCreateRequest { spec: Some(spec(old, "5")) }).await.unwrap();
     let first =
         wait(&mut client, |status| status.pid != 0 && log().contains("old --generation 5 demo")).await;
-    let request = ProcessReplaceRequest { spec: Some(spec(&new, "1")), terminate_signal: "SIGHUP".into() };
+    let request = ProcessReplaceRequest { spec: Some(spec(new, "1")), terminate_signal: "SIGHUP".into() };
     client.process_replace(request).await.unwrap();
     let second = wait(&mut client, |status| status.pid != 0 && log().contains("new --generation")).await;
     // Its generation is the next one, whatever was asked for.
@@ -77,12 +130,35 @@ async fn a_process_is_replaced_by_another_program() {
     assert_eq!((&second.uuid, second.restarts, second.state.as_str()), (&first.uuid, 0, "running"));
     assert!(manager::ProcessId::of(first.pid).unwrap().is_none());
     // What a next manager would start again.
-    let record = ProcessRecord::load(&root, NAME).unwrap().unwrap();
+    let record = ProcessRecord::load(root, NAME).unwrap().unwrap();
     assert!(record.binary.ends_with("/new") && record.args[1] == "6");
-    client.process_delete(ProcessDeleteRequest { name: NAME.into(), uuid: second.uuid }).await.unwrap();
-    let until = Instant::now() + Duration::from_secs(60);
-    while manager::ProcessId::of(second.pid).unwrap().is_some() {
-        assert!(Instant::now() < until, "it does not end");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    delete(&mut client, second).await;
+}
+
+#[tokio::test]
+async fn a_replacement_goes_on_when_its_manager_dies_in_the_middle() {
+    let _alone = ALONE.lock().await;
+    // It does not end before it is told twice.
+    let place = Place::new("echo heard HUP; [ -e $0.told ] && exit 0; touch $0.told");
+    let (mut client, stop, manager) = place.manager().await;
+    let request = ProcessCreateRequest { spec: Some(spec(&place.old, "5")) };
+    client.process_create(request).await.unwrap();
+    let first =
+        wait(&mut client, |status| status.pid != 0 && place.log().contains("old --generation 5 demo"));
+    let first = first.await;
+    let request =
+        ProcessReplaceRequest { spec: Some(spec(&place.new, "1")), terminate_signal: "SIGHUP".into() };
+    client.process_replace(request).await.unwrap();
+    wait(&mut client, |_| place.log().contains("heard HUP")).await;
+    stop.send(()).unwrap();
+    manager.join().unwrap();
+    assert!(manager::ProcessId::of(first.pid).unwrap().is_some(), "nobody has ended it");
+
+    let (mut client, _stop, _) = place.manager().await;
+    let second =
+        wait(&mut client, |status| status.pid != 0 && place.log().contains("new --generation")).await;
+    assert!(place.log().contains("new --generation 6 demo"), "{}", place.log());
+    assert_eq!((&second.uuid, second.state.as_str()), (&first.uuid, "running"));
+    assert!(manager::ProcessId::of(first.pid).unwrap().is_none());
+    delete(&mut client, second).await;
 }

@@ -72,6 +72,9 @@ pub struct ProcessRecord {
     /// The process, from just before the program runs until it has ended.
     #[serde(default)]
     pub process: Option<ProcessId>,
+    /// That process is the one before, which is being ended for what is named here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) replacing: bool,
 }
 
 impl ProcessRecord {
@@ -88,6 +91,7 @@ impl ProcessRecord {
             restarts: 0,
             ports,
             process: None,
+            replacing: false,
         }
     }
 

@@ -78,6 +78,12 @@ impl Supervisor {
 
     /// Lives until the process is no more. `process` is the one that runs already.
     pub(super) async fn run(mut self, mut process: Option<Watched>) {
+        // What an earlier manager had begun.
+        if std::mem::take(&mut self.record.replacing)
+            && let Some(mut before) = process.take()
+        {
+            self.make_room(Some(&mut before)).await;
+        }
         loop {
             match (self.record.state, &mut process) {
                 (State::Starting, Some(_)) => self.record.state = State::Running,
@@ -172,20 +178,27 @@ impl Supervisor {
         }
     }
 
-    /// Ends the process, if it runs, and has it start as another program. The next manager, if this one dies now, finds
-    /// the old process with the new arguments, which then count from its next start on.
+    /// Ends the process, if it runs, and has it start as another program. The next manager, if this one dies now, goes on with
+    /// that.
     async fn replace(&mut self, replacement: Replacement, process: Option<&mut Watched>) {
         self.record.args = arguments_of_replacement(&self.record.args, &replacement.args);
         self.record.binary = replacement.binary;
+        self.record.replacing = process.is_some();
         if let Err(e) = self.persist().await {
             tracing::error!(name = self.record.name, error = %e, "record cannot be written");
         }
+        self.make_room(process).await;
+    }
+
+    /// Ends the process, if it runs, for the one that the record names already.
+    async fn make_room(&mut self, process: Option<&mut Watched>) {
         if let Some(process) = process {
             let exit = self.end(process, REPLACE_SIGNAL).await;
             let name = &self.record.name;
             log::note(&self.shared.root.log(name), &format!("{name} was ended for another program: {exit}"));
         }
         self.record.process = None;
+        self.record.replacing = false;
         self.record.error.clear();
         self.record.state = State::Starting;
         self.delay = Duration::ZERO;
