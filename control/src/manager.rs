@@ -63,6 +63,9 @@ use service::Service;
 /// How often logs are looked at for their size.
 const ROTATION: Duration = Duration::from_secs(5);
 
+/// After how many looks at their size logs of processes that are no more are looked at: an hour.
+const SWEEP: u32 = 720;
+
 /// How to run an instance manager.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -210,10 +213,15 @@ fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, Man
 /// Bounds the logs of all processes, and the manager's own, which whoever started it may have put beside them.
 async fn rotate_logs(root: &Root, registry: &Registry) {
     let mut ticks = tokio::time::interval(ROTATION);
-    loop {
+    for look in (0..SWEEP).cycle() {
         ticks.tick().await;
         let mut names = registry.names();
         names.push("instance-manager".to_owned());
+        if look == 0
+            && let Err(e) = log::sweep(&root.logs(), &names, log::LEFT_MAX)
+        {
+            tracing::warn!(path = %root.logs().display(), error = %e, "logs of processes that are no more stay");
+        }
         for path in names.iter().map(|name| root.log(name)) {
             if let Err(e) = log::rotate(&path, log::LOG_MAX) {
                 tracing::warn!(path = %path.display(), error = %e, "log cannot be rotated");

@@ -6,11 +6,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A log beyond this size is rotated: at 200 bytes a line, half a day of a line per second.
 pub(super) const LOG_MAX: u64 = 10 << 20;
+
+/// Bytes on the disk that the logs of processes which are no more may take together: each volume and each replica has names of its
+/// own, and what they have left would fill the disk in time.
+pub(super) const LEFT_MAX: u64 = 100 << 20;
 
 /// Longest line that is told; the rest of a longer one is left out.
 const LINE_MAX: u64 = 64 << 10;
@@ -50,6 +54,34 @@ pub(super) fn rotate(path: &Path, max: u64) -> io::Result<()> {
     // Reads until the writers are caught up with: hardly anything is left between the last read and the cut.
     io::copy(&mut log, &mut older?)?;
     log.set_len(0)
+}
+
+/// Removes the oldest logs in a directory that are of none of these processes, until the others of those take `max` bytes at most.
+pub(super) fn sweep(directory: &Path, live: &[String], max: u64) -> io::Result<()> {
+    let mut left = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let (path, file) = (entry.path(), entry.file_name());
+        let name =
+            file.to_str().and_then(|file| file.strip_suffix(".1").unwrap_or(file).strip_suffix(".log"));
+        if name.is_none_or(|name| live.iter().any(|live| live == name)) {
+            continue;
+        }
+        match entry.metadata() {
+            Ok(meta) if meta.is_file() => left.push((meta.mtime(), meta.blocks() * 512, path)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    left.sort_unstable_by(|a, b| b.cmp(a));
+    let mut sum = 0_u64;
+    for (_, size, path) in left {
+        sum = sum.saturating_add(size);
+        if sum > max {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// The last line that a process itself wrote.
@@ -151,6 +183,39 @@ mod tests {
         assert!(lines.len() > 10);
         let expected: Vec<String> = (200 - lines.len()..200).map(|n| format!("line {n}")).collect();
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn of_processes_that_are_no_more_the_newest_logs_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = std::time::SystemTime::now();
+        let write = |file: &str, age: u64| {
+            std::fs::write(dir.path().join(file), [b'x'; 8000]).unwrap();
+            let log = File::options().write(true).open(dir.path().join(file)).unwrap();
+            log.set_modified(now - std::time::Duration::from_secs(age)).unwrap();
+        };
+        for (file, age) in [("v-r-1.log", 9), ("v-r-1.log.1", 99), ("v-r-2.log", 5), ("v-r-3.log", 7)] {
+            write(file, age);
+        }
+        for (file, age) in [("v-e-0.log", 1000), ("v-e-0.log.1", 1001), ("notes.txt", 1002), ("v-r-4", 1003)]
+        {
+            write(file, age);
+        }
+        std::fs::create_dir(dir.path().join("d.log")).unwrap();
+        let files = || {
+            let mut files: Vec<String> = std::fs::read_dir(dir.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            files.sort();
+            files
+        };
+        let live = ["v-e-0".to_owned()];
+        sweep(dir.path(), &live, 4 * 8192).unwrap();
+        assert_eq!(files().len(), 9);
+        sweep(dir.path(), &live, 2 * 8192).unwrap();
+        let kept = ["d.log", "notes.txt", "v-e-0.log", "v-e-0.log.1", "v-r-2.log", "v-r-3.log", "v-r-4"];
+        assert_eq!(files(), kept);
     }
 
     #[test]
