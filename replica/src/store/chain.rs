@@ -14,7 +14,7 @@ use std::sync::Arc;
 use lh_block::{BLOCK, Instance, SNAPSHOTS_MAX, check_name};
 use lh_wire::ChainOp;
 
-use super::directory::{DirLayer, Directory, NewHead};
+use super::directory::{DirLayer, Directory, NewHead, info};
 use super::disk;
 use super::error::ChainError;
 use super::load::Parts;
@@ -29,6 +29,12 @@ use super::zero::ZeroMap;
 
 /// Label of the snapshot that an expansion takes (longhorn-engine `pkg/replica`): the new size in bytes.
 const EXPANSION_LABEL: &str = "replica-expansion";
+
+/// Bytes that all layers may take where they are told of, with their labels: beside two reports of ranges in doubt
+/// (`serve::core::doubt`) they fit a message. Of a replica that cannot tell of its layers no engine can make any use.
+pub(super) const CHAIN_MAX: usize = 640 << 10;
+
+const _: () = assert!(CHAIN_MAX + 2 * 4096 * 45 + (64 << 10) <= lh_wire::MAX_PAYLOAD as usize);
 
 /// The head of a prepared operation, open.
 #[derive(Debug)]
@@ -125,8 +131,8 @@ impl Directory {
             if self.layers.iter().any(|l| l.name == *name) {
                 return Err(ChainError::NameTaken(name.clone()));
             }
-            if self.snapshot_meta(op).is_some_and(|meta| meta.encode().len() > META_MAX) {
-                return Err(ChainError::LabelsTooLong(name.clone()));
+            if let Some(meta) = self.snapshot_meta(op) {
+                self.check_labels(name, &meta)?;
             }
             if snapshots >= usize::from(SNAPSHOTS_MAX) {
                 return Err(ChainError::TooMany(snapshots));
@@ -174,6 +180,20 @@ impl Directory {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
             done => done,
         })
+    }
+
+    /// Refuses a snapshot whose labels do not fit its file, or that could not be told of any more together with all others.
+    fn check_labels(&self, name: &str, meta: &LayerMeta) -> Result<(), ChainError> {
+        if meta.encode().len() > META_MAX {
+            return Err(ChainError::LabelsTooLong(name.to_owned()));
+        }
+        let mut chain = self.state().chain;
+        chain.push(info(name, meta, 0, 0));
+        let bytes = serde_json::to_vec(&chain).map_or(usize::MAX, |json| json.len());
+        if bytes > CHAIN_MAX {
+            return Err(ChainError::ChainTooLong { snapshot: name.to_owned(), bytes });
+        }
+        Ok(())
     }
 
     /// What the head's meta becomes. Longhorn leaves the head's name in it. `None`: the head is not kept.

@@ -328,6 +328,17 @@ pub enum ChainError {
         "the labels of snapshot {0:?} are longer than the 64 KiB that its file may have: use fewer or shorter ones"
     )]
     LabelsTooLong(String),
+    /// Labels that leave too little room to tell of all snapshots.
+    #[error(
+        "with the labels of snapshot {snapshot:?} all snapshots take {bytes} bytes where they are told of: use fewer or shorter labels, or \
+         remove snapshots that have long ones"
+    )]
+    ChainTooLong {
+        /// The snapshot.
+        snapshot: String,
+        /// What they would take.
+        bytes: usize,
+    },
     /// The snapshot's name is taken.
     #[error("a snapshot {0:?} exists already: choose another name")]
     NameTaken(String),

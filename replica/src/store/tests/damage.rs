@@ -666,6 +666,34 @@ fn a_size_beyond_the_file_system() {
     }
 }
 
+/// Of a replica whose state fits no message no engine can make any use.
+#[test]
+fn snapshots_of_which_nobody_could_be_told_are_refused() {
+    use super::super::error::ChainError;
+    use lh_block::Instance;
+    use lh_wire::{ChainOp, MAX_PAYLOAD};
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("replica"));
+    let labelled = |n: u128| ChainOp::Snapshot {
+        name: format!("s{n}"),
+        user_created: true,
+        created: String::new(),
+        labels: [("k".to_owned(), "v".repeat(60_000))].into(),
+    };
+    let refused = (1..30).find_map(|n| match volume.directory.prepare(Instance(n), &labelled(n)) {
+        Ok(()) => {
+            volume.commit(n).unwrap();
+            None
+        }
+        Err(e) => Some(e),
+    });
+    assert!(matches!(refused, Some(ChainError::ChainTooLong { .. })), "{refused:?}");
+    // Others are taken.
+    volume.snapshot(99, "plain").unwrap();
+    let told = serde_json::to_vec(&volume.directory.state()).unwrap().len();
+    assert!((500_000..MAX_PAYLOAD as usize - 400_000).contains(&told), "{told}");
+}
+
 #[test]
 fn chain_operations_that_are_refused() {
     use super::super::error::ChainError;
