@@ -135,6 +135,27 @@ async fn an_engine_tells_how_it_fares() {
     assert_eq!(reply.activity.unwrap().writes.unwrap().p99, 200);
 }
 
+/// What a replica tells of all its snapshots has to fit a message of the data protocol.
+#[tokio::test]
+async fn labels_of_a_snapshot_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut client = engine(&dir).await;
+    let mut take = async |name: &str, label: String| {
+        let labels = [("why".to_owned(), label)].into();
+        let request = ptypes::VolumeSnapshotRequest { name: name.into(), labels, ..Default::default() };
+        client.volume_snapshot(request).await.map(|r| r.into_inner().name)
+    };
+    take("one", "x".repeat(2000)).await.unwrap();
+    // A control character takes six bytes.
+    for label in ["x".repeat(2100), "\u{1}".repeat(350)] {
+        let refused = take("two", label).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains("2048"), "{}", refused.message());
+    }
+    // It was not taken.
+    take("two", String::new()).await.unwrap();
+}
+
 #[tokio::test]
 async fn snapshots_get_a_name_and_bad_ones_are_refused() {
     let dir = tempfile::tempdir().unwrap();

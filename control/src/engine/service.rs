@@ -1,6 +1,7 @@
 //! Longhorn's `ControllerService` over an [`EngineControl`]: requests are checked and put into its words, answers into
 //! Longhorn's.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +14,9 @@ use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerService;
 use crate::replica::HEAD;
 use crate::unbuilt::unbuilt;
+
+/// Most bytes that the labels of a snapshot take as JSON.
+const LABELS_MAX: usize = 2048;
 
 pub(super) struct Service {
     pub(super) engine: Arc<dyn EngineControl>,
@@ -94,6 +98,18 @@ fn check_no_head(name: &str) -> Result<(), Status> {
     Ok(())
 }
 
+/// What a replica tells of 250 snapshots has to fit a message of the data protocol, with all that it tells besides: without that no
+/// engine could use it any more.
+fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Status> {
+    let bytes = serde_json::to_vec(labels).map_err(|e| Status::internal(e.to_string()))?.len();
+    if bytes > LABELS_MAX {
+        return Err(Status::invalid_argument(format!(
+            "the snapshot's labels take {bytes} bytes as JSON: {LABELS_MAX} are the most"
+        )));
+    }
+    Ok(())
+}
+
 /// A name for a snapshot that has none: Longhorn's are UUIDs, too.
 fn invented_name() -> Result<String, Status> {
     crate::random::uuid().map_err(|e| Status::internal(format!("no random numbers: {e}")))
@@ -119,6 +135,7 @@ impl ControllerService for Service {
         check_name("snapshot", &name).map_err(|e| Status::invalid_argument(e.to_string()))?;
         check_no_head(&name)?;
         let labels = request.labels.into_iter().collect();
+        check_labels(&labels)?;
         let freeze = request.freeze_filesystem;
         self.engine.snapshot(SnapshotRequest { name: name.clone(), labels, freeze }).await?;
         Ok(Response::new(ptypes::VolumeSnapshotReply { name }))
