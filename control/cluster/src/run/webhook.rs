@@ -3,6 +3,9 @@
 //! What is answered is `crate::admission`; here are the port, the certificate and the paths, which are
 //! Longhorn's. There is no answer before there is a certificate, and no readiness: a Service sends nobody here until then.
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +16,20 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use control::transport::{Guests, Sign};
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
-use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::{Context, facts};
 use crate::admission::{Call, Review};
 
-/// Connections at once. An API server keeps a few open; more come from nobody who means well.
+/// Connections at once. An API server keeps a few open; more come from nobody who means well, and never keep it out: of those
+/// beyond, the one ends that has asked for nothing for longest.
 const CONNECTIONS: usize = 64;
 
 /// Largest question: an object and the one before, each at most 1.5 MiB (etcd's limit), and what is around them.
@@ -32,16 +38,24 @@ const BODY: usize = 4 << 20;
 /// How long a peer may take for its handshake and for the beginning of a request; an idle connection ends after it, too.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// How long a question may take from its beginning to its answer: the API server waits for 30 s at most.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The certificate in use; `None`: there is none yet.
 pub(super) type Certificate = watch::Sender<Option<Arc<ServerConfig>>>;
 
 /// Answers on this port of every address, for as long as it is polled.
 pub(super) async fn serve(context: Arc<Context>, port: u16) -> io::Result<()> {
     let listener = control::transport::bind_everywhere(port).await?;
-    let service = TowerToHyperService::new(router(Arc::clone(&context)));
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    answer(&listener, &context.certificate, router(Arc::clone(&context))).await;
+    Ok(())
+}
+
+/// Answers whoever connects to this listener.
+async fn answer(listener: &TcpListener, certificate: &Certificate, router: Router) {
+    let service = TowerToHyperService::new(router);
+    let mut guests = Guests::new(CONNECTIONS);
     loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
@@ -51,13 +65,12 @@ pub(super) async fn serve(context: Arc<Context>, port: u16) -> io::Result<()> {
                 continue;
             }
         };
-        let Some(config) = context.certificate.borrow().clone() else { continue };
+        let Some(config) = certificate.borrow().clone() else { continue };
         let service = service.clone();
-        tokio::spawn(async move {
-            if let Err(e) = converse(stream, config, service).await {
+        guests.receive(|sign| async move {
+            if let Err(e) = converse(stream, config, service, sign).await {
                 tracing::debug!(error = %e, "a connection to the webhook ended");
             }
-            drop(place);
         });
     }
 }
@@ -66,11 +79,17 @@ async fn converse(
     stream: TcpStream,
     config: Arc<ServerConfig>,
     service: TowerToHyperService<Router>,
+    sign: Sign,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await??;
+    let answered = service_fn(|request| {
+        sign.give();
+        let answer = tokio::time::timeout(ANSWER_PATIENCE, service.call(request));
+        async { answer.await.map(|Ok(answer)| answer) }
+    });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-    Ok(http.serve_connection(TokioIo::new(stream), service).await?)
+    Ok(http.serve_connection(TokioIo::new(stream), answered).await?)
 }
 
 fn router(context: Arc<Context>) -> Router {
