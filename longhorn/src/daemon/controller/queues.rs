@@ -127,6 +127,21 @@ impl ToRelays {
     }
 }
 
+#[cfg(test)]
+impl ToRelays {
+    /// The way to nobody's queue: what it is told comes out at the other end.
+    pub(super) fn nobody() -> (Self, Receiver<Order>) {
+        struct Nobody;
+        impl Devices for Nobody {
+            fn wake(&self) {}
+            fn end(&self) {}
+            fn clients_have_stayed(&self) {}
+        }
+        let (orders, told) = unbounded();
+        (Self { orders, devices: Arc::new(Nobody) }, told)
+    }
+}
+
 impl Queues {
     /// Starts a thread for each part, from which `make` makes the queue's device, over memory that `pool` makes of its soft and
     /// hard size. NBD connections of all of them are counted there. The last one serves relays, if `relays`.

@@ -76,7 +76,7 @@ impl Target {
     }
 
     /// Both sides prove the volume's key, with the handshake of the data protocol.
-    fn prove(&self, stream: &mut Stream, queue: u16) -> Result<(), Obstacle> {
+    pub(super) fn prove(&self, stream: &mut Stream, queue: u16) -> Result<(), Obstacle> {
         let unreachable = |e| Obstacle::Unreachable(self.address.clone(), e);
         let not_let_in = |why| match why {
             NotLetIn::Foreign(e) => Obstacle::Foreign(self.address.clone(), e),

@@ -7,12 +7,13 @@
 //!   ([`nbd_frontend::Lane`]).
 //! - Nothing here can hold the volume up: an address that is taken is tried again until it is free.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::host::make_socket_directory;
@@ -21,6 +22,7 @@ use lh_ring::sys::{Stream, random};
 use lh_wire::handshake::{Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome};
 use nbd_frontend::{Export, Lane, Listener};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{Shutdown, shutdown};
 use rustix::net::{SocketFlags, accept_with};
 use thiserror::Error;
 
@@ -29,8 +31,12 @@ use super::super::queues::{Order, ToRelays};
 /// How long a newcomer may take to prove itself.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Newcomers in their handshake at a time: a relay has as many connections as queues, and comes once more when refused.
+/// Newcomers in their handshake at a time: a relay has as many connections as queues. When one more comes the oldest has to go: whoever
+/// reaches the address can connect as often as he likes and say nothing.
 const NEWCOMERS: usize = 32;
+
+/// Threads that hear newcomers out: those of newcomers who had to go end soon.
+const THREADS: usize = 2 * NEWCOMERS;
 
 /// Connections of a relay: as many as an engine may have queues.
 const LANES: u16 = 64;
@@ -53,7 +59,35 @@ struct Visited {
     volume: String,
     key: Key,
     to_relays: ToRelays,
-    newcomers: AtomicUsize,
+    threads: AtomicUsize,
+    newcomers: Mutex<Newcomers>,
+}
+
+/// Who is in the handshake: the oldest first, each with a number and a copy of its socket.
+#[derive(Default)]
+struct Newcomers {
+    count: u64,
+    here: VecDeque<(u64, OwnedFd)>,
+}
+
+impl Newcomers {
+    /// Takes one in, and parts with the oldest if there is no room. Its number.
+    fn take(&mut self, socket: OwnedFd) -> u64 {
+        if self.here.len() >= NEWCOMERS
+            && let Some((_, oldest)) = self.here.pop_front()
+        {
+            tracing::warn!("the oldest of {NEWCOMERS} that are in their handshake has to go");
+            // Its thread reads the end.
+            let _ = shutdown(oldest.as_raw_fd(), Shutdown::Both);
+        }
+        self.count += 1;
+        self.here.push_back((self.count, socket));
+        self.count
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.here.retain(|(other, _)| *other != number);
+    }
 }
 
 /// Why a newcomer is not let in.
@@ -73,8 +107,8 @@ impl Source {
         key: Key,
         to_relays: ToRelays,
     ) -> Self {
-        let newcomers = AtomicUsize::new(0);
-        let visited = Visited { address, volume: volume.to_owned(), key, to_relays, newcomers };
+        let (threads, newcomers) = (AtomicUsize::new(0), Mutex::default());
+        let visited = Visited { address, volume: volume.to_owned(), key, to_relays, threads, newcomers };
         Self { visited: Arc::new(visited), begun: false, open: None }
     }
 
@@ -160,26 +194,35 @@ impl Visited {
 
     /// Hears a newcomer out, in a thread of its own.
     fn receive(self: &Arc<Self>, socket: OwnedFd) {
-        if self.newcomers.fetch_add(1, Ordering::AcqRel) >= NEWCOMERS {
-            self.newcomers.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!("a relay is turned away: {NEWCOMERS} others are in their handshake");
-            return;
-        }
+        let copy = match socket.try_clone() {
+            Ok(copy) if self.threads.load(Ordering::Acquire) < THREADS => copy,
+            Ok(_) => return tracing::warn!("a relay is turned away: {THREADS} others are being heard"),
+            Err(e) => return tracing::warn!("a relay is turned away: {e}"),
+        };
+        self.threads.fetch_add(1, Ordering::AcqRel);
+        let number = self.newcomers().take(copy);
         let visited = Arc::clone(self);
         let hear = move || {
-            match visited.admit(socket) {
+            let admitted = visited.admit(socket);
+            visited.newcomers().forget(number);
+            match admitted {
                 Ok((socket, lane)) => {
                     tracing::info!(queue = lane.number, "a relay is let in");
                     visited.to_relays.tell(Order::Relay(socket, lane));
                 }
                 Err(why) => tracing::warn!("a relay is turned away: {why}"),
             }
-            visited.newcomers.fetch_sub(1, Ordering::AcqRel);
+            visited.threads.fetch_sub(1, Ordering::AcqRel);
         };
         if let Err(e) = std::thread::Builder::new().name("relay".into()).spawn(hear) {
-            self.newcomers.fetch_sub(1, Ordering::AcqRel);
+            self.newcomers().forget(number);
+            self.threads.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("a relay is turned away: no thread: {e}");
         }
+    }
+
+    fn newcomers(&self) -> MutexGuard<'_, Newcomers> {
+        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The handshake of the data protocol, in which the engine has the replica's part.
@@ -220,4 +263,51 @@ fn has_ended(end: &UnixStream, within: Duration) -> bool {
     let mut polls = [PollFd::new(end.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
     poll(&mut polls, timeout).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_block::{Geometry, Instance};
+
+    use super::super::connect::Target;
+    use super::*;
+
+    /// Whoever reaches the port can connect as often as he likes, and say nothing.
+    #[test]
+    fn strangers_who_say_nothing_keep_no_relay_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Unix(dir.path().join("relay.sock"));
+        let (to_relays, told) = ToRelays::nobody();
+        let mut source = Source::new(address.clone(), "demo", [7; 32], to_relays);
+        source.open().unwrap();
+        assert!(matches!(told.recv().unwrap(), Order::Nbd(..)));
+        let began = Instant::now();
+        let connect = || loop {
+            match Stream::connect(&address, Instant::now() + HANDSHAKE) {
+                Ok(stream) => return stream,
+                Err(_) if began.elapsed() < HANDSHAKE => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) => panic!("{e}"),
+            }
+        };
+        let silent: Vec<Stream> = (0..NEWCOMERS + 8).map(|_| connect()).collect();
+        let relay = Target {
+            address: address.clone(),
+            volume: "demo".to_owned(),
+            key: [7; 32],
+            instance: Instance(1),
+            queues: 1,
+            geometry: Geometry {
+                size: 1 << 20,
+                logical_block: 512,
+                physical_block: 4096,
+                max_transfer: 1 << 20,
+                depth: 1,
+            },
+        };
+        relay.prove(&mut connect(), 0).unwrap();
+        assert!(matches!(told.recv().unwrap(), Order::Relay(_, lane) if lane.client == 1));
+        // Before the time of the first of them was over.
+        assert!(began.elapsed() < HANDSHAKE - Duration::from_secs(1), "{:?}", began.elapsed());
+        drop(silent);
+    }
 }
