@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, SendError, Sender, bounded, unbounded};
 use lh_block::{Generation, Geometry, Instance};
 use lh_ring::Mailbox;
 use lh_wire::handshake::Key;
@@ -111,9 +111,12 @@ pub enum Event {
 enum Order {
     Input(Input),
     Connected { member: MemberId, session: u64, name: String, made: connector::Made },
-    Command(Command, Sender<Result<(), CommandError>>),
-    Add(ReplicaAddress, Sender<Result<(), CommandError>>),
+    Command(Command, Done),
+    Add(ReplicaAddress, Done),
 }
+
+/// Where whoever gave a command hears how it ended. One that is dropped without a word: the engine ended.
+pub type Done = Box<dyn FnOnce(Result<(), CommandError>) + Send>;
 
 /// How other threads speak to the engine.
 #[derive(Clone)]
@@ -139,23 +142,25 @@ impl EngineHandle {
 
     /// Begins a command; its end comes through the channel. A channel that closes without a word: the engine ended.
     pub fn command(&self, command: Command) -> Receiver<Result<(), CommandError>> {
-        self.order(|done| Order::Command(command, done))
+        let (done, wait) = bounded(1);
+        self.begin(command, Box::new(move |result| drop(done.send(result))));
+        wait
+    }
+
+    /// The same for who does not wait in a thread: some commands wait for replicas, for hours perhaps.
+    pub fn begin(&self, command: Command, done: Done) {
+        self.order(Order::Command(command, done));
     }
 
     /// Adds a replica to the configuration, which is then brought in sync. Answered as soon as it is configured.
-    pub fn add_replica(&self, replica: ReplicaAddress) -> Receiver<Result<(), CommandError>> {
-        self.order(|done| Order::Add(replica, done))
+    pub fn add_replica(&self, replica: ReplicaAddress, done: Done) {
+        self.order(Order::Add(replica, done));
     }
 
-    fn order(
-        &self,
-        order: impl FnOnce(Sender<Result<(), CommandError>>) -> Order,
-    ) -> Receiver<Result<(), CommandError>> {
-        let (done, wait) = bounded(1);
-        if self.orders.send(order(done.clone())).is_err() {
-            let _ = done.send(Err(CommandError::ShuttingDown));
+    fn order(&self, order: Order) {
+        if let Err(SendError(Order::Command(_, done) | Order::Add(_, done))) = self.orders.send(order) {
+            done(Err(CommandError::ShuttingDown));
         }
-        wait
     }
 
     /// The device that an engine before has left is shown by this one: if what that one answered is lost, flushes say so
@@ -339,7 +344,7 @@ struct ControlThread {
     /// Held as long as the member's session lasts.
     sessions: BTreeMap<MemberId, Arc<()>>,
     grants: grantee::Numbers,
-    commands: BTreeMap<CommandId, Sender<Result<(), CommandError>>>,
+    commands: BTreeMap<CommandId, Done>,
     command_count: u64,
     /// Control requests that are answered with more than a yes.
     asked: Vec<(ControlId, Expected)>,
@@ -435,7 +440,7 @@ impl ControlThread {
         }
     }
 
-    fn command(&mut self, command: Command, done: Sender<Result<(), CommandError>>) {
+    fn command(&mut self, command: Command, done: Done) {
         self.command_count += 1;
         let id = CommandId(self.command_count);
         self.commands.insert(id, done);
@@ -477,7 +482,7 @@ impl ControlThread {
                 if let Some(done) = self.commands.remove(&id) {
                     // Whoever asked may look at the status next.
                     self.refresh_status();
-                    let _ = done.send(result);
+                    done(result);
                 }
             }
             Output::Open { size } => drop(self.events.send(Event::Open { size })),

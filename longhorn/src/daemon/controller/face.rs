@@ -14,9 +14,9 @@ use control::host::Root;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::{self, ReplicaMode};
 use control::replica::Layer;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
-use datapath::engine::{EngineHandle, ReplicaAddress};
+use datapath::engine::{Done, EngineHandle, ReplicaAddress};
 use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
@@ -118,7 +118,9 @@ impl EngineControl for Face {
         let removal = Command::RemoveSnapshot { name: name.clone() };
         let command = Command::Snapshot { name, user_created: true, created: clock::now(), labels };
         if !freeze {
-            return ended(self.engine.command(command));
+            let (done, answer) = told();
+            self.engine.begin(command, done);
+            return answer;
         }
         let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
         let (volume, engine, freezing) =
@@ -144,15 +146,16 @@ impl EngineControl for Face {
             Operation::HideFrontend => return self.send(Errand::Hide),
             _ => {}
         }
-        let done = match self.begin(operation) {
-            Ok(done) => done,
-            Err(refused) => return Box::pin(std::future::ready(Err(refused))),
-        };
-        ended(done)
+        let (done, answer) = told();
+        match self.begin(operation, done) {
+            Ok(()) => answer,
+            Err(refused) => Box::pin(std::future::ready(Err(refused))),
+        }
     }
 
     fn chain(&self) -> Answer<Vec<Layer>> {
-        let (engine, looked) = (self.engine.clone(), ended(self.engine.command(Command::LookAtChain)));
+        let (engine, (done, looked)) = (self.engine.clone(), told());
+        engine.begin(Command::LookAtChain, done);
         Box::pin(async move {
             looked.await?;
             Ok(engine.status().chain.iter().cloned().map(crate::daemon::layer).collect())
@@ -195,15 +198,11 @@ impl EngineControl for Face {
     }
 }
 
-/// The end of a command that was begun.
-fn ended(done: Receiver<Result<(), CommandError>>) -> Answer<()> {
-    Box::pin(async move {
-        let answer = tokio::task::spawn_blocking(move || done.recv()).await;
-        match answer {
-            Ok(Ok(result)) => result.map_err(refusal),
-            Ok(Err(_)) | Err(_) => Err(EngineError::Ending),
-        }
-    })
+/// The answer to a command, and where the engine says how it ended. No thread waits for it, however long that takes.
+fn told() -> (Done, Answer<()>) {
+    let (sender, answer) = tokio::sync::oneshot::channel();
+    let done = Box::new(move |result| drop(sender.send(result)));
+    (done, Box::pin(async move { answer.await.map_err(|_| EngineError::Ending)?.map_err(refusal) }))
 }
 
 /// Takes a snapshot while the file system on the device, if one is mounted, is frozen. One that was taken after it thawed is
@@ -337,7 +336,7 @@ impl Face {
         Err(EngineError::NotNow(text))
     }
 
-    fn begin(&self, operation: Operation) -> Result<Receiver<Result<(), CommandError>>, EngineError> {
+    fn begin(&self, operation: Operation, done: Done) -> Result<(), EngineError> {
         match &operation {
             Operation::RemoveSnapshot { name } => self.check_no_clone(name)?,
             Operation::Revert { .. } | Operation::Expand { .. } => self.check_no_clone("")?,
@@ -358,7 +357,8 @@ impl Face {
                     addresses.retain(|(known, _)| *known != name);
                     addresses.push((name.clone(), address));
                 }
-                return Ok(self.engine.add_replica(ReplicaAddress { name, address: reached }));
+                self.engine.add_replica(ReplicaAddress { name, address: reached }, done);
+                return Ok(());
             }
             Operation::Purge => Command::Purge,
             Operation::Scrub { repair, bytes_per_second } => Command::Scrub { repair, bytes_per_second },
@@ -373,7 +373,8 @@ impl Face {
                 return Err(EngineError::NotNow("the frontend is not the conductor's".to_owned()));
             }
         };
-        Ok(self.engine.command(command))
+        self.engine.begin(command, done);
+        Ok(())
     }
 
     fn replica(&self, replica: ReplicaStatus) -> EngineReplica {
