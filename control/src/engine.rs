@@ -323,7 +323,7 @@ pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>
     serve_at(&[Front::Unix(socket.to_owned())], instance, engine).await
 }
 
-/// The same wherever it is to answer, until one of these fails.
+/// The same wherever it is to answer, until nobody answers anywhere any more.
 ///
 /// # Errors
 /// As [`serve`].

@@ -124,7 +124,7 @@ pub async fn serve(
     serve_at(&[Front::Unix(socket.to_owned())], volume, instance, replica).await
 }
 
-/// The same wherever it is to answer, until one of these fails.
+/// The same wherever it is to answer, until nobody answers anywhere any more.
 ///
 /// # Errors
 /// As [`serve`].

@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::stream::FuturesUnordered;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -109,12 +109,33 @@ pub enum Front {
     Tcp(SocketAddr, Trust),
 }
 
-/// Answers at all of these until one of them fails.
+impl std::fmt::Display for Front {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address, _) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// Answers at all of these. One that fails is told of, and the others go on; the end is the last one's.
 ///
 /// # Errors
-/// The first failure: a socket that cannot be made, certificates that cannot be used.
+/// Of the last one: a socket that cannot be made, certificates that cannot be used.
 pub(crate) async fn serve(fronts: &[Front], routes: Routes) -> io::Result<()> {
-    try_join_all(fronts.iter().map(|front| serve_one(front, routes.clone()))).await.map(drop)
+    let serve = |front| {
+        let routes = routes.clone();
+        async move { (front, serve_one(front, routes).await) }
+    };
+    let mut serving: FuturesUnordered<_> = fronts.iter().map(serve).collect();
+    loop {
+        let Some((front, ended)) = serving.next().await else { return Ok(()) };
+        match ended {
+            Err(e) if !serving.is_empty() => tracing::error!("nobody answers at {front} any more: {e}"),
+            _ if !serving.is_empty() => {}
+            last => return last,
+        }
+    }
 }
 
 async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {

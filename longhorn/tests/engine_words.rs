@@ -1,10 +1,13 @@
 //! Longhorn's engine command line against a volume with real processes: what the words print, in Longhorn's shapes, and how
 //! they end. `command_line.rs` has what needs no engine.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
+use control::proto::ptypes::{VolumeSnapshotMaxCountSetRequest, VolumeSnapshotRequest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -221,13 +224,73 @@ fn an_unmap_marks_no_snapshot() {
     }
 }
 
+/// They go with the snapshot to each replica in one message, and come back in one with those of all others.
+#[test]
+fn labels_that_fit_no_message_are_refused_and_cost_no_replica() {
+    let Some(host) = Host::up("labels", "1") else { return };
+    let labels: Vec<String> = (0..10).map(|n| format!("k{n}={}", "x".repeat(120_000))).collect();
+    let words = labels.iter().flat_map(|label| ["--label", label]);
+    let words: Vec<&str> = ["snapshot", "create"].into_iter().chain(words).chain(["one"]).collect();
+    let mut create = Command::new(LONGHORN);
+    create.args(["--url", &host.url()]).args(&words).stdin(Stdio::null());
+    let done = create.output().unwrap();
+    let said = text(&done.stderr);
+    assert!(!done.status.success(), "{said}");
+    assert!(said.contains("labels"), "{said}");
+    assert!(host.are_in_sync());
+    assert_eq!(host.says(&["snapshot", "create", "--label", "why=test", "two"]), "two\n");
+}
+
+/// A manager asks again and again for what an engine cannot do before its replicas are back.
+#[test]
+fn commands_that_wait_keep_no_other_from_its_answer() {
+    let Some(host) = Host::up("waits", "1") else { return };
+    let status: Value =
+        serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
+    let replica = Pid::from_raw(status["replicas"][0]["pid"].as_i64().unwrap().try_into().unwrap());
+    kill(replica, Signal::SIGSTOP).unwrap();
+    let socket = host.url().strip_prefix("unix:").unwrap().to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = async || {
+        let channel = control::transport::connect(std::path::Path::new(&socket)).await.unwrap();
+        ControllerServiceClient::new(channel)
+    };
+    runtime.block_on(async {
+        // More than a runtime has threads, and as many at a time as a connection has streams.
+        for round in 0..6 {
+            let client = client().await;
+            let mut asked = tokio::task::JoinSet::new();
+            for n in 0..100 {
+                let (mut client, name) = (client.clone(), format!("s{}", 100 * round + n));
+                asked.spawn(async move {
+                    let request = VolumeSnapshotRequest { name, ..Default::default() };
+                    let taken = client.volume_snapshot(request);
+                    assert!(
+                        tokio::time::timeout(Duration::from_secs(1), taken).await.is_err(),
+                        "it was taken"
+                    );
+                });
+            }
+            while let Some(ended) = asked.join_next().await {
+                ended.unwrap();
+            }
+        }
+        let request = VolumeSnapshotMaxCountSetRequest { count: 7 };
+        let mut client = client().await;
+        let set = client.volume_snapshot_max_count_set(request);
+        let set = tokio::time::timeout(Duration::from_secs(30), set).await.expect("it is answered");
+        assert_eq!(set.unwrap().into_inner().snapshot_max_count, 7);
+    });
+    kill(replica, Signal::SIGCONT).unwrap();
+}
+
 /// Ends with its drop.
 struct Child(std::process::Child);
 
 impl Child {
-    fn start(args: &[&str]) -> Self {
+    fn start(line: &[String], more: &[&str]) -> Self {
         let mut command = Command::new(LONGHORN);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(line).args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
 }
@@ -239,26 +302,40 @@ impl Drop for Child {
     }
 }
 
-/// Longhorn's own spelling, `--listen localhost:9501`, works for who says who is to be obeyed there.
-#[test]
-fn an_engine_and_a_replica_answer_on_tcp_for_whom_they_are_told_to_trust() {
-    let Some(host) = Host::up("tcp", "1") else { return };
+/// The processes of a volume as somebody starts them by hand, to answer on TCP.
+struct ByHand {
+    replica: Vec<String>,
+    controller: Vec<String>,
+    /// Where the engine answers.
+    engine: String,
+}
+
+/// Stops the volume; its processes answer at addresses that nobody else has, with Longhorn's ports.
+fn by_hand(host: &Host, last: u8) -> ByHand {
     let status: Value =
         serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
     assert!(host.ctl(&["down", &host.volume]).status.success());
     let root = host.dir.path().to_str().unwrap();
     let word = |key: &str| status["replicas"][0][key].as_str().unwrap();
     let key = format!("{root}/volumes/{}/key", host.volume);
-    // Addresses that nobody else has, with Longhorn's ports.
     let [high, low] = u16::try_from(std::process::id() % 0x10000).unwrap().to_be_bytes();
-    let (engine, data) = (format!("127.{high}.{low}.1:9501"), format!("127.{high}.{low}.1:9502"));
+    let (engine, data) = (format!("127.{high}.{low}.{last}:9501"), format!("127.{high}.{low}.{last}:9502"));
     let name = ["--volume-name", &host.volume];
     let replica =
         ["replica", "--replica-instance-name", word("name"), "--data-listen", word("address"), "--key-file"];
     let replica = [&name[..], &replica, &[&key, word("path"), "--listen", &data]].concat();
     let controller = ["controller", "--root", root, "--frontend", "none", &host.volume, "--listen", &engine];
+    let line = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    ByHand { replica: line(&replica), controller: line(&controller), engine: engine.clone() }
+}
 
-    for line in [&replica[..], &controller] {
+/// Longhorn's own spelling, `--listen localhost:9501`, works for who says who is to be obeyed there.
+#[test]
+fn an_engine_and_a_replica_answer_on_tcp_for_whom_they_are_told_to_trust() {
+    let Some(host) = Host::up("tcp", "1") else { return };
+    let ByHand { replica, controller, engine } = by_hand(&host, 1);
+
+    for line in [&replica, &controller] {
         let refused = Command::new(LONGHORN).args(line).stdin(Stdio::null()).output().unwrap();
         let said = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{said}");
@@ -266,10 +343,10 @@ fn an_engine_and_a_replica_answer_on_tcp_for_whom_they_are_told_to_trust() {
             assert!(said.contains(way), "{way}: {said}");
         }
     }
-    let missing = Command::new(LONGHORN).args(controller).args(["--tls-dir", "/nowhere"]).output().unwrap();
+    let missing = Command::new(LONGHORN).args(&controller).args(["--tls-dir", "/nowhere"]).output().unwrap();
     assert!(!missing.status.success() && text(&missing.stderr).contains("/nowhere/ca.crt"), "{missing:?}");
-    let _replica = Child::start(&[&replica[..], &["--insecure"]].concat());
-    let _engine = Child::start(&[&controller[..], &["--insecure"]].concat());
+    let _replica = Child::start(&replica, &["--insecure"]);
+    let _engine = Child::start(&controller, &["--insecure"]);
     let ask = |url: &str, words: &[&str]| {
         Command::new(LONGHORN).args(["--url", url]).args(words).stdin(Stdio::null()).output().unwrap()
     };
@@ -284,8 +361,43 @@ fn an_engine_and_a_replica_answer_on_tcp_for_whom_they_are_told_to_trust() {
     // A replica's own gRPC is there, too, and its engine's commands find it beside its data socket.
     assert!(ask(&engine, &["snapshot", "hash", "one"]).status.success());
 
-    let nobody = ask(&format!("127.{high}.{low}.1:9"), &["info"]);
+    let nobody = ask(&engine.replace(":9501", ":9"), &["info"]);
     assert!(text(&nobody.stderr).contains("no engine at"), "{}", text(&nobody.stderr));
     let encrypted = ask(&format!("https://{engine}"), &["info"]);
     assert!(text(&encrypted.stderr).contains("--url unix:PATH"), "{}", text(&encrypted.stderr));
+}
+
+/// A certificate has expired, say, when the processes start.
+#[test]
+fn certificates_that_do_not_fit_keep_no_volume_from_its_data() {
+    let Some(host) = Host::up("unfit", "1") else { return };
+    let ByHand { replica, controller, .. } = by_hand(&host, 2);
+    let files = host.dir.path().join("tls");
+    std::fs::create_dir(&files).unwrap();
+    for name in ["ca.crt", "tls.crt", "tls.key"] {
+        std::fs::write(files.join(name), "nothing").unwrap();
+    }
+    let unfit = ["--tls-dir", files.to_str().unwrap()];
+    let all = RefCell::new([Child::start(&replica, &unfit), Child::start(&controller, &unfit)]);
+    host.wait("it answers this host's root", || {
+        let has_ended = |child: &mut Child| child.0.try_wait().unwrap().is_some();
+        assert!(!all.borrow_mut().iter_mut().any(has_ended), "one has ended");
+        text(&host.engine(&["ls"]).stdout).lines().skip(1).any(|line| line.contains(" RW "))
+    });
+    // The engine first.
+    for child in all.borrow_mut().iter_mut().rev() {
+        kill(Pid::from_raw(child.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let ended = loop {
+            match child.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > until => {
+                    child.0.kill().unwrap();
+                    panic!("it does not end");
+                }
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        assert!(ended.success(), "{ended}");
+    }
 }

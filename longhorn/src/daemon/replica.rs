@@ -191,8 +191,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     let face = std::thread::Builder::new().name("grpc".into());
     face.spawn(move || match serve_control(&args, &fronts, &status) {
         Ok(()) => status.stop(),
-        // The data goes on without its control socket; what asks for the status is told that nobody answers.
-        Err(e) => tracing::error!("control socket {}: {e:#}", args.listen),
+        Err(e) => tracing::error!("signals cannot be heard: {e:#}"),
     })
     .context("a thread for the control socket")?;
     serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
@@ -244,9 +243,16 @@ fn serve_control(args: &ReplicaArgs, fronts: &[Front], status: &Status) -> Resul
             tokio::time::sleep(STARTING).await;
         }
         let handle = Arc::new(Handle(status.clone()));
-        let served = control::replica::serve_at(fronts, args.volume(), &args.replica_instance_name, handle);
+        let served = async {
+            let name = &args.replica_instance_name;
+            // The data goes on without; who asks for the status is told that nobody answers.
+            if let Err(e) = control::replica::serve_at(fronts, args.volume(), name, handle).await {
+                tracing::error!("control socket {}: {e}", args.listen);
+            }
+            std::future::pending().await
+        };
         tokio::select! {
-            ended = served => Ok(ended?),
+            () = served => Ok(()),
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
         }

@@ -283,19 +283,18 @@ pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn Engin
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
         runtime.block_on(async {
-            tokio::select! {
-                ended = control::engine::serve_at(&fronts, &instance, Arc::clone(&face)) => {
-                    // The volume goes on without; who asks for its status is told that nobody answers.
-                    if let Err(e) = ended {
-                        tracing::error!("control socket: {e}");
-                    }
+            let serve = async {
+                // The volume goes on without, and ends when it is told to; who asks for its status hears that nobody answers.
+                if let Err(e) = control::engine::serve_at(&fronts, &instance, Arc::clone(&face)).await {
+                    tracing::error!("control socket: {e}");
                 }
-                ended = hear_signals(&*face) => {
-                    if let Err(e) = ended {
-                        tracing::error!("signals cannot be heard: {e}");
-                    }
+            };
+            let hear = async {
+                if let Err(e) = hear_signals(&*face).await {
+                    tracing::error!("signals cannot be heard: {e}");
                 }
-            }
+            };
+            tokio::join!(serve, hear);
         });
     };
     std::thread::Builder::new().name("grpc".into()).spawn(work).context("a thread for the control socket")?;
