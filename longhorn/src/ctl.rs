@@ -76,8 +76,6 @@ pub fn main() -> ExitCode {
     });
     match run(program) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
-        Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             tell!("error: {}", sentence(&e));
             interrupt::status().map_or(ExitCode::FAILURE, ExitCode::from)
@@ -210,11 +208,6 @@ const fn needs_root(command: &Command) -> bool {
             | Command::Completion { .. }
             | Command::CompleteNames { .. }
     )
-}
-
-fn is_closed_pipe(e: &anyhow::Error) -> bool {
-    let kind = e.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-    kind == Some(std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -529,6 +529,16 @@ fn what_has_no_json_says_so() {
     }
 }
 
+/// The exit status of a command whose output nobody reads.
+fn unread(root: &Root, args: &[&str]) -> Option<i32> {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(CTL);
+    command.arg("--root").arg(root.path()).args(args).stdin(Stdio::null());
+    command.stdout(writer.try_clone().unwrap()).stderr(writer);
+    command.status().unwrap().code()
+}
+
 /// `2>&1 | head -1`, and the same with nobody who reads at all.
 #[test]
 fn nobody_has_to_read_what_is_said() {
@@ -536,14 +546,21 @@ fn nobody_has_to_read_what_is_said() {
     for (args, status) in
         [(&["down", "demo"][..], 0), (&["status", "nosuch"], 1), (&["rm", "demo", "--yes"], 0)]
     {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let mut command = Command::new(CTL);
-        command.arg("--root").arg(root.path()).args(args).stdin(Stdio::null());
-        command.stdout(writer.try_clone().unwrap()).stderr(writer);
-        assert_eq!(command.status().unwrap().code(), Some(status), "{args:?}");
+        assert_eq!(unread(&root, args), Some(status), "{args:?}");
     }
     assert!(VolumeRecord::list(&root).unwrap().is_empty(), "its removal went on to its end");
+}
+
+#[test]
+fn what_fails_fails_also_where_nobody_reads_what_was_said_before() {
+    let (_dir, root) = root_with_a_volume();
+    fs::create_dir(root.volume("broken")).unwrap();
+    fs::write(root.volume("broken").join("volume.json"), "{").unwrap();
+    // Each prints what there is, and then fails for what there is not.
+    for args in [&["ls"][..], &["ls", "-o", "json"], &["salvage", "demo"]] {
+        let read = ctl(&root, args).status.code();
+        assert_eq!((unread(&root, args), read), (Some(1), Some(1)), "{args:?}");
+    }
 }
 
 #[test]

@@ -391,6 +391,19 @@ fn units_are_deploys_and_name_these_programs_and_the_root() {
 }
 
 #[test]
+fn all_units_are_written_whoever_reads_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, names) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
+    command.args(["install", "systemd", "--write", "--into"]).arg(dir.path()).arg("--root").arg("/srv");
+    assert!(command.stdout(names).status().unwrap().success());
+    for (place, files) in [("etc/systemd/system", 4), ("etc/udev/rules.d", 1)] {
+        assert_eq!(fs::read_dir(dir.path().join(place)).unwrap().count(), files, "{place}");
+    }
+}
+
+#[test]
 fn systemd_takes_the_units() {
     let verify =
         |units: &[PathBuf]| Command::new("systemd-analyze").args(["verify", "--man=no"]).args(units).output();

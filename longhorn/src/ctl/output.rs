@@ -1,6 +1,6 @@
 //! How results are printed.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use anyhow::{Context as _, Result};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
@@ -63,12 +63,27 @@ pub(super) fn print_json_line(value: &impl Serialize) -> Result<()> {
 
 /// Prints lines of text.
 pub(super) fn print(text: &str) -> Result<()> {
-    std::io::stdout().write_all(text.as_bytes()).context("standard output takes nothing")
+    written(std::io::stdout().write_all(text.as_bytes()))
+}
+
+/// Whoever stops reading (`| head -1`) has seen enough: what is being done goes on, and its exit status says how it ended.
+fn written(printed: io::Result<()>) -> Result<()> {
+    match printed {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("standard output takes nothing"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is_one() {
+        let failed = |kind: io::ErrorKind| written(Err(kind.into()));
+        assert!(failed(io::ErrorKind::BrokenPipe).is_ok());
+        assert!(failed(io::ErrorKind::StorageFull).is_err());
+    }
 
     #[test]
     fn names_are_told_in_one_piece_and_sentences_take_what_is_left() {

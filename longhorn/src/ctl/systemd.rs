@@ -71,14 +71,17 @@ pub(super) fn install(root: &Root, args: &SystemdArgs) -> Result<()> {
             other.display()
         );
     }
+    let mut written = String::new();
     for (path, text) in &files {
         let path = into(path);
         let directory = path.parent().unwrap_or(&path);
         fs::create_dir_all(directory)
             .and_then(|()| fs::write(&path, text))
             .with_context(|| format!("{} cannot be written", path.display()))?;
-        print(&format!("{}\n", path.display()))?;
+        written += &format!("{}\n", path.display());
     }
+    // All at once: they belong together, whatever becomes of the output.
+    print(&written)?;
     tell!(
         "\nTo start volumes with the host from now on:\n\
          \x20 systemctl daemon-reload && udevadm control --reload && systemctl enable --now longhorn-volumes\n\

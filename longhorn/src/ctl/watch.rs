@@ -71,11 +71,12 @@ pub(super) async fn watch(context: &Context, volume: &str) -> Result<()> {
     }
 }
 
-/// True if what is written goes to a pipe whose reader is gone: of an idle volume nothing may be written for hours.
+/// True if what is written goes to a pipe or a socket whose reader is gone: of an idle volume nothing may be written for hours.
 fn nobody_reads(output: BorrowedFd<'_>) -> bool {
     let mut asked = [PollFd::new(output, PollFlags::empty())];
     let answered = poll(&mut asked, PollTimeout::ZERO).is_ok_and(|n| n > 0);
-    answered && asked[0].revents().is_some_and(|events| events.contains(PollFlags::POLLERR))
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
+    answered && asked[0].revents().is_some_and(|events| events.intersects(gone))
 }
 
 async fn look(context: &Context, volume: &str, rebuilds: &mut Rebuilds) -> Result<Moment> {
@@ -337,6 +338,10 @@ mod tests {
         drop(reader);
         assert!(nobody_reads(writer.as_fd()));
         assert!(!nobody_reads(tempfile::tempfile().unwrap().as_fd()));
+        let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(!nobody_reads(writer.as_fd()));
+        drop(reader);
+        assert!(nobody_reads(writer.as_fd()));
     }
 
     #[test]
