@@ -595,16 +595,43 @@ fn completion_scripts_know_the_commands() {
     }
 }
 
+/// The words of a line as readline tells bash of them: it takes words apart at some characters (`COMP_WORDBREAKS`).
+fn words_of_readline(line: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let is_break = |c: char| "=:@".contains(c);
+    for word in line.split(' ') {
+        let mut last = None;
+        for c in word.chars() {
+            match words.last_mut().filter(|_| last == Some(is_break(c))) {
+                Some(word) => word.push(c),
+                None => words.push(c.to_string()),
+            }
+            last = Some(is_break(c));
+        }
+        if word.is_empty() {
+            words.push(String::new());
+        }
+    }
+    words
+}
+
 /// What bash offers for a line with the cursor at its end.
 fn bash_completes(root: &Root, line: &str) -> Vec<String> {
-    let words: Vec<&str> = line.split(' ').collect();
+    bash_completes_line(&format!("--root {} {line}", root.path().display()))
+}
+
+/// The same for all that follows the program's name.
+fn bash_completes_line(line: &str) -> Vec<String> {
+    let line = format!("{CTL} {line}");
+    let words = words_of_readline(&line);
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let script = format!(
-        "source <({CTL} completion bash)\nCOMP_WORDS=({CTL} --root {} {}) COMP_CWORD={}\n\
+        "source <({CTL} completion bash)\nCOMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'\n\
+         COMP_LINE='{line}' COMP_POINT=${{#COMP_LINE}} COMP_WORDS=({}) COMP_CWORD={}\n\
          _longhornctl_with_names {CTL} \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"\n\
          printf '%s\\n' \"${{COMPREPLY[@]}}\"",
-        root.path().display(),
-        words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
-        words.len() + 2
+        quoted.join(" "),
+        words.len() - 1
     );
     let done = run("bash", &["-c", &script]);
     assert!(done.stderr.is_empty(), "{line:?}: {}", text(&done.stderr));
@@ -627,6 +654,12 @@ fn completion_knows_names() {
     assert_eq!(bash_completes(&root, "status demo --w"), ["--watch"]);
     // What bash knows itself, files, it offers only where nothing else is.
     assert_eq!(bash_completes(&root, "snapshot export demo one "), Vec::<String>::new());
+    // Where readline has taken a word apart, it puts what is offered behind the last part.
+    let with_root = |line: &str| bash_completes_line(&format!("--root={} {line}", root.path().display()));
+    assert_eq!(with_root("status de"), ["demo"]);
+    assert_eq!(with_root("salvage demo --replica=demo-r-4"), ["demo-r-4e5f6a7b"]);
+    assert_eq!(bash_completes(&root, "salvage demo --replica demo-r-4"), ["demo-r-4e5f6a7b"]);
+    assert_eq!(bash_completes(&root, "up demo --frontend=nbd-"), ["nbd-server"]);
     let nowhere = Root::at(&root.path().join("nowhere")).unwrap();
     assert_eq!(bash_completes(&nowhere, "status x"), Vec::<String>::new());
     assert!(!nowhere.path().exists());

@@ -22,10 +22,32 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Of bash: the words up to the cursor go to the program, what it says is added to what the script knows. Options are offered to
 /// who has begun one: beside names they would be in the way, and where a file belongs bash would offer none.
+///
+/// Bash takes words apart at the characters of `COMP_WORDBREAKS`, `=` and `@` among them, and completes the last part alone:
+/// they are put together again for the program, and what stands before the last part is taken off what is offered.
 const BASH: &str = r#"
 _longhornctl_with_names() {
-    _longhornctl "$@"
-    local cur=${COMP_WORDS[COMP_CWORD]} known=() word
+    local line=${COMP_LINE:0:COMP_POINT} words=() known=() word i
+    for ((i = 0; i <= COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        if ((i == 0)) || [[ -z $word || $line == [[:space:]]* ]]; then
+            words+=("$word")
+        else
+            words[${#words[@]} - 1]+=$word
+        fi
+        line=${line#"${line%%[![:space:]]*}"}
+        line=${line#"$word"}
+    done
+    local cur=${words[${#words[@]} - 1]} apart=${COMP_WORDBREAKS//[!=:@]/} before=
+    # An @ belongs to what follows it (`rl_special_prefixes`).
+    [[ -n $apart ]] && before=${cur%"${cur##*[$apart]}"} && before=${before%@}
+    if [[ $before == --*= ]]; then
+        _longhornctl "$1" "${cur#"$before"}" "${before%=}"
+    else
+        _longhornctl "$@"
+    fi
+    # Where the name of a replica belongs, a file does not.
+    [[ $3 == --replica || $cur == --replica=* ]] && COMPREPLY=()
     for word in "${COMPREPLY[@]}"; do
         # Placeholders stand for what is to be named.
         case $word in
@@ -36,8 +58,8 @@ _longhornctl_with_names() {
     done
     COMPREPLY=("${known[@]}")
     while IFS= read -r word; do
-        [[ $word == "$cur"* ]] && COMPREPLY+=("$word")
-    done < <("${COMP_WORDS[0]}" complete-names -- "${COMP_WORDS[@]:0:COMP_CWORD}" "$cur" 2>/dev/null)
+        [[ $word == "$cur"* ]] && COMPREPLY+=("${word#"$before"}")
+    done < <("${COMP_WORDS[0]}" complete-names -- "${words[@]}" 2>/dev/null)
 }
 complete -F _longhornctl_with_names -o bashdefault -o default longhornctl
 "#;
@@ -49,29 +71,54 @@ _longhornctl_names() {
     line=(${(z)LBUFFER})
     [[ $LBUFFER == *[[:space:]] ]] && line+=('')
     names=(${(f)"$(longhornctl complete-names -- "${line[@]}" 2>/dev/null)"})
-    (( ${#names} )) && compadd -a names
+    # What stands before the value of an option is there already.
+    (( ${#names} )) && compadd -- "${names[@]#--*=}"
 }
 "#;
 
-/// Of fish.
-const FISH: &str = "
-complete -c longhornctl -f -a '(longhornctl complete-names -- (commandline -opc) (commandline -ct | string collect --allow-empty) 2>/dev/null)'
-";
+/// Of fish. A quoted variable is one word, also an empty one; files are offered where there is no name.
+const FISH: &str = r#"
+function __longhornctl_names
+    set -l word (commandline -ct)
+    set -g __longhornctl_known (longhornctl complete-names -- (commandline -opc) "$word" 2>/dev/null)
+    test (count $__longhornctl_known) -gt 0
+end
+function __longhornctl_values
+    __longhornctl_names
+    # What stands before the value of an option is there already.
+    string replace -r -- '^--[^=]*=' '' $__longhornctl_known
+end
+complete -c longhornctl -n __longhornctl_names -f -a '$__longhornctl_known'
+"#;
 
 /// Arguments whose value is the name of something that there is, as they are called in `args`.
 const NAMED: [&str; 5] = ["volume", "source", "name", "names", "replica"];
 
 /// Prints the script.
 pub(super) fn script(shell: Shell) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
-    let script = String::from_utf8(script)?;
+    let script = generated(shell);
     print(&match shell {
         Shell::Bash => script + BASH,
         Shell::Zsh => with_function(&script),
-        Shell::Fish => script + FISH,
+        Shell::Fish => with_values(&script) + FISH,
         _ => script,
     })
+}
+
+/// What knows the commands and options.
+fn generated(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The script of fish with names where they are an option's value.
+fn with_values(script: &str) -> String {
+    let line = |line: &str| match line.contains(" -l replica ") {
+        true => format!("{line} -f -a '(__longhornctl_values)'\n"),
+        false => format!("{line}\n"),
+    };
+    script.lines().map(line).collect()
 }
 
 /// The script of zsh with names where they belong.
@@ -104,9 +151,8 @@ pub(super) async fn names(words: &[String]) -> Result<()> {
     };
     let found = tokio::time::timeout(PATIENCE, wish.names(root)).await.unwrap_or_default();
     // Words that are no names of ours would be read by the shell.
-    let lines = found
-        .iter()
-        .filter(|name| lh_block::check_process_name("name", name.rsplit('@').next().unwrap_or(name)).is_ok());
+    let last = |name: &str| name.rsplit(['@', '=']).next().unwrap_or(name).to_owned();
+    let lines = found.iter().filter(|name| lh_block::check_process_name("name", &last(name)).is_ok());
     print(&lines.map(|name| format!("{name}\n")).collect::<String>())
 }
 
@@ -160,6 +206,10 @@ impl Wish {
                 place += 1;
             }
         }
+        if let Some(option) = word.strip_suffix(value_in(word)).and_then(|option| option.strip_suffix('=')) {
+            let id = takes_value(command, &program, option.trim_start_matches('-'))?;
+            return (id == "replica").then_some(Self { id, ..wish });
+        }
         wish.id = id_at(command, place)?;
         // A volume that is yet to be made has no name to choose from.
         let is_made = wish.id == "volume" && command.get_name() == "import";
@@ -176,8 +226,10 @@ impl Wish {
             }
             ("volume" | "source", _) => VolumeRecord::list(&context.root).unwrap_or_default(),
             ("replica", _) => {
+                let option = self.word.strip_suffix(value_in(&self.word)).unwrap_or_default();
                 let record = VolumeRecord::load(&context.root, &self.volume);
-                record.map(|r| r.replicas.into_iter().map(|r| r.name).collect()).unwrap_or_default()
+                let replicas = record.map(|record| record.replicas).unwrap_or_default();
+                replicas.into_iter().map(|replica| format!("{option}{}", replica.name)).collect()
             }
             _ => snapshots(&context, &self.volume).await,
         }
@@ -188,6 +240,12 @@ async fn snapshots(context: &Context, volume: &str) -> Vec<String> {
     let Ok(record) = VolumeRecord::load(&context.root, volume) else { return Vec::new() };
     let found = snapshot::snapshots(context, &record).await.unwrap_or_default();
     found.into_iter().filter(|s| !s.removed).map(|s| s.name).collect()
+}
+
+/// The value in `--OPTION=VALUE`; of any other word, the word.
+fn value_in(word: &str) -> &str {
+    let option = word.starts_with("--").then(|| word.split_once('=')).flatten();
+    option.map_or(word, |(_, value)| value)
 }
 
 /// What the option of that name, of a command or of all, is called if it takes a value.
@@ -230,6 +288,9 @@ mod tests {
             ("snapshot diff demo a ", found("names", "demo")),
             ("replica rebuild demo demo-r-", found("replica", "demo")),
             ("salvage demo --replica ", found("replica", "demo")),
+            ("salvage demo --replica=demo-r-", found("replica", "demo")),
+            ("salvage demo --replica=", found("replica", "demo")),
+            ("up demo --size=", None),
             ("clone de", found("source", "")),
             ("clone demo ", None),
             ("import ", None),
@@ -250,10 +311,15 @@ mod tests {
     }
 
     #[test]
+    fn in_fish_an_option_whose_value_is_a_name_offers_names() {
+        let script = with_values(&generated(Shell::Fish));
+        let lines: Vec<&str> = script.lines().filter(|line| line.contains(" -l replica ")).collect();
+        assert!(!lines.is_empty() && lines.iter().all(|l| l.ends_with("-r -f -a '(__longhornctl_values)'")));
+    }
+
+    #[test]
     fn in_zsh_every_name_is_asked_for() {
-        let mut script = Vec::new();
-        clap_complete::generate(Shell::Zsh, &mut Program::command(), "longhornctl", &mut script);
-        let script = with_function(&String::from_utf8(script).unwrap());
+        let script = with_function(&generated(Shell::Zsh));
         assert!(script.starts_with("#compdef longhornctl\n"), "{}", &script[..80]);
         let volume = |line: &&str| line.contains(":volume -- ") && line.ends_with(":_default' \\");
         assert_eq!(script.lines().filter(volume).collect::<Vec<_>>(), Vec::<&str>::new());
