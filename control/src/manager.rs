@@ -184,6 +184,11 @@ pub fn obeys_at(root: &Root) -> Option<String> {
     std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok().then_some(address)
 }
 
+/// The process that is, or was last, the root's instance manager.
+pub fn process_of(root: &Root) -> Option<u32> {
+    std::fs::read_to_string(root.manager_lock()).ok()?.lines().next()?.parse().ok()
+}
+
 /// Makes this the only instance manager of the root for as long as the result lives. The file says which process it is,
 /// and in a second line where it obeys whoever reaches it.
 fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {

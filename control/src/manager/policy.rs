@@ -130,7 +130,7 @@ pub(super) fn arguments_of_replacement(before: &[String], asked: &[String]) -> V
 }
 
 /// The value of `--generation`.
-fn generation(args: &[String]) -> Option<u64> {
+pub(super) fn generation(args: &[String]) -> Option<u64> {
     let mut found = None;
     with_generation(args, |value| {
         found = value.parse().ok();

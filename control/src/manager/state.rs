@@ -10,6 +10,7 @@ use lh_block::check_process_name;
 use serde::{Deserialize, Serialize};
 
 use super::identity::ProcessId;
+use super::policy;
 use super::ports::{PortRange, with_ports};
 use crate::host::{Root, replace_file, sync_dir};
 use crate::proto::imrpc;
@@ -98,6 +99,11 @@ impl ProcessRecord {
     /// The process's number while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().filter(|id| id.is_alive()).map(|id| id.pid)
+    }
+
+    /// The generation that the last start was given, of an engine.
+    pub fn generation(&self) -> Option<u64> {
+        policy::generation(&self.args)
     }
 
     /// What a manager of that root remembers of the process of that name, whether the manager runs or not.

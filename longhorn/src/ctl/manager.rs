@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
-use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
+use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE, process_of};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
@@ -50,9 +50,10 @@ impl Manager {
                 match tokio::time::timeout(ANSWER_PATIENCE, client.version_get(())).await {
                     Err(_) => bail!(
                         "the instance manager of {} does not answer: {} may say why; volumes go on without it, and \
-                         once its process is killed the next command starts another",
+                         once its process{} is killed the next command starts another",
                         root.path().display(),
-                        root.log(MANAGER_LOG).display()
+                        root.log(MANAGER_LOG).display(),
+                        process_of(root).map_or_else(String::new, |pid| format!(" ({pid})"))
                     ),
                     // It ended just now.
                     Ok(Err(status)) if is_gone(&status) => Ok(None),

@@ -204,7 +204,11 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         endpoint: text(|v| &v.endpoint).unwrap_or_default(),
         device: text(|v| &v.device),
         uri: text(|v| &v.uri),
-        generation: said.map_or(issued.into(), |v| v.generation),
+        generation: match said {
+            Some(v) => v.generation,
+            // One that does not answer has the number that its manager has started it with.
+            None => process.as_ref().and_then(ProcessRecord::generation).unwrap_or(issued.into()),
+        },
         replicas,
         engine_pid: process.as_ref().and_then(ProcessRecord::pid),
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
@@ -506,11 +510,12 @@ mod tests {
         let mut record = VolumeRecord::new("demo", 1 << 30);
         record.add_replica(&root).unwrap();
         record.create(&root).unwrap();
-        let left = r#"{"format":1,"name":"demo-e-0","binary":"","args":[],"uuid":"1","state":"running",
+        let left = r#"{"format":1,"name":"demo-e-0","binary":"","uuid":"1","state":"running",
+            "args":["controller","--generation","4294967299","demo"],
             "process":{"pid":1,"start_time":0,"boot":"another"}}"#;
         std::fs::write(root.process("demo-e-0"), left).unwrap();
         let view = observe(&root, &record).await.unwrap();
-        assert_eq!((view.state, view.engine_pid), ("detached", None));
+        assert_eq!((view.state, view.engine_pid, view.generation), ("detached", None, (1 << 32) + 3));
         assert!(view.remark.contains("longhornctl up demo"), "{}", view.remark);
         assert!(has_processes(&root, &record).unwrap());
     }
