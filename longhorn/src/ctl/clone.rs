@@ -35,6 +35,8 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
         Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
+    // Before a snapshot is taken for nothing.
+    room::check(root, original.replicas.len())?;
     keep_from_others();
     let (view, snapshot) = look_at(context, &original, source.snapshot.as_deref()).await?;
     let mut record = VolumeRecord::new(new, view.size());

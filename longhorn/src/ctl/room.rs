@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{Root, VolumeRecord};
+use control::host::Root;
 use lh_block::format_size;
 use nix::sys::statvfs::statvfs;
 
@@ -19,12 +19,11 @@ const VOLUME: u64 = 1 << 20;
 /// Files and directories of a replica, and what a volume has besides.
 const FILES: u64 = 32;
 
-/// Refuses a new volume that its disk has no space for.
+/// Refuses a new volume of so many replicas that its disk has no space for.
 ///
 /// # Errors
 /// The disk's name, how much it has, and how much is needed.
-pub(super) fn check(root: &Root, record: &VolumeRecord) -> Result<()> {
-    let count = record.replicas.len();
+pub(super) fn check(root: &Root, count: usize) -> Result<()> {
     let need = VOLUME + REPLICA * count as u64;
     check_free(root.path(), need)
         .with_context(|| format!("no volume of {} can be made", counted(count, "replica")))

@@ -158,11 +158,11 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
         }
     };
     if view.running {
-        return say(format!(
-            "{} of {} looked at; `longhornctl scrub {volume} --status` tells more",
-            format_size(view.done),
-            format_size(view.total)
-        ));
+        let next = match judge {
+            true => format!("`longhornctl scrub {volume} --status --wait` waits for the rest"),
+            false => format!("`longhornctl scrub {volume} --status` tells more"),
+        };
+        return say(format!("{} of {} looked at; {next}", format_size(view.done), format_size(view.total)));
     }
     if !view.error.is_empty() {
         bail!("the scrub of volume {volume} is not through: {}", view.error);

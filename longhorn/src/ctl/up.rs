@@ -83,7 +83,7 @@ async fn bring_up(
     }
     let (record, is_new) = record_of(root, volume, &args)?;
     if is_new {
-        room::check(root, &record)?;
+        room::check(root, record.replicas.len())?;
     }
     let mut manager = Manager::ensure(root).await?;
     let held = is_new.then(interrupt::hold);
