@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use control::host::{LockError, RecordError, Root, VolumeLock, VolumeRecord};
 
+use crate::progress::Progress;
+
 /// How long another command may hold the volume.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A command that takes the lock for a moment is waited for without a word.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Locks a name, of a volume that there is or is to be made.
 ///
@@ -13,6 +18,28 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Another command holds it, or the lock file cannot be made.
 pub(super) fn name(root: &Root, volume: &str) -> Result<VolumeLock, LockError> {
     VolumeLock::take(root, volume, PATIENCE)
+}
+
+/// How long another command may start the volume: a host that starts has `up --all` and the unit of a mount start it at once, and
+/// the one that comes second finds it up.
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The same for `up`, which says that it waits.
+///
+/// # Errors
+/// As [`name`].
+pub(super) fn name_to_start(
+    root: &Root,
+    volume: &str,
+    progress: &mut Progress,
+) -> Result<VolumeLock, LockError> {
+    match VolumeLock::take(root, volume, SILENCE) {
+        Err(LockError::Busy(_)) => {
+            progress.say("waiting until another command is done with the volume");
+            VolumeLock::take(root, volume, START_PATIENCE)
+        }
+        taken => taken,
+    }
 }
 
 /// Locks a volume, and reads its record as it is then.

@@ -37,6 +37,9 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// replicas open their directories at once.
 const FIRST_PATIENCE: Duration = Duration::from_secs(60);
 
+// Whoever waits for a command that starts the volume waits until the replicas are open, and for its instance manager before.
+const _: () = assert!(lock::START_PATIENCE.as_secs() > FIRST_PATIENCE.as_secs() + 30);
+
 /// How long an engine may take until its endpoint is usable, in-doubt ranges made equal included.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(180);
 
@@ -71,7 +74,7 @@ async fn bring_up(
 ) -> Result<(VolumeView, bool)> {
     let root = &context.root;
     root.create()?;
-    let lock = lock::name(root, volume)?;
+    let lock = lock::name_to_start(root, volume, progress)?;
     LiveDirs::default().check_free(volume, root)?;
     if let Some(record) = lock::found(root, volume)?
         && (engine::is_left_over(root, &record)? || engine::is_ending(root, &record).await)
