@@ -80,6 +80,16 @@ fn who_names_no_command_is_shown_the_help() {
     }
 }
 
+/// Every command that help lists, word by word.
+fn shown(command: &clap::Command, words: &mut Vec<String>, told: &mut Vec<Vec<String>>) {
+    told.push(words.clone());
+    for below in command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
+        words.push(below.get_name().to_owned());
+        shown(below, words, told);
+        words.pop();
+    }
+}
+
 #[test]
 fn help_is_as_promised() {
     let ctl_commands: &[&[&str]] = &[
@@ -138,6 +148,10 @@ fn help_is_as_promised() {
         &["ssync", "receive"],
         &["ssync", "send"],
     ];
+    let mut told = Vec::new();
+    shown(&longhorn::ctl::Program::command(), &mut Vec::new(), &mut told);
+    let known = |command: &Vec<String>| ctl_commands.iter().any(|c| *c == command.as_slice());
+    assert!(told.len() > 30 && told.iter().all(known), "{told:?}");
     for (program, name, commands) in [(CTL, "longhornctl", ctl_commands), (PROGRAM, "longhorn", commands)] {
         for command in commands {
             let help = run(program, &[command, &["--help"][..]].concat());
@@ -174,9 +188,30 @@ fn help_behind_options_is_not_broken_anew() {
     assert!(found.is_empty(), "longer than {HELP_COLUMNS} columns: {found:#?}");
 }
 
+/// The directory of the volume's member: two snapshots below the head, without a byte.
+fn with_snapshots(root: &Root) {
+    let directory = root.replica("demo", "4e5f6a7b");
+    fs::create_dir_all(&directory).unwrap();
+    let layers = [
+        ("volume-snap-one.img", "", r#""Removed":true,"UserCreated":true,"Labels":{"why":"the upgrade"}"#),
+        ("volume-snap-two.img", "volume-snap-one.img", r#""Removed":false,"UserCreated":false"#),
+        ("volume-head-000.img", "volume-snap-two.img", r#""Removed":false,"UserCreated":false"#),
+    ];
+    for (second, (name, parent, rest)) in layers.into_iter().enumerate() {
+        fs::File::create(directory.join(name)).unwrap().set_len(1 << 30).unwrap();
+        let created = format!("2026-01-01T00:00:0{second}Z");
+        let meta = format!(r#"{{"Name":"{name}","Parent":"{parent}","Created":"{created}",{rest}}}"#);
+        fs::write(directory.join(format!("{name}.meta")), meta).unwrap();
+    }
+    let volume = r#"{"Size":1073741824,"Head":"volume-head-000.img","Dirty":false,"Rebuilding":false,
+        "Parent":"volume-snap-two.img","SectorSize":512}"#;
+    fs::write(directory.join("volume.meta"), volume).unwrap();
+}
+
 #[test]
 fn json_of_a_stopped_volume_is_as_promised() {
     let (_dir, root) = root_with_a_volume();
+    with_snapshots(&root);
     for (file, args) in [
         ("status.json", &["-o", "json", "status", "demo"][..]),
         ("ls.json", &["ls", "-o", "json"]),

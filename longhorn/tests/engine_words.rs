@@ -91,7 +91,8 @@ impl Host {
     }
 
     fn are_in_sync(&self) -> bool {
-        self.replicas().iter().all(|(_, mode)| mode == "RW")
+        let replicas = self.replicas();
+        !replicas.is_empty() && replicas.iter().all(|(_, mode)| mode == "RW")
     }
 }
 
@@ -148,6 +149,7 @@ fn snapshots_are_hashed_by_every_replica() {
     host.wait("in sync", || host.are_in_sync());
     host.says(&["snapshot", "create", "one"]);
     let unasked = host.json(&["snapshot", "hash-status", "one"]);
+    assert_eq!(unasked.len(), 2, "{unasked:?}");
     assert!(unasked.values().all(|s| s["state"] == "error" && s["error"] != ""), "{unasked:?}");
     assert_eq!(host.says(&["snapshot", "hash", "--rehash", "one"]), "");
     let is_told = || host.json(&["hash-status", "one"]).values().all(|s| s["state"] != "in_progress");

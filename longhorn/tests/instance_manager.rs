@@ -435,9 +435,11 @@ async fn who_is_done_or_gives_up_is_not_started_again() {
     let failed = wait(&mut client, "demo-r-1", |s| s.state == "error").await;
     assert_eq!(failed.error_msg, "the key is wrong");
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(status(&mut client, "demo-e-0").await.unwrap().restarts, 0);
-    delete(&mut client, "demo-e-0").await;
-    delete(&mut client, "demo-r-1").await;
+    for (name, state) in [("demo-e-0", "stopped"), ("demo-r-1", "error")] {
+        let now = status(&mut client, name).await.unwrap();
+        assert_eq!((now.restarts, now.state.as_str()), (0, state), "{name}");
+        delete(&mut client, name).await;
+    }
 }
 
 /// The lines about the usage, which end what the program says then, tell nobody what to do.
