@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, VecDeque};
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{
-    ChainOp, Control, FoldState, Kept, LayerInfo, MapPage, OpCode, PowerSince, ReplicaState, Status,
-    Verified, WRITE_WINDOW,
+    ChainOp, Control, FoldState, HashState, Kept, LayerInfo, MapPage, OpCode, PowerSince, ReplicaState,
+    Status, Verified, WRITE_WINDOW,
 };
 
 use crate::rng::Rng;
@@ -110,6 +110,8 @@ pub(crate) struct Replica {
     /// Folds do not end at once, and how the last one was stopped.
     pub(crate) slow_folds: bool,
     fold_stopped: Option<FoldState>,
+    /// How the last hashing went; none since it was opened.
+    hashed: Option<HashState>,
     intent: BTreeSet<u64>,
     clean: bool,
     lived: bool,
@@ -157,6 +159,7 @@ impl Replica {
             folding: None,
             slow_folds: false,
             fold_stopped: None,
+            hashed: None,
             intent: BTreeSet::new(),
             clean: true,
             lived: true,
@@ -203,7 +206,7 @@ impl Replica {
     pub(crate) fn kill(&mut self) {
         self.end_session();
         self.alive = false;
-        (self.folding, self.fold_stopped) = (None, None);
+        (self.folding, self.fold_stopped, self.hashed) = (None, None, None);
         self.in_doubt.clear();
         self.lived = self.clean;
     }
@@ -528,6 +531,9 @@ impl Replica {
                 }
             }
             Control::Hash { snapshots, .. } => {
+                let is_gone = |name: &&String| !self.layers.iter().any(|l| l.name == **name);
+                let failed = snapshots.iter().filter(is_gone).map(|name| (name.clone(), "it is gone".into()));
+                self.hashed = Some(HashState { failed: failed.collect(), ..HashState::default() });
                 for layer in self.layers.iter_mut().filter(|l| snapshots.contains(&l.name)) {
                     layer.recorded.get_or_insert_with(|| layer.blocks.clone());
                 }
@@ -636,7 +642,7 @@ impl Replica {
             fold: (self.folding.clone())
                 .map(|name| FoldState { name, ..FoldState::default() })
                 .or_else(|| self.fold_stopped.clone()),
-            hash: None,
+            hash: self.hashed.clone(),
         }
     }
 }

@@ -4,7 +4,7 @@ use datapath::conductor::{Command, Finding, Flaw, Mend, Mode, Quorum, ScrubStatu
 use lh_block::{BLOCK, Extent, Op};
 use lh_wire::Control;
 
-use crate::stories::opened;
+use crate::stories::{opened, purging};
 use crate::world::World;
 
 impl World {
@@ -191,6 +191,16 @@ fn a_head_that_differs_is_made_what_most_have() {
     let unsure = |r| finding(r, "", 0, Flaw::Differs, Mend::Unsure);
     assert_eq!(scrub.findings, [unsure(1), unsure(2)]);
     assert_eq!((*world.block(1, "", 0), *world.block(2, "", 0)), (good, Some(666)));
+}
+
+/// Nobody has told the engine that it is gone.
+#[test]
+fn a_snapshot_that_was_folded_away_is_no_part_of_a_scrub() {
+    let mut world = purging();
+    world.run_until("a is gone everywhere", |w| w.replicas.iter().all(|r| r.layers.len() == 2));
+    let scrub = world.scrub(false);
+    assert_eq!((scrub.notes, scrub.error), (Vec::new(), None));
+    assert!(world.replicas.iter().all(|r| r.layers[0].recorded.is_some()), "the other one is hashed");
 }
 
 #[test]

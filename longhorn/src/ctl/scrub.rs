@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::VolumeRecord;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{ScrubFinding, ScrubRequest, ScrubState};
@@ -61,8 +61,8 @@ impl From<ScrubFinding> for FindingView {
     }
 }
 
-impl From<ScrubState> for ScrubView {
-    fn from(s: ScrubState) -> Self {
+impl ScrubView {
+    fn of(volume: &str, s: ScrubState) -> Self {
         Self {
             running: s.running,
             repair: s.repair,
@@ -71,10 +71,15 @@ impl From<ScrubState> for ScrubView {
             bad_blocks: s.bad_blocks,
             repaired_blocks: s.repaired_blocks,
             findings: s.findings.into_iter().map(FindingView::from).collect(),
-            notes: s.notes,
+            notes: s.notes.iter().map(|note| with_name(note, volume)).collect(),
             error: s.error,
         }
     }
+}
+
+/// An engine names no volume in the commands that it proposes.
+fn with_name(said: &str, volume: &str) -> String {
+    said.replace(" VOLUME", &format!(" {volume}"))
 }
 
 pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
@@ -85,7 +90,7 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
         let before = engine.scrub_status(()).await?.into_inner();
         engine.scrub_cancel(()).await.with_context(|| format!("the scrub of {volume} goes on"))?;
         return match context.output {
-            Output::Json => print_json(&ScrubView::from(engine.scrub_status(()).await?.into_inner())),
+            Output::Json => print_json(&ScrubView::of(volume, engine.scrub_status(()).await?.into_inner())),
             Output::Table if before.running => {
                 tell!("the scrub of {volume} is cancelled");
                 Ok(())
@@ -98,14 +103,16 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     }
     if !args.status && !runs_already(&mut engine, args).await? {
         let request = ScrubRequest { repair: args.repair, bytes_per_second: args.limit.unwrap_or(0) };
-        engine.scrub(request).await.with_context(|| format!("volume {volume} is not scrubbed"))?;
+        let begun =
+            engine.scrub(request).await.map_err(|refused| anyhow!(with_name(refused.message(), volume)));
+        begun.with_context(|| format!("volume {volume} is not scrubbed"))?;
     }
     let state =
         if args.wait { wait(&mut engine).await? } else { engine.scrub_status(()).await?.into_inner() };
     if !state.known {
         bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`");
     }
-    tell(context, volume, state.into(), args.wait || args.status)
+    tell(context, volume, ScrubView::of(volume, state), args.wait || args.status)
 }
 
 /// True if what is to be waited for runs already, as after a command that was interrupted.
@@ -195,5 +202,17 @@ fn in_words(done: &str) -> &str {
         "failed" => "the repair failed",
         "reported" => "nothing: no --repair",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_engine_proposes_can_be_given_as_it_stands() {
+        let note = "a was not compared: `longhornctl snapshot purge VOLUME` folds it everywhere";
+        let view = ScrubView::of("demo", ScrubState { notes: vec![note.into()], ..ScrubState::default() });
+        assert_eq!(view.notes, ["a was not compared: `longhornctl snapshot purge demo` folds it everywhere"]);
     }
 }
