@@ -144,7 +144,7 @@ const MANAGER: &[Hole<'_>] = &[
     NODES,
     TOLERATIONS,
     ("/var/lib/longhorn", "{{ include \"longhorn.dataPath\" . }}"),
-    ("/var/lib/kubelet", "{{ .Values.csi.kubeletRootDir }}"),
+    ("/var/lib/kubelet", "{{ include \"longhorn.kubeletRootDir\" . }}"),
     ("\ndata: {}\n", "\ndata: {{ include \"longhorn.defaultSettings\" . }}\n"),
     (
         "    metadata:\n      labels: {app.kubernetes.io/part-of: longhorn, app.kubernetes.io/component: manager}\n",
@@ -185,7 +185,7 @@ const CSI: &[Hole<'_>] = &[
     NODES,
     TOLERATIONS,
     ("replicas: 2", "replicas: {{ .Values.csi.controllerReplicaCount }}"),
-    ("/var/lib/kubelet", "{{ .Values.csi.kubeletRootDir }}"),
+    ("/var/lib/kubelet", "{{ include \"longhorn.kubeletRootDir\" . }}"),
     (
         "      affinity:\n",
         "      {{- with .Values.longhornDriver.tolerations }}
@@ -330,6 +330,10 @@ fn in_camel_case(setting: &str) -> String {
 /// What JSON Schema says of a setting. Longhorn's users write numbers and flags as text, too; null leaves the default.
 fn schema_of(definition: &Definition) -> Value {
     match definition.form {
+        // Volumes of every node lie there.
+        _ if definition.name == "default-data-path" => {
+            json!({ "type": ["string", "null"], "pattern": "^/." })
+        }
         Form::Bool => json!({ "enum": [true, false, "true", "false", null] }),
         Form::Number(low, high) => json!({
             "type": ["integer", "string", "null"], "minimum": low, "maximum": high, "pattern": "^[0-9]+$"

@@ -11,6 +11,11 @@
 {{- .Values.defaultSettings.defaultDataPath | default "/var/lib/longhorn" | trimSuffix "/" -}}
 {{- end }}
 
+{{/* The kubelet's own directory. Longhorn's values name none (~), which takes away the one that values.yaml has. */}}
+{{- define "longhorn.kubeletRootDir" -}}
+{{- .Values.csi.kubeletRootDir | default "/var/lib/kubelet" | trimSuffix "/" -}}
+{{- end }}
+
 {{/* The secrets for pulling images, given by name or as objects, as JSON. */}}
 {{- define "longhorn.imagePullSecrets" -}}
 {{- $all := list -}}
