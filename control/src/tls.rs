@@ -30,7 +30,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::transport::Guests;
+use crate::transport::{BREATH, Guests};
 
 /// Where Longhorn's pods have the files.
 pub const LONGHORNS_PLACE: &str = "/tls-files";
@@ -226,9 +226,6 @@ impl Door {
         ReceiverStream::new(receiver)
     }
 }
-
-/// How long a listener that had no descriptor left waits before it takes the next connection.
-const BREATH: Duration = Duration::from_millis(100);
 
 async fn accept(door: Door, listener: TcpListener, sender: mpsc::Sender<io::Result<VerifiedPeer>>) {
     let mut newcomers = Guests::new(HANDSHAKES_MAX);

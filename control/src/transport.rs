@@ -12,11 +12,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::TcpListenerStream;
-use tokio_stream::{Stream, StreamExt};
 use tonic::service::{Interceptor, Routes};
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Request, Status};
@@ -30,6 +31,13 @@ pub use heard::Heard;
 
 /// Longest wait for a server that accepts and then says nothing.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a listener rests that could not take a connection: where no descriptor is left the next try would fail at once.
+pub const BREATH: Duration = Duration::from_millis(100);
+
+/// After how long of silence a client on TCP is asked whether it is there (RFC 9113, 6.7). One whose host has gone would keep its
+/// descriptor here for ever.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Binds a socket that only its owner may open, in place of one that an earlier process left. The caller holds a lock
 /// that keeps every other process from listening there.
@@ -73,8 +81,29 @@ impl TrustedPeers {
 
     /// The same, for a server of gRPC.
     pub fn heard(self) -> impl Stream<Item = io::Result<Heard>> {
-        self.map(|peer| peer.map(Heard::new))
+        unhurried(self).map(|peer| peer.map(Heard::new))
     }
+}
+
+/// What a listener takes, with a rest after what it could not take.
+fn unhurried<T>(taken: impl Stream<Item = io::Result<T>>) -> impl Stream<Item = io::Result<T>> {
+    taken.then(async |taken| {
+        if let Err(e) = &taken {
+            tracing::warn!("a connection cannot be taken: {e}");
+            tokio::time::sleep(BREATH).await;
+        }
+        taken
+    })
+}
+
+/// Whoever connects to this port.
+pub(crate) fn everybody(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
+    unhurried(TcpListenerStream::new(listener))
+}
+
+/// A gRPC server on TCP.
+pub(crate) fn tcp_server() -> Server {
+    Server::builder().http2_keepalive_interval(Some(KEEPALIVE))
 }
 
 impl Stream for TrustedPeers {
@@ -139,10 +168,13 @@ pub(crate) async fn serve(fronts: &[Front], routes: Routes) -> io::Result<()> {
 }
 
 async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {
-    let server = Server::builder().add_routes(routes);
     let served = match front {
-        Front::Unix(path) => server.serve_with_incoming(TrustedPeers::new(bind_private(path)?).heard()).await,
+        Front::Unix(path) => {
+            let peers = TrustedPeers::new(bind_private(path)?).heard();
+            Server::builder().add_routes(routes).serve_with_incoming(peers).await
+        }
         Front::Tcp(address, trust) => {
+            let server = tcp_server().add_routes(routes);
             let listener = TcpListener::bind(address).await.map_err(not_listening)?;
             match trust {
                 Trust::Certificates(files) => {
@@ -151,7 +183,7 @@ async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {
                 }
                 Trust::Everybody => {
                     tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
-                    server.serve_with_incoming(TcpListenerStream::new(listener)).await
+                    server.serve_with_incoming(everybody(listener)).await
                 }
             }
         }
@@ -284,6 +316,18 @@ mod tests {
         identity.call(call("volume-name", "")).unwrap();
         identity.call(Request::new(())).unwrap();
         Identity::default().call(call("volume-name", "demo")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_listener_without_descriptors_does_not_keep_a_processor_busy() {
+        let began = tokio::time::Instant::now();
+        let failing = futures::stream::repeat_with(|| io::Result::<()>::Err(io::ErrorKind::Other.into()));
+        assert_eq!(unhurried(failing).take(3).count().await, 3);
+        assert!(began.elapsed() >= BREATH * 3);
+        let taken = futures::stream::repeat_with(|| io::Result::Ok(()));
+        let until = tokio::time::timeout(Duration::from_secs(60), unhurried(taken).take(1000).count());
+        assert_eq!(until.await, Ok(1000));
+        assert!(began.elapsed() < BREATH * 1000);
     }
 
     #[test]

@@ -5,13 +5,11 @@ use std::net::SocketAddr;
 
 use futures::future::try_join_all;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::Routes;
-use tonic::transport::Server;
 
 use super::{ManagerError, Trust, io_error};
 use crate::tls::Door;
-use crate::transport::not_listening;
+use crate::transport::{everybody, not_listening, tcp_server};
 
 /// How many ports.
 const PORTS: u16 = 5;
@@ -57,11 +55,11 @@ impl Remote {
     pub(super) async fn serve(self, routes: Routes) -> Result<(), tonic::transport::Error> {
         let Self { listeners, door } = self;
         let serve = |listener| {
-            let (server, door) = (Server::builder().add_routes(routes.clone()), door.as_ref());
+            let (server, door) = (tcp_server().add_routes(routes.clone()), door.as_ref());
             async move {
                 match door {
                     Some(door) => server.serve_with_incoming(door.peers(listener)).await,
-                    None => server.serve_with_incoming(TcpListenerStream::new(listener)).await,
+                    None => server.serve_with_incoming(everybody(listener)).await,
                 }
             }
         };

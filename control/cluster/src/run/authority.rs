@@ -6,9 +6,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use control::authority::{LINE_MAX, Question, Reply};
-use control::transport::bind_private;
+use control::transport::{BREATH, bind_private};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use lh_block::{Epoch, Generation};
@@ -25,6 +26,9 @@ const TRIES: usize = 8;
 
 /// Questions that are answered at once. Each node has some hundred engines at most, and each asks one at a time.
 const AT_ONCE: usize = 64;
+
+/// How long an engine may take to ask once it is there: one that was stopped keeps its place from the others no longer.
+const QUESTION_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to do with a wish to store an epoch.
 #[derive(Debug, PartialEq, Eq)]
@@ -167,7 +171,15 @@ pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
     let listener: UnixListener = bind_private(socket)?;
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
-        let (stream, _) = listener.accept().await?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Too many open files, for one, passes.
+                tracing::warn!(error = %e, "no question of an engine was taken");
+                tokio::time::sleep(BREATH).await;
+                continue;
+            }
+        };
         // Only root opens the socket (0600); the peer is asked all the same, as everywhere.
         let own = rustix::process::geteuid().as_raw();
         let peer = stream.peer_cred().map(|c| c.uid());
@@ -188,7 +200,8 @@ pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
 async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(read.take(LINE_MAX)).read_line(&mut line).await?;
+    let mut read = BufReader::new(read.take(LINE_MAX));
+    tokio::time::timeout(QUESTION_PATIENCE, read.read_line(&mut line)).await??;
     let reply = match serde_json::from_str(&line)? {
         Question::Load { volume } => load(desk, &volume).await,
         Question::Store { volume, expected, epoch } => store(desk, &volume, expected, &epoch).await,

@@ -16,7 +16,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use control::transport::{Guests, Sign};
+use control::transport::{BREATH, Guests, Sign};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -61,7 +61,7 @@ async fn answer(listener: &TcpListener, certificate: &Certificate, router: Route
             Err(e) => {
                 // Too many open files, for one, passes.
                 tracing::warn!(error = %e, "no connection of the API server was taken");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(BREATH).await;
                 continue;
             }
         };
