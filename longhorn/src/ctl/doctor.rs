@@ -111,7 +111,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
     }
     match findings.iter().filter(|f| f.verdict == Verdict::Fail).count() {
         0 => Ok(()),
-        n => bail!("{n} of {} checks failed: volumes do not run here yet", findings.len()),
+        n => bail!("{n} of {} checks failed: mend that before this host keeps volumes", findings.len()),
     }
 }
 
