@@ -66,6 +66,8 @@ struct Visited {
 /// Who is in the handshake: the oldest first, each with a number and a copy of its socket.
 #[derive(Default)]
 struct Newcomers {
+    /// The volume is shown.
+    welcome: bool,
     count: u64,
     here: VecDeque<(u64, OwnedFd)>,
 }
@@ -73,20 +75,27 @@ struct Newcomers {
 impl Newcomers {
     /// Takes one in, and parts with the oldest if there is no room. Its number.
     fn take(&mut self, socket: OwnedFd) -> u64 {
-        if self.here.len() >= NEWCOMERS
-            && let Some((_, oldest)) = self.here.pop_front()
-        {
+        if self.here.len() >= NEWCOMERS {
             tracing::warn!("the oldest of {NEWCOMERS} that are in their handshake has to go");
-            // Its thread reads the end.
-            let _ = shutdown(oldest.as_raw_fd(), Shutdown::Both);
+            self.part_with_the_oldest();
         }
         self.count += 1;
         self.here.push_back((self.count, socket));
         self.count
     }
 
-    fn forget(&mut self, number: u64) {
+    fn part_with_the_oldest(&mut self) {
+        if let Some((_, oldest)) = self.here.pop_front() {
+            // Its thread reads the end.
+            let _ = shutdown(oldest.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Its handshake is over. False: it had to go meanwhile.
+    fn forget(&mut self, number: u64) -> bool {
+        let before = self.here.len();
         self.here.retain(|(other, _)| *other != number);
+        self.here.len() < before
     }
 }
 
@@ -129,13 +138,21 @@ impl Source {
         let (ours, end) = UnixStream::pair()?;
         let visited = Arc::clone(&self.visited);
         std::thread::Builder::new().name("relay-door".into()).spawn(move || visited.serve(&end))?;
+        self.visited.newcomers().welcome = true;
         self.open = Some(ours);
         Ok(())
     }
 
-    /// Ends every relay's connections, without waiting for what is in flight, and lets nobody in.
+    /// Ends every relay's connections, without waiting for what is in flight, and lets nobody in, also of those who are in their
+    /// handshake.
     pub(in crate::daemon::controller) fn close(&mut self) {
         if self.open.take().is_some() {
+            // As long as this is held nobody is let in: the queues hear of all who were before they hear that nobody is.
+            let mut newcomers = self.visited.newcomers();
+            newcomers.welcome = false;
+            while !newcomers.here.is_empty() {
+                newcomers.part_with_the_oldest();
+            }
             self.visited.to_relays.tell(Order::Hide);
         }
     }
@@ -203,21 +220,27 @@ impl Visited {
         let number = self.newcomers().take(copy);
         let visited = Arc::clone(self);
         let hear = move || {
-            let admitted = visited.admit(socket);
-            visited.newcomers().forget(number);
-            match admitted {
-                Ok((socket, lane)) => {
-                    tracing::info!(queue = lane.number, "a relay is let in");
-                    visited.to_relays.tell(Order::Relay(socket, lane));
-                }
-                Err(why) => tracing::warn!("a relay is turned away: {why}"),
-            }
+            visited.let_in(number, visited.admit(socket));
             visited.threads.fetch_sub(1, Ordering::AcqRel);
         };
         if let Err(e) = std::thread::Builder::new().name("relay".into()).spawn(hear) {
             self.newcomers().forget(number);
             self.threads.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("a relay is turned away: no thread: {e}");
+        }
+    }
+
+    fn let_in(&self, number: u64, admitted: Result<(OwnedFd, Lane), TurnedAway>) {
+        let mut newcomers = self.newcomers();
+        let is_here = newcomers.forget(number) && newcomers.welcome;
+        match admitted {
+            Ok((socket, lane)) if is_here => {
+                tracing::info!(queue = lane.number, "a relay is let in");
+                // Under the lock, for [`Source::close`].
+                self.to_relays.tell(Order::Relay(socket, lane));
+            }
+            Ok(_) => tracing::warn!("a relay is turned away: its handshake took until nobody was let in"),
+            Err(why) => tracing::warn!("a relay is turned away: {why}"),
         }
     }
 
@@ -272,42 +295,85 @@ mod tests {
     use super::super::connect::Target;
     use super::*;
 
+    struct Place {
+        _dir: tempfile::TempDir,
+        source: Source,
+        told: crossbeam_channel::Receiver<Order>,
+        relay: Target,
+    }
+
+    impl Place {
+        /// Opened.
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let address = Address::Unix(dir.path().join("relay.sock"));
+            let (to_relays, told) = ToRelays::nobody();
+            let mut source = Source::new(address.clone(), "demo", [7; 32], to_relays);
+            source.open().unwrap();
+            assert!(matches!(told.recv().unwrap(), Order::Nbd(..)));
+            let relay = Target {
+                address,
+                volume: "demo".to_owned(),
+                key: [7; 32],
+                instance: Instance(1),
+                queues: 1,
+                geometry: Geometry {
+                    size: 1 << 20,
+                    logical_block: 512,
+                    physical_block: 4096,
+                    max_transfer: 1 << 20,
+                    depth: 1,
+                },
+            };
+            Self { _dir: dir, source, told, relay }
+        }
+
+        fn connect(&self) -> Stream {
+            let until = Instant::now() + HANDSHAKE;
+            loop {
+                match Stream::connect(&self.relay.address, Instant::now() + HANDSHAKE) {
+                    Ok(stream) => return stream,
+                    Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
+    }
+
     /// Whoever reaches the port can connect as often as he likes, and say nothing.
     #[test]
     fn strangers_who_say_nothing_keep_no_relay_out() {
-        let dir = tempfile::tempdir().unwrap();
-        let address = Address::Unix(dir.path().join("relay.sock"));
-        let (to_relays, told) = ToRelays::nobody();
-        let mut source = Source::new(address.clone(), "demo", [7; 32], to_relays);
-        source.open().unwrap();
-        assert!(matches!(told.recv().unwrap(), Order::Nbd(..)));
+        let place = Place::new();
         let began = Instant::now();
-        let connect = || loop {
-            match Stream::connect(&address, Instant::now() + HANDSHAKE) {
-                Ok(stream) => return stream,
-                Err(_) if began.elapsed() < HANDSHAKE => std::thread::sleep(Duration::from_millis(5)),
-                Err(e) => panic!("{e}"),
-            }
-        };
-        let silent: Vec<Stream> = (0..NEWCOMERS + 8).map(|_| connect()).collect();
-        let relay = Target {
-            address: address.clone(),
-            volume: "demo".to_owned(),
-            key: [7; 32],
-            instance: Instance(1),
-            queues: 1,
-            geometry: Geometry {
-                size: 1 << 20,
-                logical_block: 512,
-                physical_block: 4096,
-                max_transfer: 1 << 20,
-                depth: 1,
-            },
-        };
-        relay.prove(&mut connect(), 0).unwrap();
-        assert!(matches!(told.recv().unwrap(), Order::Relay(_, lane) if lane.client == 1));
+        let silent: Vec<Stream> = (0..NEWCOMERS + 8).map(|_| place.connect()).collect();
+        place.relay.prove(&mut place.connect(), 0).unwrap();
+        assert!(matches!(place.told.recv().unwrap(), Order::Relay(_, lane) if lane.client == 1));
         // Before the time of the first of them was over.
         assert!(began.elapsed() < HANDSHAKE - Duration::from_secs(1), "{:?}", began.elapsed());
         drop(silent);
+    }
+
+    /// What it writes would come between those who have the volume for themselves.
+    #[test]
+    fn who_is_in_the_handshake_when_the_volume_is_hidden_is_not_let_in() {
+        let mut place = Place::new();
+        let mut late = place.connect();
+        let until = Instant::now() + HANDSHAKE;
+        while place.source.visited.newcomers().here.is_empty() {
+            assert!(Instant::now() < until, "nobody hears it out");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        place.source.close();
+        assert!(matches!(place.told.recv().unwrap(), Order::Hide));
+        assert!(place.relay.prove(&mut late, 0).is_err());
+        while place.source.visited.threads.load(Ordering::Acquire) > 0 {
+            assert!(Instant::now() < until, "it is heard for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(place.told.try_recv().is_err());
+        // Shown again, it lets in who comes.
+        place.source.open().unwrap();
+        place.relay.prove(&mut place.connect(), 0).unwrap();
+        assert!(matches!(place.told.recv().unwrap(), Order::Relay(..)));
     }
 }
