@@ -101,6 +101,15 @@ impl Watched {
         &self.id
     }
 
+    /// Ends a child that waits at its gate. Nobody else would ask for its status, and each try to start it on a full disk would
+    /// leave another one.
+    pub(super) fn abandon(mut self) {
+        let ended = self.child.as_mut().map(|child| child.kill().and_then(|()| child.wait()));
+        if let Some(Err(e)) = ended {
+            tracing::warn!(pid = self.id.pid, "a process that was not started does not end: {e}");
+        }
+    }
+
     /// Waits for its end. May be dropped and called again.
     pub(super) async fn exited(&mut self) -> Exit {
         // A descriptor that cannot be waited for would be asked for ever: taken for an end.
@@ -166,6 +175,16 @@ mod tests {
         assert!(!ProcessId { boot: "another".into(), ..me.clone() }.is_alive());
         assert!(!ProcessId { pid: 1, ..me }.is_alive());
         assert_eq!(ProcessId::of(0).unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_a_child_that_was_not_started() {
+        let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let place = std::path::PathBuf::from(format!("/proc/{}", child.id()));
+        let watched = Watched::child(child).unwrap();
+        assert!(place.exists());
+        watched.abandon();
+        assert!(!place.exists(), "it runs, or is a zombie");
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::deposits::Deposits;
 use super::identity::Watched;
-use super::launch::launch;
+use super::launch::{Gate, launch};
 use super::levels::Levels;
 use super::log::{self, LastWords};
 use super::policy::{BackOff, EXIT_USAGE, Exit, Next, arguments_of_replacement, arguments_of_restart};
@@ -139,6 +139,17 @@ impl Supervisor {
         let (child, gate) =
             launch(self.shared.programs.own(), &program, &self.record.args, level, &log_file)?;
         let process = Watched::child(child)?;
+        match self.let_run(&process, gate).await {
+            Ok(()) => Ok(process),
+            Err(e) => {
+                process.abandon();
+                Err(e)
+            }
+        }
+    }
+
+    /// Opens the gate to a process that is recorded, so that a manager which finds it knows it.
+    async fn let_run(&mut self, process: &Watched, gate: Gate) -> io::Result<()> {
         self.record.process = Some(process.id().clone());
         self.record.state = State::Running;
         self.record.error.clear();
@@ -147,9 +158,11 @@ impl Supervisor {
             return Err(e);
         }
         let (name, pid, restarts) = (&self.record.name, process.id().pid, self.record.restarts);
-        log::note(&log_path, &format!("{name} starts as process {pid}, restart {restarts}"));
-        gate.open()?;
-        Ok(process)
+        log::note(
+            &self.shared.root.log(name),
+            &format!("{name} starts as process {pid}, restart {restarts}"),
+        );
+        gate.open()
     }
 
     /// Waits for the process's end, or for the wish that it ends. True: it has ended.
