@@ -209,6 +209,12 @@ def nothing_late(volume, n, poison):
         expect(not any(device.read(poison.count * BLOCK)), "a write that waited on a device of before was carried out")
 
 
+def stands_still(pid):
+    """Whether each thread has stopped: the signal's sender does not wait for that."""
+    stats = [open(path).read() for path in glob.glob(f"/proc/{pid}/task/*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def sent_again_elsewhere(volume, source, target):
     """A client of a relay hangs up behind a write, and has sent it again to the engine by the time that the relay sees of it: what the
     engine has been written since stays."""
@@ -219,6 +225,7 @@ def sent_again_elsewhere(volume, source, target):
     page = mmap.mmap(-1, BLOCK)
     page[:] = b"n" * BLOCK
     relay.send_signal(signal.SIGSTOP)
+    wait_for("the relay stands still", lambda: stands_still(relay.pid), 30)
     client.send(client.header(WRITE, 0, SIZE - BLOCK, BLOCK) + b"o" * BLOCK)
     os.pwritev(device, [page], SIZE - BLOCK)
     client.leave(lambda: relay.send_signal(signal.SIGCONT))
