@@ -120,6 +120,19 @@ def kill(pid, sig):
         pass
 
 
+def stand_still(pid):
+    """Stops a process, and waits until none of its threads does anything more: who sends the signal does not."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands_still():
+        try:
+            stats = [open(path).read() for path in glob.glob(f"/proc/{pid}/task/*/stat")]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+    wait_for(f"process {pid} stands still", stands_still, 30)
+
+
 def judge(directory, *args):
     return run(sys.executable, JUDGE, directory, *args, check=False)
 

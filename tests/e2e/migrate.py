@@ -4,7 +4,7 @@ other; engines and relays are killed; nobody without the key is served; what wai
 volume comes back there. No I/O error else, no stale answer, replicas equal; the pauses are printed."""
 import glob, itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
-from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, wait_for
+from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, stand_still, wait_for
 from misuse_client import WRITE, Nbd
 from namespaces import Hosts
 
@@ -209,12 +209,6 @@ def nothing_late(volume, n, poison):
         expect(not any(device.read(poison.count * BLOCK)), "a write that waited on a device of before was carried out")
 
 
-def stands_still(pid):
-    """Whether each thread has stopped: the signal's sender does not wait for that."""
-    stats = [open(path).read() for path in glob.glob(f"/proc/{pid}/task/*/stat")]
-    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-
 def sent_again_elsewhere(volume, source, target):
     """A client of a relay hangs up behind a write, and has sent it again to the engine by the time that the relay sees of it: what the
     engine has been written since stays."""
@@ -224,8 +218,7 @@ def sent_again_elsewhere(volume, source, target):
     device = os.open(volume.device(source), os.O_RDWR | os.O_DIRECT)
     page = mmap.mmap(-1, BLOCK)
     page[:] = b"n" * BLOCK
-    relay.send_signal(signal.SIGSTOP)
-    wait_for("the relay stands still", lambda: stands_still(relay.pid), 30)
+    stand_still(relay.pid)
     client.send(client.header(WRITE, 0, SIZE - BLOCK, BLOCK) + b"o" * BLOCK)
     os.pwritev(device, [page], SIZE - BLOCK)
     client.leave(lambda: relay.send_signal(signal.SIGCONT))

@@ -1,7 +1,7 @@
 """Clients that do everything wrong against a replicated volume: each gets the error that is due, the others notice
 nothing, memory stays bounded, the bytes are unharmed and the replicas equal."""
 import os, resource, signal, socket, struct, time
-from harness import Host, contents, expect, full, shown, wait_for
+from harness import Host, contents, expect, full, shown, stand_still, wait_for
 import misuse_client as wire
 from misuse_client import Gone, Nbd, Refused
 
@@ -102,7 +102,7 @@ def sent_again(path, volume, pid):
     the two has a queue of its own, and the engine sees only at the end what has come."""
     other, client = Nbd(path, volume), Nbd(path, volume)
     other.write(0, b"n" * 4096)
-    os.kill(pid, signal.SIGSTOP)
+    stand_still(pid)
     client.send(client.header(wire.WRITE, 0, 0, 4096) + b"o" * 4096)
     client.leave(lambda: os.kill(pid, signal.SIGCONT))
     expect(other.read(0, 4096) == b"n" * 4096, "a write was done whose client had left")
