@@ -7,7 +7,7 @@ NBD's and iSCSI's devices use one of the queues; they are here for the same load
 """
 import json, os, random, subprocess, sys, time
 # Before the instance manager starts, whose engines have it from its environment.
-os.environ["LONGHORN_QUEUES"] = "2"
+os.environ.update(LONGHORN_QUEUES="2", LONGHORN_UBLK_QUEUE_DEPTH="16")
 from devices import directory_of, expect, full, has_cpus, shown  # noqa: E402
 from volumes import BIN, KINDS, contents, loses_requests_of_the_dead  # noqa: E402
 
@@ -26,6 +26,10 @@ def main():
     disk = KINDS[kind](size=64 << 20)
     queues = len(os.listdir(os.path.join(directory_of(disk.device), "mq")))
     expect(queues == 2 or kind != "ublk-volume", f"the device has {queues} queues")
+    if kind == "ublk-volume":
+        # One less where the driver needs a command back to learn of an engine's death.
+        depth = int(open(os.path.join(directory_of(disk.device), "queue/nr_requests")).read())
+        expect(depth in (15, 16), f"the device takes {depth} requests of a queue at a time")
     load = subprocess.Popen([os.path.join(BIN, "register-device"), disk.device, str(BLOCKS), str(THREADS), str(SECONDS),
                              str(seed)], stdout=subprocess.PIPE, text=True)
     kills = 0 if loses_requests_of_the_dead(disk.frontend) else KILLS

@@ -42,7 +42,8 @@ const PROGRAMS: &str = "/usr/local/bin/longhorn";
 const ROOT: &str = "/var/lib/longhorn";
 
 /// What a manager is told by its environment.
-const ENVIRONMENT: [&str; 4] = ["LONGHORN_LOG", "LONGHORN_QUEUES", "LONGHORN_READS", "LONGHORN_REALTIME"];
+const ENVIRONMENT: [&str; 5] =
+    ["LONGHORN_LOG", "LONGHORN_QUEUES", "LONGHORN_UBLK_QUEUE_DEPTH", "LONGHORN_READS", "LONGHORN_REALTIME"];
 
 /// What a manager that is no installed service is given: as [`MANAGER`] has it.
 const PROPERTIES: [&str; 5] = [

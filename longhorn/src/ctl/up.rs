@@ -380,6 +380,7 @@ pub(super) fn engine_args(
         authority: Some(root.volume(&record.name)),
         key_file: Some(root.key(&record.name)),
         queues: 0,
+        ublk_queue_depth: None,
         reads: None,
         realtime: None,
         root: root.path().to_owned(),

@@ -19,6 +19,7 @@ use control::host::{Root, VolumeRecord, read_key};
 use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
+use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
 pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
@@ -104,6 +105,10 @@ pub struct ControllerArgs {
     #[arg(long, env = "LONGHORN_QUEUES", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=i64::from(QUEUES_MAX)))]
     pub queues: u8,
+    /// Requests of a queue of a ublk device at a time, else 128; a device that another engine left behind keeps its own
+    #[arg(long, env = "LONGHORN_UBLK_QUEUE_DEPTH", value_name = "N",
+        value_parser = clap::value_parser!(u16).range(i64::from(UBLK_DEPTH_MIN)..=i64::from(DEPTH)))]
+    pub ublk_queue_depth: Option<u16>,
     /// Who reads the blocks that a replica on this host has; else `here`
     #[arg(long, env = "LONGHORN_READS", value_enum, value_name = "WHERE")]
     pub reads: Option<Reads>,
@@ -200,6 +205,9 @@ impl ControllerArgs {
         if self.queues != 0 {
             option("queues", self.queues.to_string());
         }
+        if let Some(depth) = self.ublk_queue_depth {
+            option("ublk-queue-depth", depth.to_string());
+        }
         if let Some(place) = self.reads {
             option("reads", place.to_string());
         }
@@ -290,6 +298,7 @@ mod tests {
             listen: Address::Tcp("127.0.0.1:9501".parse().unwrap()),
             tls_dir: Some("/tls".into()),
             queues: 2,
+            ublk_queue_depth: Some(16),
             reads: Some(Reads::Sent),
             realtime: Some(Realtime::Always),
             root: "/r".into(),

@@ -7,6 +7,11 @@ use control::host::Root;
 use super::{EngineStart, Reach};
 use crate::api::{Frontend, ReplicaSpec};
 
+/// Most queues that an engine takes.
+const QUEUES_MAX: i64 = 64;
+/// Fewest and most requests of a queue of a ublk device that it takes. Longhorn's classes may ask for others.
+const DEPTHS: (i64, i64) = (8, 128);
+
 /// The option's value for a frontend.
 const fn frontend_option(frontend: Frontend) -> &'static str {
     match frontend {
@@ -38,6 +43,12 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("frontend", frontend_option(frontend).to_owned());
     option("quorum", spec.quorum.to_string());
     option("io-timeout", spec.io_timeout.unwrap_or(300).to_string());
+    if spec.ublk_number_of_queue > 0 {
+        option("queues", spec.ublk_number_of_queue.min(QUEUES_MAX).to_string());
+    }
+    if spec.ublk_queue_depth > 0 {
+        option("ublk-queue-depth", spec.ublk_queue_depth.clamp(DEPTHS.0, DEPTHS.1).to_string());
+    }
     let limits = spec.snapshot_limits();
     option("snapshot-max-count", limits.count.to_string());
     option("snapshot-max-size", limits.bytes.to_string());
@@ -132,6 +143,10 @@ mod tests {
         let relays =
             format!("--relay-from tcp:10.0.0.1:10003 --relay-listen unix:{path}/run/demo-e-0.relay.sock");
         assert!(line.contains(&relays), "{line}");
+        let ublk = EngineSpec { ublk_number_of_queue: 3, ublk_queue_depth: 4096, ..spec.clone() };
+        let line =
+            engine_command(&root, Path::new("/a"), here, &EngineStart { spec: &ublk, ..start }).join(" ");
+        assert!(line.contains("--queues 3 --ublk-queue-depth 128"), "{line}");
         let maintenance = EngineSpec { disable_frontend: true, ..spec.clone() };
         let start = EngineStart { spec: &maintenance, ..start };
         assert!(engine_command(&root, Path::new("/a"), here, &start).join(" ").contains("--frontend none"));

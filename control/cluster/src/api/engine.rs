@@ -90,10 +90,10 @@ pub struct EngineSpec {
     /// Most bytes of all snapshots together; 0 for no limit.
     #[serde(skip_serializing_if = "is_default")]
     pub snapshot_max_size: Int64Text,
-    /// Queues of the ublk device; 0 for the setting.
+    /// Queues of the engine and of its ublk device, at most 64; 0 for half as many as there are processors, at most 4.
     #[serde(skip_serializing_if = "is_default")]
     pub ublk_number_of_queue: i64,
-    /// Depth of a queue of the ublk device; 0 for the setting.
+    /// Requests of a queue of the ublk device at a time, 8 to 128; 0 for 128.
     #[serde(skip_serializing_if = "is_default")]
     pub ublk_queue_depth: i64,
     /// UNMAP marks snapshots as removed.

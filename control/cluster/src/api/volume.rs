@@ -190,10 +190,10 @@ pub struct VolumeSpec {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(range(min = 0))]
     pub stale_replica_timeout: i64,
-    /// Queues of the ublk device; 0 for the setting.
+    /// Queues of the engine and of its ublk device, at most 64; 0 for half as many as there are processors, at most 4.
     #[serde(skip_serializing_if = "is_default")]
     pub ublk_number_of_queue: i64,
-    /// Depth of a queue of the ublk device; 0 for the setting.
+    /// Requests of a queue of the ublk device at a time, 8 to 128; 0 for 128.
     #[serde(skip_serializing_if = "is_default")]
     pub ublk_queue_depth: i64,
     /// A request to trim the file system removes snapshots, so that their space comes back, too.

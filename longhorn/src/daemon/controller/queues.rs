@@ -36,6 +36,10 @@ pub(super) type MakePool = fn(usize, usize) -> io::Result<Pool>;
 /// Requests of a queue at a time: what a loop device has in flight at most.
 pub(super) const DEPTH: u16 = 128;
 
+/// Least depth of a queue of a ublk device. One command has to be left with the driver, by a limit of requests that the kernel
+/// lets nobody set below four (`BLKDEV_MIN_RQ`, include/linux/blkdev.h; `Attached::keep_a_command_back`).
+pub(super) const UBLK_DEPTH_MIN: u16 = 8;
+
 /// Places in a ring's submission queue: a turn's worth; more are submitted in between.
 const ENTRIES: u32 = 256;
 

@@ -34,7 +34,7 @@ use nbd_server::NbdServer;
 use ublk::Ublk;
 
 use super::ControllerArgs;
-use super::queues::{Memory, Notice, Order, Queues, SOCKETS};
+use super::queues::{DEPTH, Memory, Notice, Order, Queues, SOCKETS};
 use crate::arguments::Frontend;
 use crate::daemon::{GivesUp, keeper};
 use crate::kernel;
@@ -87,6 +87,7 @@ pub(super) struct Wish<'a> {
     /// The directory of the volume's record, if there is one.
     pub(super) record: Option<&'a Path>,
     pub(super) block_size: u32,
+    pub(super) ublk_queue_depth: u16,
     pub(super) listen: Option<SocketAddr>,
     /// How long the engine itself waits for replicas; zero: for ever.
     pub(super) io_timeout: Duration,
@@ -103,6 +104,7 @@ impl<'a> Wish<'a> {
             // An authority in a cluster is a socket, not a directory.
             record: args.authority.as_deref().filter(|directory| directory.is_dir()),
             block_size: args.block_size,
+            ublk_queue_depth: args.ublk_queue_depth.unwrap_or(DEPTH),
             listen: args.frontend_listen,
             io_timeout: Duration::from_secs(args.io_timeout),
         }
@@ -134,7 +136,10 @@ impl Show {
             Frontend::IscsiTarget => {
                 Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen, door)?)))
             }
-            Frontend::Ublk => Ok(Self::Ublk(Box::new(Ublk::prepare(volume, root, block_size)?))),
+            Frontend::Ublk => {
+                let ublk = Ublk::prepare(volume, root, block_size, wish.ublk_queue_depth)?;
+                Ok(Self::Ublk(Box::new(ublk)))
+            }
             Frontend::Nbd => Ok(Self::Nbd(Box::new(Nbd::prepare(volume, root)?))),
             Frontend::Iscsi => {
                 let initiator = Initiator::prepare(volume, wish.record, wish.io_timeout, door)?;

@@ -352,6 +352,8 @@ impl Draft<'_> {
             disable_frontend: volume.disable_frontend,
             quorum: volume.quorum,
             io_timeout: volume.io_timeout,
+            ublk_number_of_queue: volume.ublk_number_of_queue,
+            ublk_queue_depth: volume.ublk_queue_depth,
             migratable: volume.migratable,
             relay_from: String::new(),
             active: true,

@@ -437,6 +437,17 @@ fn a_device_is_taken_away_only_by_attaching_anew() {
 }
 
 #[test]
+fn an_engine_has_the_queues_that_its_volume_asks_for_when_it_starts() {
+    let mut world = World::attached_to("n1");
+    world.attach("");
+    let spec = &mut world.volume_mut().spec;
+    (spec.ublk_number_of_queue, spec.ublk_queue_depth) = (3, 32);
+    world.attach("n2");
+    let engine = &world.engine().spec;
+    assert_eq!((engine.ublk_number_of_queue, engine.ublk_queue_depth), (3, 32));
+}
+
+#[test]
 fn it_grows_through_its_engine() {
     let mut world = World::attached_to("n1");
     world.volume_mut().spec.size = Int64Text(200);

@@ -7,7 +7,7 @@ use fuse_frontend::{NodeError, node};
 use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
-use super::super::queues::{DEPTH, Order, Queues};
+use super::super::queues::{Order, Queues};
 use super::{Endpoint, HideError, device_of, users, wait_until_hidden};
 use crate::daemon::GivesUp;
 
@@ -19,6 +19,8 @@ pub(in crate::daemon::controller) struct Ublk {
     volume: String,
     owner: String,
     block_size: u32,
+    /// Requests of a queue at a time.
+    depth: u16,
     attached: Option<Attached>,
     /// How many of the engine's queues serve some of the device's: fewer, if the engine before had fewer.
     serving: usize,
@@ -28,7 +30,7 @@ pub(in crate::daemon::controller) struct Ublk {
 
 impl Ublk {
     /// What can be missing is looked for before anything is started.
-    pub(super) fn prepare(volume: &str, root: &Path, block_size: u32) -> Result<Self> {
+    pub(super) fn prepare(volume: &str, root: &Path, block_size: u32, depth: u16) -> Result<Self> {
         if let Some(missing) = ublk_frontend::missing() {
             let text = format!("frontend ublk needs {missing}: load it, or use another frontend");
             return Err(GivesUp(text).into());
@@ -42,6 +44,7 @@ impl Ublk {
             volume: volume.to_owned(),
             owner: owner(root),
             block_size,
+            depth,
             attached: None,
             serving: 0,
             node: None,
@@ -53,13 +56,13 @@ impl Ublk {
             owner: self.owner.clone(),
             volume: self.volume.clone(),
             queues: u16::try_from(queues.len()).unwrap_or(1),
-            depth: DEPTH,
+            depth: self.depth,
             geometry: Geometry {
                 size,
                 logical_block: self.block_size,
                 physical_block: 4096,
                 max_transfer: TRANSFER,
-                depth: DEPTH.into(),
+                depth: self.depth.into(),
             },
         };
         let mut attached = attach(&options).map_err(attach_error)?;
