@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -220,9 +221,15 @@ async fn a_process_that_dies_is_started_again_with_the_next_generation() {
     assert_eq!(host.record("demo-e-0").args[1], ((7_u64 << 32) + 1).to_string());
     let again = create(&mut client, "demo-e-0", &host.endless(), &[]).await.unwrap_err();
     assert_eq!(again.code(), Code::AlreadyExists);
+    let root = &host.root;
+    let sockets =
+        [root.control_socket("demo-e-0"), root.data_socket("demo-e-0"), root.relay_socket("demo-e-0")];
+    // As one that is killed leaves them.
+    sockets.iter().for_each(|path| drop(UnixListener::bind(path).unwrap()));
     delete(&mut client, "demo-e-0").await;
     assert!(!is_alive(second.pid));
     assert!(!host.root.process("demo-e-0").exists());
+    assert_eq!(sockets.each_ref().map(|path| path.exists()), [false; 3]);
 }
 
 #[tokio::test]

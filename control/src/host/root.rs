@@ -211,6 +211,14 @@ impl Root {
         self.socket(&format!("{name}.relay.sock"))
     }
 
+    /// Removes the sockets of a process of that name that is no more: one that was killed left them. What is left after
+    /// this is no data, and stands in nobody's way.
+    pub fn remove_sockets(&self, name: &str) {
+        for socket in [self.control_socket(name), self.data_socket(name), self.relay_socket(name)] {
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+
     /// Made by an engine whose clients have lost something, for as long as none was told.
     pub fn loss_note(&self, volume: &str) -> PathBuf {
         self.run().join(format!("{volume}.lost"))

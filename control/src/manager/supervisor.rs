@@ -268,7 +268,11 @@ impl Supervisor {
             log::note(&self.shared.root.log(name), &format!("{name} was ended: {exit}"));
         }
         let (record, root) = (self.record.clone(), self.shared.root.clone());
-        if let Err(e) = blocking(move || record.remove(&root)).await {
+        let forget = move || {
+            root.remove_sockets(&record.name);
+            record.remove(&root)
+        };
+        if let Err(e) = blocking(forget).await {
             tracing::error!(name = self.record.name, error = %e, "record cannot be removed");
         }
         self.record.process = None;

@@ -132,9 +132,10 @@ pub(super) fn leftovers(root: &Root, name: &str) {
     let log = root.log(name);
     let mut older = log.clone().into_os_string();
     older.push(".1");
-    for path in [log, older.into(), root.control_socket(name), root.data_socket(name)] {
+    for path in [log, older.into()] {
         let _ = fs::remove_file(path);
     }
+    root.remove_sockets(name);
 }
 
 /// Deletes a directory of ours.
