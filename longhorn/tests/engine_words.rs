@@ -1,6 +1,8 @@
 //! Longhorn's engine command line against a volume with real processes: what the words print, in Longhorn's shapes, and how
 //! they end. `command_line.rs` has what needs no engine.
 
+mod stopped;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
@@ -11,6 +13,7 @@ use control::proto::ptypes::{VolumeSnapshotMaxCountSetRequest, VolumeSnapshotReq
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use stopped::stand_still;
 
 const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
 const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
@@ -187,10 +190,7 @@ fn a_replica_is_put_out_brought_back_and_verified() {
         let found = status["replicas"].as_array().unwrap().iter().find(|r| r["name"] == name);
         found.unwrap()["pid"].as_i64().unwrap().try_into().unwrap()
     };
-    let signal = |signal| {
-        kill(Pid::from_raw(pid(&host)), signal).unwrap();
-    };
-    signal(Signal::SIGSTOP);
+    stand_still(pid(&host));
     host.says(&["update", "--mode", "ERR", &address]);
     let mode = |host: &Host| host.replicas().into_iter().find(|(a, _)| *a == address).unwrap().1;
     host.wait("it is put out", || mode(&host) != "RW");
@@ -200,7 +200,7 @@ fn a_replica_is_put_out_brought_back_and_verified() {
     assert!(said.contains("becomes RW by itself"), "{said}");
     let said = host.refuses(&["snapshot", "hash", "one"]);
     assert!(said.contains("cannot be hashed while") && said.contains(&address), "{said}");
-    signal(Signal::SIGCONT);
+    kill(Pid::from_raw(pid(&host)), Signal::SIGCONT).unwrap();
     host.wait("it is back", || mode(&host) == "RW");
     host.says(&["verify-rebuild", &address]);
 
@@ -249,8 +249,8 @@ fn commands_that_wait_keep_no_other_from_its_answer() {
     let Some(host) = Host::up("waits", "1") else { return };
     let status: Value =
         serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
-    let replica = Pid::from_raw(status["replicas"][0]["pid"].as_i64().unwrap().try_into().unwrap());
-    kill(replica, Signal::SIGSTOP).unwrap();
+    let replica = status["replicas"][0]["pid"].as_i64().unwrap().try_into().unwrap();
+    stand_still(replica);
     let socket = host.url().strip_prefix("unix:").unwrap().to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = async || {
@@ -283,7 +283,7 @@ fn commands_that_wait_keep_no_other_from_its_answer() {
         let set = tokio::time::timeout(Duration::from_secs(30), set).await.expect("it is answered");
         assert_eq!(set.unwrap().into_inner().snapshot_max_count, 7);
     });
-    kill(replica, Signal::SIGCONT).unwrap();
+    kill(Pid::from_raw(replica), Signal::SIGCONT).unwrap();
 }
 
 /// Ends with its drop.
