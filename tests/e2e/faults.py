@@ -1,7 +1,7 @@
 """fio with crc32c verification at depth 32 on the device and over NBD, while a replica and then a second is killed and
 stopped: no error, no mismatch, and short pauses."""
 import os, signal, threading, time
-from harness import (FULL, Host, Watch, expect, fail, fio, full, have, kill, rng, run, say, shown, skip, wait_for)
+from harness import (FULL, Host, Watch, expect, fail, fio, full, have, kill, rng, run, say, shown, skip, stand_still, wait_for)
 
 SECONDS = full(20, 60)
 
@@ -117,21 +117,24 @@ def late_writes_are_of_their_time(host):
     replica = status["replicas"][1]
     # Where something was written before, a write does not wait for a mark of the intent bitmap.
     fio("marks", 1, "--size=8m", "--buffer_pattern=0x22", *client)
-    kill(replica["pid"], signal.SIGSTOP)
+    stand_still(replica["pid"])
     load = threading.Thread(target=fio, args=("before", 5, "--size=8m", "--buffer_pattern=0x11", *client))
     load.start()
     wait_for("the stopped replica cut off", lambda: any(
         r["name"] == replica["name"] and r["mode"] != "RW" for r in host.status(volume)["replicas"]), 20)
     load.join()
     fio("after", 3, "--offset=128m", "--size=128m", "--buffer_pattern=0xee", *client)
-    kill(status["engine_pid"], signal.SIGSTOP)
+    stand_still(status["engine_pid"])
     kill(replica["pid"], signal.SIGCONT)
-    time.sleep(2)
     head = [name for name in os.listdir(replica["path"]) if name.startswith("volume-head-") and name.endswith(".img")]
-    with open(os.path.join(replica["path"], head[0]), "rb") as file:
-        early, late = file.read(8 << 20), file.read()
+
+    def written():
+        with open(os.path.join(replica["path"], head[0]), "rb") as file:
+            return file.read(8 << 20), file.read()
+    wait_for("a write that was on its way to the stopped replica", lambda: 0x11 in written()[0], 30)
+    time.sleep(2)
+    early, late = written()
     kill(status["engine_pid"], signal.SIGCONT)
-    expect(0x11 in early, "the stopped replica had no write on its way")
     expect(set(early) <= {0x22, 0x11}, f"late writes with bytes of other times: {sorted(set(early))}")
     expect(not late.strip(b"\0"), "late writes at places that nothing of that time was to go")
     host.healthy(volume)
@@ -148,7 +151,7 @@ def nobody_answers(host):
     def write():
         return run("qemu-io", "-f", "raw", "-c", "write 0 4k", f"nbd+unix:///{volume}?socket={host.socket(volume)}", check=False)
     expect(write().returncode == 0, "a write of a new volume")
-    kill(replica["pid"], signal.SIGSTOP)
+    stand_still(replica["pid"])
     try:
         began = time.monotonic()
         failed = []

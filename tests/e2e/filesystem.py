@@ -61,7 +61,11 @@ def scenario(host, kind):
     shutil.rmtree(lost["path"])
     pid = lost["pid"]
     subprocess.run(["kill", "-9", str(pid)], check=False)
-    wait_for("the loss is noticed", lambda: host.status(volume)["robustness"] != "healthy", 30)
+
+    def is_noticed():
+        now = host.status(volume)
+        return now["robustness"] != "healthy" or now["replicas"][0]["pid"] not in (None, pid)
+    wait_for("the loss is noticed", is_noticed, 30)
     subprocess.run(["sh", "-c", "echo 3 > /proc/sys/vm/drop_caches"], check=False)
     check_tree(mount, sums)
     host.healthy(volume)

@@ -2,7 +2,7 @@
 left and what goes on, the terminal has nothing of the progress any more, and nothing is half made that a command would stumble
 over."""
 import glob, json, os, pty, re, signal, subprocess, threading, time
-from harness import BIN, Host, expect, shown, wait_for
+from harness import BIN, Host, expect, kill, shown, stand_still, wait_for
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -40,21 +40,53 @@ class Command:
 
     def interrupt(self, sign=signal.SIGINT, within=60):
         """What it said, and how it ended."""
-        expect(self.process.poll() is None, f"{self.words} ended before it was interrupted: {self.process.returncode}")
-        self.process.send_signal(sign)
-        return self.end(sign, within)
+        text = self.in_time(sign, within)
+        expect(text is not None, f"{self.words} ended before it was interrupted")
+        return text
 
-    def end(self, sign, within):
-        try:
-            said = self.process.communicate(timeout=within)[1]
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            expect(False, f"{self.words} goes on though it was interrupted")
+    def in_time(self, sign=signal.SIGINT, within=60, again=None):
+        """The same; None: it was through before. With `again` the signal is sent once more after each so many seconds."""
+        until = time.monotonic() + within
+        while True:
+            self.process.send_signal(sign)
+            try:
+                said = self.process.communicate(timeout=again or within)[1]
+                break
+            except subprocess.TimeoutExpired:
+                if not again or time.monotonic() > until:
+                    self.process.kill()
+                    expect(False, f"{self.words} goes on though it was interrupted")
         if self.terminal:
             self.reader.join(10)
         text = self.seen.decode(errors="replace") if self.terminal else said.decode()
+        if self.process.returncode == 0:
+            return None
         expect(self.process.returncode == STATUS[sign], f"{self.words}: exit status {self.process.returncode}: {text}")
         return text
+
+
+def caught(begin, sign=signal.SIGINT, within=60):
+    """What a command said that was interrupted in the middle. `begin` gives it, there, and undoes what one before has done: on a busy
+    machine one may be through before anybody has looked."""
+    for _ in range(10):
+        said = begin().in_time(sign, within)
+        if said is not None:
+            return said
+    return expect(False, "always through before it was interrupted")
+
+
+STOPPED = []
+
+
+def stop(pid):
+    """Stops a process until `go_on`."""
+    STOPPED.append(pid)
+    stand_still(pid)
+
+
+def go_on():
+    while STOPPED:
+        kill(STOPPED.pop(), signal.SIGCONT)
 
 
 def as_seen(text):
@@ -102,12 +134,19 @@ def made_of(host, volume):
 def a_new_volume(host, terminal):
     """One whose replica does not answer: nothing is left."""
     volume = host.name("new")
-    for sign in STATUS:
+
+    def waits():
+        if os.path.exists(os.path.join(host.root, "volumes", volume)):
+            go_on()
+            host.ctl("down", volume)
+            host.ctl("rm", volume, "--yes")
         up = Command(host, "up", volume, "--size", "64MiB", "--replicas", "2", "--frontend", "none", terminal=terminal)
-        replica = soon("a replica", lambda: process_of(host, "replica"))
-        os.kill(replica, signal.SIGSTOP)
+        stop(soon("a replica", lambda: process_of(host, "replica")))
         time.sleep(0.5)
-        said = up.interrupt(sign, within=90)
+        return up
+
+    for sign in STATUS:
+        said = caught(waits, sign, within=90)
         expect(f"interrupted: there is no volume {volume}" in said, said)
         expect(made_of(host, volume) == [], f"left: {made_of(host, volume)}")
         if terminal:
@@ -122,14 +161,17 @@ def a_volume_that_exists(host):
     """It goes on starting, as it does without the command."""
     volume = host.name("there")
     host.up(volume, "--size", "64MiB", "--replicas", "1", "--frontend", "none")
-    host.ctl("down", volume)
-    up = Command(host, "up", volume)
-    replica = soon("a replica", lambda: process_of(host, "replica"))
-    os.kill(replica, signal.SIGSTOP)
-    time.sleep(0.3)
-    said = up.interrupt()
+
+    def waits():
+        go_on()
+        host.ctl("down", volume)
+        up = Command(host, "up", volume)
+        stop(soon("a replica", lambda: process_of(host, "replica")))
+        time.sleep(0.3)
+        return up
+    said = caught(waits)
     expect("goes on" in said and f"longhornctl --root {host.root} down {volume}" in said, said)
-    os.kill(replica, signal.SIGCONT)
+    go_on()
     host.up(volume)
     host.ctl("down", volume)
     host.ctl("rm", volume, "--yes")
@@ -148,12 +190,15 @@ def filled(host, word, size=256, **options):
 
 def for_one_operation(host, volume):
     """A volume that is down has an engine for one operation, and none afterwards. The volume is down before and after."""
-    host.ctl("snapshot", "create", volume, "s1")
-    host.ctl("snapshot", "rm", volume, "s1")
-    host.ctl("down", volume)
-    purge = Command(host, "snapshot", "purge", volume)
-    soon("its engine", lambda: process_of(host, "controller"))
-    said = purge.interrupt()
+    def folds():
+        host.up(volume)
+        host.ctl("snapshot", "create", volume, "s1")
+        host.ctl("snapshot", "rm", volume, "s1")
+        host.ctl("down", volume)
+        purge = Command(host, "snapshot", "purge", volume)
+        soon("its engine", lambda: process_of(host, "controller") or purge.process.poll() is not None)
+        return purge
+    said = caught(folds)
     expect(f"volume {volume} is down again" in said, said)
     expect(glob.glob(os.path.join(host.root, "run/processes", volume + "-*")) == [], "its processes go on")
     expect(host.status(volume)["state"] == "detached", host.status(volume)["state"])
@@ -226,16 +271,23 @@ def what_an_engine_does(host, volume):
     again.process.communicate(timeout=60)
 
     before = {r["name"] for r in host.status(volume)["replicas"]}
-    adding = Command(host, "replica", "add", volume, terminal=True)
-    new = soon("the new replica", lambda: next((r for r in host.status(volume)["replicas"] if r["name"] not in before and r["pid"]), None))
-    os.kill(new["pid"], signal.SIGSTOP)
-    time.sleep(0.3)
-    said = adding.interrupt()
-    os.kill(new["pid"], signal.SIGCONT)
+    added = lambda: next((r for r in host.status(volume)["replicas"] if r["name"] not in before and r["pid"]), None)
+
+    def joins():
+        if added():
+            go_on()
+            host.healthy(volume, replicas=3)
+            host.ctl("replica", "rm", volume, added()["name"])
+        adding = Command(host, "replica", "add", volume, terminal=True)
+        stop(soon("the new replica", added)["pid"])
+        time.sleep(0.3)
+        return adding
+    said = caught(joins)
+    go_on()
     last = [line for line in as_seen(said) if line.strip()]
     expect(last and "goes on" in last[-1], f"{last}")
     host.healthy(volume, replicas=3)
-    host.ctl("replica", "rm", volume, new["name"])
+    host.ctl("replica", "rm", volume, added()["name"])
 
 
 def an_upgrade(host, volume):
@@ -243,24 +295,30 @@ def an_upgrade(host, volume):
     start."""
     host.up(volume)
     engine = lambda: host.status(volume)["engine_pid"]
-    for sign in STATUS:
+
+    def exchanges():
+        nonlocal before
         before = engine()
         upgrade = Command(host, "upgrade", volume)
         soon("the exchange", lambda: not os.path.exists(f"/proc/{before}") or upgrade.process.poll() is not None)
-        said = upgrade.interrupt(sign)
+        return upgrade
+
+    before = None
+    for sign in STATUS:
+        said = caught(exchanges, sign)
         expect("has a new engine" in said and engine() not in (None, before), said)
     place = os.path.join(host.root, "no-engine")
     os.mkdir(place)
     program = os.path.join(place, "longhorn")
     with open(program, "w") as file:
-        file.write('#!/bin/sh\n[ "$1" = --version ] && echo longhorn 0.1.0 && exit\nsleep 1\nexit 1\n')
+        file.write('#!/bin/sh\n[ "$1" = --version ] && echo longhorn 0.1.0 && exit\nexec sleep 1000\n')
     os.chmod(program, 0o755)
     before = engine()
     upgrade = Command(host, "upgrade", volume, "--binary", program)
     soon("the engine's end", lambda: not os.path.exists(f"/proc/{before}"))
-    upgrade.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    said = upgrade.interrupt()
+    # Two signals of which the first has not been heard yet are one.
+    said = upgrade.in_time(again=0.5)
+    expect(said is not None, "it has ended with an engine that does not start")
     expect(f"longhornctl --root {host.root} upgrade {volume}" in said, said)
     expect(host.status(volume)["state"] != "attached", "the program that is no engine shows the volume")
     host.ctl("upgrade", volume)
@@ -303,7 +361,7 @@ def a_trim(host, volume):
             child = soon("fstrim", children)[0]
             said = trim.interrupt(sign)
             expect("interrupted: what was given back already is" in said, said)
-            wait_for("the end of fstrim", lambda: not os.path.exists(f"/proc/{child}"), 5)
+            wait_for("the end of fstrim", lambda: not os.path.exists(f"/proc/{child}"))
     finally:
         os.environ["PATH"] = path
         subprocess.run(["umount", mount], check=True)
@@ -312,27 +370,35 @@ def a_trim(host, volume):
 def twice(host, volume):
     """An operation on a stopped volume that was not given the time to stop it again is given again."""
     host.ctl("down", volume)
-    size = host.status(volume)["size"]
-    for step in range(1, 4):
-        wanted = str(size + (step << 20))
-        resize = Command(host, "resize", volume, wanted)
+    wanted = host.status(volume)["size"]
+
+    def ends():
+        nonlocal wanted
+        wanted += 1 << 20
+        resize = Command(host, "resize", volume, str(wanted))
         # Its engine is told to end at the first signal, and is not waited for after the second.
-        soon("its engine", lambda: process_of(host, "controller"))
+        soon("its engine", lambda: process_of(host, "controller") or resize.process.poll() is not None)
         resize.process.send_signal(signal.SIGINT)
         time.sleep(0.01 * step)
-        resize.interrupt()
-        host.ctl("resize", volume, wanted)
-        expect(host.status(volume)["size"] == int(wanted), "it has another size")
+        return resize
+
+    for step in range(1, 4):
+        caught(ends)
+        host.ctl("resize", volume, str(wanted))
+        expect(host.status(volume)["size"] == wanted, "it has another size")
         expect(host.status(volume)["engine_pid"] is None, "it is not stopped again")
 
 
 def a_salvage(host, volume):
     """Once it is decided, `up` goes on with it."""
-    salvage = Command(host, "salvage", volume)
-    replica = soon("a replica", lambda: process_of(host, "replica"))
-    os.kill(replica, signal.SIGSTOP)
-    said = salvage.interrupt()
-    os.kill(replica, signal.SIGCONT)
+    def waits():
+        go_on()
+        host.ctl("down", volume)
+        salvage = Command(host, "salvage", volume)
+        stop(soon("a replica", lambda: process_of(host, "replica")))
+        return salvage
+    said = caught(waits)
+    go_on()
     expect(f"longhornctl --root {host.root} up {volume}" in said, said)
     host.up(volume)
     host.healthy(volume, replicas=2)

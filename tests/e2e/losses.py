@@ -1,7 +1,7 @@
 """What was answered and not flushed is lost with the power of every replica's host, while whoever has the device open lives on:
 fsync says so. Also where the engine has died in between, and not where all had been flushed."""
-import errno, mmap, os, signal, time
-from harness import Host, expect, kill, run, shown, skip, wait_for
+import errno, mmap, os, signal
+from harness import Host, expect, kill, run, shown, skip, stand_still, wait_for
 
 BLOCK = 4096
 
@@ -37,7 +37,7 @@ def lose_power(host, volume, engine_too=False):
     before = host.status(volume)
     # At one moment: who comes back while another one still stands would have its bytes from there, and nothing were lost.
     for replica in before["replicas"]:
-        os.kill(replica["pid"], signal.SIGSTOP)
+        stand_still(replica["pid"])
     for replica in before["replicas"]:
         os.unlink(os.path.join(replica["path"], "engine", "whole"))
         kill(replica["pid"], signal.SIGKILL)
@@ -135,7 +135,7 @@ def a_file_system_stops_and_is_whole(kind):
         went_on = False
     expect(not went_on, f"{kind} trusts what may be gone")
     run("umount", where)
-    time.sleep(1.5)
+    wait_for("nobody has the device open any more", lambda: host.status(volume)["remark"] == "", 60)
     run("mount", device, where)
     for name in names:
         text = open(os.path.join(where, name)).read()

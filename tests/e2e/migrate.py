@@ -180,12 +180,12 @@ def nobody_without_the_key(volume, host, source, target):
         os.fchmod(file.fileno(), 0o600)
         file.write(os.urandom(32))
     volume.running[target] = volume.spawn(volume.line(target, "--relay-from", volume.relay_address(source), key=wrong))
+    def told():
+        log = open(os.path.join(host.root, "by-hand.log")).read()
+        return all(f"{side}: the key is not this volume's" in log for side in ("turns this relay away", "a relay is turned away"))
+    wait_for("a word of the wrong key", told, 30)
     status = wait_for("a word of the relay", lambda: volume.info(target), 30)
-    time.sleep(0.5)
     expect(status["frontendState"] == "down" and not os.path.exists(volume.device(target)), "a wrong key is let in")
-    log = open(os.path.join(host.root, "by-hand.log")).read()
-    expect(all(f"{side}: the key is not this volume's" in log for side in ("turns this relay away", "a relay is turned away")),
-           "no word of the wrong key")
     volume.running[target].terminate()
     expect(volume.running[target].wait(20) == 0, "a relay that waits does not end")
     # Straight to NBD: the client's flags and an option, which a server behind the door would answer.

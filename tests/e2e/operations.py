@@ -1,7 +1,7 @@
 """What is done to a volume beyond reading and writing: snapshots of a frozen file system, labels, limits; salvage when
 no replica is left that an engine would start from; release to Longhorn."""
 import fcntl, hashlib, importlib.util, json, os, shutil, signal, struct, subprocess, threading, time
-from harness import BIN, Host, JUDGE, expect, full, have, kill, rng, run, shown, skip, wait_for
+from harness import BIN, Host, JUDGE, expect, full, have, kill, rng, run, shown, skip, stand_still, wait_for
 
 MIB = 1 << 20
 BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
@@ -166,8 +166,13 @@ def limits(host, volume):
     """Changed while the volume is up; they hold after a restart, and removed snapshots do not count."""
     host.ctl("up", volume, "--snapshot-max-count", "2")
     expect("limit" in refused(host, "snapshot", "create", volume, "third"), "no word of the limit")
-    kill(host.status(volume)["engine_pid"], signal.SIGKILL)
-    wait_for("the engine is back", lambda: host.status(volume)["state"] == "attached", 60)
+    before = host.status(volume)["engine_pid"]
+    kill(before, signal.SIGKILL)
+
+    def is_back():
+        now = host.status(volume)
+        return now["state"] == "attached" and now["engine_pid"] != before
+    wait_for("the engine is back", is_back, 60)
     expect("limit" in refused(host, "snapshot", "create", volume, "third"), "the limit is gone with the engine")
     host.ctl("snapshot", "rm", volume, "hot")
     with open(f"/dev/longhorn/{volume}", "r+b", buffering=0) as device:
@@ -188,7 +193,7 @@ def left_alone(host, volume):
     names = sorted(r["name"] for r in host.healthy(volume)["replicas"])
     put(volume, 0, b"A" * 4096)
     for out, byte in [(names[2], b"B"), (names[1], b"C")]:
-        kill(host.replica_pids(volume)[out], signal.SIGSTOP)
+        stand_still(host.replica_pids(volume)[out])
         put(volume, 0, byte * 4096)
         mode = {r["name"]: r["mode"] for r in host.status(volume)["replicas"]}[out]
         expect(mode == "ERR", f"{out} has not answered and is {mode}")

@@ -60,7 +60,9 @@ def restart(host):
     write(device, 1 << 20)
     host.ctl("down", stopped)
     lose_power(host, everything)
-    expect(host.status(data)["state"] == "detached" and not os.path.exists(device), "the power is not gone")
+    # What is ending has no command line any more, and is there all the same.
+    wait_for("the power is gone", lambda: host.status(data)["state"] == "detached")
+    expect(not os.path.exists(device), "the power is not gone")
 
     told, said = all_of(host, "up", "--all")
     expect(sorted(told) == sorted([data, served, quiet]), f"started: {sorted(told)}")
@@ -86,8 +88,8 @@ def before_it_stops(host, data, served, stopped, quiet, device):
     expect(not told[data]["done"] and "in use" in told[data]["error"], f"{told[data]}")
     expect(told[served]["done"] and told[quiet]["done"] and stopped not in told, f"{told}")
     expect(host.status(data)["state"] == "attached", "a device in use was stopped")
-    threading.Timer(2, holder.close).start()
     began = time.monotonic()
+    threading.Timer(2, holder.close).start()
     told, _ = all_of(host, "down", "--all", "--for-now", "--wait", "60")
     expect(list(told) == [data] and told[data]["done"], f"{told}")
     expect(1 < time.monotonic() - began < 50, "it did not wait for its user")
