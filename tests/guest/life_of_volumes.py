@@ -7,7 +7,7 @@ import contextlib, os, signal, sys, time
 import initiator
 from devices import (Load, Mounted, attribute, expect, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
                      shown, skip, wait_for)
-from volumes import Volume, loses_requests_of_the_dead, taken_by_auto
+from volumes import Volume, loses_requests_of_the_dead, stand_still, taken_by_auto
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
 
@@ -18,7 +18,7 @@ def load_that_is_survived(fio, disk):
     if not loses_requests_of_the_dead(disk.frontend):
         yield
         return
-    fio.process.send_signal(signal.SIGSTOP)
+    stand_still(fio.process.pid)
     wait_for("nothing in flight", lambda: int(attribute(disk.device, "stat").split()[8]) == 0)
     yield
     fio.process.send_signal(signal.SIGCONT)

@@ -6,7 +6,7 @@ disk; a device that was not made ready is made ready by the next one.
 import json, os, signal, subprocess, sys, time
 import initiator
 from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, run, shown, skip, wait_for
-from volumes import Host, Volume
+from volumes import Host, Volume, stand_still
 
 MIB = 1 << 20
 # What the server takes at once, and how long a request waits before the kernel looks at its connection.
@@ -56,7 +56,7 @@ def a_server_that_dies_while_its_size_is_awaited():
     holds the locks of the kernel's that the next one needs."""
     disk = Nbd("dies", size=64 * MIB, connections=1)
     # It dies with a request in its hands: that comes again when the kernel's timer has run out.
-    os.kill(disk.server.pid, signal.SIGSTOP)
+    stand_still(disk.server.pid)
     writer = subprocess.Popen(["dd", "if=/dev/urandom", f"of={disk.device}", "bs=64k", "count=16", "oflag=direct",
                                "conv=fsync", "status=none"])
     wait_for("a request in flight", lambda: attribute(disk.device, "inflight").split()[1] != "0")
@@ -86,7 +86,7 @@ def a_device_whose_maker_died_is_made_ready():
 def without_engine(disk, meanwhile):
     """The engine dies, and the next one comes once that has been done."""
     manager = disk.manager()
-    os.kill(manager, signal.SIGSTOP)
+    stand_still(manager)
     disk.kill()
     meanwhile(disk.device)
     os.kill(manager, signal.SIGCONT)

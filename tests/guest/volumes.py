@@ -5,7 +5,7 @@ import initiator
 from devices import KINDS as SERVERS, WORK, expect, kernel_is, nodes, run, skip, wait_for
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
-from harness import BIN, Host, contents  # noqa: E402, F401
+from harness import BIN, Host, contents, stand_still  # noqa: E402, F401
 
 # Seconds that an engine may take from its death to its next start, in a guest beside other work.
 AGAIN = 60
