@@ -44,8 +44,11 @@ impl Process {
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(peers));
     }
 
+    /// Each level once: whose answer comes late is told again.
     fn heard(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
+        let mut heard = self.0.lock().unwrap().clone();
+        heard.dedup();
+        heard
     }
 }
 

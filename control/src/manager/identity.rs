@@ -154,7 +154,7 @@ fn exit_of(status: std::process::ExitStatus) -> Exit {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, Stdio};
     use std::time::Duration;
 
     use super::*;
@@ -189,10 +189,13 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_a_child_is_seen_with_its_status() {
-        let child = Command::new("/bin/sh").args(["-c", "sleep 0.05; exit 7"]).spawn().unwrap();
+        let mut command = Command::new("/bin/sh");
+        let mut child = command.args(["-c", "read word; exit 7"]).stdin(Stdio::piped()).spawn().unwrap();
+        let word = child.stdin.take();
         let mut watched = Watched::child(child).unwrap();
         let early = tokio::time::timeout(Duration::from_millis(5), watched.exited()).await;
         assert!(early.is_err(), "it runs");
+        drop(word);
         assert_eq!(watched.exited().await, Exit::Status(7));
         assert!(!watched.id().is_alive());
         watched.signal(Signal::TERM).unwrap();
