@@ -489,29 +489,65 @@ async fn changes_are_told_and_logs_are_kept() {
 
 /// A replica of the real program, with nobody that uses it.
 async fn create_replica(host: &Host, client: &mut Client, name: &str) {
+    let line = replica_line(host, name, name);
+    create(client, name, "", &line.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
+}
+
+/// The words of a replica's process, in that directory of the root.
+fn replica_line(host: &Host, name: &str, directory: &str) -> Vec<String> {
     fs::create_dir_all(host.root.volume("demo")).unwrap();
     fs::write(host.root.key("demo"), [7; 32]).unwrap();
     fs::set_permissions(host.root.key("demo"), fs::Permissions::from_mode(0o600)).unwrap();
     let at = |path: PathBuf| format!("unix:{}", path.display());
     let (listen, data) = (at(host.root.control_socket(name)), at(host.root.data_socket(name)));
-    let (key, directory) = (host.root.key("demo"), host.root.path().join(name));
-    let args = [
-        "replica",
-        "--volume-name",
-        "demo",
-        "--replica-instance-name",
-        name,
-        "--size",
-        "16MiB",
-        "--listen",
-        &listen,
-        "--data-listen",
-        &data,
-        "--key-file",
-        key.to_str().unwrap(),
-        directory.to_str().unwrap(),
+    let (key, directory) = (host.root.key("demo"), host.root.path().join(directory));
+    let named = |option: &str, value: &str| [format!("--{option}"), value.to_owned()];
+    let options = [
+        ("volume-name", "demo"),
+        ("replica-instance-name", name),
+        ("size", "16MiB"),
+        ("listen", &listen),
+        ("data-listen", &data),
+        ("key-file", key.to_str().unwrap()),
     ];
-    create(client, name, "", &args).await.unwrap();
+    let mut line = vec!["replica".to_owned()];
+    line.extend(options.into_iter().flat_map(|(option, value)| named(option, value)));
+    line.push(directory.to_str().unwrap().to_owned());
+    line
+}
+
+/// What a line of /proc/PID/status says.
+fn of_status(pid: u32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// It would wait for a minute.
+#[tokio::test]
+async fn a_replica_that_waits_for_its_directory_ends_when_it_is_told_to() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    create_replica(&host, &mut client, "demo-r-1").await;
+    let first = wait(&mut client, "demo-r-1", running).await;
+    let mut second = spawn(Command::new(PROGRAM).args(replica_line(&host, "demo-r-2", "demo-r-1")));
+    let until = Instant::now() + PATIENCE;
+    let caught = || u64::from_str_radix(&of_status(second.id(), "SigCgt"), 16).unwrap_or(0);
+    while caught() & (1 << (Signal::SIGTERM as u32 - 1)) == 0 {
+        assert!(Instant::now() < until && is_alive(second.id()), "it does not hear signals");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    kill(Pid::from_raw(second.id().cast_signed()), Signal::SIGTERM).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = second.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < until, "it waits for the directory all the same");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert_eq!(status.code(), Some(0));
+    assert!(is_alive(first.pid), "the other has the directory");
 }
 
 /// Waits until the log of a process has a line with this.

@@ -240,7 +240,12 @@ fn serve_control(args: &ReplicaArgs, fronts: &[Front], status: &Status) -> Resul
         let mut interrupt = signal(SignalKind::interrupt())?;
         // Once it listens it holds the directory's locks: nobody else answers under its name.
         while status.address().is_none() {
-            tokio::time::sleep(STARTING).await;
+            tokio::select! {
+                () = tokio::time::sleep(STARTING) => {}
+                // Its thread waits for a lock, or reads the chain: it hears nothing, and has served nobody.
+                _ = terminate.recv() => std::process::exit(0),
+                _ = interrupt.recv() => std::process::exit(0),
+            }
         }
         let handle = Arc::new(Handle(status.clone()));
         let served = async {
