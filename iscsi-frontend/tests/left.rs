@@ -2,19 +2,15 @@
 
 mod support;
 
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use iscsi_frontend::Server;
 use lh_block::Extent;
-use lh_rig::Inside;
+use lh_rig::{Inside, until_end_arrives};
 use lh_ring::{Answers, Frontend};
 use support::Running;
 use support::client::{Client, PLAIN, rw10};
-
-/// How long the end of a TCP connection may take to this host's other end of it.
-const ARRIVES: Duration = Duration::from_millis(100);
 
 fn ready(server: &Running, isid: u8) -> Client {
     let mut client = Client::login(server, isid, PLAIN);
@@ -38,6 +34,12 @@ fn abandoned(server: &Running) -> u64 {
     server.inside(|inside| inside.disk.abandoned())
 }
 
+/// Ends a connection, and waits until the server could hear of it.
+fn end(stream: &TcpStream) {
+    stream.shutdown(Shutdown::Both).unwrap();
+    until_end_arrives(stream);
+}
+
 /// Does something of which the server sees nothing before all of it is done.
 fn unseen(server: &Running, f: impl FnOnce()) {
     let ((stopped, stops), (go, goes)) = (channel(), channel::<()>());
@@ -50,7 +52,6 @@ fn unseen(server: &Running, f: impl FnOnce()) {
         });
         stops.recv().unwrap();
         f();
-        std::thread::sleep(ARRIVES);
         go.send(()).unwrap();
     });
 }
@@ -108,8 +109,7 @@ fn who_left_without_being_noticed_is_found_when_the_device_asks() {
         assert_eq!(server.inside(look), 0, "it is there");
         let stream = client.stream.try_clone().unwrap();
         let abandoned = server.inside(move |inside| {
-            stream.shutdown(Shutdown::Both).unwrap();
-            std::thread::sleep(ARRIVES);
+            end(&stream);
             look(inside)
         });
         assert_eq!(abandoned, others, "while it has the only session it can have sent nothing again");
@@ -124,7 +124,7 @@ fn what_a_session_has_left_unread_is_not_done_where_there_is_another() {
         let _others: Vec<_> = (0..others).map(|_| ready(&server, 2)).collect();
         unseen(&server, || {
             write(&mut client);
-            client.stream.shutdown(Shutdown::Both).unwrap();
+            end(&client.stream);
         });
         server.until("it has left", |load| load.sessions == others);
         assert_eq!(submitted(&server), 1 - others as u64);
@@ -147,7 +147,7 @@ fn who_has_had_company_is_looked_for_until_it_is_seen_alone() {
         let before = submitted(&server);
         unseen(&server, || {
             write(&mut client);
-            client.stream.shutdown(Shutdown::Both).unwrap();
+            end(&client.stream);
         });
         server.until("it has left", |load| load.sessions == 0);
         assert_eq!(submitted(&server) - before, u64::from(is_seen));

@@ -329,11 +329,11 @@ fn writes_of_a_client_that_hung_up_are_dropped() {
         }
         old.header(command::WRITE_ZEROES, 0, 4096, 4096);
         old.stream.shutdown(Shutdown::Both).unwrap();
-        drop(old);
         if tcp {
             // Its end travels behind the data, and takes a moment where a unix socket's does not.
-            std::thread::sleep(Duration::from_millis(300));
+            lh_rig::until_end_arrives(&old.stream);
         }
+        drop(old);
         server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
         assert_eq!(new.write(0, &[2; 8192]).error, 0);
         let submitted = server.inside(|inside| inside.disk.submitted());
@@ -379,10 +379,14 @@ fn a_stopping_server_answers_what_it_has_and_refuses_the_rest() {
     let mut shaking = greeted(&server);
     let first = busy.send_write(0, 0, &[1; 4096]);
     server.until("submitted", |load| load.requests == 1);
-    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+    let mut asks = shaking.try_clone().unwrap();
+    server.inside(move |inside| {
+        inside.server.stop(inside.ring, Ending::Refuse);
+        // Before any of the two seconds that a handshake is given then has passed.
+        send_option(&mut asks, option::GO, &[string("demo"), vec![0, 0]].concat()).unwrap();
+    });
     assert!(idle.is_closed());
     assert!(std::os::unix::net::UnixStream::connect(&server.socket).is_err());
-    send_option(&mut shaking, option::GO, &[string("demo"), vec![0, 0]].concat()).unwrap();
     assert_eq!(option_replies(&mut shaking).unwrap()[0].0, reply::ERR_SHUTDOWN);
     let second = busy.send_write(0, 4096, &[1; 4096]);
     let refused = busy.reply().unwrap();

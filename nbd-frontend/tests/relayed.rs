@@ -5,6 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -217,10 +218,14 @@ fn a_lost_connection_costs_nothing_but_time() {
 #[test]
 fn the_end_of_a_connection_is_not_that_of_the_next_one() {
     let mut queue = Queue::new(GEOMETRY);
-    let (socket, first) = peer(|_, _| Continue(Vec::new()));
+    let (came, comes) = channel();
+    let (socket, first) = peer(move |_, _| {
+        came.send(()).unwrap();
+        Continue(Vec::new())
+    });
     queue.link(socket);
     queue.submit(1, WRITE, Extent::new(0, 4096), 1);
-    queue.turn_for(Duration::from_millis(50));
+    queue.turn_until("the write at the first peer", |_| comes.try_recv().is_ok());
     let (socket, second) = peer(|_, request| Continue(reply(request, 0)));
     queue.link(socket);
     assert_eq!(queue.answer(1).result, Ok(()));
