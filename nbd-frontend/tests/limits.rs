@@ -202,7 +202,8 @@ fn who_was_idle_has_all_its_time_to_take_its_answers() {
     for i in 0..2 {
         idle.header(command::READ, 0, i << 20, 1 << 20);
     }
-    std::thread::sleep(Duration::from_millis(1500));
+    // Longer than a second, with which it would be closed, and shorter than the two that it has at least.
+    std::thread::sleep(Duration::from_millis(1100));
     for _ in 0..2 {
         assert_eq!(idle.reply().expect("closed as if it had been asked before").data.len(), 1 << 20);
     }
@@ -223,7 +224,7 @@ fn what_is_asked_for_late_may_come_late() {
     std::thread::sleep(Duration::from_millis(4500));
     server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
     assert_eq!(client.reply().unwrap().cookie, first);
-    std::thread::sleep(Duration::from_millis(1200));
+    std::thread::sleep(Duration::from_millis(1100));
     client.stream.write_all(&vec![1; (1 << 20) - 1000]).unwrap();
     assert_eq!(client.reply().expect("closed as if it had been asked before").cookie, second);
 }
