@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use crossbeam_channel::TryRecvError;
 use lh_block::{BLOCK, IoError};
@@ -18,6 +19,8 @@ struct Bench {
     queue: EngineQueue,
     _news: Receiver<News>,
     far: UnixStream,
+    /// What has come there and was not looked at.
+    heard: Vec<OpCode>,
     ring: Ring,
     changes: Changes,
     session: Arc<()>,
@@ -64,7 +67,7 @@ impl Bench {
         let (granted, returned) = granted(1, 7, &changes, vec![file], &session);
         queue.take(Mail::Places(A, Box::new(Granted { in_memory, ..granted })));
         let ring = Ring::new(16).unwrap();
-        Self { queue, _news: news, far, ring, changes, session, returned, place, tag: 0 }
+        Self { queue, _news: news, far, heard: Vec::new(), ring, changes, session, returned, place, tag: 0 }
     }
 
     /// Submits a read, and lets everything go on that can.
@@ -75,26 +78,39 @@ impl Bench {
         self.turn()
     }
 
+    /// Until it has an answer or was sent, which of the two it is to be; and for a while longer, for what comes with that.
     fn turn(&mut self) -> Option<Result<Vec<u8>, IoError>> {
-        for _ in 0..3 {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let before = self.heard.len();
+        let (mut done, mut rest) = (None, 3);
+        while rest > 0 {
+            assert!(Instant::now() < deadline, "it is neither answered nor sent");
             self.ring.turn(Some(Duration::from_millis(30))).unwrap();
             while let Some(completion) = self.ring.next() {
                 self.queue.completion(completion);
             }
             self.queue.begin_turn();
             self.queue.end_turn(&mut self.ring);
+            done = done.or_else(|| self.queue.poll_done());
+            self.hear();
+            rest -= u32::from(done.is_some() || self.heard[before..].contains(&OpCode::Read));
         }
-        let done = self.queue.poll_done()?;
+        let done = done?;
         assert_eq!(done.tag, self.tag);
         Some(done.result.map(|()| done.data.unwrap().to_vec()))
     }
 
     /// What has been sent to the replica since the last look, apart from pings: it never answers.
     fn sent(&mut self) -> Vec<OpCode> {
+        self.hear();
+        std::mem::take(&mut self.heard)
+    }
+
+    fn hear(&mut self) {
         let mut bytes = Vec::new();
         let _ = self.far.read_to_end(&mut bytes);
         let headers = bytes.chunks(HEADER_LEN).map(|h| Header::decode(h.try_into().unwrap()).unwrap());
-        headers.map(|h| h.op).filter(|op| *op != OpCode::Ping).collect()
+        self.heard.extend(headers.map(|h| h.op).filter(|op| *op != OpCode::Ping));
     }
 
     /// The replica says where the blocks of the first piece are.
