@@ -199,8 +199,5 @@ fn what_changes_data_is_not_sent_if_its_client_is_gone_when_it_has_its_range() {
     for far in &mut two.far {
         let _ = far.read_to_end(&mut two.got[0]);
     }
-    // On a busy host so much time may have passed that they are asked whether they are there.
-    let mut told =
-        two.got[0].chunks(HEADER_LEN).map(|head| Header::decode(head.try_into().unwrap()).unwrap());
-    assert!(told.all(|header| header.op == OpCode::Ping), "replicas have been told something");
+    assert!(two.got[0].is_empty(), "replicas have been told something");
 }
