@@ -103,8 +103,8 @@ fn what_is_put_behind_a_fold_into_the_parent_stays() {
         let server = Server::start(place.path());
         let mut w = World::new(&server, 1);
         small_child(&mut w);
-        // After the only MiB that is to be moved it waits for a second.
-        w.fold("one", Some(M));
+        // After the only MiB that is to be moved it waits for three seconds, or for the first image.
+        w.fold("one", Some(M / 3));
         w.until_found(M);
         let (child, parent, over) = (pattern(101, 4096), pattern(102, 4096), pattern(103, 4096));
         w.put("two", 8 * M, BlockState::Data, &child);
@@ -137,7 +137,7 @@ fn what_is_put_before_a_fold_into_the_child_stays() {
         (2..16).chain(40..64).for_each(|n| w.write(n * M, MIB));
         w.snapshot("two");
         w.remove("one");
-        w.fold("one", Some(16 * M));
+        w.fold("one", Some(6 * M));
         w.until_found(20 * M);
         let child = pattern(101, 4096);
         w.put("two", 39 * M, BlockState::Data, &child);

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lh_ring::Watched;
 use lh_ring::sys::{lock, receive_with_fds};
@@ -185,14 +185,12 @@ fn the_locks_of_a_dead_process_are_held_by_what_it_granted() {
         assert!(granted.is_closed() && !granted.watched.is_over());
         let head = File::open(place.path().join("replica/volume-head-000.img")).unwrap();
         assert!(!lock(&head, false).unwrap(), "somebody has come in");
-        let began = Instant::now();
         let path = place.path().to_owned();
         let next = std::thread::spawn(move || Killable::start(&path, "child"));
         std::thread::sleep(Duration::from_millis(700));
         assert!(!next.is_finished(), "it does not wait for them");
         drop(granted);
         let server = next.join().unwrap();
-        assert!(began.elapsed() < Duration::from_secs(8));
         assert_eq!(session(&server.socket, 2, 2).read(0, 4096), pattern(1, 4096));
     }
 }

@@ -7,14 +7,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use lh_ring::{Payload, Pool};
 use lh_wire::handshake::{CHALLENGE_LEN, Challenge, Verdict};
 use lh_wire::{OpCode, Pieces, Status, flags};
 use replica::serve::Address;
 use serve_client::{
-    Client, MIB, Server, Who, connect, knock, knock_with_fds, options, pattern, places, session, shake, who,
+    Client, MIB, PATIENCE, Server, Who, connect, knock, knock_with_fds, options, pattern, places, session,
+    shake, who,
 };
 
 /// An engine that lends this memory.
@@ -197,7 +197,13 @@ fn a_stranger_that_sends_descriptors_byte_by_byte_has_them_closed() {
     for _ in 0..100 {
         lh_ring::sys::send_with_fds(stream.as_fd(), b"x", &[writer.as_fd(); 8]).unwrap();
     }
-    std::thread::sleep(Duration::from_millis(200));
+    // All of it has been received when what came last has been closed.
+    let (mut last_reader, last) = witness();
+    lh_ring::sys::send_with_fds(stream.as_fd(), b"x", &[last.as_fd()]).unwrap();
+    drop(last);
+    let (end, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || end.send(last_reader.read(&mut [0]).unwrap()));
+    assert_eq!(ends.recv_timeout(PATIENCE).expect("what came last is kept"), 0);
     let pipe =
         std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer))).unwrap();
     let copies = || {

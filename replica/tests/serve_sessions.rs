@@ -77,6 +77,13 @@ fn silence_and_noise_are_turned_away() {
 /// Whoever reaches the port can connect as often as he likes, and say nothing.
 #[test]
 fn strangers_who_say_nothing_keep_no_engine_out() {
+    // Those of a host so busy that they all had to go by then show nothing.
+    let shown = (0..5).any(|_| strangers_keep_no_engine_out());
+    assert!(shown, "an engine comes in when the time of the first of them is over");
+}
+
+/// False if so much time has passed meanwhile that strangers are closed for that.
+fn strangers_keep_no_engine_out() -> bool {
     let (_place, server) = server();
     let began = Instant::now();
     let silent: Vec<_> = (0..40).map(|_| connect(&server.socket)).collect();
@@ -91,9 +98,13 @@ fn strangers_who_say_nothing_keep_no_engine_out() {
     let mut last = left.last().unwrap();
     last.read_exact(&mut [0; CHALLENGE_LEN]).unwrap();
     last.set_nonblocking(true).unwrap();
-    assert_eq!(last.read(&mut [0; 1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    let heard = last.read(&mut [0; 1]);
     // Before the time of the first of them was over.
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    if began.elapsed() > Duration::from_secs(4) {
+        return false;
+    }
+    assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    true
 }
 
 #[test]
