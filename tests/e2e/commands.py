@@ -60,7 +60,16 @@ def said_again(host):
 def deaf_engine(host):
     volume = host.name("deaf")
     host.up(volume, "--size", "16MiB", "--replicas", "2", "--frontend", "nbd-server")
-    stand_still(host.status(volume)["engine_pid"])
+    engine = host.status(volume)["engine_pid"]
+    stand_still(engine)
+    words = os.path.join(host.root, "words")
+    with open(words, "w") as stderr:
+        asked = subprocess.Popen([os.path.join(BIN, "longhornctl"), "--root", host.root, "snapshot", "create", volume],
+                                 stdout=subprocess.DEVNULL, stderr=stderr)
+    wait_for("a word on what is waited for", lambda: f"the engine of volume {volume} has not answered yet" in open(words).read(), 60)
+    os.kill(engine, signal.SIGCONT)
+    expect(asked.wait(timeout=60) == 0, open(words).read())
+    stand_still(engine)
     began = time.monotonic()
     done = subprocess.run([os.path.join(BIN, "longhornctl"), "--root", host.root, "down", volume], capture_output=True,
                           text=True, timeout=120)
@@ -71,7 +80,7 @@ def deaf_engine(host):
     host.healthy(volume, replicas=2)
     host.ctl("down", volume)
     host.ctl("rm", volume, "--yes")
-    shown(f"an engine that answers nothing is stopped all the same, in {took:.0f} s")
+    shown(f"an engine that answers nothing is waited for with a word, and stopped all the same, in {took:.0f} s")
 
 
 def other_words(host):

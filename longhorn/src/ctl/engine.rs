@@ -1,5 +1,8 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use anyhow::{Result, anyhow};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
@@ -10,6 +13,10 @@ use super::observe::ask_engine;
 use super::{Context, damaged, down, interrupt, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
+use crate::tell::tell;
+
+/// In which an engine answers that waits for nothing.
+const SOON: Duration = Duration::from_secs(3);
 
 /// The frontend of an engine for one operation.
 const QUIET: Frontend = Frontend::None;
@@ -44,6 +51,18 @@ pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Res
     }
     record.size = size;
     Ok(record.store(root)?)
+}
+
+/// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told once what is being waited for.
+pub(super) async fn answer<T>(volume: &str, asked: impl Future<Output = T>) -> T {
+    let mut asked = pin!(asked);
+    match tokio::time::timeout(SOON, asked.as_mut()).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            tell!("the engine of volume {volume} has not answered yet: `longhornctl status {volume}` says what it waits for");
+            asked.await
+        }
+    }
 }
 
 /// Does some work while the volume has an engine. Nobody else starts or stops the volume meanwhile. An engine that a command left

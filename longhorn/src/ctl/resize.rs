@@ -10,7 +10,7 @@ use lh_block::format_size;
 
 use super::Context;
 use super::args::Output;
-use super::engine::with_engine;
+use super::engine::{answer, with_engine};
 use super::observe::{connect_engine, observe};
 use super::output::print_json;
 use crate::tell::tell;
@@ -35,7 +35,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         let Some(mut engine) = connect_engine(root, volume).await else {
             bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
         };
-        let now = engine.volume_get(()).await?.into_inner().size;
+        let now = answer(volume, engine.volume_get(())).await?.into_inner().size;
         let wanted = i64::try_from(size)?;
         if now != wanted {
             progress.say("growing every replica");

@@ -16,7 +16,7 @@ use replica::store::OpenError;
 use serde::Serialize;
 
 use super::args::{ImageFormat, Output};
-use super::engine::with_engine;
+use super::engine::{answer, with_engine};
 use super::observe::{VolumeView, connect_engine, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
@@ -65,7 +65,7 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
         freeze_filesystem: new.freeze,
     };
     let asked = request.name.clone();
-    let name = match engine.volume_snapshot(request).await {
+    let name = match answer(volume, engine.volume_snapshot(request)).await {
         Ok(taken) => taken.into_inner().name,
         Err(refused) if refused.code() == tonic::Code::AlreadyExists => {
             return Err(taken_name(context, &record, &asked).await);
