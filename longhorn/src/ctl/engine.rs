@@ -59,7 +59,9 @@ pub(super) async fn answer<T>(volume: &str, asked: impl Future<Output = T>) -> T
     match tokio::time::timeout(SOON, asked.as_mut()).await {
         Ok(answer) => answer,
         Err(_) => {
-            tell!("the engine of volume {volume} has not answered yet: `longhornctl status {volume}` says what it waits for");
+            tell!(
+                "the engine of volume {volume} has not answered yet: `longhornctl status {volume}` says what it waits for"
+            );
             asked.await
         }
     }
