@@ -126,7 +126,7 @@ async fn a_copy_goes_only_while_another_one_can_be_read() {
     let (first, second) = (on(&cluster, "n1").unwrap(), on(&cluster, "n2").unwrap());
     cluster.server.delete("replicas", &first);
     cluster.wait("two others hold everything", |c| c.server.get("replicas", &first).is_none()).await;
-    drop(cluster.stops.remove("n3"));
+    cluster.stop("n3").await;
     let silent = |c: &Cluster| c.server.get("nodes", "n3").unwrap().to_string().contains("ManagerPodDown");
     cluster.wait("n3 is silent", silent).await;
     cluster.server.delete("replicas", &second);
@@ -223,7 +223,7 @@ async fn a_snapshot_is_taken_elsewhere_when_the_node_that_its_volume_was_attache
     cluster.server.apply("snapshots", "s1", &snapshot);
     cluster.wait("attached for it", |c| c.volume("state") == "attached").await;
     let node = cluster.volume("currentNodeID").as_str().unwrap().to_owned();
-    drop(cluster.stops.remove(&node));
+    cluster.stop(&node).await;
     cluster.machine().chains_are_held = false;
     let taken =
         |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
@@ -237,7 +237,7 @@ async fn an_orphan_of_a_node_that_is_gone_for_good_can_be_deleted() {
     cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
     cluster.machine().directories.insert(("/root-n2".to_owned(), "gone-0a1b2c3d".to_owned()));
     cluster.wait("told", |c| c.server.all("orphans").len() == 1).await;
-    drop(cluster.stops.remove("n2"));
+    cluster.stop("n2").await;
     let silent = |c: &Cluster| c.server.get("nodes", "n2").unwrap().to_string().contains("ManagerPodDown");
     cluster.wait("n2 is silent", silent).await;
     let name = cluster.server.all("orphans")[0]["metadata"]["name"].as_str().unwrap().to_owned();

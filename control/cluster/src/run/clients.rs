@@ -85,6 +85,14 @@ mod tests {
         }
     }
 
+    /// Asks until it is answered, which is over a new connection. A busy machine may take longer than the client has patience.
+    async fn answered(client: &Client, limit: Duration) {
+        let until = Instant::now() + limit;
+        while let Err(e) = client.apiserver_version().await {
+            assert!(Instant::now() < until, "nobody answers: {e}");
+        }
+    }
+
     #[tokio::test]
     async fn a_connection_that_nobody_is_at_any_more_is_given_up() {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -94,13 +102,14 @@ mod tests {
         let config = Config::new(format!("http://{address}").parse().unwrap());
         let patience = Duration::from_millis(1500);
         let clients = Clients::patient(&config, patience, patience).unwrap();
+        let limit = Duration::from_secs(20);
         for client in [clients.requests, clients.watches] {
-            client.apiserver_version().await.unwrap();
-            let (asked, limit) = (Instant::now(), Duration::from_secs(20));
+            answered(&client, limit).await;
+            let asked = Instant::now();
             let mute = tokio::time::timeout(limit, client.apiserver_version()).await;
             assert!(mute.expect("it ends by itself").is_err());
             assert!(asked.elapsed() >= patience, "it was the old connection");
-            client.apiserver_version().await.expect("over a new one");
+            answered(&client, limit).await;
         }
     }
 }
