@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::{Completion, NoFrontend, Overseer, Payload, Pool, QueueDevice, Ring, Token, run_queue};
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     /// A ring that hears the inbox's bell, as a queue thread's does.
     fn hearing<M>(inbox: &Inbox<M>) -> Ring {
