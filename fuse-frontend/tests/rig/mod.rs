@@ -267,11 +267,11 @@ pub fn sequence(device: &Path) -> Option<u64> {
     fs::read_to_string(format!("/sys/block/{name}/diskseq")).ok()?.trim().parse().ok()
 }
 
-/// Waits up to 10 s.
+/// Waits up to a minute.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within 10 s");
+        assert!(Instant::now() < deadline, "{what}: not within a minute");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
