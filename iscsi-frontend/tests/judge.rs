@@ -92,7 +92,7 @@ fn installed(program: &str, package: &str) -> bool {
 /// Runs a family against these addresses: its tests and their verdicts, and all that was said.
 fn run(family: &str, urls: &[String]) -> (Vec<(String, Verdict)>, String) {
     let output = Command::new("timeout")
-        .args(["120", "iscsi-test-cu", "--dataloss", "--verbose", "--test", &format!("ALL.{family}")])
+        .args(["600", "iscsi-test-cu", "--dataloss", "--verbose", "--test", &format!("ALL.{family}")])
         .args(urls)
         .stdin(Stdio::null())
         .output()
@@ -139,6 +139,11 @@ impl Tgtd {
             println!("SKIP tgtd: not root");
             return None;
         }
+        Some((0..10).find_map(|_| Self::try_start()).expect("a port for tgtd"))
+    }
+
+    /// `None`: another program has taken the port meanwhile. tgtd goes on without it, and is another one's at this port.
+    fn try_start() -> Option<Self> {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // It takes five digits, the first of them up to 3.
         let number = (port % 32_000).to_string();
@@ -154,12 +159,19 @@ impl Tgtd {
             assert!(ended.is_none() && Instant::now() < until, "tgtd does not answer, {ended:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Some(tgtd)
+        let portals = tgtd.tgtadm(&["--op", "show", "--mode", "portal"]).output().unwrap();
+        let listens = String::from_utf8_lossy(&portals.stdout).contains(&format!("127.0.0.1:{port},"));
+        listens.then_some(tgtd)
+    }
+
+    fn tgtadm(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("tgtadm");
+        command.args(["-C", &self.number, "--lld", "iscsi"]).args(words);
+        command
     }
 
     fn admin(&self, words: &[&str]) -> bool {
-        let done = Command::new("tgtadm").args(["-C", &self.number, "--lld", "iscsi"]).args(words).output();
-        done.is_ok_and(|done| done.status.success())
+        self.tgtadm(words).output().is_ok_and(|done| done.status.success())
     }
 
     /// Makes the disk for the family with this number, as large as ours, and as thin.
