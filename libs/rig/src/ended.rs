@@ -18,9 +18,8 @@ pub fn until_end_arrives(socket: &impl AsFd) {
     let inode = fs::metadata(format!("/proc/self/fd/{number}")).expect("it is open").ino().to_string();
     let state = || {
         let table = fs::read_to_string("/proc/self/net/tcp").expect("proc_pid_net(5)");
-        let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let own = rows.filter(|row| row.get(9) == Some(&inode.as_str())).last();
-        own.map(|row| row[3].to_owned())
+        let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        rows.find(|row| row.get(9) == Some(&inode.as_str())).map(|row| row[3].to_owned())
     };
     let deadline = Instant::now() + PATIENCE;
     while state().as_deref() != Some(END_ACKNOWLEDGED) {
