@@ -4,7 +4,7 @@
 mod cluster;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::api_server::ApiServer;
 use cluster::{Cluster, MIB, block, capability, wish, words};
@@ -710,19 +710,38 @@ async fn health(port: u16) -> Option<String> {
     Some(answer)
 }
 
+/// What probes hear of a driver once it answers; `None`: it has ended instead.
+async fn answer_of<T>(port: u16, driver: &tokio::task::JoinHandle<T>) -> Option<String> {
+    let until = Instant::now() + cluster::PATIENCE;
+    loop {
+        // Whoever else has the port may say nothing.
+        let heard = tokio::time::timeout(Duration::from_secs(5), health(port)).await.ok().flatten();
+        if driver.is_finished() {
+            return None;
+        }
+        if heard.is_some() {
+            return heard;
+        }
+        assert!(Instant::now() < until, "nobody answers probes");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn probes_hear_whether_the_socket_answers() {
     let (scratch, server) = (tempfile::tempdir().unwrap(), ApiServer::new(1));
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let running = run(options(scratch.path(), port), server.client(), no_snapshots(), std::future::pending());
-    tokio::spawn(running);
+    // Anybody else may have been given a port that was free just now.
     let mut first = None;
-    for _ in 0..2000 {
-        first = health(port).await;
+    let mut port = 0;
+    for _ in 0..10 {
+        port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let running =
+            run(options(scratch.path(), port), server.client(), no_snapshots(), std::future::pending());
+        let running = tokio::spawn(running);
+        first = answer_of(port, &running).await;
         if first.is_some() {
             break;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let first = first.expect("nobody answers probes");
     assert!(first.starts_with("HTTP/1.1 200 "), "{first}");
