@@ -346,6 +346,11 @@ mod tests {
         let path = dir.path().join("s.sock");
         assert_eq!(connect(&path).await.unwrap_err().kind(), io::ErrorKind::NotFound);
         drop(bind_private(&path).unwrap());
+        // A child that another test is starting has a copy of the listener until it is another program.
+        let until = tokio::time::Instant::now() + Duration::from_secs(60);
+        while connect(&path).await.is_ok() && tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         assert_eq!(connect(&path).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let _listener = bind_private(&path).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();

@@ -340,17 +340,25 @@ mod tests {
         }
     }
 
-    /// Whoever reaches the port can connect as often as he likes, and say nothing.
-    #[test]
-    fn strangers_who_say_nothing_keep_no_relay_out() {
+    /// How long it takes a relay to be let in among strangers who say nothing.
+    fn let_in_after() -> Duration {
         let place = Place::new();
         let began = Instant::now();
         let silent: Vec<Stream> = (0..NEWCOMERS + 8).map(|_| place.connect()).collect();
         place.relay.prove(&mut place.connect(), 0).unwrap();
         assert!(matches!(place.told.recv().unwrap(), Order::Relay(_, lane) if lane.client == 1));
-        // Before the time of the first of them was over.
-        assert!(began.elapsed() < HANDSHAKE - Duration::from_secs(1), "{:?}", began.elapsed());
+        let took = began.elapsed();
+        assert!(place.source.visited.newcomers().here.len() < NEWCOMERS, "nobody has to go");
         drop(silent);
+        took
+    }
+
+    /// Whoever reaches the port can connect as often as he likes, and say nothing.
+    #[test]
+    fn strangers_who_say_nothing_keep_no_relay_out() {
+        // Before the time of the first of them is over. A busy machine may be slow now and then.
+        let mut times = (0..4).map(|_| let_in_after());
+        assert!(times.any(|took| took < HANDSHAKE - Duration::from_secs(1)), "it waits until they have gone");
     }
 
     /// What it writes would come between those who have the volume for themselves.
