@@ -228,8 +228,9 @@ impl Registry {
         tokio::spawn(async move {
             supervisor.run(process).await;
             // Forgotten before it is announced: who waits for the end may use the name at once.
-            registry.processes().remove(&name);
+            // Before the name is free: what the next of that name leaves is not this one's to forget.
             registry.deposits().forget(&name);
+            registry.processes().remove(&name);
             if let Some(ports) = ports {
                 registry.ports.give_back(ports);
             }
