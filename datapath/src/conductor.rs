@@ -44,8 +44,8 @@ use lh_block::{Epoch, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
 pub use event::{
-    Body, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, NewLimits, Output, Quorum,
-    Refusal, ReplicaConfig, Stored, Why,
+    Body, CHANGES_MAX, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, NewLimits,
+    Output, Quorum, Refusal, ReplicaConfig, Stored, Why,
 };
 pub use fold::FoldStatus;
 pub use sabotage::Sabotage;

@@ -3,7 +3,8 @@
 use lh_wire::ChainOp;
 
 use super::{
-    Command, CommandError, CommandId, Conductor, NewLimits, Output, Quorum, Replica, ReplicaConfig, Role,
+    CHANGES_MAX, Command, CommandError, CommandId, Conductor, NewLimits, Output, Quorum, Replica,
+    ReplicaConfig, Role,
 };
 use crate::message::{MEMBERS_MAX, MemberId};
 
@@ -60,6 +61,9 @@ impl Conductor {
     fn queue_op(&mut self, id: CommandId, op: ChainOp) -> Result<(), CommandError> {
         if let ChainOp::Snapshot { name, .. } = &op {
             lh_block::check_name("snapshot", name)?;
+        }
+        if self.backlog.len() >= CHANGES_MAX {
+            return Err(CommandError::TooManyWait(CHANGES_MAX));
         }
         self.backlog.push_back((id, op));
         Ok(())

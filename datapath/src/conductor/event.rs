@@ -217,6 +217,10 @@ pub struct NewLimits {
     pub snapshot_bytes: Option<u64>,
 }
 
+/// Most changes of the chain that wait at a time, each of them with its name and labels: more than anybody asks for who looks
+/// at answers, and a few megabytes.
+pub const CHANGES_MAX: usize = 1024;
+
 /// Why a command was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommandError {
@@ -264,6 +268,11 @@ pub enum CommandError {
         /// As it should be.
         wanted: u64,
     },
+    /// At most [`CHANGES_MAX`], of which each waits until those before it are done.
+    #[error(
+        "{0} changes of the volume's chain wait for its replicas already: try again once it serves again"
+    )]
+    TooManyWait(usize),
     /// The snapshot is marked as removed.
     #[error("snapshot {0} is removed: it cannot be reverted to")]
     Removed(String),

@@ -1,6 +1,8 @@
 //! Stories, told step by step. Replicas are numbered from 1, as their names are.
 
-use datapath::conductor::{Command, CommandError, Mode, NewLimits, Quorum, Robustness, Sabotage};
+use datapath::conductor::{
+    CHANGES_MAX, Command, CommandError, Mode, NewLimits, Quorum, Robustness, Sabotage,
+};
 use datapath::message::Switch;
 use lh_block::{BLOCK, Extent, Generation, Op, SNAPSHOTS_MAX};
 
@@ -698,6 +700,23 @@ fn who_is_filled_is_whole_only_in_the_epoch_that_takes_it_in() {
         assert_eq!(order(&world, 1), without, "who is filled is the first to record it");
         world.settle();
     }
+}
+
+/// Who asks may ask again and again while nothing is answered.
+#[test]
+fn no_more_changes_than_that_wait_for_replicas() {
+    let mut world = opened(Quorum::Any);
+    (1..=3).for_each(|r| world.dies(r));
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    let waiting: Vec<_> = (0..CHANGES_MAX).map(|i| world.snapshot(&format!("s{}", i % 2))).collect();
+    let one_more = world.snapshot("s0");
+    assert_eq!(world.finish(one_more), Err(CommandError::TooManyWait(CHANGES_MAX)));
+    (1..=3).for_each(|r| world.returns(r));
+    let done = waiting.into_iter().filter(|command| world.finish(*command).is_ok()).count();
+    assert_eq!(done, 2, "the others are there by then");
+    let again = world.snapshot("s2");
+    assert_eq!(world.finish(again), Ok(()));
+    world.settle();
 }
 
 #[test]

@@ -450,6 +450,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::SnapshotsTooLarge { .. } => EngineError::NoRoom(text),
         CommandError::Removed(_)
         | CommandError::TooManyReplicas(_)
+        | CommandError::TooManyWait(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
         | CommandError::RequestsWait
