@@ -33,10 +33,11 @@ gib() { echo $(($1 << 30)); }
 expected="node-1 $(gib 1)
 node-2 $(gib 2)
 node-3 $(gib 3)"
-# The provisioner looks once a minute.
-for _ in $(seq 180); do [ "$(published local)" != "$expected" ] || break; sleep 1; done
+anywhere() { published anywhere | cut -d' ' -f2 | sort -u; }
+# The provisioner looks once a minute, at one class after the other.
+for _ in $(seq 180); do [ "$(published local):$(anywhere)" != "$expected:$(gib 3)" ] || break; sleep 1; done
 [ "$(published local)" = "$expected" ] || fail "published is $(published local)"
-[ "$(published anywhere | cut -d' ' -f2 | sort -u)" = "$(gib 3)" ] || fail "of volumes that lie anywhere $(published anywhere)"
+[ "$(anywhere)" = "$(gib 3)" ] || fail "of volumes that lie anywhere $(published anywhere)"
 
 # Whether that counts the setting says. Without it the pod goes where there is no room, and its claim waits for ever.
 becomes 10 '{.spec.storageCapacity}' false csidriver driver.longhorn.io
