@@ -35,6 +35,9 @@ def lose_power(host, volume, engine_too=False):
     """Processes die, and replicas do not know their boot: to the next ones their hosts have lost the power. That takes nothing
     here, since the page cache lives on: it is what may be lost."""
     before = host.status(volume)
+    # An engine that has not noticed yet says what it said before, while the next replicas run already.
+    connected = lambda: sum(text.endswith("is connected") for _, text in host.log(volume))
+    wanted = connected() + len(before["replicas"])
     # At one moment: who comes back while another one still stands would have its bytes from there, and nothing were lost.
     for replica in before["replicas"]:
         stand_still(replica["pid"])
@@ -48,7 +51,7 @@ def lose_power(host, volume, engine_too=False):
     def is_back():
         now = host.status(volume)
         own = [now["engine_pid"]] * engine_too + [r["pid"] for r in now["replicas"]]
-        return now["robustness"] == "healthy" and None not in own and not set(own) & set(pids)
+        return now["robustness"] == "healthy" and None not in own and not set(own) & set(pids) and connected() >= wanted
     wait_for("the volume goes on", is_back, 60)
 
 
