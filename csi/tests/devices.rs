@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cluster::{Cluster, MIB, block, capability};
 use control::proto::node::file_systems_client::FileSystemsClient;
@@ -24,8 +25,8 @@ use proto::{
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
 };
 use serde_json::json;
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 const VOLUME: &str = "v";
 
@@ -66,6 +67,15 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let _ = run(&["losetup", "--detach", &self.device]);
     }
+}
+
+/// How long a mount may be in use by nobody.
+const BUSY: Duration = Duration::from_secs(20);
+
+/// A child that another test is just starting has a copy of what this one has open, until it is another program. Kubelets ask again, too.
+async fn is_let_go(refused: &Status, until: Instant) {
+    assert!(refused.message().contains("target is busy") && Instant::now() < until, "{refused}");
+    tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
 /// A driver, its node, and a kubelet's directories for one volume. What is left mounted goes at the end.
@@ -151,13 +161,19 @@ impl Kubelet {
 
     async fn unpublish(&mut self, target: &str) {
         let request = NodeUnpublishVolumeRequest { volume_id: VOLUME.into(), target_path: self.text(target) };
-        self.node.node_unpublish_volume(request).await.unwrap();
+        let until = Instant::now() + BUSY;
+        while let Err(refused) = self.node.node_unpublish_volume(request.clone()).await {
+            is_let_go(&refused, until).await;
+        }
     }
 
     async fn unstage(&mut self) {
         let request =
             NodeUnstageVolumeRequest { volume_id: VOLUME.into(), staging_target_path: self.text("staging") };
-        self.node.node_unstage_volume(request).await.unwrap();
+        let until = Instant::now() + BUSY;
+        while let Err(refused) = self.node.node_unstage_volume(request.clone()).await {
+            is_let_go(&refused, until).await;
+        }
     }
 
     /// Has the file system trimmed, and waits for the end of that.
