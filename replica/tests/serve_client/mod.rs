@@ -23,7 +23,7 @@ pub(crate) const SIZE: u64 = 64 << 20;
 pub(crate) const MIB: u32 = 1 << 20;
 
 /// How long a test waits for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The file systems that layers lie on in these tests: with O_DIRECT, and (tmpfs) perhaps without.
 pub(crate) fn places() -> Vec<tempfile::TempDir> {
