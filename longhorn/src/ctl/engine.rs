@@ -13,7 +13,6 @@ use super::observe::ask_engine;
 use super::{Context, damaged, down, interrupt, lock, up};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
-use crate::tell::tell;
 
 /// In which an engine answers that waits for nothing.
 const SOON: Duration = Duration::from_secs(3);
@@ -53,15 +52,13 @@ pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Res
     Ok(record.store(root)?)
 }
 
-/// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told once what is being waited for.
-pub(super) async fn answer<T>(volume: &str, asked: impl Future<Output = T>) -> T {
+/// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told what is being waited for.
+pub(super) async fn answer<T>(volume: &str, progress: &mut Progress, asked: impl Future<Output = T>) -> T {
     let mut asked = pin!(asked);
     match tokio::time::timeout(SOON, asked.as_mut()).await {
         Ok(answer) => answer,
         Err(_) => {
-            tell!(
-                "the engine of volume {volume} has not answered yet: `longhornctl status {volume}` says what it waits for"
-            );
+            progress.say(&format!("the engine has not answered yet: see `longhornctl status {volume}`"));
             asked.await
         }
     }

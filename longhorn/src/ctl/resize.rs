@@ -35,7 +35,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         let Some(mut engine) = connect_engine(root, volume).await else {
             bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
         };
-        let now = answer(volume, engine.volume_get(())).await?.into_inner().size;
+        let now = answer(volume, progress, engine.volume_get(())).await?.into_inner().size;
         let wanted = i64::try_from(size)?;
         if now != wanted {
             progress.say("growing every replica");

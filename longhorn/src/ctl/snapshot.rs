@@ -21,6 +21,7 @@ use super::observe::{VolumeView, connect_engine, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::{Context, device, members, snapshot_tree};
+use crate::progress::Progress;
 use crate::tell::tell;
 
 /// How long an engine or a replica may take to tell its chain.
@@ -65,7 +66,7 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
         freeze_filesystem: new.freeze,
     };
     let asked = request.name.clone();
-    let name = match answer(volume, engine.volume_snapshot(request)).await {
+    let name = match answer(volume, &mut Progress::new(), engine.volume_snapshot(request)).await {
         Ok(taken) => taken.into_inner().name,
         Err(refused) if refused.code() == tonic::Code::AlreadyExists => {
             return Err(taken_name(context, &record, &asked).await);

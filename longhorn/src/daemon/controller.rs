@@ -256,7 +256,12 @@ fn replica_address(text: &str) -> Result<(String, Address), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::Parser;
+    use lh_block::Generation;
+    use lh_cluster::agent::{EngineStart, Reach, engine_command};
+    use lh_cluster::api::{EngineSpec, Int64Text};
 
     use super::*;
     use crate::daemon::{Command, Program};
@@ -314,6 +319,30 @@ mod tests {
         assert_eq!(line.last().map(String::as_str), Some("demo"));
         let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
         assert!(matches!(parsed.command, Command::Controller(parsed) if parsed == args));
+    }
+
+    /// What a class asks for has its bounds where the command line is made: an engine that refused it would never start.
+    #[test]
+    fn an_engine_takes_whatever_queues_a_cluster_asks_for() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::at(place.path()).unwrap();
+        let fewest = (1, Some(UBLK_DEPTH_MIN));
+        for (wish, taken) in [(1, fewest), (i64::MAX, (QUEUES_MAX, Some(DEPTH)))] {
+            let mut spec = EngineSpec {
+                volume_name: "demo".into(),
+                volume_size: Int64Text(1 << 30),
+                ublk_number_of_queue: wish,
+                ublk_queue_depth: wish,
+                ..EngineSpec::default()
+            };
+            spec.replica_address_map.insert("demo-r-1".into(), "unix:/r/1.sock".into());
+            let generation = Generation { attachment: 1, restart: 0 };
+            let start = EngineStart { name: "demo-e-0", spec: &spec, generation, stay: "1" };
+            let line = engine_command(&root, Path::new("/run/a.sock"), Reach::ThisMachine, &start);
+            let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
+            let Command::Controller(args) = parsed.command else { panic!("it is no engine's") };
+            assert_eq!((args.queues, args.ublk_queue_depth), taken);
+        }
     }
 
     /// An engine that panics is started again for ever.
