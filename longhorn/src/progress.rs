@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::next_step;
 use crate::tell::tell;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle, WeakProgressBar};
 
@@ -88,7 +89,7 @@ impl Progress {
         what.clone_into(&mut self.last);
         match (&self.bar, &self.about) {
             (Some(bar), _) if self.is_of_bytes => bar.set_message(beside_a_bar(what)),
-            (Some(bar), _) => bar.set_message(what.to_owned()),
+            (Some(bar), _) => bar.set_message(next_step::complete(what).into_owned()),
             (None, Some(name)) => tell!("{name}: {what}"),
             (None, None) => tell!("{what}"),
         }
