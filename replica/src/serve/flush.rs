@@ -24,7 +24,7 @@ pub(super) struct Flusher {
     fold: bool,
     /// A commit is to be made durable by the next sync.
     commit: bool,
-    quiet_at: Option<u64>,
+    pub(super) quiet_at: Option<u64>,
     /// The hole that is being punched.
     punching: Option<(LayerNo, lh_block::Extent)>,
 }

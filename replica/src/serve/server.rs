@@ -445,8 +445,11 @@ impl Server {
     /// When the loop has something to do although nothing happens.
     fn next_wake(&self) -> Option<u64> {
         let deadlines = self.peers.iter().filter_map(|p| p.deadline);
-        let own = [self.core.wake_at(), self.flusher.wake_at(), self.folder.wake_at(), self.door.wake_at()];
-        deadlines.chain(own.into_iter().flatten()).min()
+        // What nobody asked for waits for the directory to be in use, which is heard of.
+        let unasked = [self.flusher.wake_at(), self.folder.wake_at()];
+        let unasked = unasked.into_iter().filter(|_| self.core.is_in_use() && !self.stopping);
+        let own = unasked.chain([self.core.wake_at(), self.door.wake_at()]);
+        deadlines.chain(own.flatten()).min()
     }
 
     fn publish(&mut self) {

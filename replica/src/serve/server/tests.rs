@@ -112,3 +112,15 @@ fn what_cannot_be_read_counts_as_another_one() {
     let Some(Input::Done { result, .. }) = server.inputs.pop_front() else { panic!("it has ended") };
     assert_eq!(result.map(|done| done.aux), Ok(u32::MAX));
 }
+
+/// A sync that nobody asked for is due when the directory is in use again. Else the loop would turn without a pause until then, in a
+/// replica that has failed for ever.
+#[test]
+fn what_cannot_be_done_now_wakes_nobody() {
+    let place = tempfile::tempdir().unwrap();
+    let mut server = server(place.path());
+    assert!(!server.core.is_in_use());
+    server.flusher.quiet_at = Some(0);
+    server.pump();
+    assert_eq!(server.next_wake(), None);
+}
