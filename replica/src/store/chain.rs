@@ -69,6 +69,11 @@ impl Directory {
             None => {}
         }
         let prepared = self.check(id, op)?;
+        if self.old_head.is_some() {
+            // Nobody has flushed since, and the next change of heads would forget the name that is still to go.
+            let what = "making a change of heads durable".to_owned();
+            self.sync_commit().map_err(|source| ChainError::Io { what, source })?;
+        }
         let settled = self.settled().map(str::to_owned);
         let record = ChainRecord { prepared: Some(prepared.clone()), settled, ..self.chain.clone() };
         // A link changes the layer's inode: that is use.

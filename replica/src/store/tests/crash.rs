@@ -12,6 +12,7 @@ use std::sync::Arc;
 use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{BlockState, ChainOp, Keep, LayerInfo, Outsider};
 
+use super::super::chain::Committed;
 use super::super::clone::{self, CloneOptions};
 use super::super::fs::Fs;
 use super::super::offline::SnapshotView;
@@ -164,6 +165,20 @@ fn snapshot() {
             is_tidy(path, &volume);
         },
     );
+}
+
+/// An engine may die before the flush that follows on the change of heads, and the next one takes a snapshot first.
+#[test]
+fn a_snapshot_right_behind_another_one() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 8), 1);
+    volume.directory.prepare(Instance(1), &snapshot_op("one")).unwrap();
+    let Committed::Head(head) = volume.directory.commit(Instance(1)).unwrap() else { panic!("no new head") };
+    volume.store.switch_head(*head);
+    volume.snapshot(2, "two").unwrap();
+    is_tidy(&path, &volume);
 }
 
 #[test]
