@@ -124,10 +124,10 @@ pub struct Store {
     pub(super) flushing: bool,
     /// Numbers of layers that are gone.
     pub(super) free: Vec<LayerNo>,
-    /// A part of the index was made anew from the files since a fold began.
-    pub(super) resolved: bool,
     /// A snapshot that is being folded away, and its zero marks with it: no hole may rely on them any more.
     pub(super) folding: Option<LayerNo>,
+    /// Parts of the index that were made anew from the files while that snapshot lay below the head.
+    pub(super) resolved: RangeSet,
     /// While the head is folded into the layer below: blocks (1) that were changed and not copied since. Zeroes of the head
     /// are marks meanwhile.
     pub(super) undrained: Option<Index>,
@@ -166,8 +166,8 @@ impl Store {
             touched: false,
             flushing: false,
             free: Vec::new(),
-            resolved: false,
             folding: None,
+            resolved: RangeSet::default(),
             undrained: None,
         }
     }
@@ -434,8 +434,10 @@ impl Store {
     /// Makes the index of a range anew from the layers up to a rank, those above being known to say nothing.
     pub(super) fn resolve(&mut self, range: Range<u64>, rank: u8) -> io::Result<()> {
         let mut rest = RangeSet::default();
-        rest.insert(range);
-        self.resolved = true;
+        rest.insert(range.clone());
+        if self.folding.is_some() && self.folding == self.below_head() {
+            self.resolved.insert(range);
+        }
         let layers: Vec<_> = self.up_to(rank).collect();
         for (value, layer) in layers.into_iter().rev() {
             for part in rest.clone().iter() {

@@ -18,6 +18,11 @@ impl Store {
         rank != 0 && self.up_to(rank - 1).next().is_none()
     }
 
+    /// The layer that the head stands on.
+    pub(in super::super) fn below_head(&self) -> Option<LayerNo> {
+        self.up_to(self.at(self.head()).rank - 1).next_back().map(|(_, layer)| layer)
+    }
+
     /// The ranges are in the target's file now, as the source has them.
     pub(super) fn folded_in(
         &mut self,

@@ -45,7 +45,6 @@ impl Fold {
         if self.error.is_some() {
             return;
         }
-        store.resolved = false;
         // The head of the beginning may be a snapshot now.
         let name = store.at(self.child).name.clone().unwrap_or_default();
         let child = self.plan.child.is_some().then_some(name);

@@ -80,6 +80,7 @@ impl Fold {
         (self.runs, self.marks) = Default::default();
         (self.moving, self.marking) = Default::default();
         self.at = 0;
+        store.resolved = RangeSet::default();
     }
 
     /// Finds what is to be moved next, or what comes before.
@@ -129,7 +130,9 @@ impl Fold {
     pub(super) fn held(&mut self, store: &mut Store, held: Held) -> io::Result<Option<Step>> {
         match held {
             Held::Begin => {
-                store.undrained = Some(Index::new(store.size() / BLOCK));
+                if self.drain.is_some() {
+                    store.undrained = Some(Index::new(store.size() / BLOCK));
+                }
                 self.stage = Stage::LetGo { swapped: false };
                 Ok(None)
             }

@@ -24,7 +24,7 @@ pub(super) enum Stage {
     Switch,
     /// These are of a head that goes into the parent, see [`super::drain`].
     Ready,
-    /// All writes are to wait, for this.
+    /// All writes are to wait, for this: as a fold into the head begins, too.
     Hold(Held),
     Held(Held),
     LetGo {

@@ -16,6 +16,7 @@ use super::super::data::{LayerNo, Store};
 use super::super::directory::NewZeroMap;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
+use super::super::zero::ZeroMap;
 use super::drain::{DRAIN_WORTH, Drain, Held};
 use super::stage::Stage;
 use super::work::{Found, Moved, Pair, Result as Worked};
@@ -222,10 +223,8 @@ impl Fold {
                     Some(step) => step,
                     None => continue,
                 },
-                Stage::Look if self.at >= self.end && store.resolved => {
-                    // Somebody made a part of the index anew meanwhile, perhaps by what the source holds.
-                    store.resolved = false;
-                    self.at = 0;
+                Stage::Look if self.at >= self.end && !store.resolved.is_empty() => {
+                    self.look_again(store);
                     continue;
                 }
                 Stage::Look if self.at >= self.end => {
@@ -283,6 +282,24 @@ impl Fold {
                     Step::Ended
                 }
             });
+        }
+    }
+
+    /// The parent makes something zero that lies below it.
+    fn hides(&self, store: &Store) -> bool {
+        !self.base && store.at(self.parent).zero.as_ref().is_some_and(ZeroMap::has_marks)
+    }
+
+    /// Somebody made a part of the head's index anew meanwhile, perhaps by what the source holds: that is moved, too. What became of
+    /// the head's when it was one yet is looked at once more. The files of snapshots are what they were when they were looked at.
+    fn look_again(&mut self, store: &mut Store) {
+        let resolved = store.resolved.take();
+        self.at = 0;
+        if self.target() == store.head() {
+            self.runs = resolved.iter().map(bytes).collect();
+            self.found = Found { until: self.end, ..Found::default() };
+            self.found_head = true;
+            self.stage = Stage::Move;
         }
     }
 
@@ -469,7 +486,6 @@ impl Fold {
 
     fn surveyed(&mut self, store: &mut Store, into_parent: u64, into_child: u64) {
         let head = self.child == store.head();
-        store.resolved = false;
         store.folding = Some(self.parent);
         let direction = match self.plan.resume {
             Some(_) if !head => Direction::IntoParent,
@@ -491,12 +507,17 @@ impl Fold {
         let target = self.target();
         store.at_mut(target).length = self.end;
         store.touched = true;
+        // What comes is looked at after this.
+        store.resolved = RangeSet::default();
         self.at = 0;
         self.stage = Stage::Look;
-        if direction == Direction::IntoParent && self.child == store.head() {
-            self.stage = self.begin_drain();
-        } else if direction == Direction::IntoParent {
-            self.at = self.plan.resume.unwrap_or(0).min(self.end);
+        let head = self.child == store.head();
+        match direction {
+            Direction::IntoParent if head => self.stage = self.begin_drain(),
+            Direction::IntoParent => self.at = self.plan.resume.unwrap_or(0).min(self.end),
+            // A hole of the head that is on its way was planned, perhaps, when the parent's marks did for it.
+            Direction::IntoChild if head && self.hides(store) => self.stage = Stage::Hold(Held::Begin),
+            Direction::IntoChild => {}
         }
     }
 

@@ -446,6 +446,21 @@ fn zeroes_made_beside_the_fold_of_a_head_stay_zero() {
     }
 }
 
+/// A head over a removed snapshot, two, that hides by a mark block 4 of what lies below it, and the head has data there.
+fn over_a_mark(path: &std::path::Path) -> Volume {
+    let mut volume = Volume::create(path);
+    volume.write(extent(0, 32), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(extent(4, 1));
+    volume.write(extent(8, 8), 2);
+    volume.snapshot(2, "two").unwrap();
+    // So much that the snapshot goes into the head.
+    volume.write(extent(4, 1), 3);
+    volume.write(extent(16, 12), 3);
+    volume.remove(3, "two").unwrap();
+    volume
+}
+
 /// The snapshot that goes hides by a mark what lies below it, under data of the head. That is zeroed at some moment of the fold: now
 /// the head has to hide it.
 #[test]
@@ -453,16 +468,7 @@ fn what_the_snapshot_hid_does_not_come_back_where_the_head_is_zeroed_beside_the_
     for steps in 0.. {
         let place = temporary();
         let path = place.path().join("r");
-        let mut volume = Volume::create(&path);
-        volume.write(extent(0, 32), 1);
-        volume.snapshot(1, "one").unwrap();
-        volume.zero(extent(4, 1));
-        volume.write(extent(8, 8), 2);
-        volume.snapshot(2, "two").unwrap();
-        // So much that the snapshot goes into the head.
-        volume.write(extent(4, 1), 3);
-        volume.write(extent(16, 12), 3);
-        volume.remove(3, "two").unwrap();
+        let mut volume = over_a_mark(&path);
         let mut fold = volume.begin_fold("two").unwrap();
         let mut left = steps;
         while left > 0 && volume.fold_step(&mut fold).unwrap() {
@@ -478,6 +484,100 @@ fn what_the_snapshot_hid_does_not_come_back_where_the_head_is_zeroed_beside_the_
         if left > 0 {
             break;
         }
+    }
+}
+
+/// The same zeroes were planned before the fold had begun, when the snapshot's mark did for them, and are made later.
+#[test]
+fn a_hole_that_was_planned_before_the_fold_does_not_rely_on_the_snapshot_that_goes() {
+    let zeroed = extent(4, 1);
+    for steps in 0.. {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = over_a_mark(&path);
+        let plan = volume.store.plan_zero(zeroed, false).unwrap();
+        assert_eq!((&plan.punch[..], &plan.marks[..]), (&[zeroed][..], &[][..]));
+        let mut fold = volume.begin_fold("two").unwrap();
+        let mut left = steps;
+        // A claim waits for what had begun.
+        while left > 0 && volume.claim.is_none_or(|claim| !claim.overlaps(zeroed)) {
+            assert!(volume.fold_step(&mut fold).unwrap(), "no claim has waited for the zeroes");
+            left -= 1;
+        }
+        volume.make_zero(&plan);
+        while volume.fold_step(&mut fold).unwrap() {}
+        let expected = [1, 1, 1, 1, 0, 1, 1, 1, 2];
+        assert_eq!(volume.blocks()[..9], expected, "after {steps} steps");
+        drop(volume);
+        assert_eq!(Volume::open(&path).unwrap().blocks()[..9], expected, "after {steps} steps, opened anew");
+        if left > 0 {
+            break;
+        }
+    }
+}
+
+/// Clients try again what a full disk has refused, and each time the store looks at what is there. A fold gives space, so it must come to
+/// its end.
+#[test]
+fn writes_that_fail_again_and_again_do_not_keep_a_fold_from_its_end() {
+    let refused = extent(16_000, 1);
+    for into_head in [false, true] {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = Volume::create_sized(&path, 64 * MIB);
+        volume.write(Extent::new(32 * MIB, 8 * MIB), 1);
+        (0..1000).for_each(|n| volume.write(extent(2 * n, 1), 1));
+        volume.snapshot(1, "one").unwrap();
+        if into_head {
+            volume.write(Extent::new(36 * MIB, 16 * MIB), 2);
+        } else {
+            (0..600).for_each(|n| volume.write(extent(2 * n, 1), 2));
+            volume.snapshot(2, "two").unwrap();
+        }
+        volume.remove(3, "one").unwrap();
+        let expected = volume.blocks();
+        let mut fold = volume.begin_fold("one").unwrap();
+        let mut steps = 0;
+        while volume.fold_step(&mut fold).unwrap() {
+            steps += 1;
+            assert!(steps < 10_000, "it begins anew each time, into the head: {into_head}");
+            let head = volume.store.head();
+            if steps % 3 == 0 && volume.claim.is_none_or(|claim| !claim.overlaps(refused)) {
+                volume.store.refresh(head, refused).unwrap();
+            }
+        }
+        assert_eq!(fold.state().error, None);
+        assert_eq!(volume.blocks(), expected, "into the head: {into_head}");
+        drop(volume);
+        assert_eq!(Volume::open(&path).unwrap().blocks(), expected, "into the head: {into_head}");
+    }
+}
+
+/// What the head said itself and says no more is the snapshot's, which goes: it is moved though the fold has passed there, also when the
+/// head has become a snapshot meanwhile.
+#[test]
+fn what_the_head_lets_go_of_beside_a_fold_is_moved_into_it() {
+    // Behind these the fold syncs what it has moved.
+    for (steps, becomes) in (1..=6).flat_map(|steps| [(steps, false), (steps, true)]) {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(0, 20), 1);
+        volume.snapshot(1, "one").unwrap();
+        volume.write(extent(8, 50), 2);
+        volume.remove(2, "one").unwrap();
+        let mut fold = volume.begin_fold("one").unwrap();
+        assert!((0..steps).all(|_| volume.fold_step(&mut fold).unwrap()));
+        while volume.claim.is_some() {
+            assert!(volume.fold_step(&mut fold).unwrap());
+        }
+        volume.put("", 9, &[(BlockState::Absent, 0)]);
+        if becomes {
+            volume.snapshot(3, "two").unwrap();
+        }
+        while volume.fold_step(&mut fold).unwrap() {}
+        assert_eq!(fold.state().error, None);
+        assert_eq!(volume.blocks()[7..11], [1, 2, 1, 2], "after {steps} steps, a snapshot: {becomes}");
     }
 }
 
