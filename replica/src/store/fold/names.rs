@@ -187,6 +187,10 @@ impl Directory {
             (Direction::IntoParent, Some(child)) => child,
             _ => parent,
         };
+        if goes != parent && disk::id(&self.layers[parent].file, LAYER_ATTRIBUTE)?.is_none() {
+            // Of an import. The name that its file gets is known as that of a file that has an id.
+            self.forget_layers()?;
+        }
         let grandparent = self.layers[parent].meta.parent.clone();
         let map = disk::id(&self.layers[goes].file, LAYER_ATTRIBUTE)?;
         let switch = FoldSwitch {

@@ -431,6 +431,26 @@ fn fold_of_a_small_head_into_the_base() {
     fold_at_every_step(before, "base", &[("", [1, 1, 1, 2, 2, 1, 0, 1, 1])], "base");
 }
 
+/// Of an import a snapshot's file has no id of ours, and takes the name of a layer that has one.
+#[test]
+fn fold_into_a_snapshot_of_an_import() {
+    let before = |path: &Path| {
+        foreign(path);
+        let one = path.join("volume-snap-one.img");
+        let bytes = fs::read(&one).unwrap();
+        fs::remove_file(&one).unwrap();
+        fs::write(&one, bytes).unwrap();
+        let mut volume = Volume::open(path).unwrap();
+        volume.write(extent(4, 1), 3);
+        volume.snapshot(15, "two").unwrap();
+        volume.write(extent(5, 1), 4);
+        volume.remove(16, "one").unwrap();
+        volume.flush();
+    };
+    let (two, head) = ([1, 1, 2, 2, 3, 1, 1, 1, 0], [1, 1, 2, 2, 3, 4, 1, 1, 0]);
+    fold_at_every_step(before, "one", &[("two", two), ("", head)], "one");
+}
+
 /// A removed snapshot that nothing stands on is deleted.
 #[test]
 fn fold_of_a_branch() {
