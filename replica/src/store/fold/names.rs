@@ -191,6 +191,8 @@ impl Directory {
             // Of an import. The name that its file gets is known as that of a file that has an id.
             self.forget_layers()?;
         }
+        // A fold of the head that was broken off may have left it. It would keep the space of the file that goes.
+        self.fs.remove(&self.engine().join(NEW_LINK))?;
         let grandparent = self.layers[parent].meta.parent.clone();
         let map = disk::id(&self.layers[goes].file, LAYER_ATTRIBUTE)?;
         let switch = FoldSwitch {

@@ -581,6 +581,28 @@ fn what_the_head_lets_go_of_beside_a_fold_is_moved_into_it() {
     }
 }
 
+/// A fold of the head that was broken off before its end has given the snapshot's file another name. It goes when the snapshot does: else
+/// the space of its file would not be free.
+#[test]
+fn no_other_name_is_left_of_a_snapshot_that_is_folded_away() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = small_head(&path);
+    let mut fold = volume.begin_fold("one").unwrap();
+    let link = path.join("engine/fold-layer");
+    while !link.exists() {
+        assert!(volume.fold_step(&mut fold).unwrap(), "the head goes into the snapshot");
+    }
+    fold.stop("it was stopped");
+    while volume.fold_step(&mut fold).unwrap() {}
+    // So much that the snapshot goes into the head now.
+    volume.write(Extent::new(0, 30 * MIB), 5);
+    let fold = volume.fold("one").unwrap();
+    assert_eq!(fold.state().error, None);
+    assert_eq!(volume.directory.state().chain.len(), 1);
+    assert!(!link.exists(), "the space of the snapshot's file is taken still");
+}
+
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
 /// piece of work.
 fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
