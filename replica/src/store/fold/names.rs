@@ -58,7 +58,8 @@ pub struct Folded {
 }
 
 impl Directory {
-    /// Looks whether a removed snapshot can be folded away. Changes nothing but that the directory is in use.
+    /// Looks whether a removed snapshot can be folded away. Changes nothing but that the directory is in use, and that what a fold of
+    /// another one has noted counts no more: of its layers nobody would forget it for an image that comes beside this one.
     ///
     /// # Errors
     /// [`ChainError`]: [`ChainError::ManyChildren`] for a snapshot that is to be passed over.
@@ -79,7 +80,10 @@ impl Directory {
         let earlier = self.fold.as_ref().filter(|f| f.name == name && f.child == child);
         let resume = earlier.filter(|f| f.direction == Direction::IntoParent).map(|f| f.done);
         let failed = |source| ChainError::Io { what: format!("folding {name}"), source };
-        self.begin_use().map_err(failed)?;
+        self.begin_use().map_err(&failed)?;
+        if resume.is_none() {
+            self.forget_fold().map_err(failed)?;
+        }
         Ok(FoldPlan { name: name.to_owned(), child, resume })
     }
 

@@ -747,3 +747,29 @@ fn a_fold_that_gave_way_begins_at_the_start() {
     volume.fold("one").unwrap();
     assert_eq!(volume.blocks()[2..12], [1, 5, 1, 1, 1, 1, 2, 2, 2, 2]);
 }
+
+/// Nor is it believed when another snapshot was folded meanwhile, beside which an image may come that nobody holds back for it.
+#[test]
+fn what_a_fold_has_noted_counts_no_more_when_another_begins() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 20), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(8, 4), 2);
+    volume.snapshot(2, "two").unwrap();
+    volume.write(extent(9, 1), 3);
+    volume.snapshot(3, "three").unwrap();
+    volume.remove(4, "one").unwrap();
+    volume.remove(5, "three").unwrap();
+    let plan = volume.directory.begin_fold("one").unwrap();
+    volume.directory.choose_fold(&plan, super::super::Direction::IntoParent).unwrap();
+    volume.directory.save_fold(&plan, super::super::Direction::IntoParent, 10 * BLOCK).unwrap();
+    let mut fold = volume.begin_fold("three").unwrap();
+    volume.put_beside(&mut fold, "two", 3, &[(BlockState::Data, 5)]);
+    fold.stop("it was stopped");
+    while volume.fold_step(&mut fold).unwrap() {}
+    let fold = volume.fold("one").unwrap();
+    assert_eq!(fold.plan().resume, None);
+    assert_eq!(volume.blocks()[2..12], [1, 5, 1, 1, 1, 1, 2, 3, 2, 2]);
+}
