@@ -116,6 +116,8 @@ pub struct Client {
     pool: Pool,
     requests: Requests,
     link: Option<Link>,
+    /// Nothing was sent on it yet.
+    is_new: bool,
     /// Counts connections: completions of earlier ones are told by it.
     links: u32,
     done: VecDeque<Done<Payload>>,
@@ -134,6 +136,7 @@ impl Client {
             pool: pool.clone(),
             requests: Requests::new(geometry.depth),
             link: None,
+            is_new: false,
             links: 0,
             done: VecDeque::with_capacity(geometry.depth as usize),
             let_go: None,
@@ -154,6 +157,7 @@ impl Client {
                 self.part();
                 self.links = self.links.wrapping_add(1);
                 self.link = Some(Link::new(socket, self.links, &self.pool));
+                self.is_new = true;
             }
             Mail::LetGo(at) => self.let_go = at,
             Mail::End => self.ending = true,
@@ -165,6 +169,14 @@ impl Client {
             link.close();
         }
         self.requests.lost();
+        self.end_abandoned();
+    }
+
+    /// Ends what was given up and is nowhere else.
+    fn end_abandoned(&mut self) {
+        while let Some(done) = self.requests.abandoned() {
+            self.done.push_back(done);
+        }
     }
 
     fn lose(&mut self) {
@@ -226,6 +238,15 @@ impl QueueDevice for Client {
         }
     }
 
+    /// What has waited for this connection, or comes again on it: its clients may have left since.
+    fn lets_in(&self) -> bool {
+        self.is_new && !self.requests.is_empty()
+    }
+
+    fn let_in(&mut self) {
+        self.is_new = false;
+    }
+
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
         match &mut self.link {
             Some(link) => (!link.start(ring, &mut self.requests)).then_some(STARVED),
@@ -257,6 +278,15 @@ impl Device<Payload> for Client {
             Ok(()) => self.requests.submit(request),
             Err(reason) => self.done.push_back(Done { tag: request.tag, result: Err(reason), data: None }),
         }
+    }
+
+    /// What the server has been sent is called back with the connection, which it lets go of what it has not begun: all else is sent
+    /// again on the next one, behind what had been begun.
+    fn abandon(&mut self, tag: u64) {
+        if self.requests.abandon(tag) && self.link.is_some() {
+            self.lose();
+        }
+        self.end_abandoned();
     }
 
     fn poll_done(&mut self) -> Option<Done<Payload>> {

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lh_block::{Extent, IoError, Op};
+use lh_block::{Device, Extent, IoError, Op};
 use lh_ring::{Answers, QueueDevice};
 use nbd_frontend::Lane;
 use nbd_frontend::client::{HandshakeError, Mail, handshake};
@@ -151,6 +151,67 @@ fn a_lane_takes_the_place_of_itself_and_a_client_that_of_another() {
     server.inside(|inside| inside.server.close_lanes());
     assert!(closed(&mut fourth));
     server.until("all gone", |load| load.connections == 0);
+}
+
+/// A relay that was left behind on a node tries to come back for as long as it lives.
+#[test]
+fn of_two_clients_the_one_that_came_last_stays() {
+    let server = Running::start();
+    let other = Lane { client: 2, ..LANE };
+    let first = greeted(&server, LANE);
+    let mut last = greeted(&server, other);
+    for number in [0, 1] {
+        assert!(
+            is_closed(&mut come(&server, Lane { number, ..LANE })),
+            "it ends the connection of the last one"
+        );
+    }
+    let mut beside = greeted(&server, Lane { number: 1, ..other });
+    last = {
+        let again = greeted(&server, other);
+        assert!(is_closed(&mut last));
+        again
+    };
+    // One whose client is another process by now is none of before.
+    let mut newest = greeted(&server, Lane { client: 3, ..LANE });
+    assert!(is_closed(&mut beside) && is_closed(&mut last));
+    assert!(is_closed(&mut come(&server, other)) && is_closed(&mut come(&server, LANE)));
+    newest.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(newest.read(&mut [0]).is_err(), "the newest is served");
+    drop((first, newest));
+    server.until("nobody is there", |load| load.connections == 0);
+    greeted(&server, LANE);
+}
+
+/// Whoever gives a request up may send it again on another way, and something newer behind it.
+#[test]
+fn what_a_client_gave_up_is_not_done_later() {
+    let server = Running::start();
+    let mut queue = Queue::new(GEOMETRY);
+    let (one, two) = (Extent::new(0, 4096), Extent::new(4096, 4096));
+    queue.submit(1, WRITE, one, 1);
+    queue.device.abandon(1);
+    assert!(queue.answer(1).result.is_err(), "nothing was sent");
+    queue.link(greeted(&server, LANE));
+    queue.submit(2, WRITE, two, 2);
+    assert_eq!(queue.answer(2).result, Ok(()));
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 1);
+
+    // What the server has it cannot be asked for by name: it is asked by the end of the connection, and all else comes again.
+    server.inside(|inside| inside.disk.set_answers(Answers::Held));
+    queue.submit(3, WRITE, one, 3);
+    queue.submit(4, WRITE, two, 4);
+    queue.turn_until("the writes at work", |_| server.load().requests == 2);
+    queue.device.abandon(3);
+    assert!(queue.answer(3).result.is_err());
+    queue.wish();
+    let again = come(&server, LANE);
+    server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+    let mut again = again;
+    assert!(is_greeted(&mut again, PATIENCE));
+    queue.link(again);
+    assert_eq!(queue.answer(4).result, Ok(()));
+    assert_eq!(server.inside(|inside| inside.disk.submitted()), 4, "two, and the one that nobody gave up");
 }
 
 /// A peer that reads whole requests and answers as it is told; with a `Break` it ends the connection behind these bytes.

@@ -6,6 +6,8 @@
 //! - So a write may be done twice, but never over a later one that was answered: of two overlapping writes the volume
 //!   answers the first one first, and answers come in order on a connection. That the first copy is not still on its way
 //!   is for the server to see to ([`crate::Lane`]).
+//! - What its client has given up ([`Requests::abandon`]) is not sent any more, by no connection: the client may have sent it again
+//!   elsewhere, and something newer since.
 //! - A flush is sent again, too, and may then be served by another engine than the writes that were answered before it. It
 //!   covers them all the same: what an engine has acknowledged is on every member, and the flush of any engine reaches
 //!   every layer that was written since the last one, whoever wrote (`docs/invariants.md`, 1 and 5).
@@ -80,6 +82,8 @@ struct Kept {
     done: u64,
     /// Bytes of the piece that was sent on this connection.
     sent: Option<u64>,
+    /// Nobody waits for it any more.
+    abandoned: bool,
 }
 
 /// The requests that are not answered: as many as the queue is deep.
@@ -123,7 +127,8 @@ impl Requests {
         let place = self.free.pop().expect("the frontend asks for room first");
         self.submitted += 1;
         let range = if op == Op::Flush { Extent::default() } else { range };
-        let kept = Kept { number: self.submitted, tag, op, range, data, done: 0, sent: None };
+        let kept =
+            Kept { number: self.submitted, tag, op, range, data, done: 0, sent: None, abandoned: false };
         self.places[place as usize].1 = Some(kept);
         self.unsent.push_back(place);
     }
@@ -204,6 +209,22 @@ impl Requests {
     /// The bytes of a read have come.
     pub fn data(&mut self, place: Place, data: Payload) -> Option<Done<Payload>> {
         self.finish(place.0, Ok(()), Some(data))
+    }
+
+    /// The client of a request has given it up. True: the server has it, and may not have begun what it changes: only the end of the
+    /// connection calls that back. Otherwise it ends with what was sent of it ([`Requests::abandoned`]).
+    pub fn abandon(&mut self, tag: u64) -> bool {
+        let mut kept = self.places.iter_mut().filter_map(|(_, kept)| kept.as_mut());
+        let Some(kept) = kept.find(|kept| kept.tag == tag && !kept.abandoned) else { return false };
+        kept.abandoned = true;
+        kept.sent.is_some() && !matches!(kept.op, Op::Read | Op::Flush)
+    }
+
+    /// Ends one of those that were given up and that no connection has been sent.
+    pub fn abandoned(&mut self) -> Option<Done<Payload>> {
+        let is_it = |kept: &Kept| kept.abandoned && kept.sent.is_none();
+        let place = self.places.iter().position(|(_, kept)| kept.as_ref().is_some_and(is_it))?;
+        self.finish(u32::try_from(place).ok()?, Err(IoError::ShuttingDown), None)
     }
 
     /// Ends one of the requests that are left, the oldest first. For a device that is given up.

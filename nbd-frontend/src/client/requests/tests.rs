@@ -165,3 +165,29 @@ fn what_is_given_up_ends_oldest_first() {
     assert_eq!((tags, requests.is_empty()), (vec![1, 2, 3], true));
     assert!(requests.next_call().is_none());
 }
+
+#[test]
+fn what_was_given_up_is_sent_by_no_connection() {
+    let mut requests = Requests::new(8);
+    for tag in 1..=4 {
+        requests.submit(request(tag, if tag == 3 { Op::Read } else { WRITE }, tag * BLOCK, BLOCK));
+    }
+    // Not sent yet: it ends, and nobody hears of it.
+    assert!(!requests.abandon(2) && !requests.abandon(99));
+    assert_eq!(
+        requests.abandoned().map(|done| (done.tag, done.result)),
+        Some((2, Err(IoError::ShuttingDown)))
+    );
+    assert!(requests.abandoned().is_none());
+    let offsets: Vec<u64> = sent(&mut requests).iter().map(|call| call.2).collect();
+    assert_eq!(offsets, [BLOCK, 3 * BLOCK, 4 * BLOCK]);
+    // The server has them: what it changes is to be called back, once.
+    assert!(requests.abandon(4) && !requests.abandon(4));
+    assert!(!requests.abandon(3), "a read harms nobody");
+    assert!(requests.abandoned().is_none());
+    requests.lost();
+    let ended: Vec<u64> = std::iter::from_fn(|| requests.abandoned()).map(|done| done.tag).collect();
+    assert_eq!(ended, [3, 4]);
+    let offsets: Vec<u64> = sent(&mut requests).iter().map(|call| call.2).collect();
+    assert_eq!(offsets, [BLOCK]);
+}
