@@ -25,18 +25,24 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_dir(parent(path))
 }
 
-/// Lays a program that everybody may run and its owner replace: there as a whole, or not at all, and durable.
+/// Lays a program that everybody may run and its owner replace: there as a whole, or not at all, and durable. Several processes may
+/// lay the same one at once: none of them writes what another one has put in its place, and may be running already.
 ///
 /// # Errors
 /// The first system call that failed.
 pub fn store_program(path: &Path, content: &mut impl Read) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o755).create(parent(path))?;
-    let temporary = temporary_name(path)?;
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&temporary)?;
-    io::copy(content, &mut file)?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(&temporary, path)?;
+    create_durably(parent(path), 0o755)?;
+    let mut temporary = temporary_name(path)?.into_os_string();
+    temporary.push(format!(".{}", std::process::id()));
+    let mut written = || {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&temporary)?;
+        io::copy(content, &mut file)?;
+        file.sync_all()?;
+        drop(file);
+        fs::rename(&temporary, path)
+    };
+    written().inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     sync_dir(parent(path))
 }
 
@@ -53,12 +59,16 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
 /// # Errors
 /// A parent is no directory, or may not be written.
 pub fn create_dir_durably(path: &Path) -> io::Result<()> {
+    create_durably(path, 0o700)
+}
+
+fn create_durably(path: &Path, mode: u32) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     let above = parent(path);
-    create_dir_durably(above)?;
-    match DirBuilder::new().mode(0o700).create(path) {
+    create_durably(above, mode)?;
+    match DirBuilder::new().mode(mode).create(path) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(e) => Err(e),
         Ok(()) => sync_dir(above),
@@ -101,6 +111,32 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(dir.path().join("a")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    /// A content that has another process lay the same program before it is at its end.
+    struct Overtaken<'a>(&'a Path, bool);
+
+    impl Read for Overtaken<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            if std::mem::replace(&mut self.1, true) {
+                return Ok(0);
+            }
+            buf[..3].copy_from_slice(b"one");
+            let beside = self.0.with_file_name(".longhorn.tmp");
+            assert!(!beside.exists(), "a name that every process would use");
+            Ok(3)
+        }
+    }
+
+    #[test]
+    fn a_program_is_laid_by_several_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("longhorn-1-0a1b2c3d/longhorn");
+        store_program(&path, &mut Overtaken(&path, false)).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o111, 0o111);
+        assert!(store_program(&path.join("below"), &mut &b"two"[..]).is_err());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
