@@ -239,6 +239,26 @@ fn tables_name_everything_that_matters() {
 }
 
 #[test]
+fn a_volume_that_cannot_be_looked_at_hides_no_other_and_says_what_helps() {
+    let (_dir, root) = root_with_a_volume();
+    let mut other = VolumeRecord::new("other", 1 << 30);
+    other.add_replica(&root).unwrap();
+    other.create(&root).unwrap();
+    fs::write(root.volume("demo").join("authority.json"), "{").unwrap();
+    let step = format!("`longhornctl --root {} salvage demo`", root.path().display());
+    for args in [&["ls"][..], &["-o", "json", "ls"]] {
+        let list = ctl(&root, args);
+        let (shown, said) = (text(&list.stdout), text(&list.stderr));
+        assert_eq!(list.status.code(), Some(1), "{said}");
+        assert!(shown.contains("other") && !shown.contains("demo"), "{shown}");
+        assert!(said.contains("error: volume demo: ") && said.contains(&step), "{said}");
+        assert!(said.contains("1 of 2 volumes cannot be read"), "{said}");
+    }
+    let status = ctl(&root, &["status", "demo"]);
+    assert!(text(&status.stderr).contains(&step), "{}", text(&status.stderr));
+}
+
+#[test]
 fn nothing_there_is_no_failure_for_a_list() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::at(&dir.path().join("never-made")).unwrap();

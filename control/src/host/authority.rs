@@ -33,7 +33,8 @@ pub enum AuthorityError {
     Exhausted(Generation),
     /// The file is not one that this program wrote.
     #[error(
-        "{path} is damaged ({reason}): restore it from a copy, or import the replica directories as a new volume"
+        "{} is damaged ({reason}): restore it from a copy, or stop the volume and have `longhornctl salvage {}` replace it by what the \
+         replicas hold", path.display(), volume_of(path)
     )]
     Damaged {
         /// The file.
@@ -49,6 +50,12 @@ pub enum AuthorityError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// The volume whose record's directory the file is in.
+fn volume_of(file: &Path) -> String {
+    let directory = file.parent().and_then(Path::file_name);
+    directory.map_or_else(|| "VOLUME".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// The file's content.

@@ -8,6 +8,7 @@ use super::Context;
 use super::args::Output;
 use super::observe::{VolumeView, is_for_this_host, observe};
 use super::output::{print, print_json, print_table, table, table_with_prose};
+use crate::sentence::sentence;
 use crate::tell::tell;
 
 pub(super) async fn list(context: &Context) -> Result<()> {
@@ -21,7 +22,16 @@ pub(super) async fn list(context: &Context) -> Result<()> {
             }
         }
     }
-    let views = observe_all(&context.root, records).await?;
+    let mut views = Vec::new();
+    for looked_at in observe_all(&context.root, records).await? {
+        match looked_at {
+            Ok(view) => views.push(view),
+            Err((name, e)) => {
+                tell!("error: volume {name}: {}", sentence(&e));
+                broken += 1;
+            }
+        }
+    }
     match context.output {
         Output::Json => print_json(&views)?,
         Output::Table if views.is_empty() && broken == 0 => {
@@ -38,16 +48,20 @@ pub(super) async fn list(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What each of these volumes is like, looked at all at once: however many engines do not answer, they are waited for once.
-async fn observe_all(root: &Root, records: Vec<VolumeRecord>) -> Result<Vec<VolumeView>> {
+/// What each of these volumes is like, or its name and why that cannot be told, looked at all at once: however many engines do not
+/// answer, they are waited for once.
+async fn observe_all(
+    root: &Root,
+    records: Vec<VolumeRecord>,
+) -> Result<Vec<Result<VolumeView, (String, anyhow::Error)>>> {
     let look = |record: VolumeRecord| {
         let root = root.clone();
-        tokio::spawn(async move { observe(&root, &record).await })
+        tokio::spawn(async move { observe(&root, &record).await.map_err(|e| (record.name, e)) })
     };
     let looks: Vec<_> = records.into_iter().map(look).collect();
     let mut views = Vec::new();
     for look in looks {
-        views.push(look.await??);
+        views.push(look.await?);
     }
     Ok(views)
 }
@@ -182,7 +196,8 @@ mod tests {
             records.push(record);
         }
         let begun = Instant::now();
-        let views = observe_all(&root, records).await.unwrap();
+        let views: Vec<VolumeView> =
+            observe_all(&root, records).await.unwrap().into_iter().map(Result::unwrap).collect();
         let took = begun.elapsed();
         assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
         assert!(views.iter().all(|v| v.state == "attaching" && !v.remark.is_empty()), "{views:#?}");
