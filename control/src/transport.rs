@@ -6,7 +6,7 @@ mod heard;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -43,8 +43,13 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// that keeps every other process from listening there.
 ///
 /// # Errors
-/// The path is too long for a socket, or the directory may not be written.
+/// The path is too long for a socket, something else than a socket has it, or the directory may not be written.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    // Somebody's file is not to go for a path that was mistyped.
+    if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+        let text = format!("{} is there and is no socket: choose another path", path.display());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+    }
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -328,6 +333,21 @@ mod tests {
         let until = tokio::time::timeout(Duration::from_secs(60), unhurried(taken).take(1000).count());
         assert_eq!(until.await, Ok(1000));
         assert!(began.elapsed() < BREATH * 1000);
+    }
+
+    #[tokio::test]
+    async fn a_socket_takes_the_place_of_a_socket_and_of_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("own.sock");
+        for _ in 0..2 {
+            // What is dropped stays.
+            drop(bind_private(&path).unwrap());
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "somebody's").unwrap();
+        let refused = bind_private(&path).unwrap_err().to_string();
+        assert!(refused.contains("own.sock is there and is no socket"), "{refused}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"somebody's");
     }
 
     #[test]
