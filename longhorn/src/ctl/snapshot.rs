@@ -46,6 +46,8 @@ pub struct SnapshotView {
     pub user_created: bool,
     /// Labels.
     pub labels: BTreeMap<String, String>,
+    /// The volume as it is now stands on it.
+    pub below_head: bool,
 }
 
 /// A snapshot to take.
@@ -294,7 +296,9 @@ fn views(chain: &[Layer]) -> Vec<SnapshotView> {
         let children = chain.iter().filter(|layer| layer.parent == name && !layer.name.is_empty());
         children.map(|layer| layer.name.clone()).collect()
     };
+    let head = chain.iter().find(|layer| layer.name.is_empty());
     let view = |layer: &Layer| SnapshotView {
+        below_head: head.is_some_and(|head| head.parent == layer.name),
         name: layer.name.clone(),
         parent: layer.parent.clone(),
         children: above(&layer.name),
@@ -328,6 +332,7 @@ mod tests {
                 ("why".into(), "the weekly upgrade".into()),
                 ("who".into(), "me".into()),
             ]),
+            below_head: false,
         };
         let text = listed(&[snapshot(1, false), snapshot(2, true)]);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -357,5 +362,6 @@ mod tests {
         assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(views[0].children, ["b"]);
         assert!(views[1].children.is_empty());
+        assert_eq!(views.iter().map(|v| v.below_head).collect::<Vec<_>>(), [false, true]);
     }
 }

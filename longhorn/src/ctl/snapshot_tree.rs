@@ -63,6 +63,7 @@ mod tests {
             removed,
             user_created: true,
             labels: std::collections::BTreeMap::new(),
+            below_head: false,
         }
     }
 
