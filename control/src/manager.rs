@@ -129,12 +129,14 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     let root = options.root;
     root.create()?;
     let open_to_all = options.listen.as_ref().filter(|(_, trust)| *trust == Trust::Everybody);
+    // Without it there would be no manager: the one before goes on.
+    let door = options.listen.as_ref().map(|(_, trust)| remote::door(trust)).transpose()?.flatten();
     if options.take_over {
         predecessor::end(&root.manager_lock()).await;
     }
     let _lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
     let remote = match &options.listen {
-        Some((address, trust)) => Some(Remote::bind(*address, trust).await?),
+        Some((address, _)) => Some(Remote::bind(*address, door).await?),
         None => None,
     };
     let programs = Programs::new(options.program, root.engine_binaries());
@@ -182,6 +184,11 @@ pub fn obeys_at(root: &Root) -> Option<String> {
     let said = std::fs::read_to_string(root.manager_lock()).ok()?;
     let address = said.lines().nth(1)?.to_owned();
     std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok().then_some(address)
+}
+
+/// True if the root has an instance manager, which may be about to begin or to end.
+pub fn is_there(root: &Root) -> bool {
+    predecessor::is_held(&root.manager_lock())
 }
 
 /// The process that is, or was last, the root's instance manager.

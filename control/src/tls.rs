@@ -202,6 +202,11 @@ impl Door {
         Ok(Self { files, loaded: Arc::new(Mutex::new(Loaded { config, version })) })
     }
 
+    /// The certificate of whom connections are believed.
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.files.authority()
+    }
+
     /// How the next connection is let in. Files that changed and do not fit are told of once.
     fn config(&self) -> Arc<ServerConfig> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);

@@ -412,6 +412,17 @@ async fn there_is_one_manager_per_root() {
 }
 
 #[tokio::test]
+async fn the_manager_before_is_not_ended_for_one_that_cannot_begin() {
+    let host = Host::new();
+    host.client().await;
+    let mut command = host.command();
+    command.args(["--take-over", "--listen", "127.0.0.1:0", "--tls-dir", "/nowhere"]);
+    let (status, said) = run_to_end(command);
+    assert!(status == Some(1) && said.contains("/nowhere/ca.crt"), "{said}");
+    host.client().await.version_get(()).await.unwrap();
+}
+
+#[tokio::test]
 async fn tcp_needs_certificates_or_the_word_insecure() {
     let other = tempfile::tempdir().unwrap();
     let start = |more: &[&str]| {
@@ -425,7 +436,7 @@ async fn tcp_needs_certificates_or_the_word_insecure() {
     assert!(said.contains("--tls-dir") && said.contains("--insecure"), "{said}");
     let (status, said) = start(&["--tls-dir", "/nowhere"]);
     assert_eq!(status, Some(1));
-    assert!(said.contains("/nowhere/ca.crt: No such file"), "{said}");
+    assert!(said.contains("/nowhere/ca.crt: No such file") && !said.contains("is obeyed"), "{said}");
     let (status, said) = start(&["--tls-dir", "/nowhere", "--insecure"]);
     assert_eq!(status, Some(2), "{said}");
 }

@@ -32,7 +32,8 @@ pub(super) async fn end(lock: &Path) {
     }
 }
 
-fn is_held(lock: &Path) -> bool {
+/// True if a manager has this lock, whether it answers yet or not.
+pub(super) fn is_held(lock: &Path) -> bool {
     let Ok(file) = OpenOptions::new().read(true).open(lock) else { return false };
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }

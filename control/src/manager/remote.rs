@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 
 use super::{ManagerError, Trust, io_error};
-use crate::tls::Door;
+use crate::tls::{Door, TlsError};
 use crate::transport::{everybody, not_listening, tcp_server};
 
 /// How many ports.
@@ -20,23 +20,23 @@ pub(super) struct Remote {
     door: Option<Door>,
 }
 
+/// How clients are let in who have to show certificates, by files that are read here.
+///
+/// # Errors
+/// The files cannot be used.
+pub(super) fn door(trust: &Trust) -> Result<Option<Door>, TlsError> {
+    match trust {
+        Trust::Certificates(files) => Door::new(files.clone()).map(Some),
+        Trust::Everybody => Ok(None),
+    }
+}
+
 impl Remote {
-    /// Takes the ports and, if certificates are asked for, reads what is needed to check them.
+    /// Takes the ports. Without a `door` whoever comes is let in.
     ///
     /// # Errors
-    /// A port is taken, or may not be had; the certificates cannot be used.
-    pub(super) async fn bind(first: SocketAddr, trust: &Trust) -> Result<Self, ManagerError> {
-        let door = match trust {
-            Trust::Certificates(files) => {
-                tracing::info!(address = %first, authority = %files.authority().display(),
-                    "whoever has a certificate of this authority is obeyed");
-                Some(Door::new(files.clone())?)
-            }
-            Trust::Everybody => {
-                tracing::warn!(address = %first, "insecure: whoever reaches this address is obeyed");
-                None
-            }
-        };
+    /// A port is taken, or may not be had.
+    pub(super) async fn bind(first: SocketAddr, door: Option<Door>) -> Result<Self, ManagerError> {
         let mut listeners = Vec::new();
         for offset in 0..PORTS {
             // A port that the system chooses has no neighbours.
@@ -44,6 +44,11 @@ impl Remote {
             let address = SocketAddr::new(first.ip(), port);
             listeners
                 .push(TcpListener::bind(address).await.map_err(|e| io_error(address, not_listening(e)))?);
+        }
+        match &door {
+            Some(door) => tracing::info!(address = %first, authority = %door.authority().display(),
+                "whoever has a certificate of this authority is obeyed"),
+            None => tracing::warn!(address = %first, "insecure: whoever reaches this address is obeyed"),
         }
         Ok(Self { listeners, door })
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
-use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE, process_of};
+use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE, is_there, process_of};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
     ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
@@ -88,7 +88,8 @@ impl Manager {
                 return Ok(manager);
             }
             let log = root.log(MANAGER_LOG);
-            match ended {
+            // The other one takes over what runs before it answers.
+            match ended.filter(|_| !is_there(root)) {
                 Some(status) => bail!("the instance manager ended with {status}: {} says why", log.display()),
                 None if Instant::now() > deadline => {
                     bail!("the instance manager does not answer: {} may say why", log.display())
