@@ -3,21 +3,93 @@
 //! A file system that tells its disk of each extent that is freed (ext4 mounted with `discard`) waits for the disk each time:
 //! a layer in many extents takes minutes. Removed at once it would be one system call, of which nobody sees how far it is and
 //! which no signal interrupts.
+//!
+//! Whoever reads a replica meanwhile must not take what is gone for zeroes: directories that somebody has locked are left alone
+//! ([`Alone`]), and what a reader without a lock asks for after its last byte goes before the first byte does.
 
-use std::fs::{self, Metadata, OpenOptions};
+use std::fs::{self, DirEntry, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use anyhow::{Result, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::progress::Progress;
+
+/// How long a process that was just ended, or one that only looks at a directory, may still hold it.
+const PASSING: Duration = Duration::from_secs(5);
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Space given back in one step, at the least.
 const STEP: u64 = 4 << 20;
 
 /// Steps for one file, at the most.
 const STEPS_MAX: u64 = 1024;
+
+/// Directories of replicas that nobody else reads or writes, as long as this lives: exports and copies of what no process serves hold
+/// a lock, and so does the process of a volume of another root that has the same directory.
+#[derive(Debug)]
+pub(super) struct Alone {
+    _locks: Vec<Flock<File>>,
+}
+
+impl Alone {
+    /// Waits a moment for who is just ending. In a directory that is not there is nobody.
+    ///
+    /// # Errors
+    /// Somebody uses one of them; nothing has changed.
+    pub(super) fn within<'a>(directories: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        let deadline = Instant::now() + PASSING;
+        let mut locks = Vec::new();
+        for directory in directories {
+            // What cannot be opened is what cannot be deleted: that says why.
+            let Ok(mut file) = File::open(directory) else { continue };
+            loop {
+                match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                    Ok(lock) => locks.push(lock),
+                    Err((back, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
+                        file = back;
+                        std::thread::sleep(AGAIN);
+                        continue;
+                    }
+                    Err((file, Errno::EWOULDBLOCK)) => bail!(
+                        "{} is in use{}: wait until that is done, or stop it, then give the command again",
+                        directory.display(),
+                        holder(&file).map_or_else(String::new, |pid| format!(" by process {pid}"))
+                    ),
+                    // A file system without such locks.
+                    Err(_) => {}
+                }
+                break;
+            }
+        }
+        Ok(Self { _locks: locks })
+    }
+}
+
+/// A process that holds the file's lock, by /proc/locks: "7: FLOCK  ADVISORY  READ 1234 fe:00:5678 0 EOF".
+fn holder(file: &File) -> Option<u32> {
+    let inode = file.metadata().ok()?.ino();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK").skip(3);
+        let pid = words.next()?.parse().ok()?;
+        let (_, number) = words.next()?.rsplit_once(':')?;
+        (number.parse() == Ok(inode)).then_some(pid)
+    })
+}
+
+/// What is in a directory, in the order in which it goes: first what says of a replica which snapshots it has.
+pub(super) fn in_order(directory: &Path) -> io::Result<Vec<DirEntry>> {
+    let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(|entry| entry.path().extension().is_none_or(|kind| kind != "meta"));
+    Ok(entries)
+}
 
 /// Files being deleted, and how much space of theirs has been given back.
 pub(super) struct Erasure {
@@ -41,8 +113,7 @@ impl Erasure {
         if fs::symlink_metadata(directory)?.is_symlink() {
             return fs::remove_file(directory);
         }
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
+        for entry in in_order(directory)? {
             if entry.file_type()?.is_dir() {
                 self.tree(&entry.path())?;
             } else {
@@ -123,6 +194,33 @@ mod tests {
         assert!(!replica.exists());
         assert_eq!(erasure.done, erasure.of);
         assert_eq!(erasure.tree(&replica).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// A reader without a lock asks the `.meta` files, after its last byte, whether what it has read was there.
+    #[test]
+    fn what_tells_of_snapshots_goes_before_their_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let names =
+            ["volume-snap-a.img", "volume-snap-a.img.meta", "engine", "volume.meta", "volume-head-001.img"];
+        names.iter().for_each(|name| filled(&dir.path().join(name), 1));
+        let order: Vec<_> = in_order(dir.path()).unwrap().iter().map(DirEntry::file_name).collect();
+        assert_eq!(order.len(), names.len());
+        let is_meta = |name: &std::ffi::OsString| name.to_str().unwrap().ends_with(".meta");
+        assert!(order[..2].iter().all(is_meta) && !order[2..].iter().any(is_meta), "{order:?}");
+    }
+
+    #[test]
+    fn a_directory_that_somebody_reads_is_left_alone() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let missing = dir.path().join("missing");
+        let reader = Flock::lock(File::open(dir.path()).unwrap(), FlockArg::LockShared).unwrap();
+        let refused = Alone::within([other.path(), dir.path()]).unwrap_err().to_string();
+        let own = format!("{} is in use by process {}:", dir.path().display(), std::process::id());
+        assert!(refused.contains(&own), "{refused}");
+        drop(reader);
+        let alone = Alone::within([other.path(), missing.as_path(), dir.path()]).unwrap();
+        assert!(Flock::lock(File::open(dir.path()).unwrap(), FlockArg::LockSharedNonblock).is_err());
+        drop(alone);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `replica add`, `rm` and `rebuild`: who holds a volume's bytes.
 //!
-//! The record names a replica before the engine hears of it and after the engine has let it go: an engine that is started
-//! anew in between takes the record's replicas, and either outcome is whole.
+//! The record names a replica before the engine hears of it, and until its data is gone after the engine has let it go: an engine that
+//! is started anew in between takes the record's replicas, and either outcome is whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,17 +105,18 @@ fn empty_directory(directory: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes a replica that the engine did not take not exist.
+/// Makes a replica that the engine does not have not exist. Its data goes before its place in the record does: what was broken off
+/// in between is to be ended by its name.
 async fn take_back(
     root: &Root,
     record: &mut VolumeRecord,
     manager: &mut Manager,
     replica: &ReplicaRecord,
 ) -> Result<()> {
-    record.replicas.retain(|r| r.name != replica.name);
-    record.store(root)?;
     manager.end(std::slice::from_ref(&replica.name)).await?;
-    remove::replica(root, replica)
+    remove::replica(root, replica)?;
+    record.replicas.retain(|r| r.name != replica.name);
+    Ok(record.store(root)?)
 }
 
 /// Shows a rebuild until the replica is RW. It goes on without this command, too.

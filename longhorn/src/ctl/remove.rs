@@ -10,7 +10,7 @@ use control::host::{ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name,
 use serde::Serialize;
 
 use super::args::Output;
-use super::erase::Erasure;
+use super::erase::{Alone, Erasure, in_order};
 use super::observe::has_processes;
 use super::output::print_json;
 use super::{Context, damaged, interrupt, lock};
@@ -22,7 +22,8 @@ struct RemovedView<'a> {
     volume: &'a str,
     /// The replicas' directories; of an imported one that held other files too, those stay.
     removed: Vec<&'a PathBuf>,
-    /// Of a volume whose record could not be read: the directories below the root that have its name, which stay.
+    /// What stays: directories that were not there, as of a disk that is not mounted; of a volume whose record could not be read those
+    /// below the root that have its name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left: Vec<PathBuf>,
 }
@@ -41,17 +42,32 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     if !yes && !confirmed(volume, &what, &directories)? {
         bail!("nothing was deleted");
     }
+    // Before anything is changed: a volume that is being deleted cannot be used any more.
+    let alone = Alone::within(directories.iter().map(PathBuf::as_path))?;
     interrupt::leaves(format!("some of volume {volume} may be gone: finish with `longhornctl rm {volume}`"));
     record.note_down(root)?;
     record.state = VolumeState::Removing;
     record.store(root)?;
-    everything(root, &record)?;
+    let (left, removed): (Vec<_>, Vec<_>) =
+        directories.iter().partition(|directory| is_elsewhere(root, directory) && !directory.exists());
+    erase_all(root, &record)?;
+    drop(alone);
     if context.output == Output::Json {
-        let removed = record.replicas.iter().map(|r| &r.directory).collect();
-        return print_json(&RemovedView { volume, removed, left: Vec::new() });
+        return print_json(&RemovedView { volume, removed, left: left.into_iter().cloned().collect() });
     }
     tell!("{volume} and its data are deleted");
+    for directory in left {
+        tell!(
+            "{} was not there: if it is on a disk that is not mounted, what that holds of {volume} stays until you delete it",
+            directory.display()
+        );
+    }
     Ok(())
+}
+
+/// True of a replica that was given a place of its own, perhaps on a disk of its own.
+fn is_elsewhere(root: &Root, directory: &Path) -> bool {
+    !directory.starts_with(root.replicas())
 }
 
 /// Forgets a volume whose record cannot be read. Which directories are its replicas' only the record knew: those that may be stay,
@@ -100,7 +116,15 @@ fn confirmed(volume: &str, what: &str, directories: &[PathBuf]) -> Result<bool> 
 
 /// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
 /// caller holds the volume's lock, and no process of the volume is left.
+///
+/// # Errors
+/// Somebody else uses a directory, or something cannot be deleted.
 pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
+    let _alone = Alone::within(record.replicas.iter().map(|replica| replica.directory.as_path()))?;
+    erase_all(root, record)
+}
+
+fn erase_all(root: &Root, record: &VolumeRecord) -> Result<()> {
     let mut erasure = Erasure::of(record.replicas.iter().map(|replica| replica.directory.as_path()));
     for replica in &record.replicas {
         erase(root, replica, &mut erasure)?;
@@ -112,6 +136,7 @@ pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
 
 /// Deletes a replica's files, its log and its sockets. Its process is gone.
 pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
+    let _alone = Alone::within([replica.directory.as_path()])?;
     erase(root, replica, &mut Erasure::of([replica.directory.as_path()]))
 }
 
@@ -138,10 +163,13 @@ pub(super) fn leftovers(root: &Root, name: &str) {
     root.remove_sockets(name);
 }
 
-/// Deletes a directory of ours.
+/// Deletes a directory of ours. A place where a disk is mounted stays, and is empty then.
 fn remove_tree(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
     match erasure.tree(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::ResourceBusy && fs::read_dir(directory)?.next().is_none() => {
+            sync_dir(directory)
+        }
         Err(e) => Err(e),
         Ok(()) => directory.parent().map_or(Ok(()), sync_dir),
     }
@@ -150,13 +178,12 @@ fn remove_tree(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
 /// Deletes the replica's files in a directory that somebody else made; whatever else lies there stays, and so does the
 /// directory then.
 fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
-    let entries = match fs::read_dir(directory) {
+    let entries = match in_order(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
     let mut left = false;
     for entry in entries {
-        let entry = entry?;
         let name = entry.file_name();
         if name == "engine" && entry.file_type()?.is_dir() {
             erasure.tree(&entry.path())?;
@@ -179,6 +206,26 @@ fn is_replica_file(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_where_a_disk_is_mounted_is_emptied_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |program: &str, words: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            command.args(words).arg(dir.path()).stderr(std::process::Stdio::null()).status()
+        };
+        if !run("mount", &["-t", "tmpfs", "none"]).is_ok_and(|status| status.success()) {
+            tell!("SKIP a_place_where_a_disk_is_mounted: nothing can be mounted");
+            return;
+        }
+        fs::create_dir(dir.path().join("engine")).unwrap();
+        fs::write(dir.path().join("volume.meta"), "x").unwrap();
+        let removed = remove_tree(dir.path(), &mut Erasure::of([dir.path()]));
+        let left = fs::read_dir(dir.path()).unwrap().count();
+        assert!(run("umount", &[]).unwrap().success());
+        removed.unwrap();
+        assert_eq!(left, 0);
+    }
 
     #[test]
     fn of_an_imported_directory_only_the_replica_goes() {
