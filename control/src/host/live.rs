@@ -149,6 +149,18 @@ impl LiveDirs {
         }
     }
 
+    /// Takes away what a killed engine of this root has left of the volume's name, which will not be started again. What is in use, or
+    /// another root's, stays.
+    pub fn forget(&self, volume: &str, root: &Root) {
+        let path = self.lock_path(volume);
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { return };
+        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return };
+        if is_at(&file, &path) && read_holder(&file).is_none_or(|holder| holder.root == root.path()) {
+            // One that stays is no harm.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+
     fn lock_path(&self, volume: &str) -> PathBuf {
         self.run.join(format!("{volume}.engine.lock"))
     }
@@ -278,5 +290,26 @@ mod tests {
         h.live.check_free("demo", &h.a).unwrap();
         std::fs::remove_file(&remembered).unwrap();
         h.live.check_free("demo", &h.b).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_engine_left_is_taken_away_and_nobody_elses() {
+        let h = host();
+        let path = h.live.lock_path("demo");
+        let held = h.live.acquire("demo", &h.a, Duration::ZERO).unwrap();
+        let left = std::fs::read(&path).unwrap();
+        h.live.forget("demo", &h.a);
+        assert!(path.exists(), "an engine holds it");
+        drop(held);
+        std::fs::write(&path, &left).unwrap();
+        h.live.forget("demo", &h.b);
+        assert!(path.exists(), "it is another root's");
+        h.live.forget("demo", &h.a);
+        assert!(!path.exists());
+        h.live.forget("demo", &h.a);
+        // Its writer died before it had said whose it is.
+        std::fs::write(&path, "").unwrap();
+        h.live.forget("demo", &h.b);
+        assert!(!path.exists());
     }
 }

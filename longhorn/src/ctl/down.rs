@@ -139,9 +139,11 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
         manager.end(&replicas).await?;
     }
     // A volume of this name that is up under another root has a device of its own.
-    if !matches!(LiveDirs::default().check_free(volume, root), Err(LiveError::Elsewhere { .. })) {
+    let live = LiveDirs::default();
+    if !matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. })) {
         device::release(volume, root)?;
     }
+    live.forget(volume, root);
     match unclean {
         None => Ok(()),
         Some(why) => bail!(
@@ -153,8 +155,9 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
 /// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs. `Some`: it has ended,
 /// and could not do so cleanly, which says why.
 async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<Option<String>> {
-    let Some(mut engine) = connect_engine(&context.root, volume).await else { return Ok(None) };
     let unasked = || device::check_unused(&device_of(volume)).map(|()| None);
+    // It is just beginning, and about to take its device over.
+    let Some(mut engine) = connect_engine(&context.root, volume).await else { return unasked() };
     let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
         Ok(Err(status)) if is_gone(&status) => return unasked(),
         Ok(view) => view.context("the engine does not answer")?.into_inner(),
