@@ -23,7 +23,7 @@ use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host, o
 use super::output::{counted, print, print_json};
 use super::{all, down, engine, interrupt, lock, remove, room};
 use crate::arguments::{Checksum, Frontend, Quorum};
-use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
+use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags, can_be_had};
 use crate::generation;
 use crate::kernel;
 use crate::progress::Progress;
@@ -226,6 +226,10 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         );
     }
     kernel::check(wanted)?;
+    // The record would keep it, whatever becomes of the engine.
+    if let Some(address) = listen.filter(|_| listen != record.listen) {
+        can_be_had(address)?;
+    }
     let before = record.clone();
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
     record.checksum_full = checksum_full;
@@ -315,13 +319,14 @@ pub(super) async fn start(
     manager.create(&engine, engine_args(root, record, generation)?.command_line()).await
 }
 
-/// The volume's processes that ended and are not started again by themselves.
+/// The volume's processes that ended and are not started again by themselves, and those that are just ending: what a command left
+/// that was broken off while it stopped the volume.
 async fn given_up(manager: &mut Manager, record: &VolumeRecord, engine: &str) -> Result<Vec<String>> {
     let processes = manager.list().await?;
     let names = record.replicas.iter().map(|r| r.name.as_str()).chain([engine]);
     let ended = names.filter(|name| {
         let state = processes.get(*name).and_then(|p| p.status.as_ref()).map(|s| s.state.as_str());
-        state == Some(State::Error.as_str()) || state == Some(State::Stopped.as_str())
+        [State::Error, State::Stopped, State::Stopping].iter().any(|ended| state == Some(ended.as_str()))
     });
     Ok(ended.map(str::to_owned).collect())
 }
@@ -536,6 +541,7 @@ async fn take_back(root: &Root, record: &VolumeRecord, manager: &mut Manager) ->
     manager.end(&[engine]).await?;
     let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
     manager.end(&replicas).await?;
+    LiveDirs::default().forget(&record.name, root);
     remove::everything(root, record)
 }
 

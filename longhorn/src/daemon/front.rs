@@ -65,7 +65,7 @@ fn can_be_read(tls_dir: &Path) -> Result<(), GivesUp> {
 }
 
 /// Tried before anything else is begun; the server takes it a moment later.
-fn can_be_had(address: SocketAddr) -> Result<(), GivesUp> {
+pub(crate) fn can_be_had(address: SocketAddr) -> Result<(), GivesUp> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(e) => Err(GivesUp(format!("--listen {address}: {}", not_listening(e)))),
