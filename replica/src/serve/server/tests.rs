@@ -13,28 +13,35 @@ use super::*;
 use crate::serve::core::ConnId;
 use crate::serve::request::Digesting;
 use crate::serve::{Address, Options};
-use crate::store::{CreateOptions, Directory};
+use crate::store::{Committed, CreateOptions, Directory, OpenOptions};
 
 const SIZE: u64 = 64 << 20;
 
-/// A server of a directory that is in use, and has this at its beginning.
-fn server_of(place: &Path, bytes: &[u8]) -> Server {
+/// A directory that is in use, and has this at its beginning.
+fn create(place: &Path, bytes: &[u8]) {
     let (directory, lock_wait) = (place.join("replica"), Duration::from_secs(5));
     let create = CreateOptions { size: SIZE, backing: None, lock_wait };
     Directory::create(&directory, &create).unwrap().0.begin_use().unwrap();
     head(place).write_all_at(bytes, 0).unwrap();
-    Server::start(Options {
-        directory,
+}
+
+fn server_of(place: &Path, bytes: &[u8]) -> Server {
+    create(place, bytes);
+    Server::start(options(place)).unwrap()
+}
+
+fn options(place: &Path) -> Options {
+    Options {
+        directory: place.join("replica"),
         size: None,
-        lock_wait,
+        lock_wait: Duration::from_secs(5),
         volume: "demo".into(),
         replica: "demo-r-0a1b2c3d".into(),
         key: [7; 32],
         map_key: [8; 32],
         listen: Address::Unix(place.join("socket")),
         status: Status::default(),
-    })
-    .unwrap()
+    }
 }
 
 fn server(place: &Path) -> Server {
@@ -123,4 +130,56 @@ fn what_cannot_be_done_now_wakes_nobody() {
     server.flusher.quiet_at = Some(0);
     server.pump();
     assert_eq!(server.next_wake(), None);
+}
+
+/// A snapshot is taken of the directory, and its beginning zeroed: the head hides by a mark what the snapshot has there.
+fn with_a_mark(place: &Path) {
+    let open = OpenOptions { lock_wait: Duration::from_secs(5) };
+    let (mut directory, mut store) = Directory::open(&place.join("replica"), &open).unwrap();
+    let block = Extent::new(0, 4096);
+    directory.begin_use().unwrap();
+    let op = ChainOp::Snapshot {
+        name: "one".into(),
+        user_created: true,
+        created: "2026-01-01T00:00:00Z".into(),
+        labels: Default::default(),
+    };
+    directory.prepare(Instance(1), &op).unwrap();
+    let Committed::Head(head) = directory.commit(Instance(1)).unwrap() else { panic!("no new head") };
+    store.switch_head(*head);
+    directory.sync_commit().unwrap();
+    directory.mark_zeroes().unwrap();
+    store.marked();
+    let plan = store.plan_zero(block, false).unwrap();
+    assert_eq!(plan.marks, [block]);
+    store.zeroed(&plan).unwrap();
+    store.flush_now().unwrap();
+}
+
+/// What is written while a hole is made there would go with what the hole is made for.
+#[test]
+fn a_write_waits_for_a_hole_that_is_being_punched_there() {
+    let place = tempfile::tempdir().unwrap();
+    create(place.path(), &[7; 4096]);
+    with_a_mark(place.path());
+    let mut server = Server::start(options(place.path())).unwrap();
+    let other = Extent::new(8 << 20, 4096);
+    let head = server.store.head();
+    assert!(server.store.begin_write(head, other));
+    let _ = server.store.wrote(other);
+    server.store.flush_now().unwrap();
+    let (layer, hole) = server.store.take_punch().expect("there is a hole to be made");
+    assert_eq!(hole, Extent::new(0, 4096));
+    let mut payload = server.pool.alloc(4096, 4096).unwrap();
+    payload.write_at(0, &[9; 4096]);
+    let header =
+        Header { payload: 4096, ..Header::request(OpCode::Write, 1, 0, 4096, Generation::default()) };
+    let id = server.requests.add(ConnId(1), header, payload);
+    server.start_job(id, Job::Write(hole));
+    assert_eq!(server.parked, [id]);
+    assert!(!server.requests.is_any_in_the_ring() && server.inputs.is_empty());
+    server.store.punched(layer, hole, true);
+    server.unpark();
+    assert!(server.parked.is_empty());
+    assert!(server.requests.is_any_in_the_ring() || !server.inputs.is_empty());
 }

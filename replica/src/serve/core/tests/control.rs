@@ -375,3 +375,30 @@ fn no_rebuild_begins_and_nothing_is_closed_beside_a_record_of_the_bitmap() {
         assert_eq!(r.records().len(), 1);
     }
 }
+
+/// The directory writes the bitmap anew, and marks that are on their way would be lost.
+#[test]
+fn nothing_is_expanded_beside_a_write_or_a_record_of_the_bitmap() {
+    let (id, size) = (Instance(9), 2 * SIZE);
+    let op = ChainOp::Expand { size, created: String::new() };
+    let mut r = Rig::new(Facts { prepared: Some((id, op)), ..facts() });
+    let conn = r.open(1, 1);
+    let write1 = r.send(conn, write(0, 1));
+    let switch = r.control(conn, 1, Control::Switch { id });
+    assert_eq!(r.status(switch), Some(Status::Refused));
+    r.persist_all();
+    r.done(write1);
+    r.send(conn, request(OpCode::ClearIntent, 0, 4 << 20, 1));
+    r.now = r.core.wake_at().unwrap();
+    r.apply(Input::Tick);
+    let (clear, _) = r.take_persist().unwrap();
+    let switch = r.control(conn, 1, Control::Switch { id });
+    assert!(r.records().is_empty());
+    r.apply(Input::Persisted { id: clear, result: Ok(()) });
+    assert_eq!(r.records(), [&Record::Commit { id }]);
+    r.persist_all();
+    assert_eq!(r.status(switch), Some(Status::Ok));
+    let behind = r.send(conn, write(size - 4096, 1));
+    r.persist_all();
+    assert!(r.in_store(behind));
+}
