@@ -316,7 +316,10 @@ impl Server {
     }
 
     fn hold(&mut self, id: PersistId, held: Held) {
-        self.folder.stop("the chain is changed");
+        self.folder.stop(match held {
+            Held::Close => "the directory is being closed",
+            Held::Revert(_) | Held::Rebuild(..) => "the chain is changed",
+        });
         self.hasher.cancel(None);
         self.held = Some((id, held));
     }
