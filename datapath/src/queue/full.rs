@@ -2,7 +2,10 @@
 //!
 //! A write that every member refused before it had changed anything waits outside and begins anew. One that some have done,
 //! or have done a part of, holds its range until all have done it: members may differ there. After a while the full ones are
-//! reported, unless all are full.
+//! reported, unless all are full, or they are needed.
+//!
+//! To send a write again takes a place of the window, of which there are few. When none is left the oldest write is sent again to
+//! everybody, and so is the last one that each of them remembers: whoever is needed is tried for as long as it takes.
 //!
 //! Nobody waits for space with what only gives space back: a client that unmaps is answered that there is none.
 
@@ -11,7 +14,7 @@ use lh_wire::Status;
 
 use super::slot::{Fan, Stage, Why, Work};
 use super::{Output, Queue};
-use crate::message::{Fault, MEMBERS_MAX, MemberId};
+use crate::message::{Fault, MEMBERS_MAX, MemberId, MemberSet};
 
 /// How long a full disk waits for the others' answers before its member is reported, ns.
 const GRACE: u64 = 2_000_000_000;
@@ -57,6 +60,8 @@ impl Queue {
         // The write of each member that was refused first finds out whether there is space again: to send a write
         // again takes a place of the window.
         let mut first: [Option<u16>; MEMBERS_MAX] = [None; MEMBERS_MAX];
+        // How many writes found no place.
+        let mut left_out = 0;
         for s in self.used.iter() {
             let Stage::Writing(fan) = *self.slot(s).stage() else { continue };
             if fan.full.is_empty() || self.slot(s).work.is_job() {
@@ -68,14 +73,14 @@ impl Queue {
             }
             if fan.ok.is_empty() && fan.sent.is_empty() && fan.missing() == fan.full {
                 if fan.last_sent + RETRY <= now {
-                    self.send_anew(now, s, &fan, out);
+                    left_out += u32::from(!self.send_anew(now, s, &fan, out));
                 }
                 continue;
             }
-            for m in fan.full.iter().filter(|m| !fan.sent.has(*m)) {
+            for m in fan.full.and(self.members.live()).minus(fan.sent).iter() {
                 let first = &mut first[usize::from(m.0)];
                 if self.members[m].space.again {
-                    self.repeat(now, s, m, out);
+                    left_out += u32::from(!self.repeat(now, s, m, out));
                 } else if first.is_none_or(|f| self.slot(s).order < self.slot(f).order) {
                     *first = Some(s);
                 }
@@ -88,8 +93,11 @@ impl Queue {
                 && space.probe_at <= now
             {
                 space.probe_at = now + RETRY;
-                self.repeat(now, s, m, out);
+                left_out += u32::from(!self.repeat(now, s, m, out));
             }
+        }
+        for _ in 0..left_out {
+            self.send_oldest_anew(now, out);
         }
     }
 
@@ -117,19 +125,40 @@ impl Queue {
     }
 
     /// Sends a write again to all, who have refused it, some of them after a part. To all of them it is their last one then: its
-    /// place in the window is the last one, too, so that it is tried for as long as it takes.
-    fn send_anew(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
-        if !self.window.can_repeat() {
-            return;
+    /// place in the window is the last one, too, so that it is tried for as long as it takes. False if there is none.
+    fn send_anew(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) -> bool {
+        let can = self.window.can_repeat();
+        if can {
+            self.send_to_all(now, s, fan, out);
         }
+        can
+    }
+
+    /// The window is used up: the oldest write in it gives its place back and takes the last one. If it waits for space, that is: all
+    /// else in the window ends by itself.
+    fn send_oldest_anew(&mut self, now: u64, out: &mut Vec<Output>) {
+        let oldest = self.window.oldest();
+        let found = self.used.iter().find_map(|s| match *self.slot(s).stage() {
+            Stage::Writing(fan) if fan.place == Some(oldest) => Some((s, fan)),
+            _ => None,
+        });
+        if let Some((s, fan)) = found.filter(|(_, fan)| fan.sent.is_empty() && !fan.full.is_empty()) {
+            self.send_to_all(now, s, &fan, out);
+        }
+    }
+
+    /// Sends a write again to everybody, also to those who have done it, as their last one.
+    fn send_to_all(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
         if let Some(place) = fan.place {
             self.window.complete(place);
-            let place = self.window.take(self.slot(s).piece.whole.len);
-            if let Some(fan) = self.slot_mut(s).fan() {
-                fan.place = Some(place);
-            }
         }
-        for m in fan.full.iter() {
+        let place = fan.place.map(|_| self.window.take(self.slot(s).piece.whole.len));
+        if let Some(fan) = self.slot_mut(s).fan() {
+            fan.place = place;
+            fan.unsure = fan.unsure.or(fan.ok);
+            fan.ok = MemberSet::EMPTY;
+        }
+        for m in fan.need.iter() {
             self.send_to(now, s, m, out);
         }
     }
@@ -161,10 +190,12 @@ impl Queue {
         }
     }
 
-    /// Sends a write again to a member that was full.
-    fn repeat(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) {
-        if self.window.repeat() {
+    /// Sends a write again to a member that was full; false if the window has no place for it.
+    fn repeat(&mut self, now: u64, s: u16, m: MemberId, out: &mut Vec<Output>) -> bool {
+        let can = self.window.repeat();
+        if can {
             self.send_to(now, s, m, out);
         }
+        can
     }
 }

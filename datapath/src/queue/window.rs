@@ -67,6 +67,11 @@ impl Window {
         }
     }
 
+    /// The place of the oldest write that is not complete everywhere, if there is one.
+    pub(super) const fn oldest(&self) -> u64 {
+        self.first
+    }
+
     /// True if a write may be sent again.
     pub(super) fn can_repeat(&self) -> bool {
         self.sent.len() < WRITE_WINDOW

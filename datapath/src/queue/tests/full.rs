@@ -128,6 +128,46 @@ fn repetitions_never_push_a_half_done_write_out_of_the_members_memory() {
     panic!("waits for ever although the window is used up");
 }
 
+/// Its disk is made larger after many minutes. What it lacks is among the last writes that each of them remembers all the time: else the
+/// next engine would not know of it.
+#[test]
+fn a_full_member_that_is_needed_is_tried_for_as_long_as_it_takes() {
+    let mut b = Bench::new(2);
+    b.shared.set_members_min(2);
+    let slots: Vec<u16> = (0..40).map(|n| b.request(WRITE, blocks(n, 1))).collect();
+    let mut sent: [Vec<Extent>; 2] = Default::default();
+    let mut answer = |b: &mut Bench, of_a: Status| {
+        for (m, sent) in [A, B].into_iter().zip(&mut sent) {
+            sent.extend(b.to(m).iter().map(|t| t.range));
+            let last = &sent[sent.len().saturating_sub(lh_wire::WRITE_WINDOW)..];
+            assert!((0..40).all(|n| last.contains(&blocks(n, 1))), "{m:?} has forgotten a write");
+        }
+        let tries = b.to(A).len();
+        b.answer(B, Status::Ok);
+        b.answer(A, of_a);
+        tries
+    };
+    answer(&mut b, Status::NoSpace);
+    for minute in 0..20 {
+        let mut tries = 0;
+        for _ in 0..60 {
+            b.pass(1000, ALL);
+            tries += answer(&mut b, Status::NoSpace);
+        }
+        assert!((50..=70).contains(&tries), "{tries} tries in minute {minute}");
+    }
+    assert!(b.reports().is_empty() && b.answers().is_empty());
+    for _ in 0..25 {
+        b.pass(100, ALL);
+        answer(&mut b, Status::Ok);
+    }
+    let mut answered: Vec<u16> = b.answers().into_iter().map(|(slot, _)| slot).collect();
+    answered.sort_unstable();
+    assert_eq!(answered, slots);
+    answered.into_iter().for_each(|slot| b.answered(slot));
+    b.assert_idle();
+}
+
 /// Both members are full, and the first has done a part: what is read of it may differ.
 fn refused_in_part(b: &mut Bench, op: Op) -> u16 {
     let slot = b.request(op, blocks(0, 2));
