@@ -1,7 +1,7 @@
 //! Hung and slow members (`docs/invariants.md`, 7).
 //!
 //! A member is judged only against the others in the same time: if all are slow, the machine is busy and nobody is
-//! put out. If none of them answers anything for long, not even pings, all have hung, or the network between is gone.
+//! put out. Who answers nothing for long, not even pings, has hung all the same, or the network to it is gone, whatever the others do.
 //! If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too few would be
 //! left.
 
@@ -20,9 +20,9 @@ const PING_AFTER: u64 = 300 * MS;
 /// volume stands still for less than 2 s.
 const HUNG_AFTER: u64 = 1000 * MS;
 
-/// If no member at all answers for so long, all of them are, as after Longhorn's `engine-replica-timeout`. Their sessions end: the
-/// volume says what it waits for, its `ioTimeout` begins, and each is asked anew every second, where TCP alone would try again
-/// ever more seldom.
+/// After this long it is, whoever else answers and however much it is needed, as after Longhorn's `engine-replica-timeout`. Its session
+/// ends: the volume says what it waits for, its `ioTimeout` begins if that is all of them, and it is asked anew every second, where TCP
+/// alone would try again ever more seldom.
 const SILENT_AFTER: u64 = 8000 * MS;
 
 /// If the ticks come further apart than this, the process was stopped or starved: measuring begins anew.
@@ -269,15 +269,11 @@ impl Queue {
         }
     }
 
-    /// No member that can be read from answers anything. Before the volume is open none can be: then nobody that is written to.
+    /// Members that answer nothing, and that nobody was told of: all are silent, or it is needed.
     fn find_silence(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
-        let silent = |m: MemberId| {
-            self.quiet_since(m, in_flight).is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
-        };
-        let readable = self.members.readable();
-        let members = if readable.is_empty() { self.members.live() } else { readable };
-        if members.iter().all(silent) {
-            for m in members.iter() {
+        for m in self.members.live().iter() {
+            let since = self.quiet_since(m, in_flight);
+            if since.is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER) {
                 self.report(now, m, Fault::Hung, out);
             }
         }

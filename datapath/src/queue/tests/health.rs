@@ -72,6 +72,21 @@ fn if_nobody_answers_nobody_is_hung_before_all_are() {
     }
 }
 
+/// Nobody can be put out, and a host that has lost its power says nothing: TCP alone would try again ever more seldom.
+#[test]
+fn who_is_needed_and_answers_nothing_loses_its_session_in_the_end() {
+    let mut b = Bench::new(2);
+    b.shared.set_members_min(2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(B, Status::Ok);
+    b.pass(7_900, MemberSet::EMPTY.with(B));
+    assert!(b.reports().is_empty(), "it may be back soon, and nobody goes on without it");
+    b.pass(200, MemberSet::EMPTY.with(B));
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Hung)]);
+    b.pass(10_000, MemberSet::EMPTY.with(B));
+    assert!(b.reports().is_empty(), "once");
+}
+
 /// Nobody is read from before the volume is open. What is made equal until then would be waited for, for ever.
 #[test]
 fn if_nobody_answers_a_repair_before_the_volume_is_open_all_are_hung() {
