@@ -375,7 +375,6 @@ impl Conductor {
         if let Some(ChainOp::Expand { size, .. }) = task.op {
             self.config.shared.grow(size);
             self.switch(Switch::Resize { size });
-            self.emit(Output::Resized { size });
         }
         let resume = self.switch(Switch::Resume);
         go(task, Stage::Resuming(resume))
@@ -386,6 +385,10 @@ impl Conductor {
         if let Some(since) = task.paused.take() {
             let held = self.now.saturating_sub(since) / 1000;
             self.log(format!("requests were held for {held} us while the head was changed"));
+        }
+        if let Some(ChainOp::Expand { size, .. }) = task.op {
+            // Every queue was told before it was told to go on.
+            self.emit(Output::Resized { size });
         }
         go(task, Stage::Flushing { flying: false, not_before: 0 })
     }

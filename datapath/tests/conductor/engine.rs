@@ -194,7 +194,11 @@ impl Engine {
             Order::CommandDone(id, result) => self.done.push((id.0, result)),
             Order::Open { .. } => self.open = true,
             Order::Stop(why) => self.stopped = Some(why),
-            Order::StatusChanged | Order::Resized { .. } | Order::Vacated { .. } => {}
+            Order::Resized { size } => {
+                let know = self.queues.iter().all(|q| q.queue.size() == size);
+                assert!(know, "a client that is told of {size} bytes would be refused some of them");
+            }
+            Order::StatusChanged | Order::Vacated { .. } => {}
             Order::Lost => self.loss_noted = true,
             Order::Log(line) => self.log.push(line),
         }
