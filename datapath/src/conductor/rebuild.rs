@@ -26,7 +26,7 @@ use lh_wire::{Control, LayerInfo, MapPage};
 use super::{Conductor, ControlFor, Job, JobFor, Phase, Quorum, Role, sabotaged};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet, Switch, SwitchId};
 
-use copy::{Copy, Wanted};
+use copy::{Copy, MARKS_MAX, Wanted, few};
 use plan::{How, Plan, plan};
 
 pub(super) use copy::Side;
@@ -81,6 +81,9 @@ impl Memory {
     /// for ever: it does not know.
     fn take(&mut self, page: MapPage) -> Option<u64> {
         self.marks.extend(page.ranges);
+        if self.marks.len() > 2 * MARKS_MAX {
+            self.marks = few(std::mem::take(&mut self.marks));
+        }
         let next = page.next.filter(|next| *next > self.from);
         self.known |= page.next.is_none();
         self.from = next.unwrap_or(0);
@@ -566,6 +569,22 @@ impl Conductor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A member tells single blocks apart, of a volume of any size.
+    #[test]
+    fn what_members_remember_is_kept_in_bounded_memory() {
+        let (left, asked) = (MemberSet::EMPTY, None);
+        let mut memory = Memory { left, asked, known: false, marks: Vec::new(), from: 0 };
+        let (pages, ranges) = (3 * MARKS_MAX as u64 / 4096, 4096);
+        for page in 0..pages {
+            let ranges = (page * ranges..(page + 1) * ranges).map(|n| Extent::new(n * 8192, 4096)).collect();
+            memory.take(MapPage { ranges, next: Some((page + 1) * 4096 * 8192), total: None });
+            assert!(memory.marks.len() <= 2 * MARKS_MAX);
+        }
+        let marks = few(memory.marks);
+        let covered = |n: u64| marks.iter().any(|m| m.contains(Extent::new(n * 8192, 4096)));
+        assert!((0..pages * 4096).step_by(99_991).all(covered), "none is forgotten");
+    }
 
     #[test]
     fn pages_are_asked_for_as_long_as_they_come_further() {

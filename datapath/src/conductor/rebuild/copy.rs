@@ -1,7 +1,8 @@
 //! What is copied in a rebuild, in which order, and how far that is.
 //!
 //! Layers go one after another, the head last. A layer of which anything may differ is gone through page by page: where
-//! neither source nor target hold anything there is nothing to do, and where only the source does nothing to compare.
+//! neither source nor target hold anything there is nothing to do, and where only the source does nothing to compare. Pieces are
+//! laid out a part of the layer at a time, however much one page or one mark tells of.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +17,11 @@ use crate::message::LayerRef;
 const PIECE: u64 = lh_wire::MAX_DATA as u64;
 
 /// Marked ranges kept at most: 16 MiB of memory. Beyond that what lies between them is compared, too.
-const MARKS_MAX: usize = 1 << 20;
+pub(super) const MARKS_MAX: usize = 1 << 20;
+
+/// Bytes of a layer whose pieces are laid out at a time: 65,536 windows, some megabytes of memory. A page may tell of terabytes, since
+/// large files lie in few extents.
+const PART: u64 = 8 << 30;
 
 /// One copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +55,9 @@ struct Layer {
     name: String,
     length: u64,
     how: How,
-    /// Pieces known and not given.
+    /// Pieces laid out and not given.
     ready: VecDeque<Piece>,
-    /// Everything before this byte is known.
+    /// Everything before this byte is laid out.
     next: u64,
     /// Bytes that it was thought to take, and is known to.
     guess: u64,
@@ -92,7 +97,7 @@ impl Copy {
         layers: impl Iterator<Item = (Option<LayerRef>, String, u64, u64, How)>,
         marks: Vec<Extent>,
     ) -> Self {
-        let marks = few(join(marks));
+        let marks = few(marks);
         let marked: u64 = marks.iter().map(|m| m.len).sum();
         let mut copy = Self { marks, ..Self::default() };
         for (layer, name, length, held, how) in layers {
@@ -102,12 +107,25 @@ impl Copy {
                 How::Whole => held,
             };
             copy.total += guess;
-            let (ready, next, known, page) = (VecDeque::new(), 0, 0, Page::default());
-            let mut layer = Layer { layer, name, length, how, ready, next, guess, known, page };
-            layer.prepare(&copy.marks);
-            copy.layers.push_back(layer);
+            let (ready, known, page) = (VecDeque::new(), 0, Page::default());
+            let next = if how == How::Nothing { length } else { 0 };
+            copy.layers.push_back(Layer { layer, name, length, how, ready, next, guess, known, page });
         }
+        copy.lay_out();
         copy
+    }
+
+    /// Whatever can be laid out without a page is, of the layer whose turn it is; those that are through go.
+    fn lay_out(&mut self) {
+        loop {
+            let last = self.layers.len() <= 1;
+            let Some(layer) = self.layers.front_mut() else { break };
+            layer.lay_out(&self.marks);
+            if last || !layer.is_through() {
+                break;
+            }
+            self.layers.pop_front();
+        }
     }
 
     /// Bytes to be looked at in all, as far as is known.
@@ -116,10 +134,7 @@ impl Copy {
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.flying.is_empty()
-            && self.again.is_empty()
-            && self.layers.iter().all(Layer::is_known)
-            && self.layers.iter().all(|l| l.ready.is_empty())
+        self.flying.is_empty() && self.again.is_empty() && self.layers.iter().all(Layer::is_through)
     }
 
     /// A page that is wanted before anything else can be given.
@@ -149,6 +164,7 @@ impl Copy {
         }
         let Page { source: Some(source), target: Some(target), .. } = &layer.page else { return };
         let end = source.next.unwrap_or(layer.length).min(target.next.unwrap_or(layer.length));
+        let end = end.min(end_of_part(layer.next));
         let within = Extent::new(layer.next, end.saturating_sub(layer.next));
         let clip =
             |page: &MapPage| page.ranges.iter().filter_map(|r| r.intersection(within)).collect::<Vec<_>>();
@@ -161,15 +177,12 @@ impl Copy {
         if layer.is_known() {
             self.total = (self.total + layer.known).saturating_sub(layer.guess);
         }
+        self.lay_out();
     }
 
     /// The layer whose turn it is.
     fn front(&mut self) -> Option<&mut Layer> {
         let flies = self.flying.values().any(|(p, _)| p.layer.is_some()) || !self.again.is_empty();
-        while self.layers.len() > 1 && self.layers.front().is_some_and(|l| l.is_known() && l.ready.is_empty())
-        {
-            self.layers.pop_front();
-        }
         // What is below the head is there before the head is.
         self.layers.front_mut().filter(|l| l.layer.is_some() || !flies)
     }
@@ -180,6 +193,7 @@ impl Copy {
             Some(piece) => piece,
             None => self.front()?.ready.pop_front()?,
         };
+        self.lay_out();
         if piece.range.len > most {
             let rest = Extent::new(piece.range.offset + most, piece.range.len - most);
             self.again.push(Piece { range: rest, ..piece });
@@ -231,26 +245,38 @@ impl Copy {
             known: 0,
             page,
         });
+        self.lay_out();
     }
 }
 
 impl Layer {
-    /// All of it is known.
+    /// All of it is laid out.
     const fn is_known(&self) -> bool {
         self.next >= self.length
     }
 
-    /// What needs no map.
-    fn prepare(&mut self, marks: &[Extent]) {
-        if self.how != How::Whole {
-            self.next = self.length;
-        }
-        if self.how == How::Marked {
-            let volume = Extent::new(0, self.length);
-            let marks: Vec<Extent> = marks.iter().filter_map(|m| m.intersection(volume)).collect();
-            self.ready.extend(pieces(self.layer, &[], &marks));
+    /// All of it was given.
+    fn is_through(&self) -> bool {
+        self.is_known() && self.ready.is_empty()
+    }
+
+    /// Lays out the next part that is marked, if that is what is looked at and nothing is left of the part before. The marks are
+    /// sorted.
+    fn lay_out(&mut self, marks: &[Extent]) {
+        while self.how == How::Marked && self.ready.is_empty() && !self.is_known() {
+            let left = &marks[marks.partition_point(|m| m.end() <= self.next)..];
+            let from = left.first().map_or(self.length, |m| m.offset).max(self.next).min(self.length);
+            let within = Extent::new(from, self.length.min(end_of_part(from)) - from);
+            let some: Vec<Extent> = left.iter().map_while(|m| m.intersection(within)).collect();
+            self.ready.extend(pieces(self.layer, &[], &some));
+            self.next = within.end();
         }
     }
+}
+
+/// Where the part ends that begins with this byte. Parts end where windows do.
+const fn end_of_part(from: u64) -> u64 {
+    (from / PART).saturating_add(1).saturating_mul(PART)
 }
 
 /// Cuts what the source holds, and what the target does, into copies: what both may hold is compared, in windows small
@@ -288,9 +314,9 @@ fn pieces(layer: Option<LayerRef>, source: &[Extent], target: &[Extent]) -> Vec<
     pieces
 }
 
-/// Widens ranges until there are few enough.
-fn few(mut ranges: Vec<Extent>) -> Vec<Extent> {
-    let mut unit = COMPARE_MAX;
+/// Sorts and joins ranges, and widens them until there are few enough.
+pub(super) fn few(ranges: Vec<Extent>) -> Vec<Extent> {
+    let (mut ranges, mut unit) = (join(ranges), COMPARE_MAX);
     while ranges.len() > MARKS_MAX {
         ranges = join(ranges.iter().map(|r| r.widen(unit)).collect());
         unit *= 2;
@@ -369,6 +395,46 @@ mod tests {
         copy.copied(2, 4096);
         assert!(copy.is_complete());
         assert_eq!(copy.copied, 4096);
+    }
+
+    /// Files of terabytes lie in few extents, and what was written while the target was away may be all of the volume.
+    #[test]
+    fn however_much_a_page_or_a_mark_tells_of_little_is_laid_out_at_a_time() {
+        const TIB: u64 = MIB << 20;
+        let look_at = |copy: &mut Copy, bytes: u64| {
+            for n in 0..bytes / COMPARE_MAX {
+                let (number, piece) = copy.next(u64::MAX, 0).expect("it goes on");
+                assert_eq!((piece.range, piece.compare), (at(n * COMPARE_MAX, COMPARE_MAX), true));
+                let laid_out: usize = copy.layers.iter().map(|l| l.ready.len()).sum();
+                assert!(laid_out as u64 <= PART / COMPARE_MAX, "{laid_out} pieces");
+                copy.copied(number, 0);
+            }
+        };
+        let mut copy = whole(&[(S, "s", 8 * TIB), (None, "", 8 * TIB)]);
+        tell(&mut copy, &[at(0, 8 * TIB)], &[at(0, 8 * TIB)]);
+        look_at(&mut copy, PART);
+        assert_eq!(take(&mut copy), None);
+        let next = copy.wants();
+        assert_eq!((next[0].layer.as_str(), next[0].from), ("s", PART));
+
+        let name = |layer: Option<LayerRef>| if layer.is_some() { "s".to_owned() } else { String::new() };
+        let layers = [S, None].map(|layer| (layer, name(layer), 8 * TIB, 8 * TIB, How::Marked));
+        let mut copy = Copy::of(layers.into_iter(), vec![at(0, 8 * TIB)]);
+        look_at(&mut copy, 2 * PART);
+        assert!(copy.wants().is_empty() && !copy.is_complete());
+    }
+
+    #[test]
+    fn layers_that_are_not_marked_are_through_at_once() {
+        let layers =
+            [(S, "s".to_owned(), MIB, MIB, How::Marked), (None, String::new(), 64 << 30, MIB, How::Marked)];
+        let mut copy = Copy::of(layers.into_iter(), vec![at(40 << 30, 4096), at(60 << 30, 4096)]);
+        for offset in [40 << 30, 60 << 30] {
+            assert!(!copy.is_complete());
+            assert_eq!(take(&mut copy), Some((None, at(offset, 4096), true)));
+        }
+        (1..=2).for_each(|n| copy.copied(n, 0));
+        assert!(copy.is_complete());
     }
 
     #[test]

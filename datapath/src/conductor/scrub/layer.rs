@@ -7,6 +7,9 @@ use lh_wire::{MAX_DATA, MapPage, VERIFY_MAX};
 
 use crate::message::{LayerRef, MemberId, MemberSet};
 
+/// Bytes of a layer whose pieces are laid out at a time: 65,536 of them, some megabytes of memory. A page may tell of terabytes.
+const PART: u64 = 64 << 30;
+
 /// Bytes compared at once, while nobody else wants the disk.
 const PIECE: u64 = MAX_DATA as u64;
 
@@ -72,6 +75,7 @@ impl Layer {
             // Nobody is left of those who were asked: the others are.
             return true;
         }
+        let end = end.min((self.next / PART).saturating_add(1).saturating_mul(PART));
         let within = Extent::new(self.next, end.saturating_sub(self.next));
         let held = pages.values().flat_map(|page| &page.ranges).filter_map(|r| r.intersection(within));
         self.ready.extend(windows(held));
@@ -188,6 +192,19 @@ mod tests {
         assert!(layer.lay_out(MemberSet::EMPTY.with(B)));
         assert_eq!(layer.take(u64::MAX), Some(Extent::new(40 * MIB, 4096)));
         assert!(layer.is_through());
+    }
+
+    /// Files of terabytes lie in few extents.
+    #[test]
+    fn however_much_a_page_tells_of_little_is_laid_out_at_a_time() {
+        let only = MemberSet::EMPTY.with(A);
+        let mut layer = Layer::new("s".into(), Some(LayerRef(0)), 8 << 40, 1);
+        layer.wants(only);
+        layer.heard(A, page(&[(0, 8 << 40)], None));
+        assert!(layer.lay_out(only));
+        assert_eq!(layer.ready.len() as u64, PART / PIECE);
+        while layer.take(u64::MAX).is_some() {}
+        assert_eq!((layer.is_through(), layer.wants(only)), (false, Some(PART)));
     }
 
     #[test]
