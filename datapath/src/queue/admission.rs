@@ -121,6 +121,7 @@ impl Queue {
         } else if self.mode == Mode::Stopping || self.slot(s).abandoned {
             self.conclude(now, s, Err(IoError::ShuttingDown), out);
         } else if self.watched
+            && !self.lacks(Sabotage::NotLooked)
             && self.slot(s).work.is_client_write()
             && !matches!(self.slot(s).stage(), Stage::Looking)
         {

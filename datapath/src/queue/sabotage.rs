@@ -26,6 +26,8 @@ pub enum Sabotage {
     FullIsUntouched,
     /// What waits outside is done, whether or not its client is still there.
     NotAbandoned,
+    /// What changes data is sent as soon as it has its range, without a look whether its client is still there.
+    NotLooked,
 }
 
 impl super::Queue {

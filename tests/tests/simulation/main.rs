@@ -207,6 +207,13 @@ fn what_was_given_up_done_all_the_same() {
     noticed_in(Some(Mix::Clients), 1, "what_was_given_up_done_all_the_same", sabotage);
 }
 
+/// A thread has to be kept from its processor between its look for a client and the write's place in the order.
+#[test]
+fn what_was_given_up_sent_once_it_has_its_range() {
+    let sabotage = Sabotage { queue: Some(InQueue::NotLooked), ..Sabotage::default() };
+    noticed_in(Some(Mix::Clients), 1, "what_was_given_up_sent_once_it_has_its_range", sabotage);
+}
+
 /// Rare: a snapshot has to be folded away and another one to get its name while a replica is out that comes back to just that.
 #[test]
 fn another_snapshot_of_the_same_name_and_time() {

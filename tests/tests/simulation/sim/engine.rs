@@ -414,15 +414,21 @@ impl Engine {
         true
     }
 
-    /// A client's request.
-    pub(crate) fn request(&mut self, now: u64, q: usize, slot: u16, op: Op, range: Extent, out: &mut Outbox) {
+    /// A client's request is read from its connection.
+    pub(crate) fn request(&mut self, q: usize, slot: u16, op: Op, range: Extent) {
         let s = &mut self.slots[q][usize::from(slot)];
         s.request = Some((op, range));
         (s.taken, s.left) = (true, false);
         s.uses += 1;
         s.instead_of.clear();
         s.stored = None;
-        self.queue(now, q, queue::Input::Request { slot, op, range }, None, out);
+    }
+
+    /// And handed to the queue.
+    pub(crate) fn submit(&mut self, now: u64, q: usize, slot: u16, out: &mut Outbox) {
+        if let Some((op, range)) = self.slots[q][usize::from(slot)].request {
+            self.queue(now, q, queue::Input::Request { slot, op, range }, None, out);
+        }
     }
 
     /// An answer has left the process.

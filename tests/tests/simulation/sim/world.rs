@@ -156,6 +156,8 @@ pub(crate) enum Event {
     TurnDue(u64, usize),
     /// And does.
     LetIn(u64, usize),
+    /// A request in this slot of a queue of an engine is handed to the queue.
+    Submit(u64, usize, u16),
 }
 
 /// What somebody wants done.
@@ -591,6 +593,7 @@ impl World {
             | Event::HangUp(e, ..)
             | Event::TurnDue(e, _)
             | Event::LetIn(e, _)
+            | Event::Submit(e, ..)
             | Event::HandshakeOver(e, ..) => Some(*e),
             _ => None,
         };
@@ -675,7 +678,7 @@ impl World {
                 }
             }
             Event::AskGrant(_, member, hello) => self.ask_grant(number, member, hello),
-            Event::HangUp(..) | Event::TurnDue(..) | Event::LetIn(..) => {
+            Event::HangUp(..) | Event::TurnDue(..) | Event::LetIn(..) | Event::Submit(..) => {
                 self.queue_turns(number, &event, out)
             }
             Event::Mail(_, q, mail) => {

@@ -123,8 +123,16 @@ impl World {
             let line = format!("e{number} q{q}/{slot} {op:?} {:?} {:?}", blocks(range), s.client);
             self.say(|| line);
         }
+        // A thread may be kept from its processor since it looked for the client.
+        let stumbles = self.mix == Mix::Clients && !self.at_peace && self.dice.chance(200);
+        let late = if stumbles { self.dice.below(30 * MS) } else { 0 };
         if let Some(e) = self.engines.get_mut(&number) {
-            e.request(now, q, slot, op, range, out);
+            e.request(q, slot, op, range);
+            if late == 0 {
+                e.submit(now, q, slot, out);
+            } else {
+                out.later(now + late, Event::Submit(number, q, slot));
+            }
         }
     }
 

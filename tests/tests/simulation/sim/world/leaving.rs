@@ -50,6 +50,7 @@ impl World {
         match *event {
             Event::HangUp(_, q, slot, uses) => e.hangs_up(now, q, slot, uses, out),
             Event::LetIn(_, q) => e.let_in(now, q, out),
+            Event::Submit(_, q, slot) => e.submit(now, q, slot, out),
             Event::TurnDue(_, q) => {
                 let late = if self.dice.chance(700) { MS / 10 } else { 30 * MS };
                 out.later(now + self.dice.below(late), Event::LetIn(number, q));
