@@ -433,10 +433,11 @@ fn finish(fs: &Fs, directory: &Path, record: &FoldRecord) -> io::Result<()> {
         stand_on(fs, directory, child_file)?;
         fs.remove(&directory.join(format!("{child_file}{CHECKSUM}")))?;
     }
-    fs.remove(&directory.join(format!("{parent_file}{CHECKSUM}")))?;
     fs.remove(&directory.join(meta_name(&parent_file)))?;
     fs.sync_directory(directory)?;
     fs.remove(&parent)?;
+    // After the image, which whoever writes a checksum looks for once it is written: one of the two takes it away.
+    fs.remove(&directory.join(format!("{parent_file}{CHECKSUM}")))?;
     fs.sync_directory(directory)?;
     if let Some(map) = switch.map {
         fs.remove(&engine.join(zero::file_name(map)))?;

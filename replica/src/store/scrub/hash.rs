@@ -9,7 +9,7 @@ use super::super::checksum::{
 };
 use super::super::disk::read_small;
 use super::super::fs::Fs;
-use super::super::meta::{META_MAX, now};
+use super::super::meta::{META_MAX, now, snapshot_file};
 use super::super::pace::Pace;
 use super::layer::SnapshotLayer;
 use super::walk::{Found, checksums};
@@ -152,7 +152,8 @@ impl SnapshotLayer {
         }
     }
 
-    fn write_record(&self, fs: &Fs, record: &Recorded) -> io::Result<()> {
+    /// Ends with no file if the snapshot was folded away meanwhile.
+    pub(in super::super) fn write_record(&self, fs: &Fs, record: &Recorded) -> io::Result<()> {
         let name = file_name(&self.snapshot);
         let inode = self.disk.metadata()?.ino();
         let engine = self.engine();
@@ -163,7 +164,12 @@ impl SnapshotLayer {
             self.directory.join(format!("{name}.tmp"))
         };
         fs.write(&new, &record.encode(), None)?;
-        fs.rename(&new, &self.directory.join(name))?;
+        fs.rename(&new, &self.directory.join(&name))?;
+        // Meanwhile the snapshot may have been folded away: then there is nothing that the checksum is of.
+        let image = self.directory.join(snapshot_file(&self.snapshot));
+        if image.symlink_metadata().map(|found| found.ino()).ok() != Some(inode) {
+            fs.remove(&self.directory.join(&name))?;
+        }
         File::open(&self.directory)?.sync_all()
     }
 }

@@ -3,14 +3,17 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use lh_block::BLOCK;
 
 use super::super::checksum::{Crc64, Recorded, Sums, Version, file_name};
 use super::super::disk;
+use super::super::fs::Fs;
 use super::super::pace::Pace;
 use super::super::scrub::walk::tests_fault::BAD;
 use super::super::scrub::{Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
+use super::tape::Tape;
 use super::volume::{SIZE, Volume, extent};
 
 /// Blocks 2 to 9 and 20 of snapshot one hold data; of two, block 3 holds data, and 5 and 7 are zero by its map: over a
@@ -222,6 +225,42 @@ fn a_fold_is_no_rot() {
     assert_eq!(scrub(&path, "two").stored, Stored::Valid);
     let names = fs::read_dir(path.join("engine")).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names.filter(|name| name.to_str().unwrap().starts_with("sums-")).count(), 1);
+}
+
+/// Whoever takes a snapshot's checksums may come to the end of it while the snapshot is folded away.
+#[test]
+fn checksums_of_what_is_folded_away_leave_no_file() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = sample(&path);
+    let layer = layer(&path, "one");
+    let recorded = Recorded::new(1, layer.version_for_tests().ctime, "2026-11-20T06:04:40Z".into());
+    volume.remove(3, "one").unwrap();
+    volume.fold("one").unwrap();
+    layer.write_record(&Fs::default(), &recorded).unwrap();
+    assert!(!path.join(file_name("one")).exists());
+}
+
+/// At no step of a fold is the image still there and the checksum gone for good: who writes one then is not told that
+/// there is nothing to write it for.
+#[test]
+fn a_fold_takes_the_checksum_after_the_image() {
+    for steps in 0.. {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("replica");
+        drop(sample(&path));
+        hash(&path, "one");
+        Volume::open(&path).unwrap().remove(3, "one").unwrap();
+        let tape = Arc::new(Tape::default());
+        tape.stop_after(steps);
+        let folded = Volume::open_taped(&path, &tape).is_ok_and(|mut volume| volume.fold("one").is_ok());
+        let is_there = |name: &str| path.join(name).exists();
+        let left = (is_there("volume-snap-one.img"), is_there(&file_name("one")));
+        assert_ne!(left, (true, false), "stopped after {steps} operations");
+        if folded {
+            return assert_eq!(left, (false, false));
+        }
+    }
 }
 
 #[test]
