@@ -8,11 +8,13 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{LiveDirs, Root, VolumeRecord, VolumeState};
 use control::proto::ptypes;
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use lh_block::format_size;
 use replica::store::{CloneOptions, Cloned, Pace, SnapshotView, clone_snapshot};
 
 use super::args::{CloneSource, Output};
-use super::observe::{connect_engine, has_processes, observe};
+use super::engine::reach;
+use super::observe::{has_processes, observe};
 use super::output::{counted, print_json};
 use super::snapshot::{check_known, directory_in_sync, opener};
 use super::{Context, interrupt, lock, remove, room};
@@ -97,9 +99,7 @@ async fn look_at(
             return Ok((SnapshotView::open(&directory, None)?, "clone".to_owned()));
         }
         None => {
-            let Some(mut engine) = connect_engine(root, volume).await else {
-                bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
-            };
+            let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
             let taken = engine.volume_snapshot(ptypes::VolumeSnapshotRequest::default()).await;
             let taken =
                 taken.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name;

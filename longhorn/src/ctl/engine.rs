@@ -1,12 +1,13 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 use control::proto::ptypes;
+use tonic::transport::Channel;
 
 use super::manager::Manager;
 use super::observe::ask_engine;
@@ -16,6 +17,12 @@ use crate::progress::Progress;
 
 /// In which an engine answers that waits for nothing.
 const SOON: Duration = Duration::from_secs(3);
+
+/// How long is waited for an engine that is started again, as after it died, or was exchanged by an upgrade.
+const COMES_BACK: Duration = Duration::from_secs(15);
+
+/// How often is looked whether it is there.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The frontend of an engine for one operation.
 const QUIET: Frontend = Frontend::None;
@@ -50,6 +57,33 @@ pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Res
     }
     record.size = size;
     Ok(record.store(root)?)
+}
+
+/// The way to the engine of a volume that is up. Where it has died its manager starts it again, if need be one that is started
+/// here, and it is waited for: nothing was asked of it yet.
+///
+/// # Errors
+/// The volume is not up, or its engine does not come back within 15 s.
+pub(super) async fn reach(root: &Root, volume: &str) -> Result<Channel> {
+    let socket = root.control_socket(&engine_name(volume));
+    let deadline = Instant::now() + COMES_BACK;
+    let mut is_watched = false;
+    loop {
+        if let Ok(channel) = control::transport::connect(&socket).await {
+            return Ok(channel);
+        }
+        if ProcessRecord::load(root, &engine_name(volume))?.is_none() {
+            bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
+        }
+        if !is_watched {
+            Manager::ensure(root).await?;
+            is_watched = true;
+        }
+        if Instant::now() > deadline {
+            bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told what is being waited for.

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name};
+use control::host::{ReplicaRecord, Root, VolumeRecord};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName};
+use control::transport::is_gone;
 use tonic::transport::Channel;
 
 use super::Context;
@@ -18,8 +19,9 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{counted, print, print_json};
-use super::{interrupt, lock, remove, room, up};
+use super::{engine, interrupt, lock, remove, room, up};
 use crate::progress::Progress;
+use crate::sentence::sentence;
 use crate::tell::tell;
 
 /// How often a rebuild is looked at.
@@ -33,11 +35,7 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The engine's operations, if the volume is up.
 pub(super) async fn connect(root: &Root, volume: &str) -> Result<VolumeOperationsClient<Channel>> {
-    let socket = root.control_socket(&engine_name(volume));
-    match control::transport::connect(&socket).await {
-        Ok(channel) => Ok(VolumeOperationsClient::new(channel)),
-        Err(_) => bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`"),
-    }
+    engine::reach(root, volume).await.map(VolumeOperationsClient::new)
 }
 
 pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathBuf>) -> Result<()> {
@@ -60,14 +58,22 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
             () = held.wait() => {}
         }
         let address = format!("unix:{}", root.data_socket(&replica.name).display());
-        engine.replica_add(NamedReplica { name: replica.name.clone(), address }).await?;
-        anyhow::Ok(())
+        let replica = NamedReplica { name: replica.name.clone(), address };
+        let mut added = engine.replica_add(replica.clone()).await;
+        if added.as_ref().is_err_and(is_gone) {
+            added = connect(root, volume).await?.replica_add(replica).await;
+        }
+        match added {
+            // An engine that was started anew meanwhile has the record's replicas, this one among them.
+            Err(known) if known.code() == tonic::Code::AlreadyExists => Ok(()),
+            added => Ok(added.map(drop)?),
+        }
     };
     if let Err(refused) = begun.await {
         let refused = refused.context(format!("volume {volume} does not take another replica"));
         return Err(match take_back(root, &mut record, &mut manager, &replica).await {
             Ok(()) => refused,
-            Err(left) => refused.context(format!("(and it could not be taken back: {left:#})")),
+            Err(left) => refused.context(format!("(and it could not be taken back: {})", sentence(&left))),
         });
     }
     held.let_go();

@@ -6,12 +6,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use control::host::VolumeRecord;
 use control::proto::ptypes;
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use lh_block::format_size;
 
 use super::Context;
 use super::args::Output;
-use super::engine::{answer, with_engine};
-use super::observe::{connect_engine, observe};
+use super::engine::{answer, reach, with_engine};
+use super::observe::observe;
 use super::output::print_json;
 use crate::tell::tell;
 
@@ -32,9 +33,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         );
     }
     let view = with_engine(context, volume, async |record, progress| {
-        let Some(mut engine) = connect_engine(root, volume).await else {
-            bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
-        };
+        let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
         let now = answer(volume, progress, engine.volume_get(())).await?.into_inner().size;
         let wanted = i64::try_from(size)?;
         if now != wanted {

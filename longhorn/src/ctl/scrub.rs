@@ -109,6 +109,11 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     }
     let state =
         if args.wait { wait(&mut engine).await? } else { engine.scrub_status(()).await?.into_inner() };
+    if !state.known && !args.status {
+        bail!(
+            "the scrub of volume {volume} ended with the engine, which was started anew: `longhornctl scrub {volume}`"
+        );
+    }
     if !state.known {
         bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`");
     }

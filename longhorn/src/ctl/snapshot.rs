@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{Root, VolumeRecord, engine_name};
 use control::proto::ptypes;
+use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
@@ -16,8 +17,8 @@ use replica::store::OpenError;
 use serde::Serialize;
 
 use super::args::{ImageFormat, Output};
-use super::engine::{answer, with_engine};
-use super::observe::{VolumeView, connect_engine, has_processes, observe};
+use super::engine::{answer, reach, with_engine};
+use super::observe::{VolumeView, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::{Context, device, members, snapshot_tree};
@@ -59,9 +60,7 @@ pub(super) struct NewSnapshot {
 
 pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
-    let Some(mut engine) = connect_engine(&context.root, &record.name).await else {
-        bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
-    };
+    let mut engine = ControllerServiceClient::new(reach(&context.root, &record.name).await?);
     let request = ptypes::VolumeSnapshotRequest {
         name: new.name.unwrap_or_default(),
         labels: new.labels.into_iter().collect(),
@@ -184,9 +183,7 @@ pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Resul
         if let Some(device) = &view.device {
             device::check_unused(Path::new(device))?;
         }
-        let Some(mut engine) = connect_engine(root, volume).await else {
-            bail!("the engine of volume {volume} does not answer: see `longhornctl status {volume}`");
-        };
+        let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
         progress.say("reverting every replica");
         let asked = engine.volume_revert(ptypes::VolumeRevertRequest { name: name.to_owned() }).await;
         asked.with_context(|| format!("volume {volume} is as it was"))?;

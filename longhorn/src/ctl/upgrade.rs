@@ -22,6 +22,7 @@ use super::output::print_json;
 use super::up::{failure_since, is_usable};
 use super::{Context, engine, lock};
 use crate::progress::Progress;
+use crate::sentence::sentence;
 use crate::tell::tell;
 
 /// How long the next engine may take until its endpoint is usable, in-doubt ranges made equal included.
@@ -62,9 +63,12 @@ pub(super) async fn run(context: &Context, args: &UpgradeArgs) -> Result<()> {
         Ok(view) => view,
         Err(e) => {
             exchange.progress.say("going back to the program before");
-            return Err(match exchange.replace(running, before.generation).await {
-                Ok(_) => anyhow!("{e:#}; the volume runs with the program that it had before"),
-                Err(worse) => e.context(format!("(and the program before does not start either: {worse:#})")),
+            return Err(match exchange.go_back(running, before.generation).await {
+                Ok(_) => anyhow!("{}; the volume runs with the program that it had before", sentence(&e)),
+                Err(worse) => {
+                    let worse = sentence(&worse);
+                    e.context(format!("(and the program before does not start either: {worse})"))
+                }
             });
         }
     };
@@ -89,6 +93,12 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
+    /// The same with the program before; it may be the instance manager that was lost.
+    async fn go_back(&mut self, spec: ProcessSpec, before: u64) -> Result<VolumeView> {
+        *self.manager = Manager::ensure(self.root).await?;
+        self.replace(spec, before).await
+    }
+
     /// Exchanges the engine, and waits until the next one shows the volume.
     async fn replace(&mut self, spec: ProcessSpec, before: u64) -> Result<VolumeView> {
         let Self { root, record, manager, held, progress } = self;

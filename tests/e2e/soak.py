@@ -1,0 +1,222 @@
+"""Everything at once: three hands that take, remove, fold and export snapshots, grow, clone, scrub and upgrade the volume and add, rebuild
+and take out replicas, beside one that kills and stops its processes, under a register load. Whatever is asked is done or refused in
+a sentence; no block reads wrong, a snapshot has the same bytes each time that it is exported or cloned, and once all is calm the
+volume heals, and its replicas are equal."""
+import collections, hashlib, os, random, re, signal, subprocess, threading, time
+from harness import BIN, Host, contents, expect, full, kill, rng, say, shown, wait_for
+
+MIB = 1 << 20
+SECONDS = int(os.environ.get('LH_SECONDS', full(40, 900)))
+SIZE, LARGEST = 32 * MIB, 64 * MIB
+HANDS = 3
+# A command that waits for a volume to heal may wait as long as the faults go on, and then for the healing.
+PATIENCE = 300
+
+
+def sum_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Volume:
+    """The volume, and what is known of its snapshots."""
+
+    def __init__(self, host, name):
+        self.host, self.name = host, name
+        self.lock = threading.Lock()
+        self.size = SIZE
+        # sha256 of each snapshot that was exported, in the size that the export had.
+        self.sums = {}
+        self.done, self.refused = collections.Counter(), collections.defaultdict(collections.Counter)
+        self.wrong = []
+
+    def ctl(self, *words):
+        """What the command printed; `None`: it was refused."""
+        what = " ".join(words[:2]) if words[0] in ("snapshot", "replica") else words[0]
+        began = time.monotonic()
+        done = self.host.ctl(*words, check=False, timeout=PATIENCE)
+        took = time.monotonic() - began
+        with self.lock:
+            if done.returncode == 0:
+                self.done[what] += 1
+                return done.stdout
+            said = done.stderr.strip().splitlines() or [""]
+            sentence = re.sub(r"[0-9a-f]{8}\b|\d+", "N", said[-1].replace(self.host.root, "ROOT").replace(self.name, "VOLUME"))
+            self.refused[what][sentence] += 1
+            if done.returncode != 1 or not done.stderr.strip() or "panicked" in done.stderr:
+                self.wrong.append(f"{' '.join(words)} after {took:.1f} s: status {done.returncode}: {done.stderr}")
+            return None
+
+    def names(self):
+        listed = self.host.ctl("-o", "json", "snapshot", "ls", self.name, check=False, timeout=PATIENCE)
+        return re.findall(r'"name": ?"([^"]+)"[^}]*?"removed": ?false', listed.stdout) if listed.returncode == 0 else []
+
+    def replicas(self):
+        status = self.host.ctl("-o", "json", "status", self.name, check=False, timeout=PATIENCE)
+        return re.findall(r'"name": ?"([^"]+-r-[0-9a-f]{8})"', status.stdout) if status.returncode == 0 else []
+
+    def holds(self, snapshot, what, size, found):
+        """That it is what the snapshot was when it was first looked at."""
+        with self.lock:
+            known = self.sums.setdefault((snapshot, size), found)
+            if known != found:
+                self.wrong.append(f"{what} of snapshot {snapshot}, {size} bytes: {found}, and was {known}")
+
+
+class Hand(threading.Thread):
+    """Asks for one thing after the other."""
+
+    def __init__(self, volume, number, dice, until):
+        super().__init__(daemon=True)
+        self.volume, self.number, self.dice, self.until, self.turn = volume, number, dice, until, 0
+        self.file = os.path.join(volume.host.root, f"hand-{number}.img")
+
+    def some(self, names):
+        return self.dice.choice(names) if names else None
+
+    def take(self):
+        self.volume.ctl("snapshot", "create", self.volume.name, f"s{self.number}-{self.turn}")
+
+    def remove(self):
+        if (names := self.volume.names()) and len(names) > 3:
+            self.volume.ctl("snapshot", "rm", self.volume.name, self.some(names))
+
+    def purge(self):
+        self.volume.ctl("snapshot", "purge", self.volume.name)
+
+    def export(self):
+        if snapshot := self.some(self.volume.names()):
+            if self.volume.ctl("snapshot", "export", self.volume.name, snapshot, self.file) is not None:
+                self.volume.holds(snapshot, "an export", os.path.getsize(self.file), sum_of(self.file))
+
+    def look(self):
+        self.volume.ctl(*self.dice.choice([("status", self.volume.name), ("ls",), ("replica", "ls", self.volume.name),
+                                           ("snapshot", "tree", self.volume.name), ("snapshot", "ls", self.volume.name)]))
+
+    def differ(self):
+        names = self.volume.names()
+        if len(names) > 1:
+            self.volume.ctl("snapshot", "diff", self.volume.name, *self.dice.sample(names, 2))
+
+    def grow(self):
+        with self.volume.lock:
+            self.volume.size = min(self.volume.size + MIB, LARGEST)
+            size = self.volume.size
+        self.volume.ctl("resize", self.volume.name, str(size))
+
+    def add(self):
+        if len(self.volume.replicas()) < 5:
+            self.volume.ctl("replica", "add", self.volume.name)
+
+    def take_out(self):
+        names = self.volume.replicas()
+        if len(names) > 2:
+            self.volume.ctl("replica", "rm", self.volume.name, self.some(names))
+
+    def rebuild(self):
+        if replica := self.some(self.volume.replicas()):
+            self.volume.ctl("replica", "rebuild", self.volume.name, replica)
+
+    def scrub(self):
+        more = self.dice.choice([("--wait",), ("--wait", "--repair"), ("--cancel",), ("--status",)])
+        self.volume.ctl("scrub", self.volume.name, *more)
+
+    def upgrade(self):
+        self.volume.ctl("upgrade", self.volume.name)
+
+    def clone(self):
+        snapshot = self.some(self.volume.names())
+        if not snapshot:
+            return
+        new = f"{self.volume.name}-{self.number}-{self.turn}"
+        self.volume.host.volumes.append(new)
+        if self.volume.ctl("clone", f"{self.volume.name}@{snapshot}", new) is None:
+            return
+        status = self.volume.host.ctl("-o", "json", "status", new, check=False, timeout=PATIENCE)
+        for path in re.findall(r'"path": ?"([^"]+)"', status.stdout):
+            if self.volume.ctl("replica", "export", path, self.file) is not None:
+                self.volume.holds(snapshot, "a clone", os.path.getsize(self.file), sum_of(self.file))
+        self.volume.ctl("rm", new, "--yes")
+
+    def run(self):
+        things = [(self.take, 20), (self.remove, 14), (self.purge, 8), (self.export, 12), (self.look, 8), (self.differ, 4), (self.grow, 4),
+                  (self.add, 6), (self.take_out, 6), (self.rebuild, 5), (self.scrub, 6), (self.upgrade, 2), (self.clone, 4)]
+        while time.monotonic() < self.until:
+            self.turn += 1
+            self.dice.choices([thing for thing, _ in things], [often for _, often in things])[0]()
+
+
+def disturb(volume, dice, until, load):
+    """Kills and stops what the volume lives by, one at a time, until the load has ended. What was done, how often."""
+    done = collections.Counter()
+    while time.monotonic() < until and load.poll() is None:
+        time.sleep(dice.uniform(0.5, 4))
+        what = dice.choice(["replica killed", "replica killed", "replica stopped", "engine killed", "manager killed"])
+        who = {"replica": "longhorn replica", "engine": "longhorn controller", "manager": "longhorn instance-manager"}[what.split()[0]]
+        pids = [pid for pid in volume.host.processes() if f"{who} " in words_of(pid)]
+        if not pids:
+            continue
+        pid = dice.choice(pids)
+        done[what] += 1
+        if what.endswith("stopped"):
+            kill(pid, signal.SIGSTOP)
+            time.sleep(dice.uniform(0.1, 3))
+            kill(pid, signal.SIGCONT)
+        else:
+            kill(pid, signal.SIGKILL)
+        if what == "manager killed":
+            # As the host's service manager does.
+            volume.ctl("up", volume.name)
+    return done
+
+
+def words_of(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline", "rb").read().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def main():
+    host, dice = Host(), rng()
+    volume = Volume(host, host.name("soak"))
+    quorum = dice.choice(["any", "majority"])
+    host.up(volume.name, "--size", str(SIZE), "--frontend", "nbd-server", "--quorum", quorum)
+    load = subprocess.Popen(
+        [os.path.join(BIN, "register-load"), "--socket", host.socket(volume.name), "--export", volume.name, "--blocks", "256",
+         "--connections", "3", "--depth", "3", "--seconds", str(SECONDS + 10), "--seed", str(dice.randrange(1 << 30))],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until = time.monotonic() + SECONDS
+    hands = [Hand(volume, n, random.Random(dice.randrange(1 << 30)), until) for n in range(HANDS)]
+    for hand in hands:
+        hand.start()
+    faults = disturb(volume, dice, until, load)
+    for hand in hands:
+        hand.join(2 * PATIENCE)
+        expect(not hand.is_alive(), "a command never ends")
+    out = load.communicate(timeout=PATIENCE)[0]
+    for what, sentences in sorted(volume.refused.items()):
+        for sentence, often in sentences.most_common():
+            say(f"{what}, {often} times: {sentence.strip()}")
+    expect(load.returncode == 0, f"register-load: {out}")
+    expect(not volume.wrong, "\n".join(volume.wrong))
+    wait_for("the volume healthy", lambda: host.status(volume.name)["robustness"] == "healthy", 120)
+    for snapshot in volume.names():
+        file = os.path.join(host.root, "last.img")
+        host.ctl("snapshot", "export", volume.name, snapshot, file)
+        volume.holds(snapshot, "the last export", os.path.getsize(file), sum_of(file))
+    expect(not volume.wrong, "\n".join(volume.wrong))
+    for log in ("instance-manager", volume.name):
+        bad = [text for _, text in host.log(log) if "panicked" in text]
+        expect(not bad, f"the log of {log}: {bad}")
+    paths = [r["path"] for r in host.status(volume.name)["replicas"]]
+    host.ctl("down", volume.name)
+    expect(len({contents(p) for p in paths}) == 1, "replicas differ")
+    refused = sum(sum(s.values()) for s in volume.refused.values())
+    asked = ", ".join(f"{n} {what}" for what, n in sorted(volume.done.items()))
+    shown(f"quorum {quorum}: {sum(volume.done.values())} commands done ({asked}), {refused} refused, {sum(faults.values())} faults "
+          f"({', '.join(f'{n} {what}' for what, n in sorted(faults.items()))}): nothing read wrong, {len(volume.sums)} snapshots as they were, "
+          f"{len(paths)} replicas equal")
+
+
+main()
