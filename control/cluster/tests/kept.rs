@@ -247,3 +247,23 @@ async fn an_orphan_of_a_node_that_is_gone_for_good_can_be_deleted() {
     cluster.server.delete("core/nodes", "n2");
     cluster.wait("forgotten with its node", |c| c.server.all("orphans").is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_replica_that_longhorn_found_no_place_for_keeps_nothing_from_its_volume() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 41).await;
+    detached_volume(&cluster).await;
+    let nowhere = "demo-r-11112222";
+    let replica = json!({ "metadata": { "finalizers": ["longhorn.io"] }, "spec": { "volumeName": "demo" } });
+    cluster.server.apply("replicas", nowhere, &replica);
+    cluster.server.delete("replicas", nowhere);
+    cluster.wait("nobody else is there to let it go", |c| c.server.get("replicas", nowhere).is_none()).await;
+    cluster.ticket(Some("n1"));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.server.apply("replicas", nowhere, &replica);
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+}

@@ -253,8 +253,12 @@ impl Hands<'_> {
     }
 }
 
-/// What was on a node is forgotten only if Kubernetes itself has no such node, or there is none of ours.
+/// What was on a node is forgotten only if Kubernetes itself has no such node, or there is none of ours. A replica that Longhorn
+/// found no place for is on none, and the API server cannot be asked for that.
 async fn confirm_gone(context: &Context, node: &str) -> Done {
+    if node.is_empty() {
+        return Ok(());
+    }
     let nodes: Api<KubeNode> = Api::all(context.desk.client.clone());
     let is_gone =
         context.desk.api::<Node>().get_opt(node).await?.is_none() || nodes.get_opt(node).await?.is_none();
