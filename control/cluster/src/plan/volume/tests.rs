@@ -98,6 +98,31 @@ fn what_is_not_built_is_refused_before_anything_exists() {
 }
 
 #[test]
+fn a_volume_that_longhorn_has_restored_from_a_backup_is_one_as_any_other() {
+    let restored = |begun: bool, due: bool| {
+        let mut world = World::attached_to("n1");
+        world.attach("");
+        let volume = world.volume_mut();
+        volume.spec.from_backup = "s3://b@r/?backup=x&volume=y".into();
+        let status = volume.status.as_mut().unwrap();
+        (status.restore_initiated, status.restore_required) = (begun, due);
+        world.attach("n1");
+        world
+    };
+    assert_eq!(restored(true, false).status().state, VolumeState::Attached);
+    for (begun, due) in [(true, true), (false, true), (false, false)] {
+        let world = restored(begun, due);
+        assert_eq!(world.status().state, VolumeState::Detached, "half a backup, for all that is known");
+        let condition = world.status().conditions.get_condition(SCHEDULED).unwrap().clone();
+        assert!(condition.message.contains("fromBackup"), "{condition:?}");
+    }
+    let mut empty = World::new(VolumeSpec { from_backup: "s3://b".into(), ..VolumeSpec::default() });
+    empty.volume_mut().status = Some(VolumeStatus { restore_initiated: true, ..VolumeStatus::default() });
+    empty.settle();
+    assert!(empty.replicas.is_empty(), "an empty volume would be handed out for it");
+}
+
+#[test]
 fn attach_write_detach_and_elsewhere() {
     let mut world = World::attached_to("n1");
     let status = world.status();

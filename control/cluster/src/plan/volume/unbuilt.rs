@@ -31,7 +31,11 @@ impl Draft<'_> {
     /// True if the volume asks for what is not built. One that has replicas already is left as it is: its data was made
     /// by somebody who could.
     pub(super) fn refuse_unbuilt(&mut self) -> bool {
-        let Some(what) = unbuilt(&self.o.volume.spec) else { return false };
+        let mut spec = self.o.volume.spec.clone();
+        if self.was_restored() {
+            spec.from_backup.clear();
+        }
+        let Some(what) = unbuilt(&spec) else { return false };
         let message = format!("this version cannot do that yet: {what}");
         let is_known = self.status.conditions.get_condition(SCHEDULED).is_some_and(|c| c.reason == REASON);
         let now = self.now.clone();
@@ -40,5 +44,11 @@ impl Draft<'_> {
             self.tell(true, REASON, message);
         }
         true
+    }
+
+    /// True for a volume that Longhorn has filled with a backup: it names that for ever, and is a volume as any other.
+    fn was_restored(&self) -> bool {
+        let (begun, due) = (self.status.restore_initiated, self.status.restore_required);
+        begun && !due && self.o.replicas.iter().any(|r| !r.spec.healthy_at.is_empty())
     }
 }
