@@ -267,3 +267,23 @@ async fn a_replica_that_longhorn_found_no_place_for_keeps_nothing_from_its_volum
     cluster.server.delete("volumes", "demo");
     cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_volume_whose_numbers_are_too_large_keeps_no_other_from_being_read() {
+    let mut cluster = Cluster::new(&["n1", "n2", "n3"], 43).await;
+    detached_volume(&cluster).await;
+    // The API server knows numbers of 64 bits alone, and texts of 19 digits.
+    let spec = json!({ "size": "1073741824", "numberOfReplicas": 1, "ioTimeout": 5_000_000_000_u64, "snapshotMaxSize": "9999999999999999999" });
+    cluster.server.apply("volumes", "odd", &json!({ "spec": spec }));
+    // Whoever leads from now on reads all of them anew.
+    for node in ["n1", "n2", "n3"] {
+        cluster.stop(node).await;
+        cluster.start(node);
+    }
+    cluster.ticket(Some("n2"));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    let state = |c: &Cluster| c.server.get("volumes", "odd").unwrap()["status"]["state"].clone();
+    cluster.wait("the odd one is made, too", |c| state(c) == "detached").await;
+}

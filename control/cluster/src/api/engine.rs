@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::values::{Condition, GenerationText, Int64Text, is_default, null_is_default};
+use super::values::{Condition, GenerationText, Int64Text, is_default, null_is_default, seconds};
 use super::words::{DataEngine, DesireState, Frontend, InstanceState, Quorum, ReplicaMode};
 
 /// The process that serves a volume on one node.
@@ -113,7 +113,7 @@ pub struct EngineSpec {
     #[serde(skip_serializing_if = "is_default")]
     pub quorum: Quorum,
     /// Seconds that requests wait for a replica; 0 for ever.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]
     pub io_timeout: Option<u32>,
     /// It serves the volume to relays on other nodes, too.
     #[serde(skip_serializing_if = "is_default")]

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::num::{IntErrorKind, ParseIntError};
 
 use lh_block::{Epoch, Generation, Instance};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -19,6 +20,22 @@ where
     D: Deserializer<'de>,
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads a number of seconds. Of one that is too large to be kept, which the API server lets through, it is the largest: an object that
+/// cannot be read would keep all others of its kind from being read.
+pub(super) fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let read = Option::<i64>::deserialize(deserializer)?;
+    Ok(read.map(|seconds| u32::try_from(seconds.max(0)).unwrap_or(u32::MAX)))
+}
+
+/// The number of a text. One that is too large to be kept is the largest, for the same reason.
+fn number(text: &str) -> Result<i64, ParseIntError> {
+    text.parse().or_else(|e: ParseIntError| match e.kind() {
+        IntErrorKind::PosOverflow => Ok(i64::MAX),
+        IntErrorKind::NegOverflow => Ok(i64::MIN),
+        _ => Err(e),
+    })
 }
 
 /// A number that Longhorn writes as text, since JavaScript would round it.
@@ -63,7 +80,7 @@ impl<'de> Deserialize<'de> for Int64Text {
             None => Ok(Self::default()),
             Some(NumberOrText::Number(number)) => Ok(Self(number)),
             Some(NumberOrText::Text(text)) if text.is_empty() => Ok(Self::default()),
-            Some(NumberOrText::Text(text)) => text.parse().map(Self).map_err(de::Error::custom),
+            Some(NumberOrText::Text(text)) => number(&text).map(Self).map_err(de::Error::custom),
         }
     }
 }
@@ -232,6 +249,11 @@ mod tests {
             assert_eq!(serde_json::from_str::<Int64Text>(json).unwrap(), Int64Text(0));
         }
         assert!(serde_json::from_str::<Int64Text>("\"4k\"").is_err());
+        for (json, least_or_most) in
+            [("\"9999999999999999999\"", i64::MAX), ("\"-9999999999999999999\"", i64::MIN)]
+        {
+            assert_eq!(serde_json::from_str::<Int64Text>(json).unwrap(), Int64Text(least_or_most));
+        }
         assert_eq!(serde_json::to_string(&Int64Text(-1)).unwrap(), "\"-1\"");
         assert_eq!((Int64Text(-1).bytes(), Int64Text::of_bytes(u64::MAX)), (0, Int64Text(i64::MAX)));
     }

@@ -4,7 +4,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::values::{Condition, EpochRecord, GenerationText, Int64Text, is_default, null_is_default};
+use super::values::{
+    Condition, EpochRecord, GenerationText, Int64Text, is_default, null_is_default, seconds,
+};
 use super::words::{
     AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Quorum, Robustness, SnapshotIntegrity,
     Toggle, VolumeState,
@@ -202,7 +204,7 @@ pub struct VolumeSpec {
     /// replicas, or nobody (unsafe).
     pub quorum: Quorum,
     /// Seconds that requests wait for a replica; 0 for ever.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]
     #[schemars(extend("default" = 300))]
     pub io_timeout: Option<u32>,
 }
