@@ -81,8 +81,8 @@ pub fn plan(o: &Observed<'_>) -> NodeStatus {
         None => status.conditions.retain(|c| c.kind != DEFAULTS),
     }
     status.auto_evicting = is_cordoned && is_emptied_by_itself(o);
-    let twins = twins(o.disks);
     let old = std::mem::take(&mut status.disk_status);
+    let twins = twins(o.disks, &old);
     for (name, spec) in &o.node.spec.disks {
         let before = old.get(name).cloned().unwrap_or_default();
         let disk = disk_status(o, name, spec, before, twins.get(name.as_str()).copied(), &now);
@@ -103,14 +103,20 @@ fn is_emptied_by_itself(o: &Observed<'_>) -> bool {
     !o.node.spec.eviction_requested && o.replicas.iter().any(leaves)
 }
 
-/// Disks that lie on the file system of another one, by name, with the other one's name: its room would count twice.
-fn twins(disks: &BTreeMap<String, Result<DiskView, String>>) -> BTreeMap<&str, &str> {
+/// Disks that lie on the file system of another one, by name, with the other one's name: its room would count twice. Of two the one
+/// stays that was a disk before, with replicas perhaps: the other one is new, or is not mounted any more and shows what lies below.
+fn twins<'a>(
+    disks: &'a BTreeMap<String, Result<DiskView, String>>,
+    before: &BTreeMap<String, DiskStatus>,
+) -> BTreeMap<&'a str, &'a str> {
+    let is_known = |name: &str, view: &DiskView| before.get(name).is_some_and(|d| d.disk_uuid == view.uuid);
+    let seen = disks.iter().filter_map(|(name, view)| Some((name.as_str(), view.as_ref().ok()?)));
+    let (known, others): (Vec<_>, Vec<_>) = seen.partition(|(name, view)| is_known(name, view));
     let mut first: BTreeMap<&str, &str> = BTreeMap::new();
     let mut twins = BTreeMap::new();
-    for (name, view) in disks {
-        let Ok(view) = view else { continue };
+    for (name, view) in known.into_iter().chain(others) {
         if let Some(other) = first.get(view.filesystem_id.as_str()) {
-            twins.insert(name.as_str(), *other);
+            twins.insert(name, *other);
         } else {
             first.insert(&view.filesystem_id, name);
         }
@@ -134,14 +140,14 @@ fn disk_status(
         (_, DiskType::Block, _) => Some("disks of type block are for Longhorn's v2 data engine".to_owned()),
         (None, ..) => Some("the disk was not looked at yet".to_owned()),
         (Some(Err(e)), ..) => Some(e.clone()),
-        (Some(Ok(_)), _, Some(twin)) => {
-            Some(format!("it lies on the same file system as disk {twin}: remove one of the two"))
-        }
         (Some(Ok(view)), ..) if !status.disk_uuid.is_empty() && view.uuid != status.disk_uuid => {
             Some(format!(
                 "another disk is at {}: {} was expected, {} is there",
                 spec.path, status.disk_uuid, view.uuid
             ))
+        }
+        (Some(Ok(_)), _, Some(twin)) => {
+            Some(format!("it lies on the same file system as disk {twin}: remove one of the two"))
         }
         (Some(Ok(_)), ..) => None,
     };
@@ -361,6 +367,31 @@ mod tests {
         assert!(!status.disk_status["b"].conditions.holds(SCHEDULABLE));
         two.spec.disks.remove("b");
         assert!(!look(&two, Some(&plain), &[], &[], None).disk_status.contains_key("b"));
+    }
+
+    #[test]
+    fn a_disk_stays_one_whatever_else_comes_to_lie_on_its_file_system() {
+        let plain = KubernetesNode::default();
+        let mut two = node(&[("a", disk("/a")), ("b", disk("/b"))]);
+        let before = look(&two, Some(&plain), &[("a", view("u1", "f1")), ("b", view("u2", "f2"))], &[], None);
+        let says = |status: &NodeStatus, name: &str| {
+            status.disk_status[name].conditions.get_condition(READY).unwrap().message.clone()
+        };
+        // After the node was started anew the first one is not mounted: what lies below it is on the second one's file system.
+        two.status = Some(before.clone());
+        let status = look(&two, Some(&plain), &[("a", view("u9", "f2")), ("b", view("u2", "f2"))], &[], None);
+        assert_eq!(says(&status, "b"), "");
+        assert!(says(&status, "a").contains("u1 was expected, u9 is there"), "{}", says(&status, "a"));
+        // One that is added before it.
+        let mut known = before;
+        known.disk_status.remove("a");
+        two.status = Some(known);
+        let status = look(&two, Some(&plain), &[("a", view("u9", "f2")), ("b", view("u2", "f2"))], &[], None);
+        assert_eq!(says(&status, "b"), "");
+        assert!(says(&status, "a").contains("same file system as disk b"), "{}", says(&status, "a"));
+        two.status = Some(status);
+        let again = look(&two, Some(&plain), &[("a", view("u9", "f2")), ("b", view("u2", "f2"))], &[], None);
+        assert_eq!(Some(again), two.status, "and so it stays");
     }
 
     #[test]
