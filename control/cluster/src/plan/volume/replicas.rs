@@ -447,7 +447,8 @@ impl Draft<'_> {
         residents.iter().find(is_empty).filter(|_| others_hold).map(|r| r.name.clone())
     }
 
-    /// A replica that failed long ago, while others hold the data.
+    /// A replica that failed long ago, while others hold the data, and is not back: one that is being filled lacks less than one in
+    /// its place would.
     fn stale(&self, residents: &[Resident]) -> Option<String> {
         let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
         let minutes = if own > 0 { own } else { STALE_MINUTES };
@@ -455,8 +456,11 @@ impl Draft<'_> {
         if !residents.iter().any(|r| r.healthy && !r.failed) {
             return None;
         }
-        let is_stale = |spec: &ReplicaSpec| age(&spec.failed_at, self.o.now).is_some_and(|a| a > limit);
-        self.replicas.iter().find(|(_, spec)| is_stale(spec)).map(|(name, _)| name.clone())
+        let is_stale = |(name, spec): &(&String, &ReplicaSpec)| {
+            let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a > limit);
+            is_old && self.mode(name) != Some(ReplicaMode::WriteOnly)
+        };
+        self.replicas.iter().find(is_stale).map(|(name, _)| name.clone())
     }
 
     /// Replicas whose process has not ended, as far as anybody can know, and that have not failed.

@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::world::World;
+use crate::api::{ReplicaMode, Robustness};
 use crate::plan::rebuild::{Decided, filling, taken};
 
 /// Volumes, one after the other, each of which has decided before the next one looks.
@@ -101,4 +102,33 @@ fn no_node_fills_more_than_it_may_and_all_have_their_turn() {
     assert_eq!(most, 5);
     assert!(volumes.worlds.iter().all(|world| world.nodes() == ["n1", "n2", "n4"]), "all are whole again");
     assert_eq!(Settings::of([("concurrent-replica-rebuild-per-node-limit", "7")]).rebuilds_at_once(), 7);
+}
+
+#[test]
+fn a_replica_that_is_back_is_filled_to_the_end_however_long_ago_it_failed() {
+    let mut world = World::attached_to("n1");
+    world.volume_mut().spec.stale_replica_timeout = 30;
+    // There is no place for another one.
+    for n in ["n3", "n4"] {
+        world.cluster.nodes.get_mut(n).unwrap().schedulable = false;
+    }
+    let back = world.replica_on("n3");
+    world.up.remove("n3");
+    world.settle();
+    world.pass(29 * 60);
+    world.rebuilds_end = false;
+    world.up.insert("n3".into());
+    world.settle();
+    let mode = |world: &World| world.engine().status.as_ref().unwrap().replica_mode_map.get(&back).copied();
+    assert_eq!(mode(&world), Some(ReplicaMode::WriteOnly));
+    world.pass(10 * 60);
+    assert_eq!(mode(&world), Some(ReplicaMode::WriteOnly), "it takes its time");
+    world.rebuilds_end = true;
+    world.settle();
+    assert_eq!((world.status().robustness, world.nodes()), (Robustness::Healthy, vec!["n1", "n2", "n3"]));
+    assert!(world.replicas.contains_key(&back));
+    world.up.remove("n3");
+    world.settle();
+    world.pass(31 * 60);
+    assert_eq!(world.nodes(), ["n1", "n2"], "one that stays away goes");
 }
