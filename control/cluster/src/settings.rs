@@ -4,11 +4,13 @@
 //! A value that cannot be understood has no effect: the default stays in force and the resource says so in
 //! `status.applied`. Whoever installs may give defaults of their own ([`Given`]).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use control::logging::{self, Level};
 use lh_block::REPLICAS_MAX;
+use serde_json::Value;
 
 use crate::api::{AutoBalance, DataLocality, Toggle};
 use crate::plan::drain::DrainPolicy;
@@ -152,6 +154,10 @@ impl Definition {
     /// # Errors
     /// One sentence that says what the setting takes.
     pub fn check(&self, value: &str) -> Result<(), String> {
+        of_v1(value).map_or(Ok(()), |value| self.check_one(&value))
+    }
+
+    fn check_one(&self, value: &str) -> Result<(), String> {
         let name = self.name;
         match self.form {
             Form::Text => Ok(()),
@@ -172,6 +178,19 @@ impl Definition {
             }
         }
     }
+}
+
+/// What a value says of the data engine that there is here. Longhorn writes some of its settings as `{"v1":"3","v2":"2"}` since 1.10.
+/// `None`: it says something of the other one alone.
+fn of_v1(value: &str) -> Option<Cow<'_, str>> {
+    let Ok(engines) = serde_json::from_str::<BTreeMap<String, Value>>(value) else {
+        return Some(value.into());
+    };
+    let is_engine = |name: &String| matches!(name.as_str(), "v1" | "v2");
+    if engines.is_empty() || !engines.keys().all(is_engine) {
+        return Some(value.into());
+    }
+    engines.get("v1").map(|own| own.as_str().map_or_else(|| own.to_string(), str::to_owned).into())
 }
 
 /// The words of a list with semicolons.
@@ -220,8 +239,8 @@ impl Settings {
     /// Of these names and values, of which the last one of a name counts; those that cannot be used are left out.
     pub fn of<'a>(all: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let usable = |(name, value): &(&str, &str)| definition(name).is_some_and(|d| d.check(value).is_ok());
-        let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        Self { values: all.into_iter().filter(usable).map(own).collect() }
+        let own = |(name, value): (&str, &'a str)| Some((name.to_owned(), of_v1(value)?.into_owned()));
+        Self { values: all.into_iter().filter(usable).filter_map(own).collect() }
     }
 
     fn text(&self, name: &str) -> &str {
@@ -504,6 +523,27 @@ mod tests {
         };
         assert_eq!((count(&[]), count(&[("default-replica-count", "1")])), (2, 1));
         assert_eq!(count(&[("default-replica-count", "none")]), 2, "one that cannot be used");
+    }
+
+    #[test]
+    fn of_a_value_for_each_data_engine_the_one_for_v1_counts() {
+        let count = |value| Settings::of([("default-replica-count", value)]).replica_count();
+        for (value, expected) in [
+            (r#"{"v1":"2","v2":"4"}"#, 2),
+            (r#"{"v1": 2}"#, 2),
+            (r#"{"v2":"2"}"#, 3),
+            (r#"{"v1":"21"}"#, 3),
+            (r#"{"v3":"2"}"#, 3),
+            ("{}", 3),
+        ] {
+            assert_eq!(count(value), expected, "{value}");
+        }
+        assert!(!Settings::of([("auto-salvage", r#"{"v1":"false"}"#)]).auto_salvage());
+        let check = |value| definition("default-replica-count").unwrap().check(value);
+        check(r#"{"v2":"2"}"#).unwrap();
+        let refused = check(r#"{"v1":"21","v2":"3"}"#).unwrap_err();
+        assert!(refused.contains("from 1 to 20"), "{refused}");
+        assert!(check(r#"{"v3":"2"}"#).is_err());
     }
 
     #[test]
