@@ -13,6 +13,8 @@ use crate::api::{Orphan, OrphanSpec};
 
 /// Longhorn's types of orphans.
 const REPLICA_DATA: &str = "replica-data";
+/// The first one's before Longhorn 1.9.
+const REPLICA_DATA_BEFORE: &str = "replica";
 const ENGINE: &str = "engine-instance";
 const REPLICA: &str = "replica-instance";
 
@@ -108,7 +110,9 @@ type Identity = (&'static str, String, String);
 fn identity(spec: &OrphanSpec) -> Option<Identity> {
     let parameter = |name: &str| spec.parameters.get(name).cloned().unwrap_or_default();
     match spec.orphan_type.as_str() {
-        REPLICA_DATA => Some((REPLICA_DATA, parameter(DISK_UUID), parameter(DATA_NAME))),
+        REPLICA_DATA | REPLICA_DATA_BEFORE => {
+            Some((REPLICA_DATA, parameter(DISK_UUID), parameter(DATA_NAME)))
+        }
         ENGINE => Some((ENGINE, String::new(), parameter(INSTANCE))),
         REPLICA => Some((REPLICA, String::new(), parameter(INSTANCE))),
         _ => None,
@@ -129,9 +133,15 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let mut told: BTreeSet<Identity> = BTreeSet::new();
     for orphan in o.orphans {
         let name = orphan.metadata.name.clone().unwrap_or_default();
-        let Some(identity) = identity(&orphan.spec) else { continue };
         let kept = orphan.metadata.finalizers.as_deref().unwrap_or_default().iter().any(|f| f == FINALIZER);
         let is_going = orphan.metadata.deletion_timestamp.is_some();
+        let Some(identity) = identity(&orphan.spec) else {
+            // What it stands for nobody here knows: somebody else's engine, for one. It waits for nobody.
+            if kept && is_going {
+                actions.push(Action::Forget(name));
+            }
+            continue;
+        };
         match (found.get(&identity), is_going) {
             // A replica came to know it, or it is gone: deleting the resource must not delete a replica's data.
             (None, true) if kept => actions.push(Action::Forget(name)),
@@ -276,6 +286,29 @@ mod tests {
         let removal =
             Action::RemoveData { orphan: name, disk_path: "/disk".into(), directory: "v-0a1b2c3d".into() };
         assert_eq!(actions, [removal]);
+    }
+
+    #[test]
+    fn what_longhorn_told_before_1_9_is_the_same_orphan_and_goes_the_same_way() {
+        let mut orphan = made(&case());
+        orphan.spec.orphan_type = "replica".into();
+        orphan.metadata.name = Some("orphan-of-longhorn".into());
+        let with = |orphan: &Orphan| decide(&Case { orphans: vec![orphan.clone()], ..case() });
+        assert_eq!(with(&orphan), [], "it is told of");
+        let orphan = going(orphan);
+        assert!(
+            matches!(&with(&orphan)[..], [Action::RemoveData { orphan, .. }] if orphan == "orphan-of-longhorn")
+        );
+    }
+
+    #[test]
+    fn one_of_a_kind_that_nobody_here_knows_goes_alone() {
+        let mut orphan = made(&case());
+        orphan.spec.orphan_type = "snapshot".into();
+        let name = orphan.metadata.name.clone().unwrap();
+        let without = || Case { directories: vec![], ..case() };
+        assert_eq!(decide(&Case { orphans: vec![orphan.clone()], ..without() }), []);
+        assert_eq!(decide(&Case { orphans: vec![going(orphan)], ..without() }), [Action::Forget(name)]);
     }
 
     #[test]
