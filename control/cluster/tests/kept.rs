@@ -287,3 +287,21 @@ async fn a_volume_whose_numbers_are_too_large_keeps_no_other_from_being_read() {
     let state = |c: &Cluster| c.server.get("volumes", "odd").unwrap()["status"]["state"].clone();
     cluster.wait("the odd one is made, too", |c| state(c) == "detached").await;
 }
+
+#[tokio::test]
+async fn an_orphan_that_cannot_be_removed_keeps_no_other_from_it() {
+    let cluster = Cluster::new(&["n1"], 44).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    for name in ["a", "b", "c"] {
+        cluster.machine().directories.insert(("/root-n1".to_owned(), format!("{name}-0a1b2c3d")));
+    }
+    cluster.machine().stubborn.insert("b-0a1b2c3d".to_owned());
+    cluster.wait("told", |c| c.server.all("orphans").len() == 3).await;
+    for orphan in cluster.server.all("orphans") {
+        cluster.server.delete("orphans", orphan["metadata"]["name"].as_str().unwrap());
+    }
+    cluster.wait("two are gone", |c| c.machine().directories.len() == 1).await;
+    cluster.machine().directories.insert(("/root-n1".to_owned(), "d-0a1b2c3d".to_owned()));
+    let is_d = |o: &Value| o["spec"]["parameters"]["DataName"] == "d-0a1b2c3d";
+    cluster.wait("another one is told of", |c| c.server.all("orphans").iter().any(is_d)).await;
+}

@@ -103,27 +103,37 @@ pub(super) async fn look(
     if actions.iter().any(|action| !matches!(action, Action::Forget(_))) {
         actions = plan(&Known::everywhere(context, &content, processes).await?);
     }
+    let mut first = Ok(());
     for action in actions {
         tracing::info!(?action, "orphan");
-        match action {
-            Action::Create(name, spec) => {
-                let mut object = Orphan::new(&name, *spec);
-                object.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-                context.desk.create(&object).await?;
-            }
-            Action::Forget(name) => let_go(context, &name).await?,
-            Action::Delete(name) => context.desk.delete::<Orphan>(&name).await?,
-            Action::RemoveData { orphan, disk_path, directory } => {
-                context.agent.remove_directory(disk_path.into(), directory).await?;
-                let_go(context, &orphan).await?;
-            }
-            Action::Stop { orphan, process } => {
-                context.agent.stop(&process).await?;
-                let_go(context, &orphan).await?;
-            }
+        // What one is kept by, a disk that fails for instance, keeps no other.
+        let done = carry_out(context, action).await;
+        if let Err(e) = &done {
+            tracing::warn!(error = %e, "an orphan stays as it is");
+        }
+        first = first.and(done);
+    }
+    first
+}
+
+async fn carry_out(context: &Context, action: Action) -> Done {
+    match action {
+        Action::Create(name, spec) => {
+            let mut object = Orphan::new(&name, *spec);
+            object.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+            context.desk.create(&object).await
+        }
+        Action::Forget(name) => let_go(context, &name).await,
+        Action::Delete(name) => context.desk.delete::<Orphan>(&name).await,
+        Action::RemoveData { orphan, disk_path, directory } => {
+            context.agent.remove_directory(disk_path.into(), directory).await?;
+            let_go(context, &orphan).await
+        }
+        Action::Stop { orphan, process } => {
+            context.agent.stop(&process).await?;
+            let_go(context, &orphan).await
         }
     }
-    Ok(())
 }
 
 async fn let_go(context: &Context, name: &str) -> Done {

@@ -40,6 +40,8 @@ pub(crate) struct Machine {
     pub(crate) snapshots: BTreeSet<String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
+    /// Directories that cannot be removed.
+    pub(crate) stubborn: BTreeSet<String>,
     /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
     pub(crate) chains_are_full: bool,
     /// No engine can freeze a file system.
@@ -336,6 +338,9 @@ impl Agent for FakeAgent {
     }
 
     async fn remove_directory(&self, disk_path: PathBuf, directory: String) -> Result<(), AgentError> {
+        if self.machine().stubborn.contains(&directory) {
+            return Err(AgentError::Failed("Input/output error".to_owned()));
+        }
         self.machine().directories.remove(&(disk_path.display().to_string(), directory));
         Ok(())
     }
