@@ -305,3 +305,21 @@ async fn an_orphan_that_cannot_be_removed_keeps_no_other_from_it() {
     let is_d = |o: &Value| o["spec"]["parameters"]["DataName"] == "d-0a1b2c3d";
     cluster.wait("another one is told of", |c| c.server.all("orphans").iter().any(is_d)).await;
 }
+
+#[tokio::test]
+async fn what_a_manager_tells_of_a_node_without_a_resource_is_not_written_again_and_again() {
+    let mut cluster = Cluster::new(&["n1"], 42).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    cluster.machine().diskless.insert("n2".to_owned());
+    cluster.add("n2");
+    let told = |c: &Cluster| {
+        let all = c.server.all("engineimages");
+        all.iter().any(|image| image["status"]["nodeDeploymentMap"]["n2"] == true)
+    };
+    cluster.wait("its program is there", told).await;
+    let before = cluster.server.writes();
+    tokio::time::sleep(LONG).await;
+    let writes = cluster.server.writes() - before;
+    assert!(cluster.server.get("nodes", "n2").is_none() && told(&cluster));
+    assert!(writes < 30, "{writes} writes");
+}

@@ -129,7 +129,10 @@ async fn keep_engine_images(context: &Context, lead: &Lead, up: &BTreeSet<String
         let resource = EngineImage::new(&name, EngineImageSpec { image: image.clone() });
         context.desk.create(&resource).await?;
     }
-    let nodes: BTreeSet<String> = lead.cache.nodes.all().iter().map(|n| n.name_any()).collect();
+    // A manager may run on a node whose resource cannot be made yet. What it has told stays: it would tell it again at once.
+    let (own, kubernetes) = (lead.cache.nodes.all(), lead.cache.kube_nodes.all());
+    let nodes = own.iter().map(|n| n.name_any()).chain(kubernetes.iter().map(|n| n.name_any()));
+    let nodes: BTreeSet<String> = nodes.collect();
     let volumes = lead.cache.volumes.all();
     for resource in context.cache.engine_images.all() {
         let image = &resource.spec.image;

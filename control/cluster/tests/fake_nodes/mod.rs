@@ -40,6 +40,8 @@ pub(crate) struct Machine {
     pub(crate) snapshots: BTreeSet<String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
+    /// Nodes whose disk cannot be used.
+    pub(crate) diskless: BTreeSet<String>,
     /// Directories that cannot be removed.
     pub(crate) stubborn: BTreeSet<String>,
     /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
@@ -327,6 +329,9 @@ impl Agent for FakeAgent {
     }
 
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String> {
+        if self.machine().diskless.contains(&self.node) {
+            return Err(format!("{}: No such file or directory", path.display()));
+        }
         Ok(DiskView {
             uuid: format!("disk-of-{}", self.node),
             filesystem_id: path.display().to_string(),
