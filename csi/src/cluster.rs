@@ -280,6 +280,13 @@ impl Cluster {
         Ok(node.and_then(|n| n.metadata.labels).unwrap_or_default())
     }
 
+    /// The name of the node in Kubernetes that has a label.
+    pub(crate) async fn node_with(&self, label: &str, value: &str) -> Result<Option<String>, Refused> {
+        let those = ListParams::default().labels(&format!("{label}={value}"));
+        let found = Api::<KubeNode>::all(self.client.clone()).list_metadata(&those).await?.items;
+        Ok(found.into_iter().find_map(|node| node.metadata.name))
+    }
+
     /// A snapshot.
     pub(crate) async fn snapshot(&self, name: &str) -> Result<Option<Snapshot>, Refused> {
         self.find(name).await

@@ -34,7 +34,7 @@ use crate::trim::Trims;
 use target::Staging;
 pub(crate) use trimmable::Trimmable;
 
-/// The key of a node's topology: each node is a place of its own.
+/// The key of a node's topology: each node is a place of its own. Its label is the node's name on most clusters, and not on all.
 pub(crate) const HOST: &str = "kubernetes.io/hostname";
 
 /// What the node's part can do.
@@ -187,13 +187,13 @@ impl NodeService {
     }
 
     async fn topology(&self) -> Result<Topology, Refused> {
-        let mut topology = Topology { segments: [(HOST.to_owned(), self.node.clone())].into() };
         let keys = self.cluster.topology_keys().await?;
-        if !keys.is_empty() {
-            let labels = self.cluster.node_labels(&self.node).await?;
-            let told = keys.into_iter().filter_map(|key| labels.get(&key).cloned().map(|label| (key, label)));
-            topology.segments.extend(told);
-        }
+        let labels = self.cluster.node_labels(&self.node).await?;
+        // The kubelet registers no driver that tells another value of a label that its node has.
+        let host = labels.get(HOST).unwrap_or(&self.node).clone();
+        let mut topology = Topology { segments: [(HOST.to_owned(), host)].into() };
+        let told = keys.into_iter().filter_map(|key| labels.get(&key).cloned().map(|label| (key, label)));
+        topology.segments.extend(told);
         Ok(topology)
     }
 }

@@ -588,6 +588,37 @@ async fn a_volume_grows_only_where_its_replicas_have_room() {
 }
 
 #[tokio::test]
+async fn the_room_of_a_node_is_told_by_the_label_that_it_has() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let holds = |kind: &str| json!({ "type": kind, "status": "True" });
+    let conditions = json!([holds("Ready"), holds("Schedulable")]);
+    for (node, mib) in [("n1", 100), ("n2", 200)] {
+        let disk = json!({
+            "diskUUID": node, "storageMaximum": mib * MIB, "storageAvailable": mib * MIB, "conditions": conditions,
+        });
+        let resource = json!({
+            "spec": { "allowScheduling": true, "disks": { "d": { "path": "/d", "allowScheduling": true } } },
+            "status": { "conditions": conditions, "diskStatus": { "d": disk } },
+        });
+        cluster.server.apply("nodes", node, &resource);
+    }
+    let labels = json!({ "kubernetes.io/hostname": "host-of-n1" });
+    cluster.server.apply("core/nodes", "n1", &json!({ "metadata": { "labels": labels } }));
+    let room = async |host: &str| {
+        let segments = words(&[("kubernetes.io/hostname", host)]);
+        let request = proto::GetCapacityRequest {
+            parameters: words(&[("dataLocality", "strict-local")]),
+            accessible_topology: Some(proto::Topology { segments }),
+            ..Default::default()
+        };
+        cluster.controller().get_capacity(request).await.unwrap().into_inner().available_capacity / MIB
+    };
+    for (host, mib) in [("host-of-n1", 100), ("n2", 200), ("nobody", 0)] {
+        assert_eq!(room(host).await, mib, "{host}");
+    }
+}
+
+#[tokio::test]
 async fn a_group_is_of_one_moment_or_refused() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     for name in ["a", "b"] {
@@ -658,6 +689,12 @@ async fn the_driver_tells_who_it_is_and_what_is_not_on_its_node() {
     let info = node.node_get_info(proto::NodeGetInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("n1", 7));
     assert_eq!(info.accessible_topology.unwrap().segments["kubernetes.io/hostname"], "n1");
+    // Where the label is another one the kubelet takes no driver that says otherwise.
+    let labels = json!({ "kubernetes.io/hostname": "host-of-n1" });
+    cluster.server.apply("core/nodes", "n1", &json!({ "metadata": { "labels": labels } }));
+    let info = node.node_get_info(proto::NodeGetInfoRequest {}).await.unwrap().into_inner();
+    let segments = info.accessible_topology.unwrap().segments;
+    assert_eq!((info.node_id.as_str(), segments["kubernetes.io/hostname"].as_str()), ("n1", "host-of-n1"));
     let stage = |volume: &str| proto::NodeStageVolumeRequest {
         volume_id: volume.into(),
         staging_target_path: "/nowhere/staging".into(),

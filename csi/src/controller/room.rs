@@ -40,8 +40,13 @@ impl ControllerService {
         let spec = parameters::volume(&request.parameters)?;
         let segments = request.accessible_topology.map(|t| t.segments).unwrap_or_default();
         let disks = self.disks().await?;
-        let used_on = segments.get(node::HOST).map(String::as_str);
-        let (sum, largest) = room(&disks.settings, &disks.picture, &spec, used_on);
+        let used_on = match segments.get(node::HOST) {
+            Some(host) if !disks.picture.nodes.contains_key(host) => {
+                Some(self.cluster.node_with(node::HOST, host).await?.unwrap_or_else(|| host.clone()))
+            }
+            host => host.cloned(),
+        };
+        let (sum, largest) = room(&disks.settings, &disks.picture, &spec, used_on.as_deref());
         let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         Ok(GetCapacityResponse {
             available_capacity: bytes(sum),
