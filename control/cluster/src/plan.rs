@@ -49,11 +49,13 @@ pub fn engine_name(volume: &str) -> String {
     format!("{volume}-e-0")
 }
 
-/// The volume of an engine's name; `None`: it is none.
+/// The volume of an engine's name; `None`: it is none. Before Longhorn 1.5 it ended in eight hex digits instead of a number, and
+/// engines of then have their names for ever.
 pub fn volume_of_engine(name: &str) -> Option<&str> {
-    let (volume, number) = name.rsplit_once("-e-")?;
-    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    (is_number && !volume.is_empty()).then_some(volume)
+    let (volume, end) = name.rsplit_once("-e-")?;
+    let is_number = !end.is_empty() && end.bytes().all(|b| b.is_ascii_digit());
+    let is_of_before = end.len() == 8 && end.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    ((is_number || is_of_before) && !volume.is_empty()).then_some(volume)
 }
 
 /// As the times in resources are written.
@@ -70,6 +72,23 @@ pub fn age(time: &str, now: Timestamp) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_are_known_by_their_names_those_of_before_longhorn_1_5_too() {
+        for (name, volume) in [
+            ("v-e-0", Some("v")),
+            ("v-e-17", Some("v")),
+            ("pvc-1-e-4f2c1d3e", Some("pvc-1")),
+            ("a-e-12345678", Some("a")),
+            ("v-e-4f2c1d3", None),
+            ("v-e-4f2c1d3g", None),
+            ("a-e-12345678-r-0abc1234", None),
+            ("v-r-0abc1234", None),
+            ("-e-0", None),
+        ] {
+            assert_eq!(volume_of_engine(name), volume, "{name}");
+        }
+    }
 
     #[test]
     fn times_are_read_as_they_are_written() {
