@@ -477,3 +477,19 @@ fn what_a_member_had_done_before_its_link_broke_is_sent_again_as_long_as_it_is_n
     b.answer(A, Status::NoSpace);
     assert!(!b.table.is_idle(), "it may have been done before: nobody may see the one or the other");
 }
+
+/// The one member that has done it may have lost it with its power, and who is filled is none.
+#[test]
+fn a_write_is_not_answered_for_who_is_gone_because_only_a_filler_has_yet_to_do_it() {
+    let mut b = filling();
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.link_down(A);
+    b.switch(Switch::StopReads { member: B });
+    b.switch(Switch::Forget { member: B });
+    assert!(b.answers().is_empty());
+    b.join(A);
+    assert!(b.answers().is_empty());
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}

@@ -294,3 +294,26 @@ fn who_unmaps_does_not_wait_for_members_that_are_full_in_turn() {
     b.answer_pings(ALL);
     assert_eq!(b.answers(), [(write, Ok(())), (read, Ok(()))]);
 }
+
+/// Who has done it and has no space for it once more may hold what the other one lacks.
+#[test]
+fn what_was_done_somewhere_keeps_its_range_whatever_becomes_of_its_repetition() {
+    let mut b = Bench::new(2);
+    b.shared.set_members_min(2);
+    b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::Ok);
+    let mut seconds = 0;
+    while b.to(B).is_empty() {
+        b.pass(1000, ALL);
+        b.answer(A, Status::NoSpace);
+        seconds += 1;
+        assert!(seconds <= lh_wire::WRITE_WINDOW, "the window is used up by then");
+    }
+    b.answer(B, Status::NoSpace);
+    assert!(!b.table.is_idle() && b.answers().is_empty());
+    b.pass(1000, ALL);
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers().len(), 1);
+}

@@ -425,3 +425,23 @@ fn what_was_read_here_for_nothing_is_late() {
     b.apply(Input::LocalRead(Reply { member: B, tag: second.tag, ..read }));
     assert!(!b.answers().contains(&(slot, Ok(()))));
 }
+
+/// A disk that took its time gives a block that nobody waits for any more. The slot is another request's by then.
+#[test]
+fn what_was_read_here_for_a_request_of_before_answers_none_of_now() {
+    let mut b = Bench::new(2);
+    let first = b.request(Op::Read, blocks(0, 1));
+    let late = b.one(A);
+    b.switch(Switch::StopReads { member: A });
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(first, Ok(()))]);
+    b.switch(Switch::Promote { member: A });
+    b.wire.clear();
+    let second = b.request(Op::Read, blocks(1, 1));
+    assert_eq!((second, b.one(A).range), (first, blocks(1, 1)), "in its place, of the same member");
+    let Transmit { member, tag, op, .. } = late;
+    b.apply(Input::LocalRead(Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 4096 }));
+    assert!(b.answers().is_empty());
+    b.answer(A, Status::Ok);
+    assert_eq!(b.answers(), [(second, Ok(()))]);
+}
