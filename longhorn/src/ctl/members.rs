@@ -66,7 +66,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
         match added {
             // An engine that was started anew meanwhile has the record's replicas, this one among them.
             Err(known) if known.code() == tonic::Code::AlreadyExists => Ok(()),
-            added => Ok(added.map(drop)?),
+            added => added.map(drop).map_err(anyhow::Error::from),
         }
     };
     if let Err(refused) = begun.await {
