@@ -159,7 +159,7 @@ fn no_space(view: &SnapshotView, source: &str, new: &VolumeRecord) -> anyhow::Er
 
 /// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.
 fn take_back(root: &Root, record: &VolumeRecord) {
-    if let Err(left) = remove::everything(root, record) {
+    if let Err(left) = remove::erase_all(root, record) {
         tell!("{left:#}");
     }
 }

@@ -124,7 +124,8 @@ pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
     erase_all(root, record)
 }
 
-fn erase_all(root: &Root, record: &VolumeRecord) -> Result<()> {
+/// The same by whose directories these are: this process itself may still hold them, or others out of them.
+pub(super) fn erase_all(root: &Root, record: &VolumeRecord) -> Result<()> {
     let mut erasure = Erasure::of(record.replicas.iter().map(|replica| replica.directory.as_path()));
     for replica in &record.replicas {
         erase(root, replica, &mut erasure)?;
