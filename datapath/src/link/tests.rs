@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 
 use super::*;
+use crate::message::Fault;
 use crate::order::Table;
 use crate::queue::Config;
 use crate::shared::Shared;
@@ -99,4 +100,28 @@ fn bytes_of_another_pool_are_not_lent() {
 #[test]
 fn its_time_goes_on_while_the_host_is_suspended() {
     lh_rig::on_a_host_that_was_suspended(|| assert!(queue().0.began >= lh_rig::SUSPENDED));
+}
+
+/// Else the end of a connection that is gone would end the one in its place.
+#[test]
+fn what_an_older_connection_ends_with_is_not_the_new_ones() {
+    let (mut queue, news) = queue();
+    let _far = [(), ()].map(|()| {
+        let (near, far) = UnixStream::pair().unwrap();
+        queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false });
+        far
+    });
+    let lost = || {
+        let of_link = |n: &News| matches!(n, News::Report(_, FromQueue::Failed(A, Fault::Link)));
+        news.try_iter().filter(of_link).count()
+    };
+    assert_eq!(lost(), 1, "another one is in its place");
+    let mut ends = |number| {
+        let token = Token::new(OWNER_DEVICE, 0, 0, number);
+        queue.completion(Completion { token, result: Ok(0), more: false, payload: None, accepted: None });
+    };
+    ends(1);
+    assert_eq!(lost(), 0);
+    ends(2);
+    assert_eq!(lost(), 1);
 }
