@@ -1,12 +1,12 @@
 """Everything at once: three hands that take, remove, fold and export snapshots, grow, clone, scrub and upgrade the volume and add, rebuild
 and take out replicas, beside one that kills and stops its processes, under a register load. Whatever is asked is done or refused in
 a sentence; no block reads wrong, a snapshot has the same bytes each time that it is exported or cloned, and once all is calm the
-volume heals, and its replicas are equal."""
+volume heals, and its replicas are equal. LH_SECONDS=n goes on for so long."""
 import collections, hashlib, os, random, re, signal, subprocess, threading, time
 from harness import BIN, Host, contents, expect, full, kill, rng, say, shown, wait_for
 
 MIB = 1 << 20
-SECONDS = int(os.environ.get('LH_SECONDS', full(40, 900)))
+SECONDS = int(os.environ.get("LH_SECONDS", full(40, 900)))
 SIZE, LARGEST = 32 * MIB, 64 * MIB
 HANDS = 3
 # A command that waits for a volume to heal may wait as long as the faults go on, and then for the healing.
