@@ -10,7 +10,7 @@ use lh_ring::Token;
 use lh_wire::{BlockState, Header, LayerDigest, OpCode};
 
 use super::*;
-use crate::serve::core::ConnId;
+use crate::serve::core::{ConnId, SessionHello};
 use crate::serve::request::Digesting;
 use crate::serve::{Address, Options};
 use crate::store::{Committed, CreateOptions, Directory, OpenOptions};
@@ -132,7 +132,8 @@ fn what_cannot_be_done_now_wakes_nobody() {
     assert_eq!(server.next_wake(), None);
 }
 
-/// A snapshot is taken of the directory, and its beginning zeroed: the head hides by a mark what the snapshot has there.
+/// A snapshot is taken of the directory and marked as removed, and the beginning zeroed: the head hides by a mark what the snapshot
+/// has there.
 fn with_a_mark(place: &Path) {
     let open = OpenOptions { lock_wait: Duration::from_secs(5) };
     let (mut directory, mut store) = Directory::open(&place.join("replica"), &open).unwrap();
@@ -144,10 +145,13 @@ fn with_a_mark(place: &Path) {
         created: "2026-01-01T00:00:00Z".into(),
         labels: Default::default(),
     };
-    directory.prepare(Instance(1), &op).unwrap();
-    let Committed::Head(head) = directory.commit(Instance(1)).unwrap() else { panic!("no new head") };
-    store.switch_head(*head);
-    directory.sync_commit().unwrap();
+    for (id, op) in [(1, op), (2, ChainOp::MarkRemoved { name: "one".into() })] {
+        directory.prepare(Instance(id), &op).unwrap();
+        if let Committed::Head(head) = directory.commit(Instance(id)).unwrap() {
+            store.switch_head(*head);
+        }
+        directory.sync_commit().unwrap();
+    }
     directory.mark_zeroes().unwrap();
     store.marked();
     let plan = store.plan_zero(block, false).unwrap();
@@ -182,4 +186,73 @@ fn a_write_waits_for_a_hole_that_is_being_punched_there() {
     server.unpark();
     assert!(server.parked.is_empty());
     assert!(server.requests.is_any_in_the_ring() || !server.inputs.is_empty());
+}
+
+/// Nobody waits for it, and what it could not write is lost all the same.
+#[test]
+fn a_sync_that_nobody_asked_for_fails_the_replica_as_any_other() {
+    let place = tempfile::tempdir().unwrap();
+    let mut server = server(place.path());
+    let (session, generation) = (Instance(1), Generation::from(1));
+    let hello = SessionHello { generation, instance: session, session, queue: 0, queues: 1 };
+    server.inputs.push_back(Input::Hello { conn: ConnId(1), hello });
+    server.run_machine();
+    while !server.core.is_in_use() {
+        let report = report(&mut server);
+        server.reported(report);
+    }
+    server.flusher.quiet_at = Some(0);
+    server.pump();
+    assert!(!server.flusher.is_idle() && !server.core.is_failed());
+    let result = Err(io::Error::from_raw_os_error(libc::EIO));
+    let token = Token::new(OWNER, kind::SYNC, 0, 0);
+    server.sync_done(&Completion { token, result, more: false, payload: None, accepted: None });
+    server.run_machine();
+    assert!(server.core.is_failed());
+}
+
+/// What the worker says next.
+fn report(server: &mut Server) -> Report {
+    loop {
+        match server.worker.next_report() {
+            Some(report) => return report,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// An image of the first block of the snapshot "one" comes.
+fn put(server: &mut Server) -> RequestId {
+    let trailer = [&[BlockState::Data as u8][..], b"one"].concat();
+    let len = 4096 + u32::try_from(trailer.len()).unwrap();
+    let mut payload = server.pool.alloc(len, 4096).unwrap();
+    payload.write_at(0, &[9; 4096]);
+    payload.write_at(4096, &trailer);
+    let header = Header::request(OpCode::PutLayer, 1, 0, 4096, Generation::default());
+    let id = server.requests.add(ConnId(1), Header { payload: len, ..header }, payload);
+    server.start_job(id, Job::PutLayer { range: Extent::new(0, 4096), trailer: len - 4096 });
+    id
+}
+
+/// A fold looks at its layers as if nobody wrote them.
+#[test]
+fn a_fold_and_an_image_of_its_layer_do_not_begin_beside_each_other() {
+    let place = tempfile::tempdir().unwrap();
+    create(place.path(), &[7; 4096]);
+    with_a_mark(place.path());
+    let mut server = Server::start(options(place.path())).unwrap();
+    // What is on its way stays there until the ring is asked.
+    server.in_memory = false;
+    server.begin_fold(PersistId(1), "one".into(), None);
+    let waits = put(&mut server);
+    assert_eq!(server.folder.waiting, [waits], "where the fold begins may have been read already");
+    server.folder.waiting.clear();
+    server.folder.forgotten = true;
+    server.folder.beginning = None;
+    put(&mut server);
+    assert!(server.folder.waiting.is_empty() && server.requests.is_any_in_the_ring());
+    let begun = report(&mut server);
+    server.reported(begun);
+    let run = server.folder.run.as_ref().expect("it has begun");
+    assert!(run.fold.is_broken_off(), "it does not wait for the image");
 }
