@@ -10,12 +10,10 @@ use std::rc::Rc;
 
 use io_uring::types::Timespec;
 
+use crate::payload::IOVECS;
 use crate::rx::RxShared;
 use crate::tx::TxShared;
 use crate::{Bell, Fd, Payload, Token};
-
-/// Ranges of memory in one operation: a payload's, and a head before them; or those of a receive.
-pub(crate) const IOVECS: usize = 16;
 
 /// Bytes of a head that is copied into the operation.
 pub(crate) const HEAD: usize = 64;

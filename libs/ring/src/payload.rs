@@ -15,6 +15,9 @@ use crate::{CHUNK, Pool};
 /// Ranges in one payload: the largest one, unaligned at both ends, crosses nine ends of chunks.
 pub(crate) const SEGMENTS: usize = 12;
 
+/// Ranges of memory in one operation: a payload's, and a head before them; or those of a receive.
+pub(crate) const IOVECS: usize = 16;
+
 /// A range of bytes within one chunk of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seg {

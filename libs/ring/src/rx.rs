@@ -12,8 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
-use crate::op::IOVECS;
-use crate::payload::{SEGMENTS, Seg};
+use crate::payload::{IOVECS, SEGMENTS, Seg};
 use crate::{CHUNK, Fd, Payload, Pool};
 
 /// Free space that a receive gets if the pool has it, so that the end of a chunk does not cost a receive of few

@@ -7,7 +7,8 @@ use std::time::Duration;
 use io_uring::types::{self, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use crate::op::{Args, HEAD, Hold, IOVECS};
+use crate::op::{Args, HEAD, Hold};
+use crate::payload::IOVECS;
 use crate::{Bell, Fd, Payload, Ring, Rx, Token, Tx};
 
 /// Offset that means the descriptor's own position: for devices and sockets, which have none.
