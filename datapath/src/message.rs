@@ -6,8 +6,6 @@
 
 use lh_block::Extent;
 
-use crate::order::Kind;
-
 /// A replica's place in the engine's table. Fixed while the engine runs; at most [`MEMBERS_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub u8);
@@ -151,44 +149,6 @@ pub enum Job {
     },
     /// A flush on every member, like a client's.
     Flush,
-}
-
-impl Job {
-    /// What is copied or compared, and whether the range is claimed. `None`: nothing is.
-    pub(crate) fn claim(&self) -> Option<(Extent, Kind)> {
-        match self {
-            Self::Equalise { layer, range, repair, .. } if layer.is_none() || *repair => {
-                Some((*range, Kind::Exclusive))
-            }
-            Self::Compare { layer: None, range, .. } | Self::Verify { layer: None, range, .. } => {
-                Some((*range, Kind::Shared))
-            }
-            Self::ClearIntent { range } => Some((*range, Kind::Exclusive)),
-            Self::Equalise { .. } | Self::Compare { .. } | Self::Verify { .. } | Self::Flush => None,
-        }
-    }
-
-    /// Where.
-    pub(crate) fn range(&self) -> Extent {
-        match self {
-            Self::Equalise { range, .. }
-            | Self::Compare { range, .. }
-            | Self::Verify { range, .. }
-            | Self::ClearIntent { range } => *range,
-            Self::Flush => Extent::default(),
-        }
-    }
-
-    /// The members that it cannot do without, given all that are attached.
-    pub(crate) const fn members(&self, attached: MemberSet) -> MemberSet {
-        match self {
-            Self::Equalise { source, targets, .. } | Self::Compare { source, targets, .. } => {
-                targets.with(*source)
-            }
-            Self::Verify { member, .. } => MemberSet::EMPTY.with(*member),
-            Self::ClearIntent { .. } | Self::Flush => attached,
-        }
-    }
 }
 
 /// Number of a layer's name; the driver keeps the names, so that the machines copy no strings.

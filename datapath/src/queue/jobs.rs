@@ -3,6 +3,7 @@
 //! A job runs whether or not the queue is paused, and over links that carry nothing else yet. It never waits for a
 //! member to be put out; a member that fails ends it, once every other has answered.
 
+use lh_block::Extent;
 use lh_wire::{MERGED, OpCode, Status};
 
 use super::members::Link;
@@ -11,7 +12,45 @@ use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, JOB_SLOTS, Output, Queue, Reply, Transmit};
 use crate::message::{FromQueue, Job, JobId, JobResult, MemberId, MemberSet};
-use crate::order::Outcome;
+use crate::order::{Kind, Outcome};
+
+impl Job {
+    /// What is copied or compared, and whether the range is claimed. `None`: nothing is.
+    fn claim(&self) -> Option<(Extent, Kind)> {
+        match self {
+            Self::Equalise { layer, range, repair, .. } if layer.is_none() || *repair => {
+                Some((*range, Kind::Exclusive))
+            }
+            Self::Compare { layer: None, range, .. } | Self::Verify { layer: None, range, .. } => {
+                Some((*range, Kind::Shared))
+            }
+            Self::ClearIntent { range } => Some((*range, Kind::Exclusive)),
+            Self::Equalise { .. } | Self::Compare { .. } | Self::Verify { .. } | Self::Flush => None,
+        }
+    }
+
+    /// Where.
+    fn range(&self) -> Extent {
+        match self {
+            Self::Equalise { range, .. }
+            | Self::Compare { range, .. }
+            | Self::Verify { range, .. }
+            | Self::ClearIntent { range } => *range,
+            Self::Flush => Extent::default(),
+        }
+    }
+
+    /// The members that it cannot do without, given all that are attached.
+    const fn members(&self, attached: MemberSet) -> MemberSet {
+        match self {
+            Self::Equalise { source, targets, .. } | Self::Compare { source, targets, .. } => {
+                targets.with(*source)
+            }
+            Self::Verify { member, .. } => MemberSet::EMPTY.with(*member),
+            Self::ClearIntent { .. } | Self::Flush => attached,
+        }
+    }
+}
 
 impl Queue {
     /// A job comes in.
