@@ -19,6 +19,7 @@ mod flush;
 mod full;
 mod health;
 mod jobs;
+mod latency;
 mod members;
 mod read;
 mod sabotage;

@@ -6,7 +6,7 @@
 use lh_wire::{OpCode, Status};
 
 use super::full::Space;
-use super::health::{Class, Latencies};
+use super::latency::{Class, Latencies};
 use super::slot::Stage;
 use super::{Data, Output, Queue, Reply, Tag, Transmit};
 use crate::message::{ControlId, Fault, FromQueue, MEMBERS_MAX, MemberId, MemberSet};

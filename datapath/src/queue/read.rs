@@ -6,7 +6,7 @@
 use lh_block::{BLOCK, Extent, IoError, Op};
 use lh_wire::{OpCode, Status};
 
-use super::health::Class;
+use super::latency::Class;
 use super::slot::{Stage, Why, Work};
 use super::tag::Tag;
 use super::{Data, LEASE, Output, Queue, Reply, Sabotage, Transmit};

@@ -7,7 +7,7 @@
 use lh_block::{IoError, Op};
 use lh_wire::{IN_PART, OpCode, Status};
 
-use super::health::Class;
+use super::latency::Class;
 use super::members::Link;
 use super::slot::{Copy, Fan, Stage, Why, Work};
 use super::switches::Mode;
