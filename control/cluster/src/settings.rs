@@ -4,6 +4,8 @@
 //! A value that cannot be understood has no effect: the default stays in force and the resource says so in
 //! `status.applied`. Whoever installs may give defaults of their own ([`Given`]).
 
+mod policy;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,10 +15,8 @@ use lh_block::REPLICAS_MAX;
 use serde_json::Value;
 
 use crate::api::{AutoBalance, DataLocality, Toggle};
-use crate::plan::drain::DrainPolicy;
-use crate::plan::orphan::AutoDeletion;
-use crate::plan::pods::{NodeDown, Remount};
 use crate::schedule::Limits;
+pub use policy::{AutoDeletion, DrainPolicy, NodeDown, Remount};
 
 /// What a setting's value may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

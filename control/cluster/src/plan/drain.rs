@@ -9,36 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::replica::holds_everything;
 use crate::api::{DesireState, Engine, InstanceState, Replica, TicketType, Volume, VolumeAttachment};
-use crate::schedule::{Cluster, Emptying};
-
-/// What has to hold before a cordoned node may be drained, beside that no volume is attached there: the setting
-/// node-drain-policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DrainPolicy {
-    /// Each volume with a replica there has a healthy one on another protected node (block-if-contains-last-replica).
-    #[default]
-    BlockLast,
-    /// The same of volumes whose replica there runs (allow-if-replica-is-stopped).
-    AllowStopped,
-    /// Nothing (always-allow).
-    Always,
-    /// No replica is there any more: all are moved away (block-for-eviction).
-    EvictAll,
-    /// As the first; replicas of volumes that have no other are moved away
-    /// (block-for-eviction-if-contains-last-replica).
-    EvictLast,
-}
-
-impl DrainPolicy {
-    /// Which replicas of a cordoned node are moved elsewhere.
-    pub fn empties(self) -> Emptying {
-        match self {
-            Self::EvictAll => Emptying::All,
-            Self::EvictLast => Emptying::LastReplicas,
-            Self::BlockLast | Self::AllowStopped | Self::Always => Emptying::No,
-        }
-    }
-}
+use crate::schedule::Cluster;
+use crate::settings::DrainPolicy;
 
 /// A node with an instance manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

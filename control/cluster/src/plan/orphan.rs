@@ -4,12 +4,12 @@
 //! it is not wanted. Deleting the resource deletes what it stands for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{FINALIZER, volume_of_engine};
 use crate::api::{Orphan, OrphanSpec};
+use crate::settings::AutoDeletion;
 
 /// Longhorn's types of orphans.
 const REPLICA_DATA: &str = "replica-data";
@@ -55,17 +55,6 @@ pub struct Observed<'a> {
     pub deletion: &'a AutoDeletion,
     /// The time.
     pub now: Timestamp,
-}
-
-/// Which orphans go by themselves, and after what time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AutoDeletion {
-    /// Directories of replicas.
-    pub data: bool,
-    /// Processes.
-    pub instances: bool,
-    /// How long they are only told of.
-    pub grace: Duration,
 }
 
 impl AutoDeletion {
@@ -213,6 +202,8 @@ fn digest(words: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;

@@ -5,27 +5,13 @@
 //! What a pod on a silent node may still be doing does no harm to a volume: the next engine's generation shuts the old
 //! one out (`docs/invariants.md`, 2).
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 
-/// Pods of which owners are deleted by force when their node is down.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeDown {
-    /// StatefulSets'.
-    pub stateful_sets: bool,
-    /// Deployments', which own them by ReplicaSets.
-    pub deployments: bool,
-}
+use crate::settings::{NodeDown, Remount};
 
 impl NodeDown {
-    /// True if there is anything to do when a node is down.
-    pub fn acts(self) -> bool {
-        self.stateful_sets || self.deployments
-    }
-
     fn takes(self, pod: &Pod) -> bool {
         match owner(pod) {
             Some("StatefulSet") => self.stateful_sets,
@@ -33,13 +19,6 @@ impl NodeDown {
             _ => false,
         }
     }
-}
-
-/// Whose pods are left alone when their volume's device was lost.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Remount {
-    /// Kinds of owners, each as `apps/StatefulSet`.
-    pub spared: BTreeSet<String>,
 }
 
 /// A claim of a volume of this driver.
