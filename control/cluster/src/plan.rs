@@ -16,6 +16,7 @@ pub mod orphan;
 pub mod pods;
 pub mod rebuild;
 pub mod replica;
+pub mod served;
 pub mod snapshot;
 pub mod trim;
 pub mod upgrade;

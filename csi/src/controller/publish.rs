@@ -8,7 +8,8 @@ use lh_cluster::api::{
     VolumeAttachment, VolumeState,
 };
 use lh_cluster::plan::VOLUME_LABEL;
-use lh_cluster::plan::volume::{READY, was_never_served};
+use lh_cluster::plan::served::was_never_served;
+use lh_cluster::plan::volume::READY;
 
 use super::ControllerService;
 use super::growth::Growth;

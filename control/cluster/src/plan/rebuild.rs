@@ -7,17 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::volume::Action;
+use super::volume::{Action, FILLS_ON, Filling};
 use crate::api::{DesireState, Replica, TicketType, VolumeAttachment};
 
 /// How long what was decided counts without having been seen: it was not carried out then, or is carried out late.
 const UNSEEN: Duration = Duration::from_secs(10);
-
-/// The parameter of a ticket for a rebuild that names the node on which a replica is to be filled.
-pub const FILLS_ON: &str = "fillsOn";
-
-/// Replicas that are being filled, by node.
-pub type Filling = BTreeMap<String, usize>;
 
 /// Those of these: they belong to a volume that is in use, and hold nothing yet where another replica of it did. Of a new
 /// volume there is nothing to fill replicas with.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::engine::trouble;
+use super::served::may_have_served;
 use super::upgrade::{self, Programs, UPGRADED};
-use super::volume::may_have_served;
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
 use crate::api::{

@@ -29,9 +29,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Event;
-use super::rebuild::Filling;
 use crate::api::{
-    Engine, EngineSpec, Quorum, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
+    Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
     VolumeStatus,
 };
 use crate::schedule;
@@ -53,6 +52,12 @@ pub const READY: &str = "ReplicasReady";
 
 /// The condition that says since when a volume that is being detached or deleted waits for its processes, and what for.
 pub const ENDED: &str = "ProcessesEnded";
+
+/// The parameter of a ticket for a rebuild that names the node on which a replica is to be filled.
+pub const FILLS_ON: &str = "fillsOn";
+
+/// Replicas that are being filled, by node.
+pub type Filling = BTreeMap<String, usize>;
 
 /// A volume and what it depends on.
 #[derive(Clone, Debug)]
@@ -172,18 +177,4 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         }
     }
     draft.finish()
-}
-
-/// True if an engine was given a number and nobody here would have heard if it has served: with another quorum than `any` the
-/// authority has no epoch, and that a replica came in sync is told afterwards.
-pub fn may_have_served(volume: &Volume) -> bool {
-    volume.spec.quorum != Quorum::Any && volume.status.as_ref().is_some_and(|s| s.generation.is_some())
-}
-
-/// True if no engine has ever answered for the volume, beyond doubt: its replicas, which these are, hold nothing. With the
-/// quorum `any` the authority has the epoch of each engine that did; with another one nobody here may have heard of it.
-pub fn was_never_served<'a>(volume: &Volume, replicas: impl IntoIterator<Item = &'a Replica>) -> bool {
-    let has_epoch = volume.status.as_ref().is_some_and(|s| s.epoch.is_some());
-    let was_filled = |r: &Replica| !r.spec.healthy_at.is_empty();
-    volume.spec.quorum == Quorum::Any && !has_epoch && !replicas.into_iter().any(was_filled)
 }

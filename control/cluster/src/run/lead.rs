@@ -13,8 +13,8 @@ use super::desk::Desk;
 use super::left::Seen;
 use super::{Context, drain, idle, programs};
 use crate::plan::node;
-use crate::plan::rebuild::{Decided, Filling, Place, reserved, taken};
-use crate::plan::volume::Action;
+use crate::plan::rebuild::{Decided, Place, reserved, taken};
+use crate::plan::volume::{Action, Filling};
 use crate::schedule;
 use crate::settings::Settings;
 

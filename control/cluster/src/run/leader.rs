@@ -20,9 +20,8 @@ use crate::api::{
     AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
-use crate::plan::rebuild::Filling;
 use crate::plan::snapshot::{FOR_CLONE, Ticket};
-use crate::plan::volume::{self, Action, CLONED, CloneSource, Source, Wish};
+use crate::plan::volume::{self, Action, CLONED, CloneSource, Filling, Source, Wish};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
 

@@ -7,13 +7,12 @@ use std::time::Duration;
 use super::draft::Draft;
 use super::offline::{IDLE, START_PATIENCE, left};
 use super::replicas::{ROOM, TURN};
-use super::{Action, READY, Wish};
+use super::{Action, FILLS_ON, READY, Wish};
 use crate::api::{
     AttachmentTicket, Conditions, DataLocality, InstanceState, ReplicaMode, ReplicaSpec, TicketType,
     VolumeState,
 };
 use crate::plan::age;
-use crate::plan::rebuild::FILLS_ON;
 
 /// The condition: True while the volume is attached so that its replicas can move, False with what that waits for.
 pub const EVICTION: &str = "ReplicaEviction";

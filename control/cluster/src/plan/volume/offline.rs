@@ -19,13 +19,12 @@ use std::time::Duration;
 
 use super::draft::Draft;
 use super::replicas::{ROOM, TURN};
-use super::{Action, READY, Wish};
+use super::{Action, FILLS_ON, READY, Wish};
 use crate::api::{
     Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec, Robustness, TicketType,
     Toggle, VolumeState,
 };
 use crate::plan::attachment::DISABLE_FRONTEND;
-use crate::plan::rebuild::FILLS_ON;
 use crate::plan::{age, written};
 use crate::schedule::{Failed, Replenish, replenish};
 

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{Draft, name_of};
-use super::{Action, SCHEDULED, may_have_served, was_never_served};
+use super::{Action, SCHEDULED};
 use crate::api::{
     AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
     TicketType,
 };
 use crate::plan::engine::SERVES;
+use crate::plan::served::{may_have_served, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,

@@ -3,7 +3,7 @@
 use super::offline::Resting;
 use super::*;
 use crate::api::AttachmentTicket;
-use crate::plan::rebuild::{FILLS_ON, reserved};
+use crate::plan::rebuild::reserved;
 
 /// It rests, with replicas on n1, n2 and n3, and n4 takes none.
 fn without_a_place() -> Resting {

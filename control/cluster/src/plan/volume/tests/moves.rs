@@ -1,7 +1,6 @@
 //! Replicas that move though nothing is wrong with them: to spread them better, and to be where the volume is used.
 
 use super::*;
-use crate::plan::rebuild::FILLS_ON;
 
 /// With two replicas in one zone while another one has none, since that had no room before.
 fn crowded(balance: &str) -> World {

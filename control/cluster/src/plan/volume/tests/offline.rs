@@ -4,7 +4,7 @@ use super::*;
 use crate::api::{AttachmentTicket, Toggle, VolumeAttachmentSpec};
 use crate::plan::attachment::{self, DISABLE_FRONTEND};
 use crate::plan::engine::SERVES;
-use crate::plan::rebuild::{Decided, FILLS_ON, reserved};
+use crate::plan::rebuild::{Decided, reserved};
 use crate::plan::written;
 use crate::schedule::{Disk, Node};
 

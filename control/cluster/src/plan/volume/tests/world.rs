@@ -9,7 +9,7 @@ use lh_block::Generation;
 
 use crate::api::{
     AttachmentTicket, Condition, DesireState, EngineStatus, EpochRecord, GenerationText, InstanceState,
-    Int64Text, ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
+    Int64Text, Quorum, ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
 };
 use crate::plan::upgrade::{Step, note};
 use crate::plan::{FINALIZER, written};
