@@ -6,6 +6,7 @@
 
 mod alone;
 mod authority;
+mod budgets;
 mod cache;
 mod capacity;
 mod certificate;
@@ -35,6 +36,7 @@ mod replicas;
 mod request;
 mod shelf;
 mod snapshots;
+mod tickets;
 mod trim;
 mod upgrades;
 mod webhook;

@@ -1,16 +1,16 @@
 //! The disruption budgets of all nodes' instance managers (`crate::plan::drain`), which only the leader makes and removes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta};
 
-use super::cache::{Global, instance_manager, is_cordoned};
+use super::budgets::{nodes_of, views, views_with};
+use super::cache::instance_manager;
 use super::desk::Done;
 use super::lead::Lead;
 use super::queue::Outcome;
@@ -20,34 +20,6 @@ use crate::plan::instance_manager::{COMPONENT, COMPONENT_LABEL, NODE_LABEL};
 
 /// How often what is on a cordoned node that may not be drained yet is looked at. That costs no request.
 const ROUND: Duration = Duration::from_secs(5);
-
-/// Which nodes are cordoned and which protected, as far as the watches tell.
-pub(super) fn views(cache: &Global) -> BTreeMap<String, NodeView> {
-    let protected = nodes_of(cache.budgets.all().iter().map(Arc::as_ref));
-    views_with(cache, &protected)
-}
-
-fn views_with(cache: &Global, protected: &BTreeSet<String>) -> BTreeMap<String, NodeView> {
-    let view = |name: String| {
-        let node = cache.kube_nodes.get(&name);
-        let cordoned = node.as_ref().is_none_or(|node| is_cordoned(node));
-        let view = NodeView { cordoned, protected: protected.contains(&name), gone: node.is_none() };
-        (name, view)
-    };
-    // One that is gone leaves its budget behind.
-    let known = cache.nodes.all().into_iter().map(|node| node.name_any());
-    known.chain(protected.iter().cloned()).map(view).collect()
-}
-
-/// The nodes whose budgets these are.
-fn nodes_of<'a>(budgets: impl Iterator<Item = &'a PodDisruptionBudget>) -> BTreeSet<String> {
-    let node = |budget: &PodDisruptionBudget| {
-        let goes = budget.metadata.deletion_timestamp.is_some();
-        let node = budget.labels().get(NODE_LABEL).filter(|node| budget.name_any() == instance_manager(node));
-        node.filter(|_| !goes).cloned()
-    };
-    budgets.filter_map(node).collect()
-}
 
 /// Looks at all nodes.
 pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {

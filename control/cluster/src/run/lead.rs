@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
-use super::left::Seen;
-use super::{Context, drain, idle, programs};
+use super::tickets::Seen;
+use super::{Context, budgets, idle, programs};
 use crate::plan::node;
 use crate::plan::rebuild::{Decided, Place, reserved, taken};
 use crate::plan::volume::{Action, Filling};
@@ -141,7 +141,7 @@ impl Lead {
         let (nodes, replicas) = (self.cache.nodes.all(), self.cache.replicas.all());
         let (up, settings) = (Arc::clone(&stamps.up), context.cache.settings());
         let (nodes, replicas) = (nodes.iter().map(Arc::as_ref), replicas.iter().map(Arc::as_ref));
-        let (drains, programs) = (drain::views(&self.cache), programs::by_node(&context.cache));
+        let (drains, programs) = (budgets::views(&self.cache), programs::by_node(&context.cache));
         let (cluster, disk_paths) = node::picture(nodes, replicas, &up, &drains, &programs, &settings);
         let picture = Arc::new(Picture { up, settings, cluster, disk_paths });
         *kept = Some((stamps, Arc::clone(&picture)));

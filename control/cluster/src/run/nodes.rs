@@ -15,7 +15,7 @@ use super::desk::Done;
 use super::lead::Lead;
 use super::lease::{NODE_LABEL, Watchers, answer, mark};
 use super::queue::Outcome;
-use super::{Context, drain, programs, upgrades};
+use super::{Context, budgets, drain, programs, upgrades};
 use crate::api::{Conditions, EngineImage, EngineImageSpec, Node, Setting, SettingSpec, Volume};
 use crate::plan::{node, written};
 use crate::settings::DEFINITIONS;
@@ -74,7 +74,7 @@ pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
 /// bytes alone do not count: a volume that waits for them looks again by itself.
 fn picture_changed(context: &Context, lead: &Lead, up: &BTreeSet<String>) -> bool {
     let (nodes, settings) = (lead.cache.nodes.all(), context.cache.settings());
-    let (drains, programs) = (drain::views(&lead.cache), programs::by_node(&context.cache));
+    let (drains, programs) = (budgets::views(&lead.cache), programs::by_node(&context.cache));
     let (mut picture, _) =
         node::picture(nodes.iter().map(AsRef::as_ref), [], up, &drains, &programs, &settings);
     for disk in picture.nodes.values_mut().flat_map(|n| n.disks.values_mut()) {
