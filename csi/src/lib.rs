@@ -18,7 +18,6 @@ pub mod proto;
 mod refused;
 mod registration;
 mod serve;
-mod trim;
 
 pub use metadata::{Holder, Page, ReadSnapshots, SnapshotMap, Source};
 pub use refused::Refused;

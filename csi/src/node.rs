@@ -8,6 +8,7 @@ mod lost;
 mod mounts;
 mod stats;
 mod target;
+mod trim;
 mod trimmable;
 
 use std::future::Future;
@@ -30,9 +31,8 @@ use crate::proto::csi::{
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, Topology,
 };
 use crate::refused::required;
-use crate::trim::Trims;
 use target::Staging;
-pub(crate) use trimmable::Trimmable;
+pub(crate) use trim::{FileSystemService, Trims};
 
 /// The key of a node's topology: each node is a place of its own. Its label is the node's name on most clusters, and not on all.
 pub(crate) const HOST: &str = "kubernetes.io/hostname";

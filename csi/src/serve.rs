@@ -17,7 +17,7 @@ use crate::controller::ControllerService;
 use crate::guard::Guard;
 use crate::identity::IdentityService;
 use crate::metadata::{MetadataService, Source, forget_tickets};
-use crate::node::NodeService;
+use crate::node::{FileSystemService, NodeService, Trims};
 use crate::proto::csi::controller_server::ControllerServer;
 use crate::proto::csi::group_controller_server::GroupControllerServer;
 use crate::proto::csi::identity_server::IdentityServer;
@@ -25,7 +25,6 @@ use crate::proto::csi::node_server::NodeServer;
 use crate::proto::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
-use crate::trim::{FileSystemService, Trims};
 
 /// How to run a driver.
 #[derive(Clone, Debug)]

@@ -6,7 +6,8 @@ use kube::ResourceExt;
 use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment};
 
 use super::ControllerService;
-use super::volumes::{content_source, must_migrate};
+use super::publish::must_migrate;
+use super::volumes::content_source;
 use crate::Refused;
 use crate::capability::Use;
 use crate::parameters;

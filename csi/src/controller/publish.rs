@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use kube::ResourceExt;
 use lh_cluster::api::{
     AttachmentTicket, Condition, Conditions, DataLocality, Node, Replica, TicketType, Volume,
-    VolumeAttachment, VolumeState,
+    VolumeAttachment, VolumeSpec, VolumeState,
 };
 use lh_cluster::plan::VOLUME_LABEL;
 use lh_cluster::plan::served::was_never_served;
@@ -13,7 +13,6 @@ use lh_cluster::plan::volume::READY;
 
 use super::ControllerService;
 use super::growth::Growth;
-use super::volumes::must_migrate;
 use crate::capability::Use;
 use crate::names::ticket_id;
 use crate::proto::csi::{
@@ -210,6 +209,17 @@ pub(super) fn left(attachment: &VolumeAttachment, known: &BTreeSet<String>) -> B
     let tickets = attachment.spec.attachment_tickets.iter();
     let left = tickets.filter(|(_, t)| t.kind == TicketType::Csi && !known.contains(&t.node_id));
     left.map(|(id, _)| id.clone()).collect()
+}
+
+/// Refuses to have a volume on two nodes that does not migrate.
+pub(super) fn must_migrate(spec: &VolumeSpec) -> Result<(), Refused> {
+    if spec.migratable {
+        return Ok(());
+    }
+    Err(Refused::Argument(
+        "ReadWriteMany is for volumes that migrate: set migratable \"true\" in the StorageClass, or choose ReadWriteOnce (shared volumes are not built yet)"
+            .to_owned(),
+    ))
 }
 
 /// True once the ticket is met. What stands in the way is in its condition.

@@ -11,7 +11,7 @@ use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_LARGER, SOURCE_MISSING
 use serde_json::json;
 
 use super::ControllerService;
-use super::publish::left;
+use super::publish::{left, must_migrate};
 use crate::capability::{Access, Use, size};
 use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
 use crate::proto::csi::volume_content_source::Type as Source;
@@ -287,17 +287,6 @@ fn handle(source: &Source) -> Result<String, Refused> {
             Ok(SnapshotHandle::named(id)?.to_string())
         }
     }
-}
-
-/// Refuses to have a volume on two nodes that does not migrate.
-pub(super) fn must_migrate(spec: &VolumeSpec) -> Result<(), Refused> {
-    if spec.migratable {
-        return Ok(());
-    }
-    Err(Refused::Argument(
-        "ReadWriteMany is for volumes that migrate: set migratable \"true\" in the StorageClass, or choose ReadWriteOnce (shared volumes are not built yet)"
-            .to_owned(),
-    ))
 }
 
 /// Refuses a volume of that name that is another one. One that was made of another has its size, within what is asked for.

@@ -7,15 +7,14 @@ use super::filesystem::{must, run, said, size, text};
 use super::mounts::{Mount, block_numbers, mount_at, mounts};
 use super::target::bound;
 use crate::Refused;
-use crate::trim::bytes_in;
 
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trimmable {
+pub(super) struct Trimmable {
     /// Where it is mounted.
-    pub(crate) point: PathBuf,
+    pub(super) point: PathBuf,
     /// Bytes of its device, which the file system may not have yet.
-    pub(crate) size: u64,
+    pub(super) size: u64,
     /// The numbers of its device.
     device: (u64, u64),
 }
@@ -25,7 +24,7 @@ impl NodeService {
     ///
     /// # Errors
     /// [`Refused::Missing`] or [`Refused::Precondition`]: there is none here that could be trimmed, and why.
-    pub(crate) async fn trimmable(&self, volume: &str) -> Result<Trimmable, Refused> {
+    pub(super) async fn trimmable(&self, volume: &str) -> Result<Trimmable, Refused> {
         let path = self.device(volume)?;
         let (device, mounted) = mounted_from(&path, &mounts()?, volume)?;
         Ok(Trimmable { point: mounted.point, size: size(&path).await?, device })
@@ -55,7 +54,7 @@ fn mounted_from(path: &Path, all: &[Mount], volume: &str) -> Result<((u64, u64),
 impl Trimmable {
     /// Trims what of the file system lies from that byte of it on, so many bytes. Gives back how many bytes the volume was
     /// told of; `None`: the file system ends before.
-    pub(crate) async fn trim(&self, from: u64, length: u64) -> Result<Option<u64>, Refused> {
+    pub(super) async fn trim(&self, from: u64, length: u64) -> Result<Option<u64>, Refused> {
         // Where nothing is mounted any more the node's own file system would be trimmed.
         if mount_at(&self.point)?.is_none_or(|there| there.device != self.device) {
             return Err(Refused::Precondition(format!(
@@ -77,4 +76,10 @@ impl Trimmable {
             false => Err(Refused::Failed(format!("fstrim: {}: {}", told.status, said(&told)))),
         }
     }
+}
+
+/// Of "/mnt: 1 GiB (1073741824 bytes) trimmed" the number of bytes.
+fn bytes_in(said: &str) -> Option<u64> {
+    let (number, _) = said.rsplit_once('(')?.1.split_once(' ')?;
+    number.parse().ok()
 }

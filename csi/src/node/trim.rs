@@ -13,8 +13,9 @@ use control::proto::node::{TrimRequest, TrimState};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, async_trait};
 
+use super::NodeService;
+use super::trimmable::Trimmable;
 use crate::Refused;
-use crate::node::{NodeService, Trimmable};
 use crate::refused::required;
 
 /// Bytes of a file system that are trimmed at once: whole block groups of ext4 with any size of block, which it then
@@ -106,7 +107,7 @@ impl Trims {
     }
 
     /// Has what runs on a volume end, and forgets what came of it: the volume goes from this node.
-    pub(crate) async fn end(&self, volume: &str) {
+    pub(super) async fn end(&self, volume: &str) {
         let ended = {
             let mut jobs = self.jobs();
             jobs.retain(|name, job| name != volume || job.state.running);
@@ -144,10 +145,4 @@ impl FileSystems for FileSystemService {
     async fn trim(&self, request: Request<TrimRequest>) -> Result<Response<TrimState>, Status> {
         Ok(Response::new(FileSystemService::trim(self, request.into_inner()).await?))
     }
-}
-
-/// Of "/mnt: 1 GiB (1073741824 bytes) trimmed" the number of bytes.
-pub(crate) fn bytes_in(said: &str) -> Option<u64> {
-    let (number, _) = said.rsplit_once('(')?.1.split_once(' ')?;
-    number.parse().ok()
 }
