@@ -123,7 +123,7 @@ fn run(program: Program) -> Result<()> {
         Err(_) => Root::unresolved(&program.root),
         Ok(root) => root,
     };
-    next_step::are_for(root.path(), is_found_without(&root));
+    next_step::are_for(root.path(), is_found_without(&root), Program::command);
     let context = Context { root, output: program.output };
     interrupt::leaves(interrupt::left_by(&program.command));
     interrupt::listen();

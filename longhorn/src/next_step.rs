@@ -6,36 +6,36 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use clap::CommandFactory;
-
-use crate::ctl::Program;
+use clap::Command;
 
 /// What a next step begins with.
 const PROGRAM: &str = "longhornctl ";
 
-/// What is put behind the program's name, with a space at its end; empty where nothing is needed.
-static ADDED: OnceLock<String> = OnceLock::new();
+/// What is put behind the program's name, with a space at its end; empty where nothing is needed. And the program, which says
+/// what is a command.
+static ADDED: OnceLock<(String, fn() -> Command)> = OnceLock::new();
 
-/// From now on commands are told for this root, which they find by themselves if `is_found` says so.
-pub(crate) fn are_for(root: &Path, is_found: bool) {
+/// From now on the program's commands are told for this root, which they find by themselves if `is_found` says so.
+pub(crate) fn are_for(root: &Path, is_found: bool, program: fn() -> Command) {
     let added = match is_found {
         true => String::new(),
         false => format!("--root {} ", quoted(&root.display().to_string())),
     };
     // A process has one root.
-    let _ = ADDED.set(added);
+    let _ = ADDED.set((added, program));
 }
 
 /// The text with every command of `longhornctl` as it is to be given. Twice is as good as once.
 pub(crate) fn complete(text: &str) -> Cow<'_, str> {
     match ADDED.get() {
-        Some(added) if !added.is_empty() && text.contains(PROGRAM) => with(added, text).into(),
+        Some((added, program)) if !added.is_empty() && text.contains(PROGRAM) => {
+            with(added, &program(), text).into()
+        }
         _ => text.into(),
     }
 }
 
-fn with(added: &str, text: &str) -> String {
-    let program = Program::command();
+fn with(added: &str, program: &Command, text: &str) -> String {
     let mut parts = text.split(PROGRAM);
     let mut whole = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -61,11 +61,14 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::ctl::Program;
 
     #[test]
     fn a_command_is_told_with_its_root_and_nothing_else_is_changed() {
-        let told = |text: &str| with("--root /srv ", text);
+        let told = |text: &str| with("--root /srv ", &Program::command(), text);
         assert_eq!(told("longhornctl up NAME makes one"), "longhornctl --root /srv up NAME makes one");
         assert_eq!(
             told("stop it (`longhornctl down v`) && longhornctl snapshot rm v s"),
