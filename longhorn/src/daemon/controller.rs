@@ -6,9 +6,11 @@ mod cloning;
 mod face;
 mod fill;
 mod queues;
+mod refusal;
 mod relay;
 mod run;
 mod scrub;
+mod serve;
 mod show;
 mod stay;
 
@@ -154,6 +156,17 @@ impl ControllerArgs {
         if *self.authority.get_or_insert_with(|| own.clone()) == own {
             self.size.get_or_insert(record.size);
         }
+    }
+
+    /// Queues of the frontend. Engine, replicas and whoever uses the volume share the processors: a second queue pays where there
+    /// are four.
+    fn queue_count(&self) -> u8 {
+        if self.queues != 0 {
+            // Relays have one of their own.
+            return self.queues.min(QUEUES_MAX - u8::from(self.relay_listen.is_some()));
+        }
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
     }
 
     /// The volume's key.
@@ -349,8 +362,8 @@ mod tests {
     #[test]
     fn an_engine_has_no_more_replicas_and_queues_than_it_has_room_for() {
         let all = ControllerArgs { queues: QUEUES_MAX, ..composed() };
-        assert_eq!(run::queue_count(&all), QUEUES_MAX - 1, "one is for relays");
-        assert_eq!(run::queue_count(&ControllerArgs { relay_listen: None, ..all }), QUEUES_MAX);
+        assert_eq!(all.queue_count(), QUEUES_MAX - 1, "one is for relays");
+        assert_eq!(ControllerArgs { relay_listen: None, ..all }.queue_count(), QUEUES_MAX);
         assert!(run::check_count(20).is_ok());
         assert!(run::check_count(21).unwrap_err().to_string().contains("at most 20"));
         assert!(run::check_count(0).unwrap_err().to_string().contains("--replica"));

@@ -21,6 +21,7 @@ use lh_block::{Extent, IoError};
 use lh_wire::{LayerInfo, MAX_DATA};
 
 use super::fill::Writer;
+use super::refusal::refusal;
 use crate::daemon::clock;
 use crate::reader::{ReadError, ReplicaAt, SnapshotReader};
 
@@ -219,7 +220,7 @@ impl Work {
 
     fn command(&self, command: Command) -> Result<(), EngineError> {
         match self.engine.command(command).recv() {
-            Ok(done) => done.map_err(super::face::refusal),
+            Ok(done) => done.map_err(refusal),
             Err(_) => Err(EngineError::Ending),
         }
     }

@@ -21,6 +21,7 @@ use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
 use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
+use super::refusal::refusal;
 use super::show::Endpoint;
 use crate::arguments::Frontend;
 use crate::daemon::clock;
@@ -436,27 +437,6 @@ async fn other_replicas(
         return Err(EngineError::NotNow(format!("no replica of volume {volume} is in sync")));
     }
     Ok(found)
-}
-
-pub(super) fn refusal(e: CommandError) -> EngineError {
-    let text = e.to_string();
-    match e {
-        CommandError::Name(_) | CommandError::BadSize { .. } => EngineError::Invalid(text),
-        CommandError::Exists(_) => EngineError::Exists(text),
-        CommandError::NotFound(_) => EngineError::NotFound(text),
-        CommandError::Refused { .. } => EngineError::Failed(text),
-        CommandError::TooManySnapshots { .. }
-        | CommandError::ChainFull(_)
-        | CommandError::SnapshotsTooLarge { .. } => EngineError::NoRoom(text),
-        CommandError::Removed(_)
-        | CommandError::TooManyReplicas(_)
-        | CommandError::TooManyWait(_)
-        | CommandError::TooFewInSync { .. }
-        | CommandError::Needed(_)
-        | CommandError::RequestsWait
-        | CommandError::Scrubbing => EngineError::NotNow(text),
-        CommandError::ShuttingDown => EngineError::Ending,
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -29,8 +29,8 @@ pub(super) use source::Source;
 use super::ControllerArgs;
 use super::face::{Reply, Shown};
 use super::queues::{DEPTH, Devices, Notice, Queues};
-use super::run::{CARE, LAST_ANSWER, fronts, queue_count, serve_face};
-use super::show::{HideError, Show, Wish};
+use super::serve::{LAST_ANSWER, fronts, serve_face};
+use super::show::{CARE, HideError, Show, Wish};
 use crate::daemon::GivesUp;
 
 use connect::{News, Obstacles, Target, keep_connected};
@@ -119,7 +119,7 @@ fn target(args: &ControllerArgs, from: &Address, size: u64) -> Result<Target> {
         volume: args.volume.clone(),
         key: args.key()?,
         instance: Instance(u128::from_le_bytes(instance)),
-        queues: queue_count(args).into(),
+        queues: args.queue_count().into(),
         geometry: Geometry {
             size,
             logical_block: args.block_size,

@@ -5,18 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use control::authority::RemoteAuthority;
-use control::engine::{EngineControl, EngineError};
+use control::engine::EngineError;
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
-use control::transport::Front;
 use crossbeam_channel::{Receiver, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
-use datapath::message::QUEUES_MAX;
 use lh_block::{Address, Generation, REPLICAS_MAX};
 use lh_ring::Pool;
 use nbd_frontend::ConnectionCount;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost, replicas_to_begin_with};
@@ -25,11 +22,12 @@ use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
 use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
-use super::show::{self, HideError, Show, Wish};
+use super::serve::{LAST_ANSWER, fronts, serve_face};
+use super::show::{self, CARE, HideError, Show, Wish};
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
-use crate::daemon::{GivesUp, freeze, front, memory, open_files};
+use crate::daemon::{GivesUp, freeze, memory, open_files};
 use crate::generation;
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
@@ -40,14 +38,8 @@ const PREDECESSOR: Duration = Duration::from_secs(10);
 /// Between two questions with which replicas to begin.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Between two looks at what the volume is shown by.
-pub(super) const CARE: Duration = Duration::from_secs(5);
-
 /// The same while flushes tell of a loss, until nobody has the device open.
 const CLOSED: Duration = Duration::from_millis(500);
-
-/// How long the answer to the shutdown may take to leave the process.
-pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
@@ -216,7 +208,7 @@ fn options(
         size,
         logical_block: args.block_size,
         // One more for relays.
-        queues: queue_count(args) + u8::from(args.relay_listen.is_some()),
+        queues: args.queue_count() + u8::from(args.relay_listen.is_some()),
         depth: DEPTH,
         io_timeout: Duration::from_secs(args.io_timeout),
         checksum_full: args.checksum == Checksum::Full,
@@ -257,62 +249,6 @@ pub(super) fn check_count(replicas: usize) -> Result<(), GivesUp> {
             Err(GivesUp(format!("{n} times --replica: a volume has at most {REPLICAS_MAX} replicas")))
         }
         _ => Ok(()),
-    }
-}
-
-/// Queues of the frontend. Engine, replicas and whoever uses the volume share the processors: a second queue pays where there
-/// are four.
-pub(super) fn queue_count(args: &ControllerArgs) -> u8 {
-    if args.queues != 0 {
-        // Relays have one of their own.
-        return args.queues.min(QUEUES_MAX - u8::from(args.relay_listen.is_some()));
-    }
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u8::try_from((processors / 2).clamp(1, 4)).unwrap_or(1)
-}
-
-/// Where the engine, or a relay, answers.
-pub(super) fn fronts(args: &ControllerArgs, instance: &str) -> Result<Vec<Front>, GivesUp> {
-    let usual = Root::at(&args.root).ok().map(|root| root.control_socket(instance));
-    front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)
-}
-
-/// Starts the thread that answers there and hears signals.
-pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn EngineControl>) -> Result<()> {
-    let instance = instance.to_owned();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let work = move || {
-        runtime.block_on(async {
-            let serve = async {
-                // The volume goes on without, and ends when it is told to; who asks for its status hears that nobody answers.
-                if let Err(e) = control::engine::serve_at(&fronts, &instance, Arc::clone(&face)).await {
-                    tracing::error!("control socket: {e}");
-                }
-            };
-            let hear = async {
-                if let Err(e) = hear_signals(&*face).await {
-                    tracing::error!("signals cannot be heard: {e}");
-                }
-            };
-            tokio::join!(serve, hear);
-        });
-    };
-    std::thread::Builder::new().name("grpc".into()).spawn(work).context("a thread for the control socket")?;
-    Ok(())
-}
-
-/// Asks for the end at each signal that asks for it.
-async fn hear_signals(face: &dyn EngineControl) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        if let Err(refused) = face.shutdown().await {
-            tracing::warn!("not stopped: {refused}");
-        }
     }
 }
 

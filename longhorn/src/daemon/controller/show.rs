@@ -59,6 +59,9 @@ const GLANCE: Duration = Duration::from_secs(2);
 /// Between two looks at it.
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// Between two looks at what the volume is shown by.
+pub(super) const CARE: Duration = Duration::from_secs(5);
+
 /// Where the volume can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Endpoint {
