@@ -32,6 +32,7 @@ mod scrub;
 mod show;
 mod snapshot;
 mod snapshot_tree;
+mod snapshot_view;
 mod systemd;
 mod trim;
 mod up;
@@ -48,7 +49,7 @@ use control::host::Root;
 
 pub use args::Program;
 pub use observe::{ReplicaView, VolumeView};
-pub use snapshot::SnapshotView;
+pub use snapshot_view::SnapshotView;
 
 use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse};
 use crate::next_step;

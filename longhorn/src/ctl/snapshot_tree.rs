@@ -2,7 +2,7 @@
 
 use lh_block::format_size;
 
-use super::snapshot::SnapshotView;
+use super::snapshot_view::SnapshotView;
 
 /// Deepest part of a chain that is drawn indented: beyond it lines would not fit the screen.
 const DEPTH_MAX: usize = 20;
