@@ -7,12 +7,14 @@ mod args;
 mod clone;
 mod complete;
 mod damaged;
+mod delete;
 mod device;
 mod diff;
 mod doctor;
 mod down;
 mod engine;
 mod erase;
+mod grown;
 mod import;
 mod install;
 mod interrupt;
@@ -33,6 +35,8 @@ mod show;
 mod snapshot;
 mod snapshot_tree;
 mod snapshot_view;
+mod start;
+mod stop;
 mod systemd;
 mod trim;
 mod up;
@@ -57,8 +61,9 @@ use crate::sentence::sentence;
 use crate::tell::tell;
 use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
-    TrimCommand,
+    TrimCommand, UpCommand,
 };
+use down::How;
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -134,8 +139,14 @@ fn run(program: Program) -> Result<()> {
 
 async fn dispatch(context: &Context, command: Command) -> Result<()> {
     match command {
-        Command::Up(args) => up::run(context, args).await,
-        Command::Down(args) => down::run(context, &args).await,
+        Command::Up(UpCommand { volume: None, .. }) => all::up(context).await,
+        Command::Up(UpCommand { volume: Some(volume), options, .. }) => {
+            up::run(context, &volume, options).await
+        }
+        Command::Down(args) => match &args.volume {
+            None => all::down(context, How::of(&args)).await,
+            Some(volume) => down::run(context, volume, &args).await,
+        },
         Command::Ls => show::list(context).await,
         Command::Status { volume, watch: true } => watch::watch(context, &volume).await,
         Command::Status { volume, watch: false } => show::status(context, &volume).await,

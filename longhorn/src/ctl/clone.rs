@@ -17,7 +17,7 @@ use super::engine::reach;
 use super::observe::{has_processes, observe};
 use super::output::{counted, print_json};
 use super::snapshot::{check_known, directory_in_sync, opener};
-use super::{Context, interrupt, lock, remove, room};
+use super::{Context, delete, interrupt, lock, room};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -34,7 +34,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     match lock::found(root, new)? {
         None => {}
         // Whoever made it is gone: the lock is ours.
-        Some(left) if left.state == VolumeState::Cloning => remove::everything(root, &left)?,
+        Some(left) if left.state == VolumeState::Cloning => delete::everything(root, &left)?,
         Some(_) => bail!("there is a volume {new} already: choose another name"),
     }
     // Before a snapshot is taken for nothing.
@@ -159,7 +159,7 @@ fn no_space(view: &SnapshotView, source: &str, new: &VolumeRecord) -> anyhow::Er
 
 /// Removes what was made of a volume that does not come to exist. What cannot be removed stays a volume that `rm` takes.
 fn take_back(root: &Root, record: &VolumeRecord) {
-    if let Err(left) = remove::erase_all(root, record) {
+    if let Err(left) = delete::erase_all(root, record) {
         tell!("{left:#}");
     }
 }

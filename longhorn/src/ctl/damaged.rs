@@ -11,10 +11,8 @@ use anyhow::{Result, bail};
 use control::host::{RecordError, ReplicaRecord, Root, VolumeRecord, engine_name, replica_name};
 use control::manager::ProcessRecord;
 
-use super::observe::{VolumeView, has_processes};
-use super::{Context, down, lock, remove};
-use crate::progress::Progress;
-use crate::sentence::sentence;
+use super::delete::leftovers;
+use super::observe::has_processes;
 
 /// True if the record of the volume is there and cannot be read.
 pub(super) fn is_damaged<T>(read: &Result<T, RecordError>) -> bool {
@@ -32,32 +30,6 @@ pub(super) fn check_stopped(root: &Root, volume: &str) -> Result<()> {
     Ok(())
 }
 
-/// Stops the volume's processes.
-///
-/// # Errors
-/// There is none, or as of any volume.
-pub(super) async fn stop(context: &Context, volume: &str, progress: &mut Progress) -> Result<VolumeView> {
-    let root = &context.root;
-    let _lock = lock::name(root, volume)?;
-    let why = match VolumeRecord::load(root, volume) {
-        Err(e) => sentence(&e.into()),
-        Ok(_) => bail!("the record of volume {volume} is back: give the command again"),
-    };
-    let known = by_processes(root, volume)?;
-    if !has_processes(root, &known)? {
-        bail!("{why}");
-    }
-    down::stop(context, &known, progress).await?;
-    Ok(VolumeView {
-        name: volume.to_owned(),
-        state: "detached",
-        robustness: "unknown",
-        remark: why,
-        log_directory: root.logs(),
-        ..VolumeView::default()
-    })
-}
-
 /// Makes the volume not exist any more, and leaves its replicas. The caller holds the volume's lock.
 ///
 /// # Errors
@@ -65,8 +37,8 @@ pub(super) async fn stop(context: &Context, volume: &str, progress: &mut Progres
 pub(super) fn forget(root: &Root, volume: &str) -> Result<()> {
     let replicas = by_directories(root, volume)?;
     VolumeRecord::remove_unread(root, volume)?;
-    remove::leftovers(root, &engine_name(volume));
-    replicas.iter().for_each(|replica| remove::leftovers(root, &replica.name));
+    leftovers(root, &engine_name(volume));
+    replicas.iter().for_each(|replica| leftovers(root, &replica.name));
     Ok(())
 }
 
@@ -99,7 +71,7 @@ fn by_directories(root: &Root, volume: &str) -> io::Result<Vec<ReplicaRecord>> {
 }
 
 /// A record of the volume with what the instance manager remembers of its processes.
-fn by_processes(root: &Root, volume: &str) -> Result<VolumeRecord> {
+pub(super) fn by_processes(root: &Root, volume: &str) -> Result<VolumeRecord> {
     let mut record = VolumeRecord::new(volume, 0);
     if !root.processes().is_dir() {
         return Ok(record);

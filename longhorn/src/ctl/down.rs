@@ -1,31 +1,18 @@
 //! `down`: flush and stop.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
-use control::manager::{ProcessId, ProcessRecord};
-use control::transport::is_gone;
-use tonic::Code;
+use control::host::VolumeRecord;
 
 use super::args::{DownArgs, Output};
-use super::manager::Manager;
-use super::observe::{ANSWER_PATIENCE, VolumeView, connect_engine, has_processes, observe};
+use super::observe::{VolumeView, has_processes, observe};
 use super::output::print_json;
-use super::{Context, all, damaged, device, engine, interrupt, lock};
-use crate::daemon::device_of;
+use super::stop::{stop, wait_until_unused};
+use super::{Context, damaged, engine, interrupt, lock};
 use crate::progress::Progress;
+use crate::sentence::sentence;
 use crate::tell::tell;
-
-/// How long a flush on every replica and their clean close may take.
-const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
-
-/// How long an engine that has said how it ends may take to do so.
-const LAST_WORD: Duration = Duration::from_secs(5);
-
-/// How often is asked whether a device is still in use, which looks at every process.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// How a volume is stopped.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +23,18 @@ pub(super) struct How {
     pub(super) patience: Duration,
 }
 
-pub(super) async fn run(context: &Context, args: &DownArgs) -> Result<()> {
-    let how = How { for_now: args.for_now, patience: Duration::from_secs(args.wait) };
-    let Some(volume) = &args.volume else { return all::down(context, how).await };
+impl How {
+    pub(super) fn of(args: &DownArgs) -> Self {
+        Self { for_now: args.for_now, patience: Duration::from_secs(args.wait) }
+    }
+}
+
+pub(super) async fn run(context: &Context, volume: &str, args: &DownArgs) -> Result<()> {
+    let how = How::of(args);
     let mut progress = Progress::new();
     let is_damaged = damaged::is_damaged(&VolumeRecord::load(&context.root, volume));
     let view = if is_damaged {
-        damaged::stop(context, volume, &mut progress).await?
+        without_record(context, volume, &mut progress).await?
     } else {
         interrupt::leaves(format!("volume {volume} stays up as it was"));
         wait_until_unused(&context.root, volume, how.patience, &mut progress).await?;
@@ -71,10 +63,36 @@ pub(super) async fn one(
     progress: &mut Progress,
 ) -> Result<VolumeView> {
     if damaged::is_damaged(&VolumeRecord::load(&context.root, volume)) {
-        return damaged::stop(context, volume, progress).await;
+        return without_record(context, volume, progress).await;
     }
     wait_until_unused(&context.root, volume, how.patience, progress).await?;
     end(context, volume, how, progress).await
+}
+
+/// Stops the processes of a volume whose record cannot be read.
+///
+/// # Errors
+/// There is none, or as of any volume.
+async fn without_record(context: &Context, volume: &str, progress: &mut Progress) -> Result<VolumeView> {
+    let root = &context.root;
+    let _lock = lock::name(root, volume)?;
+    let why = match VolumeRecord::load(root, volume) {
+        Err(e) => sentence(&e.into()),
+        Ok(_) => bail!("the record of volume {volume} is back: give the command again"),
+    };
+    let known = damaged::by_processes(root, volume)?;
+    if !has_processes(root, &known)? {
+        bail!("{why}");
+    }
+    stop(context, &known, progress).await?;
+    Ok(VolumeView {
+        name: volume.to_owned(),
+        state: "detached",
+        robustness: "unknown",
+        remark: why,
+        log_directory: root.logs(),
+        ..VolumeView::default()
+    })
 }
 
 /// Stops a volume, and notes whether it is to be up.
@@ -100,100 +118,4 @@ async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress)
     }
     // It may have been behind its engine.
     observe(root, &VolumeRecord::load(root, volume)?).await
-}
-
-/// Gives whoever uses the device the time to let go of it. Who does not is named by what follows.
-async fn wait_until_unused(
-    root: &Root,
-    volume: &str,
-    patience: Duration,
-    progress: &mut Progress,
-) -> Result<()> {
-    if !has_processes(root, &VolumeRecord::load(root, volume)?)? {
-        return Ok(());
-    }
-    let deadline = Instant::now() + patience;
-    while Instant::now() < deadline && !fuse_frontend::users_of(&device_of(volume)).is_empty() {
-        progress.say("waiting until nobody uses the device");
-        tokio::time::sleep(LOOK).await;
-    }
-    Ok(())
-}
-
-/// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock.
-///
-/// # Errors
-/// Also of a volume that is down then, but could not be flushed.
-pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mut Progress) -> Result<()> {
-    let (root, volume) = (&context.root, &record.name);
-    let mut unclean = None;
-    if has_processes(root, record)? {
-        let mut manager = Manager::ensure(root).await?;
-        let engine = engine_name(volume);
-        if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
-            unclean = shut_down(context, volume, progress).await?;
-        }
-        progress.say("stopping the processes");
-        manager.end(&[engine]).await?;
-        let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
-        manager.end(&replicas).await?;
-    }
-    // A volume of this name that is up under another root has a device of its own.
-    let live = LiveDirs::default();
-    if !matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. })) {
-        device::release(volume, root)?;
-    }
-    live.forget(volume, root);
-    match unclean {
-        None => Ok(()),
-        Some(why) => bail!(
-            "volume {volume} is down, but not flushed ({why}): the next `longhornctl up {volume}` repairs what its replicas may differ by"
-        ),
-    }
-}
-
-/// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs. `Some`: it has ended,
-/// and could not do so cleanly, which says why.
-async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<Option<String>> {
-    let unasked = || device::check_unused(&device_of(volume)).map(|()| None);
-    // It is just beginning, and about to take its device over.
-    let Some(mut engine) = connect_engine(&context.root, volume).await else { return unasked() };
-    let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
-        Ok(Err(status)) if is_gone(&status) => return unasked(),
-        Ok(view) => view.context("the engine does not answer")?.into_inner(),
-        Err(_) => return unasked(),
-    };
-    if !view.device.is_empty() {
-        device::check_unused(Path::new(&view.device))?;
-    }
-    engine::note_size(&context.root, volume, &view)?;
-    let process = ProcessRecord::load(&context.root, &engine_name(volume))?.and_then(|record| record.process);
-    progress.say("flushing");
-    match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
-        Ok(Ok(_)) => Ok(None),
-        // It ended before its answer was through: what counts is that it is gone.
-        Ok(Err(status)) if is_gone(&status) => Ok(None),
-        Ok(Err(status)) if status.code() == Code::Internal && has_ended(process).await => {
-            Ok(Some(status.message().to_owned()))
-        }
-        Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
-        Err(_) => bail!(
-            "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
-            SHUTDOWN_PATIENCE.as_secs(),
-            if view.waiting_for.is_empty() { String::new() } else { format!(" ({})", view.waiting_for) }
-        ),
-    }
-}
-
-/// True if the engine's process is gone, or soon: it has taken the volume away and cannot do more. Its manager may have started
-/// another one meanwhile, if that one was not its own child.
-async fn has_ended(process: Option<ProcessId>) -> bool {
-    let until = Instant::now() + LAST_WORD;
-    while process.as_ref().is_some_and(ProcessId::is_alive) {
-        if Instant::now() > until {
-            return false;
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-    true
 }

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
-use control::proto::ptypes;
 use tonic::transport::Channel;
 
 use super::manager::Manager;
 use super::observe::ask_engine;
-use super::{Context, damaged, down, interrupt, lock, up};
+use super::start::{start, wait_until_usable};
+use super::stop::stop;
+use super::{Context, interrupt, lock};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
 
@@ -40,23 +41,6 @@ pub(super) fn is_left_over(root: &Root, record: &VolumeRecord) -> Result<bool> {
 /// broken off.
 pub(super) async fn is_ending(root: &Root, record: &VolumeRecord) -> bool {
     ask_engine(root, &record.name).await.is_some_and(|engine| engine.volume.ending)
-}
-
-/// Notes the size of a volume that has grown without its record: Longhorn's clients ask its engine alone. The caller holds the
-/// volume's lock.
-pub(super) fn note_size(root: &Root, volume: &str, said: &ptypes::Volume) -> Result<()> {
-    let found = lock::found(root, volume);
-    // The engine of a volume whose record cannot be read is asked only so that it can be stopped.
-    if damaged::is_damaged(&found) {
-        return Ok(());
-    }
-    let Some(mut record) = found? else { return Ok(()) };
-    let size = u64::try_from(said.size).unwrap_or_default();
-    if size <= record.size {
-        return Ok(());
-    }
-    record.size = size;
-    Ok(record.store(root)?)
 }
 
 /// The way to the engine of a volume that is up. Where it has died its manager starts it again, if need be one that is started
@@ -113,7 +97,7 @@ pub(super) async fn with_engine<T>(
     record.check_ready()?;
     let mut progress = Progress::new();
     if is_ending(root, &record).await {
-        down::stop(context, &record, &mut progress).await?;
+        stop(context, &record, &mut progress).await?;
     }
     let has_engine = ProcessRecord::load(root, &engine_name(volume))?.is_some();
     if has_engine && !is_left_over(root, &record)? {
@@ -127,8 +111,8 @@ pub(super) async fn with_engine<T>(
     // Whoever interrupts it leaves no engine behind that nobody knows of.
     let held = interrupt::hold();
     let worked = async {
-        up::start(root, &quiet, &mut manager, false, &mut progress).await?;
-        up::wait_until_usable(root, &quiet, &mut manager, &mut progress).await?;
+        start(root, &quiet, &mut manager, false, &mut progress).await?;
+        wait_until_usable(root, &quiet, &mut manager, &mut progress).await?;
         work(&mut record, &mut progress).await
     };
     let done = tokio::select! {
@@ -138,7 +122,7 @@ pub(super) async fn with_engine<T>(
     if held.has_come() {
         interrupt::leaves(format!("volume {volume} has an engine: `longhornctl down {volume}` ends it"));
     }
-    let stopped = down::stop(context, &record, &mut progress).await;
+    let stopped = stop(context, &record, &mut progress).await;
     if stopped.is_ok() {
         interrupt::leaves(format!(
             "volume {volume} is down again, and what its engine had not done is not done"

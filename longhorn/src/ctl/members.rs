@@ -19,7 +19,7 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{counted, print, print_json};
-use super::{engine, interrupt, lock, remove, room, up};
+use super::{delete, engine, interrupt, lock, room, start};
 use crate::progress::Progress;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -49,9 +49,9 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     // The record has a replica that the engine knows, or has it no more.
     let held = interrupt::hold();
     record.store(root)?;
-    manager.create(&replica.name, up::replica_args(root, &record, &replica).command_line()).await?;
+    manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
     let begun = async {
-        let opening = up::wait_for_new_replica(root, &record, &replica, &mut manager);
+        let opening = start::wait_for_new_replica(root, &record, &replica, &mut manager);
         // One that takes longer, or whose command is interrupted, is the engine's to wait for.
         tokio::select! {
             opened = tokio::time::timeout(OPEN_PATIENCE, opening) => opened.unwrap_or(Ok(()))?,
@@ -120,7 +120,7 @@ async fn take_back(
     replica: &ReplicaRecord,
 ) -> Result<()> {
     manager.end(std::slice::from_ref(&replica.name)).await?;
-    remove::replica(root, replica)?;
+    delete::replica(root, replica)?;
     record.replicas.retain(|r| r.name != replica.name);
     Ok(record.store(root)?)
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
-use super::{Context, interrupt, lock, remove};
+use super::{Context, delete, interrupt, lock};
 use crate::tell::tell;
 
 /// What became of the directories, as `release -o json` prints it.
@@ -75,8 +75,8 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
 fn forget(root: &Root, record: &VolumeRecord) -> Result<()> {
     let held = interrupt::hold();
     record.remove(root)?;
-    remove::leftovers(root, &engine_name(&record.name));
-    record.replicas.iter().for_each(|replica| remove::leftovers(root, &replica.name));
+    delete::leftovers(root, &engine_name(&record.name));
+    record.replicas.iter().for_each(|replica| delete::leftovers(root, &replica.name));
     interrupt::leaves(format!("{} is released", record.name));
     held.let_go();
     Ok(())

@@ -1,19 +1,17 @@
 //! `rm`: a volume and all its data.
 
-use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
-use control::host::{ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name, sync_dir};
-
+use anyhow::{Result, bail};
+use control::host::{Root, VolumeRecord, VolumeState};
 use serde::Serialize;
 
 use super::args::Output;
-use super::erase::{Alone, Erasure, in_order};
+use super::erase::Alone;
 use super::observe::has_processes;
 use super::output::print_json;
-use super::{Context, damaged, interrupt, lock};
+use super::{Context, damaged, delete, interrupt, lock};
 use crate::tell::tell;
 
 /// What is gone, as `rm -o json` prints it.
@@ -50,7 +48,7 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     record.store(root)?;
     let (left, removed): (Vec<_>, Vec<_>) =
         directories.iter().partition(|directory| is_elsewhere(root, directory) && !directory.exists());
-    erase_all(root, &record)?;
+    delete::erase_all(root, &record)?;
     drop(alone);
     if context.output == Output::Json {
         return print_json(&RemovedView { volume, removed, left: left.into_iter().cloned().collect() });
@@ -112,155 +110,4 @@ fn confirmed(volume: &str, what: &str, directories: &[PathBuf]) -> Result<bool> 
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     Ok(answer.trim() == volume)
-}
-
-/// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
-/// caller holds the volume's lock, and no process of the volume is left.
-///
-/// # Errors
-/// Somebody else uses a directory, or something cannot be deleted.
-pub(super) fn everything(root: &Root, record: &VolumeRecord) -> Result<()> {
-    let _alone = Alone::within(record.replicas.iter().map(|replica| replica.directory.as_path()))?;
-    erase_all(root, record)
-}
-
-/// The same by whose directories these are: this process itself may still hold them, or others out of them.
-pub(super) fn erase_all(root: &Root, record: &VolumeRecord) -> Result<()> {
-    let mut erasure = Erasure::of(record.replicas.iter().map(|replica| replica.directory.as_path()));
-    for replica in &record.replicas {
-        erase(root, replica, &mut erasure)?;
-    }
-    drop(erasure);
-    leftovers(root, &engine_name(&record.name));
-    Ok(record.remove(root)?)
-}
-
-/// Deletes a replica's files, its log and its sockets. Its process is gone.
-pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
-    let _alone = Alone::within([replica.directory.as_path()])?;
-    erase(root, replica, &mut Erasure::of([replica.directory.as_path()]))
-}
-
-fn erase(root: &Root, replica: &ReplicaRecord, erasure: &mut Erasure) -> Result<()> {
-    let directory = &replica.directory;
-    let removed = if replica.imported {
-        remove_replica_files(directory, erasure)
-    } else {
-        remove_tree(directory, erasure)
-    };
-    removed.with_context(|| format!("{} cannot be deleted", directory.display()))?;
-    leftovers(root, &replica.name);
-    Ok(())
-}
-
-/// Deletes a process's log and sockets. What is left of these is no data and stands in nobody's way.
-pub(super) fn leftovers(root: &Root, name: &str) {
-    let log = root.log(name);
-    let mut older = log.clone().into_os_string();
-    older.push(".1");
-    for path in [log, older.into()] {
-        let _ = fs::remove_file(path);
-    }
-    root.remove_sockets(name);
-}
-
-/// Deletes a directory of ours. A place where a disk is mounted stays, and is empty then.
-fn remove_tree(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
-    match erasure.tree(directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::ResourceBusy && fs::read_dir(directory)?.next().is_none() => {
-            sync_dir(directory)
-        }
-        Err(e) => Err(e),
-        Ok(()) => directory.parent().map_or(Ok(()), sync_dir),
-    }
-}
-
-/// Deletes the replica's files in a directory that somebody else made; whatever else lies there stays, and so does the
-/// directory then.
-fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
-    let entries = match in_order(directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    let mut left = false;
-    for entry in entries {
-        let name = entry.file_name();
-        if name == "engine" && entry.file_type()?.is_dir() {
-            erasure.tree(&entry.path())?;
-        } else if is_replica_file(&name.to_string_lossy()) {
-            erasure.file(&entry.path())?;
-        } else {
-            left = true;
-        }
-    }
-    sync_dir(directory)?;
-    if left { Ok(()) } else { remove_tree(directory, erasure) }
-}
-
-/// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
-fn is_replica_file(name: &str) -> bool {
-    let layer = ["volume-head-", "volume-snap-", "volume-delta-"].iter().any(|kind| name.starts_with(kind));
-    layer && name.contains(".img") || matches!(name, "revision.counter" | "volume.meta" | "volume.meta.tmp")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_where_a_disk_is_mounted_is_emptied_and_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        let run = |program: &str, words: &[&str]| {
-            let mut command = std::process::Command::new(program);
-            command.args(words).arg(dir.path()).stderr(std::process::Stdio::null()).status()
-        };
-        if !run("mount", &["-t", "tmpfs", "none"]).is_ok_and(|status| status.success()) {
-            tell!("SKIP a_place_where_a_disk_is_mounted: nothing can be mounted");
-            return;
-        }
-        fs::create_dir(dir.path().join("engine")).unwrap();
-        fs::write(dir.path().join("volume.meta"), "x").unwrap();
-        let removed = remove_tree(dir.path(), &mut Erasure::of([dir.path()]));
-        let left = fs::read_dir(dir.path()).unwrap().count();
-        assert!(run("umount", &[]).unwrap().success());
-        removed.unwrap();
-        assert_eq!(left, 0);
-    }
-
-    #[test]
-    fn of_an_imported_directory_only_the_replica_goes() {
-        let dir = tempfile::tempdir().unwrap();
-        let names = [
-            "revision.counter",
-            "volume.meta",
-            "volume.meta.tmp",
-            "volume-head-000.img",
-            "volume-head-000.img.meta",
-            "volume-snap-a.img.checksum",
-            "volume-snap-a.img.meta.tmp",
-            "volume-delta-a.img",
-        ];
-        let others = ["photos.tar", "volume-of-poems.txt", "volume.meta.yaml"];
-        let fill = |directory: &Path| {
-            fs::create_dir_all(directory.join("engine")).unwrap();
-            for name in names {
-                fs::write(directory.join(name), "x").unwrap();
-            }
-        };
-        let (alone, shared) = (dir.path().join("alone"), dir.path().join("shared"));
-        fill(&alone);
-        fill(&shared);
-        for name in others {
-            fs::write(shared.join(name), "x").unwrap();
-        }
-        let mut erasure = Erasure::of([alone.as_path(), shared.as_path()]);
-        remove_replica_files(&alone, &mut erasure).unwrap();
-        remove_replica_files(&shared, &mut erasure).unwrap();
-        assert!(!alone.exists());
-        let mut left: Vec<_> = fs::read_dir(&shared).unwrap().map(|e| e.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, others);
-        remove_replica_files(&alone, &mut erasure).unwrap();
-    }
 }

@@ -19,7 +19,7 @@ use super::interrupt::{self, Held};
 use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
-use super::up::{failure_since, is_usable};
+use super::start::{failure_since, is_usable};
 use super::{Context, engine, lock};
 use crate::progress::Progress;
 use crate::sentence::sentence;
