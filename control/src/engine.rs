@@ -14,10 +14,11 @@ use tonic::Status;
 use tonic::service::Routes;
 
 use crate::cloning::{CloneProgress, CloneSource};
+use crate::front::{self, Front};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerServiceServer;
 use crate::replica::Layer;
-use crate::transport::{self, Front, Identity};
+use crate::transport::Identity;
 pub(crate) use limits::{refuse_unmap_mark, snapshot_count, snapshot_size};
 use service::Service;
 
@@ -333,7 +334,7 @@ pub async fn serve_at(fronts: &[Front], instance: &str, engine: Arc<dyn EngineCo
     let operations = crate::operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
     let routes = Routes::new(service).add_service(operations).add_service(crate::logging::service());
-    transport::serve(fronts, routes).await
+    front::serve(fronts, routes).await
 }
 
 /// What this program is: its own version, and Longhorn's API versions that it understands.

@@ -5,6 +5,7 @@ pub mod authority;
 pub mod cloning;
 pub mod deposit;
 pub mod engine;
+pub mod front;
 pub mod host;
 pub mod logging;
 pub mod manager;

@@ -45,13 +45,14 @@ pub use ports::PortRange;
 pub use state::{ProcessRecord, State};
 pub use supervisor::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 
+use crate::front::Trust;
 use crate::host::{Root, RootError};
 use crate::proto::imrpc::disk_service_server::DiskServiceServer;
 use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
 use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineServiceServer;
 use crate::proxy::Proxy;
-use crate::tls::{TlsError, TlsFiles};
+use crate::tls::TlsError;
 use crate::transport::{TrustedPeers, bind_private};
 use instance::{Disks, Instances};
 use ports::Ports;
@@ -77,15 +78,6 @@ pub struct Options {
     pub listen: Option<(SocketAddr, Trust)>,
     /// End the manager that there is, instead of leaving the root to it.
     pub take_over: bool,
-}
-
-/// Who is obeyed on TCP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// Whoever shows a certificate of the authority of these files.
-    Certificates(TlsFiles),
-    /// Whoever reaches the address.
-    Everybody,
 }
 
 /// Why an instance manager does not run.

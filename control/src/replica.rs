@@ -11,11 +11,12 @@ use lh_block::{Generation, SECTOR};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
+use crate::front::{self, Front};
 use crate::proto::ptypes;
 use crate::proto::ptypes::replica_service_server::{ReplicaService, ReplicaServiceServer};
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentServiceServer;
 use crate::sync_agent::SyncAgent;
-use crate::transport::{self, Front, Identity};
+use crate::transport::Identity;
 use crate::unbuilt::unbuilt;
 
 /// What a gRPC server asks a replica. Called from the server's thread; no call may block.
@@ -139,7 +140,7 @@ pub async fn serve_at(
     let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
     let files = SyncAgentServiceServer::with_interceptor(agent, identity);
     let routes = Routes::new(service).add_service(files).add_service(crate::logging::service());
-    transport::serve(fronts, routes).await
+    front::serve(fronts, routes).await
 }
 
 /// Longhorn's name of the head among snapshots, and the beginning of its file's name.

@@ -5,7 +5,7 @@ mod guests;
 mod heard;
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -13,18 +13,15 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::service::{Interceptor, Routes};
+use tonic::service::Interceptor;
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Request, Status};
 
 use crate::host::make_socket_directory;
-use crate::manager::Trust;
-use crate::tls::Door;
 
 pub use guests::{Guests, Sign};
 pub use heard::Heard;
@@ -132,68 +129,6 @@ impl Stream for TrustedPeers {
 
 const fn is_trusted(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
-}
-
-/// Where the process of an engine or a replica answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Front {
-    /// A unix socket, for root alone.
-    Unix(PathBuf),
-    /// TCP, and who is obeyed there.
-    Tcp(SocketAddr, Trust),
-}
-
-impl std::fmt::Display for Front {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(address, _) => write!(f, "{address}"),
-        }
-    }
-}
-
-/// Answers at all of these. One that fails is told of, and the others go on; the end is the last one's.
-///
-/// # Errors
-/// Of the last one: a socket that cannot be made, certificates that cannot be used.
-pub(crate) async fn serve(fronts: &[Front], routes: Routes) -> io::Result<()> {
-    let serve = |front| {
-        let routes = routes.clone();
-        async move { (front, serve_one(front, routes).await) }
-    };
-    let mut serving: FuturesUnordered<_> = fronts.iter().map(serve).collect();
-    loop {
-        let Some((front, ended)) = serving.next().await else { return Ok(()) };
-        match ended {
-            Err(e) if !serving.is_empty() => tracing::error!("nobody answers at {front} any more: {e}"),
-            _ if !serving.is_empty() => {}
-            last => return last,
-        }
-    }
-}
-
-async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {
-    let served = match front {
-        Front::Unix(path) => {
-            let peers = TrustedPeers::new(bind_private(path)?).heard();
-            Server::builder().add_routes(routes).serve_with_incoming(peers).await
-        }
-        Front::Tcp(address, trust) => {
-            let server = tcp_server().add_routes(routes);
-            let listener = TcpListener::bind(address).await.map_err(not_listening)?;
-            match trust {
-                Trust::Certificates(files) => {
-                    let door = Door::new(files.clone()).map_err(io::Error::other)?;
-                    server.serve_with_incoming(door.peers(listener)).await
-                }
-                Trust::Everybody => {
-                    tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
-                    server.serve_with_incoming(everybody(listener)).await
-                }
-            }
-        }
-    };
-    served.map_err(io::Error::other)
 }
 
 /// Connects to a server on TCP, without encryption: `HOST:PORT`.

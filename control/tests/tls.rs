@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
+use control::front::Trust;
 use control::host::Root;
-use control::manager::{ManagerError, Options, Trust, run};
+use control::manager::{ManagerError, Options, run};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::tls::TlsFiles;
 use hyper_util::rt::TokioIo;

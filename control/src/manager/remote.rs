@@ -7,7 +7,8 @@ use futures::future::try_join_all;
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 
-use super::{ManagerError, Trust, io_error};
+use super::{ManagerError, io_error};
+use crate::front::Trust;
 use crate::tls::{Door, TlsError};
 use crate::transport::{everybody, not_listening, tcp_server};
 

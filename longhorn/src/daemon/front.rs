@@ -6,9 +6,9 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use control::manager::Trust;
+use control::front::{Front, Trust};
 use control::tls::TlsFiles;
-use control::transport::{Front, not_listening};
+use control::transport::not_listening;
 use lh_block::Address;
 
 use super::GivesUp;

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail};
+use control::front::Trust;
 use control::host::Root;
-use control::manager::{Options, Trust};
+use control::manager::Options;
 use control::tls::TlsFiles;
 
 use super::ManagerArgs;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use control::engine::EngineControl;
+use control::front::Front;
 use control::host::Root;
-use control::transport::Front;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
