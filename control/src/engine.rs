@@ -1,6 +1,6 @@
 //! The gRPC face of an engine: Longhorn's `ControllerService` over a handle that knows the engine.
 
-mod limits;
+mod operations;
 mod service;
 
 use std::io;
@@ -13,13 +13,12 @@ use thiserror::Error;
 use tonic::Status;
 use tonic::service::Routes;
 
+use crate::chain::Layer;
 use crate::cloning::{CloneProgress, CloneSource};
 use crate::front::{self, Front};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerServiceServer;
-use crate::replica::Layer;
 use crate::transport::Identity;
-pub(crate) use limits::{refuse_unmap_mark, snapshot_count, snapshot_size};
 use service::Service;
 
 /// Longhorn 1.12's versions, current and oldest understood.
@@ -331,7 +330,7 @@ pub async fn serve(socket: &Path, instance: &str, engine: Arc<dyn EngineControl>
 pub async fn serve_at(fronts: &[Front], instance: &str, engine: Arc<dyn EngineControl>) -> io::Result<()> {
     let volume = engine.status().volume;
     let identity = Identity { volume, instance: instance.to_owned(), role: "controller" };
-    let operations = crate::operations::service(Arc::clone(&engine), identity.clone());
+    let operations = operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
     let routes = Routes::new(service).add_service(operations).add_service(crate::logging::service());
     front::serve(fronts, routes).await

@@ -2,20 +2,20 @@
 //! replicas are processes that this crate starts and talks to.
 
 pub mod authority;
+pub mod chain;
 pub mod cloning;
 pub mod deposit;
 pub mod engine;
 pub mod front;
 pub mod host;
+mod limits;
 pub mod logging;
 pub mod manager;
-mod operations;
 mod progress;
 pub mod proto;
 mod proxy;
 pub mod random;
 pub mod replica;
-mod sync_agent;
 pub mod tls;
 pub mod transport;
 mod unbuilt;

@@ -1,7 +1,7 @@
-//! The gRPC face of a replica: Longhorn's `ReplicaService` over a handle that knows the replica. It also translates
-//! between snapshot names and Longhorn's file names, for both ends of the wire.
+//! The gRPC face of a replica: Longhorn's `ReplicaService` over a handle that knows the replica.
 
-use std::collections::{BTreeMap, HashMap};
+mod sync_agent;
+
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
@@ -11,13 +11,15 @@ use lh_block::{Generation, SECTOR};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
+use crate::chain::{Layer, disk, file_name, heads_chain};
 use crate::front::{self, Front};
+use crate::limits::{refuse_unmap_mark, snapshot_count, snapshot_size};
 use crate::proto::ptypes;
 use crate::proto::ptypes::replica_service_server::{ReplicaService, ReplicaServiceServer};
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentServiceServer;
-use crate::sync_agent::SyncAgent;
 use crate::transport::Identity;
 use crate::unbuilt::unbuilt;
+use sync_agent::SyncAgent;
 
 /// What a gRPC server asks a replica. Called from the server's thread; no call may block.
 pub trait ReplicaControl: Send + Sync + 'static {
@@ -93,25 +95,6 @@ pub struct ReplicaStatus {
     pub snapshots_max: u32,
 }
 
-/// One layer of a replica's chain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layer {
-    /// The snapshot's name; empty for the head.
-    pub name: String,
-    /// The snapshot below; empty for the lowest layer.
-    pub parent: String,
-    /// Marked for removal.
-    pub removed: bool,
-    /// Asked for by a user.
-    pub user_created: bool,
-    /// RFC 3339.
-    pub created: String,
-    /// Labels.
-    pub labels: BTreeMap<String, String>,
-    /// Bytes that the layer takes on its disk.
-    pub allocated: u64,
-}
-
 /// Serves the replica on a unix socket until it is dropped.
 ///
 /// # Errors
@@ -141,19 +124,6 @@ pub async fn serve_at(
     let files = SyncAgentServiceServer::with_interceptor(agent, identity);
     let routes = Routes::new(service).add_service(files).add_service(crate::logging::service());
     front::serve(fronts, routes).await
-}
-
-/// Longhorn's name of the head among snapshots, and the beginning of its file's name.
-pub const HEAD: &str = "volume-head";
-
-/// Longhorn's file name of a snapshot; the head's has a number that is the replica's own affair, and stands for any.
-fn file_name(layer: &str) -> String {
-    if layer.is_empty() { format!("{HEAD}-000.img") } else { format!("volume-snap-{layer}.img") }
-}
-
-/// The snapshot's name in one of Longhorn's file names; `None` for a head.
-fn snapshot_name(file: &str) -> Option<&str> {
-    file.strip_prefix("volume-snap-")?.strip_suffix(".img")
 }
 
 fn message(status: ReplicaStatus) -> ptypes::Replica {
@@ -190,62 +160,6 @@ fn message(status: ReplicaStatus) -> ptypes::Replica {
 
 fn count(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
-}
-
-fn disk(layer: &Layer, chain: &[Layer]) -> ptypes::DiskInfo {
-    let name = file_name(&layer.name);
-    let children = chain.iter().filter(|c| !layer.name.is_empty() && c.parent == layer.name);
-    ptypes::DiskInfo {
-        parent: if layer.parent.is_empty() { String::new() } else { file_name(&layer.parent) },
-        children: children.map(|c| (file_name(&c.name), true)).collect(),
-        removed: layer.removed,
-        user_created: layer.user_created,
-        created: layer.created.clone(),
-        size: layer.allocated.to_string(),
-        labels: layer.labels.clone().into_iter().collect::<HashMap<_, _>>(),
-        name,
-    }
-}
-
-/// Longhorn's `chain`: file names from the head down to the base. Other branches are in `disks` alone.
-fn heads_chain(layers: &[Layer]) -> Vec<String> {
-    let mut files = Vec::new();
-    let mut at = layers.last();
-    while let Some(layer) = at.filter(|_| files.len() < layers.len()) {
-        files.push(file_name(&layer.name));
-        at = layers.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
-    }
-    files
-}
-
-/// All layers in an answer to `ReplicaGet`: parents before children, those of one parent by the time they were made, the
-/// head last.
-pub fn layers_of(replica: &ptypes::Replica) -> Vec<Layer> {
-    let mut rest: Vec<&ptypes::DiskInfo> = replica.disks.values().collect();
-    rest.sort_by(|a, b| (&a.created, &a.name).cmp(&(&b.created, &b.name)));
-    let (heads, mut rest): (Vec<_>, Vec<_>) =
-        rest.into_iter().partition(|disk| snapshot_name(&disk.name).is_none());
-    let mut order: Vec<&ptypes::DiskInfo> = Vec::new();
-    loop {
-        let is_next = |disk: &&ptypes::DiskInfo| {
-            disk.parent.is_empty() || order.iter().any(|below| below.name == disk.parent)
-        };
-        let Some(next) = rest.iter().position(is_next) else { break };
-        order.push(rest.remove(next));
-    }
-    order.extend(heads);
-    order
-        .into_iter()
-        .map(|disk| Layer {
-            name: snapshot_name(&disk.name).unwrap_or_default().to_owned(),
-            parent: snapshot_name(&disk.parent).unwrap_or_default().to_owned(),
-            removed: disk.removed,
-            user_created: disk.user_created,
-            created: disk.created.clone(),
-            labels: disk.labels.clone().into_iter().collect(),
-            allocated: disk.size.parse().unwrap_or_default(),
-        })
-        .collect()
 }
 
 struct Service {
@@ -285,7 +199,7 @@ impl ReplicaService for Service {
         &self,
         request: Request<ptypes::SnapshotMaxCountSetRequest>,
     ) -> Result<Response<ptypes::SnapshotMaxCountSetResponse>, Status> {
-        let count = crate::engine::snapshot_count(request.into_inner().count)?;
+        let count = snapshot_count(request.into_inner().count)?;
         self.replica.set_snapshot_limits(Some(count), None);
         Ok(Response::new(ptypes::SnapshotMaxCountSetResponse { replica: Some(self.look().await?) }))
     }
@@ -294,7 +208,7 @@ impl ReplicaService for Service {
         &self,
         request: Request<ptypes::SnapshotMaxSizeSetRequest>,
     ) -> Result<Response<ptypes::SnapshotMaxSizeSetResponse>, Status> {
-        let size = crate::engine::snapshot_size(request.into_inner().size)?;
+        let size = snapshot_size(request.into_inner().size)?;
         self.replica.set_snapshot_limits(None, Some(size));
         Ok(Response::new(ptypes::SnapshotMaxSizeSetResponse { replica: Some(self.look().await?) }))
     }
@@ -303,7 +217,7 @@ impl ReplicaService for Service {
         &self,
         request: Request<ptypes::UnmapMarkDiskChainRemovedSetRequest>,
     ) -> Result<Response<ptypes::UnmapMarkDiskChainRemovedSetResponse>, Status> {
-        crate::engine::refuse_unmap_mark(request.into_inner().enabled)?;
+        refuse_unmap_mark(request.into_inner().enabled)?;
         let replica = Some(self.look().await?);
         Ok(Response::new(ptypes::UnmapMarkDiskChainRemovedSetResponse { replica }))
     }
@@ -339,6 +253,7 @@ impl ReplicaService for Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain::layers_of;
 
     fn layer(name: &str, parent: &str) -> Layer {
         Layer { name: name.into(), parent: parent.into(), allocated: 4096, ..Layer::default() }

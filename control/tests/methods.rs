@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::chain::Layer;
 use control::engine::{
     Answer, EngineControl, EngineReplica, EngineStatus, Operation, PurgeProgress, SnapshotRequest,
 };
@@ -16,7 +17,7 @@ use control::host::Root;
 use control::manager::{self, Options};
 use control::proto::imrpc::ProxyEngineRequest;
 use control::proto::ptypes;
-use control::replica::{Layer, ReplicaStatus};
+use control::replica::ReplicaStatus;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use control::chain::Layer;
 use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
@@ -18,7 +19,6 @@ use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
 use control::proto::{imrpc, ptypes};
-use control::replica::Layer;
 use tonic::Code;
 use tonic::transport::Channel;
 

@@ -6,6 +6,7 @@ mod stand_in;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use control::chain::{Layer, layers_of};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
@@ -14,7 +15,7 @@ use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::{ptypes, volume};
-use control::replica::{Layer, ReplicaStatus, layers_of};
+use control::replica::ReplicaStatus;
 use lh_block::Generation;
 use tonic::transport::Channel;
 use tonic::{Code, Request};

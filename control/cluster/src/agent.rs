@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use control::chain::Layer;
 use control::logging::Level;
-use control::replica::Layer;
 use lh_block::Generation;
 use thiserror::Error;
 use tonic::{Code, Status, async_trait};

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use lh_block::{BLOCK, check_name};
 use tonic::{Request, Response, Status};
 
-use super::limits::{REBUILD_CONCURRENCY_MAX, refuse_unmap_mark, snapshot_count, snapshot_size};
 use super::{EngineControl, EngineReplica, NewLimits, Operation, SnapshotRequest, version};
+use crate::chain::HEAD;
+use crate::limits::{REBUILD_CONCURRENCY_MAX, refuse_unmap_mark, snapshot_count, snapshot_size};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerService;
-use crate::replica::HEAD;
 use crate::unbuilt::unbuilt;
 
 /// Most bytes that the labels of a snapshot take as JSON.

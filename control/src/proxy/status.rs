@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::chain::HEAD;
 use crate::progress::{COMPLETE, ERROR, IN_PROGRESS, percent};
 use crate::proto::{imrpc, ptypes, volume};
-use crate::replica::HEAD;
 
 /// The replicas that are in sync.
 pub(super) fn members(list: ptypes::ReplicaListReply) -> impl Iterator<Item = ptypes::ReplicaAddress> {

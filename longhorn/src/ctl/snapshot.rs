@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use control::chain::{Layer, layers_of};
 use control::host::{Root, VolumeRecord, engine_name};
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
-use control::replica::{Layer, layers_of};
 use lh_block::format_size;
 use replica::store::OpenError;
 

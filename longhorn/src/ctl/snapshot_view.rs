@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use control::replica::Layer;
+use control::chain::Layer;
 use serde::Serialize;
 
 /// A snapshot, as `snapshot ls -o json` prints it.

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use control::chain::Layer;
 use control::front::Front;
 use control::host::{MapKey, SNAPSHOT_COUNT, control_socket_beside, make_socket_directory, unfinished_copy};
-use control::replica::{FoldProgress, HashStatus, Layer, ReplicaControl, ReplicaStatus};
+use control::replica::{FoldProgress, HashStatus, ReplicaControl, ReplicaStatus};
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
 use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serve};

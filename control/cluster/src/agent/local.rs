@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use control::chain::Layer;
 use control::host::{Root, create_dir_durably, replace_file, store_program, unfinished_copy};
 use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
@@ -25,7 +26,6 @@ use control::proto::ptypes::{
 };
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, RebuildRate, ReplicaName, SnapshotName};
-use control::replica::Layer;
 use tokio::sync::Notify;
 use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};

@@ -358,7 +358,7 @@ fn follow_replicas(view: &EngineView, status: &mut EngineStatus, now: &str) {
 fn follow_chain(view: &EngineView, status: &mut EngineStatus) {
     let Some(chain) = &view.chain else { return };
     let name = |layer: &str| if layer.is_empty() { "volume-head".to_owned() } else { layer.to_owned() };
-    let one = |layer: &control::replica::Layer| {
+    let one = |layer: &control::chain::Layer| {
         let children = chain.iter().filter(|c| !layer.name.is_empty() && c.parent == layer.name);
         let info = SnapshotInfo {
             children: children.map(|c| (name(&c.name), true)).collect(),

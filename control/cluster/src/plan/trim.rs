@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use control::replica::Layer;
+use control::chain::Layer;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Event, age, written};

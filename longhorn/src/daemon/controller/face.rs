@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use clap::ValueEnum;
+use control::chain::Layer;
 use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineLimits, EngineReplica, EngineStatus, Operation, PurgeProgress,
@@ -13,7 +14,6 @@ use control::engine::{
 use control::host::Root;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::{self, ReplicaMode};
-use control::replica::Layer;
 use crossbeam_channel::Sender;
 use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
 use datapath::engine::{Done, EngineHandle, ReplicaAddress};

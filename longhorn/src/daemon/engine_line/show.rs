@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use anyhow::Result;
+use control::chain::{HEAD, Layer};
 use control::proto::{ptypes, volume};
-use control::replica::{HEAD, Layer};
 use serde::Serialize;
 
 use crate::sentence::sentence;

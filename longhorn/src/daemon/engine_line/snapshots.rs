@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow, bail};
+use control::chain::Layer;
 use control::cloning::clone_statuses;
 use control::proto::ptypes;
 use control::proto::ptypes::ReplicaMode;
 use control::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use control::proto::volume::{CloneSource, SnapshotName};
-use control::replica::Layer;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use control::chain::Layer;
 use control::cloning::{CloneProgress, CloneSource};
 use control::engine::{
     Answer, EngineControl, EngineError, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
 };
 use control::proto::ptypes;
-use control::replica::Layer;
 use crossbeam_channel::Sender;
 use lh_block::Address;
 

@@ -6,22 +6,21 @@ use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
+use super::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
 use crate::cloning::CloneSource;
-use crate::engine::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
-use crate::replica::Layer;
 use crate::transport::Identity;
 
 /// The service over an engine.
-pub(crate) fn service(
+pub(super) fn service(
     engine: Arc<dyn EngineControl>,
     identity: Identity,
 ) -> InterceptedService<VolumeOperationsServer<Service>, Identity> {
     VolumeOperationsServer::with_interceptor(Service { engine }, identity)
 }
 
-pub(crate) struct Service {
+pub(super) struct Service {
     engine: Arc<dyn EngineControl>,
 }
 
@@ -54,20 +53,6 @@ fn scrub(scrub: ScrubProgress) -> volume::ScrubState {
         repaired_blocks,
         notes,
         error,
-    }
-}
-
-impl From<Layer> for volume::Layer {
-    fn from(of: Layer) -> Self {
-        let Layer { name, parent, removed, user_created, created, labels, allocated } = of;
-        Self { name, parent, removed, user_created, created, labels: labels.into_iter().collect(), allocated }
-    }
-}
-
-impl From<volume::Layer> for Layer {
-    fn from(of: volume::Layer) -> Self {
-        let volume::Layer { name, parent, removed, user_created, created, labels, allocated } = of;
-        Self { name, parent, removed, user_created, created, labels: labels.into_iter().collect(), allocated }
     }
 }
 

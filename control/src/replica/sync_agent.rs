@@ -8,19 +8,19 @@ use std::sync::Arc;
 use lh_block::check_name;
 use tonic::{Request, Response, Status};
 
+use super::{HashStatus, ReplicaControl};
 use crate::progress::{ERROR, IN_PROGRESS, percent};
 use crate::proto::ptypes;
 use crate::proto::ptypes::sync_agent_service_server::SyncAgentService;
-use crate::replica::{HashStatus, ReplicaControl};
 use crate::unbuilt::unbuilt;
 
 /// The service.
-pub(crate) struct SyncAgent {
+pub(super) struct SyncAgent {
     replica: Arc<dyn ReplicaControl>,
 }
 
 impl SyncAgent {
-    pub(crate) fn of(replica: Arc<dyn ReplicaControl>) -> Self {
+    pub(super) fn of(replica: Arc<dyn ReplicaControl>) -> Self {
         Self { replica }
     }
 }

@@ -5,7 +5,7 @@ use tonic::Status;
 use crate::host::SNAPSHOT_COUNT;
 
 /// Most files that Longhorn's setting lets a rebuild copy at once.
-pub(super) const REBUILD_CONCURRENCY_MAX: u32 = 5;
+pub(crate) const REBUILD_CONCURRENCY_MAX: u32 = 5;
 
 /// A limit for the number of snapshots as Longhorn's clients send it: 2 to 250 there, where the head counts.
 pub(crate) fn snapshot_count(count: i32) -> Result<u32, Status> {
