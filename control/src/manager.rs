@@ -6,6 +6,7 @@
 //! (`program` bounds that), but for one thing: an engine that is started again gets the next generation (`policy`).
 
 mod deposits;
+mod hearing;
 mod identity;
 mod instance;
 mod launch;
@@ -21,6 +22,7 @@ mod remote;
 mod service;
 mod state;
 mod supervisor;
+mod telling;
 mod wish;
 
 use std::fs::{File, OpenOptions};
@@ -153,9 +155,9 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     tokio::select! {
         ended = local => Ok(ended?),
         ended = remote => Ok(ended?),
-        () = deposits::serve(deposits, registry.clone()) => Ok(()),
+        () = hearing::serve(deposits, registry.clone()) => Ok(()),
         () = rotate_logs(&root, &registry) => Ok(()),
-        () = levels::keep(&registry) => Ok(()),
+        () = telling::keep(&registry) => Ok(()),
         () = stop => {
             tracing::info!("instance manager ends; its processes go on");
             Ok(())
