@@ -11,19 +11,18 @@ use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
 
+use super::ENGINE;
 use super::data::Store;
 use super::directory::Directory;
 use super::disk;
-use super::error::{Damage, OpenError};
+use super::error::{Damage, OpenError, damaged, failed};
 use super::fs::Fs;
+use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::known::Known;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, meta_name};
-use super::open::{Files, Locked, Opening, damaged, failed, new_intent};
-use super::record::{
-    ChainRecord, Closed, ENGINE, EpochRecord, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Record,
-    Records, VOLUME_ATTRIBUTE,
-};
+use super::open::{Files, Locked, Opening, new_intent};
+use super::record::{ChainRecord, Closed, EpochRecord, FoldRecord, Identity, Rebuild, Record, Records};
 use super::tree::{self, LayerFile, Tree};
 use super::zero;
 

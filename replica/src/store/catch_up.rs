@@ -10,14 +10,16 @@ use std::sync::Arc;
 
 use lh_wire::{Keep, Kept, LayerInfo};
 
+use super::ENGINE;
 use super::directory::Directory;
 use super::disk;
 use super::error::ChainError;
+use super::id::{Id, LAYER_ATTRIBUTE};
 use super::load::Parts;
 use super::meta::{VOLUME_META, VolumeMeta, heads_after, meta_name, snapshot_file};
 use super::open::Locked;
 use super::rebuild::{check, meta_of, none};
-use super::record::{ChainRecord, ENGINE, FoldRecord, Id, LAYER_ATTRIBUTE, Rebuild};
+use super::record::{ChainRecord, FoldRecord, Rebuild};
 use super::switch;
 use super::zero;
 

@@ -17,10 +17,11 @@ use lh_wire::ChainOp;
 use super::directory::{DirLayer, Directory, NewHead, info};
 use super::disk;
 use super::error::ChainError;
+use super::id::{Id, LAYER_ATTRIBUTE};
 use super::load::Parts;
 use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
 use super::open::Locked;
-use super::record::{ChainRecord, Id, LAYER_ATTRIBUTE, Prepared, Switch};
+use super::record::{ChainRecord, Prepared, Switch};
 use super::room::{self, is_full};
 use super::switch::{
     NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,

@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use lh_block::BLOCK;
 
+use super::ENGINE;
 use super::data::Store;
 use super::directory::{CreateOptions, Directory, OpenOptions, stat_of};
 use super::disk;
-use super::error::OpenError;
+use super::error::{OpenError, failed};
 use super::fs::{Fs, NEW};
+use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, heads_after, meta_name, now};
-use super::open::{failed, lock_directory, new_intent, open, open_backing};
-use super::record::{
-    ChainRecord, Closed, Creating, ENGINE, Id, Identity, LAYER_ATTRIBUTE, Record, Records, VOLUME_ATTRIBUTE,
-};
+use super::open::{lock_directory, new_intent, open, open_backing};
+use super::record::{ChainRecord, Closed, Creating, Identity, Record, Records};
 use super::zero;
 
 /// See [`Directory::create`].

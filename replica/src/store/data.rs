@@ -15,8 +15,7 @@ use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
 
-use super::directory::Closing;
-use super::disk::Look;
+use super::disk::{Alignment, Look};
 use super::index::Index;
 use super::intent::{self, Intent, IntentWrite};
 use super::load::{self, Layers, Own, Parts, blocks, bytes};
@@ -53,17 +52,12 @@ pub struct Piece {
     pub source: Source,
 }
 
-/// What O_DIRECT asks for, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
-    /// Of memory.
-    pub memory: u32,
-    /// Of file offsets and lengths.
-    pub offset: u32,
-    /// Of the memory of a write into a hole. ext4 takes memory into account when it asks whether a direct write is aligned to
-    /// its blocks (`ext4_unaligned_io`, fs/ext4/file.c), and of those that are not, it lets one at a time into a hole, after all
-    /// others have ended.
-    pub filling: u32,
+/// What [`Store::close`] hands over for [`super::Directory::close_clean`].
+#[derive(Debug)]
+pub struct Closing {
+    pub(super) has_marks: bool,
+    pub(super) intent: Arc<File>,
+    pub(super) pages: Vec<(u64, Vec<u8>)>,
 }
 
 /// When a change may be answered.

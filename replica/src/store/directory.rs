@@ -18,17 +18,19 @@ use std::time::Duration;
 use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
+use super::ENGINE;
 use super::chain::NextHead;
-use super::data::{Alignment, Store};
-use super::disk;
+use super::data::{Closing, Store};
+use super::disk::{self, Alignment};
 use super::error::OpenError;
 use super::fs::Fs;
+use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::known::Known;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
 use super::record::{
-    ChainRecord, Closed, ClosedFile, ENGINE, EpochRecord, Fence, FoldRecord, Id, Identity, LAYER_ATTRIBUTE,
-    Power, Rebuild, Records, Switch, VOLUME_ATTRIBUTE, Whole,
+    ChainRecord, Closed, ClosedFile, EpochRecord, Fence, FoldRecord, Identity, Power, Rebuild, Records,
+    Switch, Whole,
 };
 use super::zero::{self, ZeroMap};
 
@@ -67,14 +69,6 @@ pub struct NewZeroMap {
     /// Name of the layer.
     pub(super) layer: String,
     pub(super) zero: ZeroMap,
-}
-
-/// What [`Store::close`] hands over for [`Directory::close_clean`].
-#[derive(Debug)]
-pub struct Closing {
-    pub(super) has_marks: bool,
-    pub(super) intent: Arc<File>,
-    pub(super) pages: Vec<(u64, Vec<u8>)>,
 }
 
 /// A layer as the directory knows it.

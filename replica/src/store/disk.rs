@@ -10,10 +10,9 @@ use std::time::Instant;
 use lh_block::{BLOCK, Extent};
 use lh_ring::{Falloc, sys};
 
-use super::data::Alignment;
 use super::error::OpenError;
+use super::id::Id;
 use super::meta::SIZE_MAX;
-use super::record::Id;
 
 /// How extents of files are found. Where FIEMAP is missing (tmpfs) SEEK_DATA and SEEK_HOLE serve; they never tell what
 /// was never written, which is a hole to them.
@@ -248,13 +247,6 @@ pub(super) fn id(file: &File, attribute: &str) -> io::Result<Option<Id>> {
     Ok(sys::get_xattr(file, attribute)?.as_deref().and_then(Id::parse))
 }
 
-/// Sixteen bytes that no one else has.
-pub(super) fn random() -> io::Result<u128> {
-    let mut bytes = [0; 16];
-    sys::random(&mut bytes)?;
-    Ok(u128::from_le_bytes(bytes))
-}
-
 /// Reads a small file whole, at most `max` bytes and one more.
 pub(super) fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
@@ -336,6 +328,19 @@ fn largest(file: &File, size: u64) -> u64 {
 
 /// ext4's magic number (include/uapi/linux/magic.h).
 const EXT4: u64 = 0xef53;
+
+/// What O_DIRECT asks for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of memory.
+    pub memory: u32,
+    /// Of file offsets and lengths.
+    pub offset: u32,
+    /// Of the memory of a write into a hole. ext4 takes memory into account when it asks whether a direct write is aligned to
+    /// its blocks (`ext4_unaligned_io`, fs/ext4/file.c), and of those that are not, it lets one at a time into a hole, after all
+    /// others have ended.
+    pub filling: u32,
+}
 
 /// What O_DIRECT on the file asks for; `None` if there is none that works in blocks of 4 KiB.
 pub(super) fn direct_alignment(path: &Path) -> io::Result<Option<Alignment>> {

@@ -2,12 +2,11 @@
 //! what is wrong with which file, and what to do.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lh_block::{Instance, LAYERS_MAX, NameError, format_size};
 use thiserror::Error;
 
-use super::lasting::NotLasting;
 use super::qcow2::Qcow2Fault;
 
 /// What to do about a damaged directory: always the same, since the other replicas hold the data.
@@ -306,6 +305,37 @@ pub enum OpenError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+/// Turns an error of the disk into one with the name of what was tried.
+pub(super) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Io { what: format!("{what} {}", path.display()), source }
+}
+
+pub(super) fn damaged(directory: &Path, damage: Damage) -> OpenError {
+    OpenError::Damaged { dir: directory.to_owned(), damage }
+}
+
+/// Why a snapshot's bytes are not to be relied on.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NotLasting {
+    /// It was there, and was folded away.
+    #[error("there is no snapshot {0} any more: choose another one, or take a new one")]
+    Gone(String),
+    /// The name has gone to another one.
+    #[error("there is another snapshot {0} by now: begin again, or choose another one")]
+    Another(String),
+    /// It is marked as removed.
+    #[error(
+        "snapshot {0} is being removed, and what was written after it may be in it: choose another one, or take a new one"
+    )]
+    Removed(String),
+    /// It may not be all there.
+    #[error(
+        "snapshot {0} is not known to be on stable storage on every replica yet: try again when the volume is up and its replicas \
+         are in sync, or choose an older one"
+    )]
+    Unsettled(String),
 }
 
 /// Why an operation on the chain was refused. Unless it is [`ChainError::Io`], nothing has changed.

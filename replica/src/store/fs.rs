@@ -8,7 +8,7 @@ use std::path::Path;
 
 use lh_ring::sys;
 
-use super::record::ENGINE;
+use super::ENGINE;
 use super::room;
 
 /// Ending of the name under which a file is made that then takes its place by rename. Longhorn ignores it in `engine/`;

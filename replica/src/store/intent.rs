@@ -16,7 +16,7 @@ use std::sync::Arc;
 use lh_block::Extent;
 use lh_wire::{INTENT_CHUNK_MIN, INTENT_CHUNKS_MAX};
 
-use super::record::Id;
+use super::id::Id;
 
 /// File name in `engine/`.
 pub(super) const FILE: &str = "intent";

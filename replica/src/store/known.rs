@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::directory::Directory;
 use super::disk;
-use super::error::{Damage, OpenError};
-use super::open::{damaged, failed};
-use super::record::{Id, LAYER_ATTRIBUTE, Record, Records};
+use super::error::{Damage, OpenError, damaged, failed};
+use super::id::{Id, LAYER_ATTRIBUTE};
+use super::record::{Record, Records};
 use super::room::is_full;
 use super::tree::{LayerFile, Tree};
 

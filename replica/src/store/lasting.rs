@@ -8,35 +8,12 @@
 use std::path::Path;
 
 use lh_wire::{LayerInfo, ReplicaState};
-use thiserror::Error;
 
 use super::directory::info;
-use super::error::OpenError;
+use super::error::{NotLasting, OpenError};
 use super::open::{Owner, owner};
 use super::record::{ChainRecord, Rebuild, Records};
 use super::tree;
-
-/// Why a snapshot's bytes are not to be relied on.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NotLasting {
-    /// It was there, and was folded away.
-    #[error("there is no snapshot {0} any more: choose another one, or take a new one")]
-    Gone(String),
-    /// The name has gone to another one.
-    #[error("there is another snapshot {0} by now: begin again, or choose another one")]
-    Another(String),
-    /// It is marked as removed.
-    #[error(
-        "snapshot {0} is being removed, and what was written after it may be in it: choose another one, or take a new one"
-    )]
-    Removed(String),
-    /// It may not be all there.
-    #[error(
-        "snapshot {0} is not known to be on stable storage on every replica yet: try again when the volume is up and its replicas \
-         are in sync, or choose an older one"
-    )]
-    Unsettled(String),
-}
 
 /// The snapshot, if it lasts.
 ///

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
 
-use super::data::Alignment;
-use super::disk::{self, Kind, Look};
+use super::disk::{self, Alignment, Kind, Look};
 use super::index::Index;
 use super::intent::Intent;
 use super::qcow2::Image;

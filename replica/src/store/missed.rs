@@ -15,7 +15,8 @@ use lh_wire::Outsider;
 
 use super::directory::Directory;
 use super::disk::{self, Look};
-use super::record::{EpochRecord, Id, Rebuild};
+use super::id::Id;
+use super::record::{EpochRecord, Rebuild};
 
 /// File name in `engine/`.
 const FILE: &str = "missed";

@@ -25,6 +25,7 @@ mod fs;
 pub mod fuzzing;
 mod gojson;
 mod heads;
+mod id;
 mod index;
 mod intent;
 mod known;
@@ -60,16 +61,15 @@ use tests::tape;
 pub use chain::Committed;
 pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
-pub use data::{Alignment, Answer, LayerNo, Piece, Source, Store, ZeroPlan};
+pub use data::{Answer, Closing, LayerNo, Piece, Source, Store, ZeroPlan};
 pub use diff::{Change, ChangeKind};
-pub use directory::{Closing, CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
-pub use error::{ChainError, Damage, OpenError};
+pub use directory::{CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
+pub use disk::Alignment;
+pub use error::{ChainError, Damage, NotLasting, OpenError};
 pub use flush::Flush;
-pub use fold::{
-    Direction, Fold, FoldFilesError, FoldPlan, Folded, Step as FoldStep, Work as FoldWork, fold_files,
-};
+pub use fold::{Fold, FoldFilesError, FoldPlan, Folded, Step as FoldStep, Work as FoldWork, fold_files};
 pub use intent::IntentWrite;
-pub use lasting::{NotLasting, lasting};
+pub use lasting::lasting;
 pub use load::Parts;
 pub use missed::{Missed, Trail};
 pub use offline::{ExportError, SnapshotView};
@@ -77,7 +77,11 @@ pub use pace::Pace;
 pub use places::Granted;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
+pub use record::Direction;
 pub use release::{Release, ReleaseError};
 pub use scrub::{Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
 pub use ssync::{SsyncError, Ssynced, receive_file, send_file};
 pub use survey::{Survey, survey};
+
+/// Our subdirectory, which Longhorn ignores.
+const ENGINE: &str = "engine";

@@ -14,16 +14,16 @@ use thiserror::Error;
 
 use super::directory::info;
 use super::disk;
-use super::error::{Damage, OpenError};
+use super::error::{Damage, NotLasting, OpenError, damaged, failed};
+use super::id::LAYER_ATTRIBUTE;
 use super::index::Index;
 use super::known::Known;
-use super::lasting::{self, NotLasting, lasting};
+use super::lasting::{self, lasting};
 use super::load::{self, LayerParts, Unwritten, blocks, bytes};
 use super::open::{
-    Files, Owner, damaged, failed, load_zero_map, lock_directory, lock_layers, open_backing, open_layers,
-    owner, zero_maps,
+    Files, Owner, load_zero_map, lock_directory, lock_layers, open_backing, open_layers, owner, zero_maps,
 };
-use super::record::{Creating, LAYER_ATTRIBUTE, Rebuild, Records};
+use super::record::{Creating, Rebuild, Records};
 use super::tree::{self, LayerFile, Tree};
 
 /// How often, and how far apart, a directory that its process is just changing is looked at again.

@@ -11,32 +11,24 @@ use std::time::Instant;
 use lh_block::BLOCK;
 use lh_ring::sys;
 
-use super::data::{Alignment, Store};
+use super::ENGINE;
+use super::data::Store;
 use super::directory::{DirLayer, Directory, OpenOptions, stat_of};
-use super::disk;
-use super::error::{Damage, OpenError};
+use super::disk::{self, Alignment};
+use super::error::{Damage, OpenError, damaged, failed};
 use super::fs::Fs;
+use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::intent::{self, Intent};
 use super::known::Known;
 use super::load::{self, LayerParts, Layers, Parts, Unwritten};
 use super::meta::{VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_name};
 use super::qcow2::{Image, ImageError};
 use super::record::{
-    ChainRecord, Closed, ClosedFile, Creating, ENGINE, EpochRecord, Fence, Id, Identity, LAYER_ATTRIBUTE,
-    Power, Rebuild, Records, VOLUME_ATTRIBUTE, Whole,
+    ChainRecord, Closed, ClosedFile, Creating, EpochRecord, Fence, Identity, Power, Rebuild, Records, Whole,
 };
 use super::switch;
 use super::tree::{self, LayerFile, Tree};
 use super::zero::{self, LoadError, ZeroMap};
-
-/// Turns an error of the disk into one with the name of what was tried.
-pub(super) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    move |source| OpenError::Io { what: format!("{what} {}", path.display()), source }
-}
-
-pub(super) fn damaged(directory: &Path, damage: Damage) -> OpenError {
-    OpenError::Damaged { dir: directory.to_owned(), damage }
-}
 
 /// Opens the directory itself and takes its lock.
 pub(super) fn lock_directory(path: &Path, exclusive: bool, deadline: Instant) -> Result<File, OpenError> {

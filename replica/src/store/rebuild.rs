@@ -12,10 +12,12 @@ use std::time::Instant;
 use lh_block::{BLOCK, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
 
+use super::ENGINE;
 use super::directory::Directory;
 use super::disk;
-use super::error::{ChainError, OpenError};
+use super::error::{ChainError, OpenError, damaged, failed};
 use super::fs::Fs;
+use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::intent::Intent;
 use super::known::Known;
 use super::load::Parts;
@@ -23,10 +25,8 @@ use super::meta::{
     LayerMeta, META_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now, snapshot_file,
     snapshot_name,
 };
-use super::open::{Locked, Opening, damaged, failed, lock_layers};
-use super::record::{
-    ChainRecord, ENGINE, FoldRecord, Id, Identity, LAYER_ATTRIBUTE, Rebuild, Records, VOLUME_ATTRIBUTE,
-};
+use super::open::{Locked, Opening, lock_layers};
+use super::record::{ChainRecord, FoldRecord, Identity, Rebuild, Records};
 use super::room::is_full;
 use super::switch;
 use super::zero;

@@ -5,7 +5,6 @@
 //! Records that are void when the directory was written by another program name the volume's id (see
 //! [`super::Directory`]).
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -14,47 +13,14 @@ use lh_wire::{ChainOp, Kept, Outsider, PowerSince};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::ENGINE;
 use super::disk::read_small;
 use super::error::{Damage, OpenError};
-use super::fold::Direction;
 use super::fs::Fs;
-
-/// Our subdirectory, which Longhorn ignores.
-pub(super) const ENGINE: &str = "engine";
-/// Attribute of volume.meta: the id that our records name.
-pub(super) const VOLUME_ATTRIBUTE: &str = "user.longhorn.volume";
-/// Attribute of a layer's file: the id that its zero map names.
-pub(super) const LAYER_ATTRIBUTE: &str = "user.longhorn.layer";
+use super::id::Id;
 
 /// A record may carry labels and members; it is still small.
 const RECORD_MAX: usize = 128 << 10;
-
-/// A random id, 32 hex digits as text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(super) struct Id(Instance);
-
-impl Id {
-    pub(super) fn random() -> io::Result<Self> {
-        super::disk::random().map(|n| Self(Instance(n)))
-    }
-
-    pub(super) fn bytes(self) -> [u8; 16] {
-        self.0.0.to_be_bytes()
-    }
-
-    /// Reads the text of an attribute or a file name.
-    pub(super) fn parse(text: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(text).ok().filter(|t| t.len() == 32)?;
-        u128::from_str_radix(text, 16).ok().map(|n| Self(Instance(n)))
-    }
-}
-
-impl fmt::Display for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0.0)
-    }
-}
 
 /// A kind of record.
 pub(super) trait Record: Serialize + DeserializeOwned {
@@ -120,6 +86,16 @@ pub(super) struct Switch {
     pub(super) new_head: String,
     /// The new head's zero map.
     pub(super) layer: Id,
+}
+
+/// Which of the two files stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// The removed snapshot's file gets the child's blocks, and then its name.
+    IntoParent,
+    /// The child's file gets the removed snapshot's blocks.
+    IntoChild,
 }
 
 /// A fold that has begun.

@@ -24,16 +24,17 @@ use lh_block::{BLOCK, Extent, format_size};
 use lh_ring::{Falloc, sys};
 use thiserror::Error;
 
+use super::ENGINE;
 use super::data::Store;
 use super::directory::{Directory, OpenOptions};
 use super::disk::{self, Look};
-use super::error::{Damage, OpenError};
+use super::error::{Damage, OpenError, damaged};
 use super::fs::Fs;
 use super::load::{self, blocks, bytes};
 use super::meta::{VOLUME_META, VolumeMeta};
-use super::open::{self, Owner, damaged, lock_directory, owner};
+use super::open::{self, Owner, lock_directory, owner};
 use super::ranges::RangeSet;
-use super::record::{ENGINE, Fence, Identity, Record, Records};
+use super::record::{Fence, Identity, Record, Records};
 use super::room::is_full;
 use super::tree;
 

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use lh_ring::{Falloc, sys};
 
-use super::record::ENGINE;
+use super::ENGINE;
 
 /// Its name in `engine/`.
 pub(super) const FILE: &str = "room";

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use lh_block::{Epoch, Generation};
 
-use super::error::{Damage, OpenError};
+use super::error::{Damage, OpenError, damaged, failed};
 use super::known::Known;
-use super::open::{Owner, damaged, failed, lock_directory, owner};
+use super::open::{Owner, lock_directory, owner};
 use super::record::{Creating, EpochRecord, Fence, Rebuild, Records};
 use super::tree;
 

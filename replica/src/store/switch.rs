@@ -20,10 +20,12 @@ use std::path::Path;
 
 use lh_wire::{ChainOp, expansion_snapshot};
 
+use super::ENGINE;
 use super::disk;
 use super::fs::Fs;
+use super::id::LAYER_ATTRIBUTE;
 use super::meta::{LayerMeta, META_MAX, VOLUME_META, VolumeMeta, meta_name, snapshot_file};
-use super::record::{ChainRecord, ENGINE, LAYER_ATTRIBUTE, Prepared, Switch};
+use super::record::{ChainRecord, Prepared, Switch};
 use super::zero;
 
 pub(super) const NEXT_SNAPSHOT: &str = "next-snapshot";

@@ -24,9 +24,9 @@ use std::sync::Arc;
 
 use super::disk::{self, Look};
 use super::error::Damage;
+use super::id::Id;
 use super::index::Index;
 use super::ranges::RangeSet;
-use super::record::Id;
 
 /// Bytes in a page: what a disk writes whole or not at all.
 const PAGE: usize = 512;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use lh_block::Extent;
 use lh_wire::BlockState;
 
+use super::super::ENGINE;
 use super::super::disk;
+use super::super::id::LAYER_ATTRIBUTE;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
-use super::super::record::{ENGINE, LAYER_ATTRIBUTE};
 use super::sums::{Sums, Version};
 
 /// The checksums of a snapshot's layer, and the file that they are of.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::disk;
 use super::super::fs::{Fs, NEW};
-use super::super::record::Id;
+use super::super::id::Id;
 
 const MAGIC: &[u8; 8] = b"LHsums1\n";
 const PAGE: usize = 4096;

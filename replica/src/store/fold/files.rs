@@ -9,8 +9,9 @@ use lh_block::{BLOCK, Extent};
 use lh_ring::sys;
 use thiserror::Error;
 
+use super::super::ENGINE;
 use super::super::disk::{self, Kind, Look};
-use super::super::record::{ENGINE, LAYER_ATTRIBUTE};
+use super::super::id::LAYER_ATTRIBUTE;
 use super::super::zero;
 use super::work::Buffer;
 

@@ -28,19 +28,11 @@ mod stage;
 mod steps;
 mod work;
 
+use super::record::Direction;
+
 pub use files::{FoldFilesError, fold_files};
 pub(super) use files::{Layer, open as open_by_hand};
 pub use names::{FoldPlan, Folded};
 pub(super) use names::{is_left, recover};
 pub use steps::{Fold, Step};
 pub use work::Work;
-
-/// Which of the two files stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// The removed snapshot's file gets the child's blocks, and then its name.
-    IntoParent,
-    /// The child's file gets the removed snapshot's blocks.
-    IntoChild,
-}

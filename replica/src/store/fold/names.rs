@@ -20,14 +20,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::super::ENGINE;
 use super::super::directory::{DirLayer, Directory};
 use super::super::disk;
 use super::super::error::ChainError;
 use super::super::fs::Fs;
+use super::super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
-use super::super::record::{
-    ENGINE, FoldRecord, FoldSwitch, Id, LAYER_ATTRIBUTE, Record, Records, VOLUME_ATTRIBUTE,
-};
+use super::super::record::{FoldRecord, FoldSwitch, Record, Records};
 use super::super::room::is_full;
 use super::super::zero;
 use super::Direction;
@@ -372,7 +372,7 @@ pub(in super::super) fn recover(
 ) -> Result<Option<FoldRecord>, super::super::error::OpenError> {
     let records = Records { directory };
     let record = records.load::<FoldRecord>()?.filter(|r| r.volume == volume);
-    let failed = super::super::open::failed("recovering", directory);
+    let failed = super::super::error::failed("recovering", directory);
     let record = match record {
         Some(record) if !is_decided(directory, &record) => {
             if let Err(e) = records.remove::<FoldRecord>(fs) {

@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use lh_block::Extent;
 
+use super::super::ENGINE;
 use super::super::checksum::Version;
 use super::super::disk;
-use super::super::error::{Damage, OpenError};
+use super::super::error::{Damage, OpenError, damaged, failed};
+use super::super::id::{Id, LAYER_ATTRIBUTE};
 use super::super::load::{LayerParts, look_through};
 use super::super::offline::{LOOK, LOOKS, check_usable, find, open_layer};
-use super::super::open::{Files, damaged, failed, open_layers};
-use super::super::record::{Creating, ENGINE, Id, LAYER_ATTRIBUTE, Records};
+use super::super::open::{Files, open_layers};
+use super::super::record::{Creating, Records};
 use super::super::tree;
 
 use super::ScrubError;

@@ -10,7 +10,7 @@ use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{BlockState, ChainOp, Keep, Outsider};
 
 use super::super::error::ChainError;
-use super::super::fold::Direction;
+use super::super::record::Direction;
 use super::super::room::is_full;
 use super::crash::{SAMPLE, fill_sample};
 use super::tape::Tape;

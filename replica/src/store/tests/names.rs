@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use lh_ring::sys;
 
 use super::super::fs::Step;
-use super::super::record::{LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
+use super::super::id::{LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 
 /// Changes of which every subset is tried: four, and with `LH_FULL=1` six. Of more than these, all the others together are
 /// done or undone.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::super::record::Id;
+use super::super::id::Id;
 use super::super::zero::{ZeroMap, header};
 
 /// Blocks of the volume; the map has three pages of marks.
