@@ -20,7 +20,7 @@ use super::super::index::Index;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::Direction;
-use super::stage::Stage;
+use super::stage::{Held, Stage};
 use super::steps::{Fold, LOOK, Step};
 use super::work::Found;
 
@@ -45,15 +45,6 @@ pub(super) struct Drain {
     times: u32,
     /// The names have changed.
     finished: bool,
-}
-
-/// What is done while all writes wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
-    Begin,
-    Move,
-    Flush,
-    Swap,
 }
 
 impl Fold {

@@ -3,7 +3,15 @@
 use lh_block::Extent;
 
 use super::Direction;
-use super::drain::Held;
+
+/// What is done while all writes wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Begin,
+    Move,
+    Flush,
+    Swap,
+}
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

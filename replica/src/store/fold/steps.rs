@@ -17,8 +17,8 @@ use super::super::directory::NewZeroMap;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::super::zero::ZeroMap;
-use super::drain::{DRAIN_WORTH, Drain, Held};
-use super::stage::Stage;
+use super::drain::{DRAIN_WORTH, Drain};
+use super::stage::{Held, Stage};
 use super::work::{Found, Moved, Pair, Result as Worked};
 use super::{Direction, FoldPlan, Folded, Work};
 
