@@ -31,9 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use as_longhorn::{ControllerFlags, ReplicaFlags};
 pub use controller::ControllerArgs;
-pub(crate) use controller::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 pub(crate) use front::can_be_had;
-pub(crate) use keeper::socket as keeper_socket;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::{keep_from_others, layer};
 

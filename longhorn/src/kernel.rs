@@ -8,7 +8,7 @@ use fuse_frontend::keeper::Keeper;
 use iscsi_frontend::initiator;
 
 use crate::arguments::Frontend;
-use crate::daemon::{keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::device_names::{keeper_socket, nbd_identifier, target_name, ublk_owner};
 
 /// Frontends that make a device, best first.
 pub(crate) const DEVICES: [Frontend; 4] = [Frontend::Ublk, Frontend::Nbd, Frontend::Iscsi, Frontend::Fuse];

@@ -6,6 +6,7 @@
 pub mod arguments;
 pub mod ctl;
 pub mod daemon;
+mod device_names;
 mod generation;
 mod kernel;
 mod mounts;

@@ -11,7 +11,7 @@ use iscsi_frontend::initiator;
 use nix::sys::stat::makedev;
 
 use super::output::print;
-use crate::daemon::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::device_names::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 
 /// Most users that are named in one sentence.
 const NAMED: usize = 3;

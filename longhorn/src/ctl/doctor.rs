@@ -95,7 +95,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         root_directory(&context.root),
         file_system(&context.root),
         discard::finding(existing(&context.root)),
-        swap::on_volumes(Path::new(crate::daemon::DEVICES), kind_below(&context.root)),
+        swap::on_volumes(Path::new(crate::device_names::DEVICES), kind_below(&context.root)),
         manager(&context.root),
     ];
     findings.extend(node::findings());

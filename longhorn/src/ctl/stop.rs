@@ -13,7 +13,7 @@ use super::grown::note_size;
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes};
 use super::{Context, device};
-use crate::daemon::device_of;
+use crate::device_names::device_of;
 use crate::progress::Progress;
 
 /// How long a flush on every replica and their clean close may take.

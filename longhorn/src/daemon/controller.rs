@@ -23,7 +23,6 @@ use lh_block::Address;
 
 use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
-pub(crate) use show::{DEVICES, device_of, nbd_identifier, target_name, ublk_owner};
 
 use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use fuse_frontend::{Attach, keeper};
 
-use super::device_of;
 use crate::arguments::volume_name;
+use crate::device_names::{device_of, keeper_socket};
 
 /// Arguments of a keeper.
 #[derive(Debug, clap::Args)]
@@ -22,17 +22,12 @@ pub(super) struct KeeperArgs {
 
 pub(super) fn run(args: KeeperArgs) -> Result<()> {
     let options = keeper::Options {
-        socket: socket(&args.volume),
+        socket: keeper_socket(&args.volume),
         owner: owner(&args.root),
         node: device_of(&args.volume),
         volume: args.volume,
     };
     Ok(keeper::run(options)?)
-}
-
-/// Where a volume's keeper listens.
-pub(crate) fn socket(volume: &str) -> PathBuf {
-    Path::new("/run/longhorn").join(format!("{volume}.fuse.sock"))
 }
 
 fn owner(root: &Path) -> String {
@@ -45,5 +40,5 @@ pub(super) fn attach_options(volume: &str, root: &Path) -> Result<Attach> {
     let words =
         [program.as_os_str(), "fuse-keeper".as_ref(), "--root".as_ref(), root.as_os_str(), volume.as_ref()];
     let command = words.into_iter().map(OsString::from).collect();
-    Ok(Attach { socket: socket(volume), owner: owner(root), command, log: None })
+    Ok(Attach { socket: keeper_socket(volume), owner: owner(root), command, log: None })
 }

@@ -22,10 +22,6 @@ use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::{Attach, AttachError, Attached, attach};
 use nix::fcntl::OFlag;
 
-pub(crate) use initiator::name as target_name;
-pub(crate) use nbd::identifier as nbd_identifier;
-pub(crate) use ublk::owner as ublk_owner;
-
 use door::Door;
 use initiator::Initiator;
 use iscsi::Iscsi;
@@ -309,14 +305,6 @@ fn wait_until_hidden(queues: &Queues) -> Result<(), HideError> {
         }
     }
     Ok(())
-}
-
-/// Where volumes are shown as devices.
-pub(crate) const DEVICES: &str = "/dev/longhorn";
-
-/// A volume's device.
-pub(crate) fn device_of(volume: &str) -> PathBuf {
-    Path::new(DEVICES).join(volume)
 }
 
 /// Refuses to take a device away that somebody uses, where its own driver would not refuse.

@@ -16,8 +16,7 @@ use fuse_frontend::keeper::{Keeper, KeeperError};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
 
-use super::show::{device_of, nbd_identifier, target_name, ublk_owner};
-use crate::daemon::keeper;
+use crate::device_names::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 
 /// Begins or goes on with a stay. The caller holds the volume's name on this host.
 ///
@@ -74,7 +73,7 @@ fn abandon(volume: &str, root: &Root) -> Result<()> {
     if let Some(rdev) = rdev.filter(|_| has_kernels) {
         node::remove(&device, rdev).with_context(|| device.display().to_string())?;
     }
-    abandon_keeper(&keeper::socket(volume), root.path())
+    abandon_keeper(&keeper_socket(volume), root.path())
 }
 
 fn abandon_keeper(socket: &Path, root: &Path) -> Result<()> {

@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use fuse_frontend::node;
+use iscsi_frontend::Listener;
 use iscsi_frontend::initiator::{self, Patience, Session};
-use iscsi_frontend::{IQN_PREFIX, Listener};
 use nix::sys::stat::{major, minor};
 
 use super::super::queues::Queues;
 use super::door::{Door, tcp_at};
 use super::iscsi::Iscsi;
-use super::{Endpoint, HideError, device_of, refuse_in_use};
+use super::{Endpoint, HideError, refuse_in_use};
 use crate::arguments::ISCSI_PORT;
 use crate::daemon::GivesUp;
+use crate::device_names::{device_of, target_name};
 
 /// Ports to choose from: from the protocol's own on, and none that the kernel gives to whoever asks for any.
 const PORTS: std::ops::Range<u16> = ISCSI_PORT..ISCSI_PORT + 1024;
@@ -47,7 +48,7 @@ impl Initiator {
         io_timeout: Duration,
         mut door: Door,
     ) -> Result<Self> {
-        let session = initiator::find(&name(volume));
+        let session = initiator::find(&target_name(volume));
         let missing = match session {
             Some(_) => initiator::missing_but_daemon(),
             None => initiator::missing(),
@@ -76,7 +77,7 @@ impl Initiator {
     }
 
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
-        let left = initiator::find(&name(&self.volume));
+        let left = initiator::find(&target_name(&self.volume));
         if left.is_some() {
             queues.clients_have_stayed();
         }
@@ -90,7 +91,7 @@ impl Initiator {
                 (session, is_new)
             }
             Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
-            None => (initiator::login(&name(&self.volume), portal, self.patience)?, true),
+            None => (initiator::login(&target_name(&self.volume), portal, self.patience)?, true),
         };
         // It may have grown while nobody served it.
         if session.size()? != size {
@@ -140,11 +141,6 @@ impl Initiator {
 /// The disk with these numbers is the session's.
 fn has_disk(session: &Session, rdev: u64) -> bool {
     session.has_disk((major(rdev), minor(rdev)))
-}
-
-/// What the initiator knows a volume's target by.
-pub(crate) fn name(volume: &str) -> String {
-    format!("{IQN_PREFIX}{volume}")
 }
 
 fn rdev(session: &Session) -> Result<u64> {

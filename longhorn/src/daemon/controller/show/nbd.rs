@@ -24,8 +24,9 @@ use nbd_frontend::kernel::{self, Adopted, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, PREDECESSOR, device_of, refuse_in_use, wait_until_hidden};
+use super::{Endpoint, HideError, PREDECESSOR, refuse_in_use, wait_until_hidden};
 use crate::daemon::GivesUp;
+use crate::device_names::{device_of, nbd_identifier};
 
 /// The queue that serves it.
 const QUEUE: usize = 0;
@@ -82,7 +83,7 @@ impl Nbd {
             let text = format!("frontend nbd needs {missing}: run modprobe nbd, or use another frontend");
             return Err(GivesUp(text).into());
         }
-        let identifier = identifier(root, volume);
+        let identifier = nbd_identifier(root, volume);
         let left = kernel::find(&identifier);
         let own: Vec<u64> = left.as_ref().and_then(|d| node::rdev(&d.path())).into_iter().collect();
         node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
@@ -238,11 +239,6 @@ impl ShownNbd {
         self.is_as_served = adopted == Adopted::AsServed;
         Ok(adopted)
     }
-}
-
-/// What the kernel knows a volume's device by. Volumes of one name under two roots have two.
-pub(crate) fn identifier(root: &Path, volume: &str) -> String {
-    format!("longhorn:{}:{volume}", root.display())
 }
 
 /// Gives the kernel a connection to a device, as soon as it takes one: only in the place of one that it knows to be dead. The

@@ -8,8 +8,9 @@ use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, device_of, users, wait_until_hidden};
+use super::{Endpoint, HideError, users, wait_until_hidden};
 use crate::daemon::GivesUp;
+use crate::device_names::{device_of, ublk_owner};
 
 /// Longest read or write, as the engine takes it.
 const TRANSFER: u32 = lh_wire::MAX_DATA;
@@ -42,7 +43,7 @@ impl Ublk {
         })?;
         Ok(Self {
             volume: volume.to_owned(),
-            owner: owner(root),
+            owner: ublk_owner(root),
             block_size,
             depth,
             attached: None,
@@ -114,11 +115,6 @@ impl Ublk {
             None => Ok(()),
         }
     }
-}
-
-/// Who a root's devices belong to.
-pub(crate) fn owner(root: &Path) -> String {
-    root.to_string_lossy().into_owned()
 }
 
 fn attach_error(e: AttachError) -> anyhow::Error {
