@@ -141,9 +141,14 @@ class Hand(threading.Thread):
     def run(self):
         things = [(self.take, 20), (self.remove, 14), (self.purge, 8), (self.export, 12), (self.look, 8), (self.differ, 4), (self.grow, 4),
                   (self.add, 6), (self.take_out, 6), (self.rebuild, 5), (self.scrub, 6), (self.upgrade, 2), (self.clone, 4)]
-        while time.monotonic() < self.until:
-            self.turn += 1
-            self.dice.choices([thing for thing, _ in things], [often for _, often in things])[0]()
+        try:
+            while time.monotonic() < self.until:
+                self.turn += 1
+                self.dice.choices([thing for thing, _ in things], [often for _, often in things])[0]()
+        except BaseException as e:
+            # Of a thread that ends so nobody would hear.
+            self.volume.wrong.append(f"hand {self.number}, at its turn {self.turn}: {e!r}")
+            raise
 
 
 def disturb(volume, dice, until, load):
