@@ -21,7 +21,7 @@ use lh_ring::{
 use tracing::{debug, warn};
 
 use crate::budget::{Budget, Claimant};
-use crate::connection::{Connection, Why, served_geometry};
+use crate::connection::{Connection, Served, Why, served_geometry};
 use crate::connection_count::ConnectionCount;
 use crate::export::{Agreed, Export};
 use crate::handshake::{Handshake, Outcome};
@@ -94,6 +94,8 @@ pub struct Load {
     pub connections: usize,
     /// Those in transmission.
     pub transmissions: usize,
+    /// Those that wait for what an answer of the device may free.
+    pub blocked: usize,
     /// Requests that the device has.
     pub requests: usize,
     /// Bytes of payloads in flight.
@@ -240,9 +242,15 @@ impl Server {
         Load {
             connections: self.places.len(),
             transmissions: self.places.served().len(),
+            blocked: self.blocked(),
             requests: self.requests.len(),
             payload_bytes: self.budget.used(),
         }
+    }
+
+    fn blocked(&self) -> usize {
+        let wants = self.places.served().iter().filter_map(|slot| self.places.peer(*slot)).map(|c| c.wants);
+        wants.filter(|wants| *wants == Served::Blocked).count()
     }
 
     fn token(&self, kind: u8, slot: u16, serial: u32) -> Token {

@@ -176,7 +176,8 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
         }
     }
 
-    fn peer(&self, slot: u16) -> Option<&C> {
+    /// The slot's user, if it is served, to look at.
+    pub fn peer(&self, slot: u16) -> Option<&C> {
         match self.all.get(usize::from(slot))?.1.as_ref()? {
             Place::Handshake(_) => None,
             Place::Connection(connection) => Some(connection),
