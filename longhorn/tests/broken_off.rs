@@ -1,142 +1,32 @@
 //! Commands that were broken off, and commands that meet others at work, with real processes: what is left is whole, and what they say
 //! leads on.
 
+mod host;
+mod stopped;
+
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{ProcessCreateRequest, ProcessDeleteRequest, ProcessSpec};
+use host::{Host, has_ended, is_healthy, kill_9, pid, signal, until};
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, major, mknod};
-use nix::unistd::Pid;
 use replica::store::SnapshotView;
 use serde_json::Value;
+use stopped::stand_still;
 
-const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
-const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
-
-/// Far more than anything here takes, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A root with its processes; nothing of it is left when it is dropped.
-struct Host {
-    dir: tempfile::TempDir,
-    volume: String,
+/// A volume of so many replicas, which is not shown.
+fn up(host: &Host, replicas: &str) {
+    host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", replicas, "--frontend", "none"]);
 }
 
-impl Host {
-    /// `None` where volumes cannot run: they belong to root.
-    fn new(word: &str) -> Option<Self> {
-        if !nix::unistd::geteuid().is_root() {
-            eprintln!("SKIP broken_off: not root");
-            return None;
-        }
-        let volume = format!("test-{}-{word}", std::process::id());
-        Some(Self { dir: tempfile::tempdir().unwrap(), volume })
-    }
-
-    fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(CTL);
-        command.arg("--root").arg(self.dir.path()).args(args).stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let done = self.run(args);
-        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
-        String::from_utf8(done.stdout).unwrap()
-    }
-
-    fn refused(&self, args: &[&str], says: &str) {
-        let done = self.run(args);
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains(says), "{args:?} does not say {says}: {said}");
-    }
-
-    fn up(&self, replicas: &str) {
-        self.ok(&["up", &self.volume, "--size", "16MiB", "--replicas", replicas, "--frontend", "none"]);
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.ok(&["-o", "json", "status", &self.volume])).unwrap()
-    }
-
-    fn wait(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let status = self.status();
-            if wanted(&status) {
-                return status;
-            }
-            assert!(Instant::now() < until, "{what}: {status:#}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn healthy(&self) -> Value {
-        self.wait("healthy", |s| s["state"] == "attached" && s["robustness"] == "healthy")
-    }
-
-    /// The processes of this root.
-    fn processes(&self) -> Vec<i32> {
-        let root = self.dir.path().to_str().unwrap();
-        let entries = fs::read_dir("/proc").unwrap().flatten();
-        let is_ours = |path: &Path| {
-            let line = fs::read(path.join("cmdline")).unwrap_or_default();
-            let text = String::from_utf8_lossy(&line);
-            text.contains(root) && (text.starts_with(LONGHORN) || text.starts_with(CTL))
-        };
-        let pid = |path: PathBuf| path.file_name()?.to_str()?.parse::<i32>().ok();
-        entries.map(|e| e.path()).filter(|p| is_ours(p)).filter_map(pid).collect()
-    }
-
-    fn kill_everything(&self) {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let processes = self.processes();
-            if processes.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < until, "{processes:?} do not end");
-            for pid in processes {
-                // It may have ended by itself.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn lock_of_the_name(&self) -> PathBuf {
-        PathBuf::from(format!("/run/longhorn/{}.engine.lock", self.volume))
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.kill_everything();
-        let _ = fs::remove_file(self.lock_of_the_name());
-    }
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn healthy(host: &Host) -> Value {
+    host.wait("healthy", is_healthy)
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -148,8 +38,8 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 async fn what_is_just_ending_is_waited_for_and_started_again() {
     let Some(host) = Host::new("ending") else { return };
     let volume = host.volume.as_str();
-    host.up("2");
-    let replica = host.healthy()["replicas"][1].clone();
+    up(&host, "2");
+    let replica = healthy(&host)["replicas"][1].clone();
     host.ok(&["down", volume]);
     let slow = host.path("engine-binaries/slow");
     fs::write(&slow, "#!/bin/sh\ntrap '' TERM\necho begins\nsleep 3\n").unwrap();
@@ -164,7 +54,7 @@ async fn what_is_just_ending_is_waited_for_and_started_again() {
     until("it begins", || fs::read_to_string(&log).unwrap().lines().any(|line| line == "begins"));
     manager.process_delete(ProcessDeleteRequest { name, uuid: String::new() }).await.unwrap();
     host.ok(&["up", volume]);
-    host.healthy();
+    healthy(&host);
     host.ok(&["down", volume]);
 }
 
@@ -173,9 +63,9 @@ async fn what_is_just_ending_is_waited_for_and_started_again() {
 fn nothing_is_deleted_under_who_reads_it() {
     let Some(host) = Host::new("read") else { return };
     let volume = host.volume.as_str();
-    host.up("1");
+    up(&host, "1");
     host.ok(&["snapshot", "create", volume, "s1"]);
-    let directory = PathBuf::from(text(&host.healthy()["replicas"][0], "path"));
+    let directory = PathBuf::from(text(&healthy(&host)["replicas"][0], "path"));
     host.ok(&["down", volume]);
     let view = SnapshotView::open(&directory, Some("s1")).unwrap();
     let by = format!("is in use by process {}", std::process::id());
@@ -183,7 +73,7 @@ fn nothing_is_deleted_under_who_reads_it() {
     // It is as it was.
     drop(view);
     host.ok(&["up", volume]);
-    host.healthy();
+    healthy(&host);
     host.ok(&["down", volume]);
     host.ok(&["rm", volume, "--yes"]);
     assert!(!directory.exists());
@@ -194,8 +84,8 @@ fn nothing_is_deleted_under_who_reads_it() {
 fn a_replica_that_was_not_deleted_to_its_end_is_deleted_by_its_name() {
     let Some(host) = Host::new("half") else { return };
     let volume = host.volume.as_str();
-    host.up("2");
-    let replica = host.healthy()["replicas"][1].clone();
+    up(&host, "2");
+    let replica = healthy(&host)["replicas"][1].clone();
     let directory = PathBuf::from(text(&replica, "path"));
     // Taken as soon as its process has ended.
     let reader = std::thread::spawn({
@@ -208,7 +98,7 @@ fn a_replica_that_was_not_deleted_to_its_end_is_deleted_by_its_name() {
     drop(reader.join().unwrap());
     host.ok(&remove);
     assert!(!directory.exists());
-    assert_eq!(host.healthy()["replicas"].as_array().unwrap().len(), 1);
+    assert_eq!(healthy(&host)["replicas"].as_array().unwrap().len(), 1);
     host.ok(&["down", volume]);
 }
 
@@ -219,7 +109,7 @@ fn what_was_not_there_when_its_volume_was_deleted_is_named() {
     let volume = host.volume.as_str();
     let disk = tempfile::tempdir().unwrap();
     let (place, away) = (disk.path().join("replica"), disk.path().join("away"));
-    host.up("1");
+    up(&host, "1");
     host.ok(&["replica", "add", volume, "--dir", place.to_str().unwrap()]);
     host.ok(&["down", volume]);
     fs::rename(&place, &away).unwrap();
@@ -237,18 +127,53 @@ fn an_address_that_cannot_be_had_is_not_remembered() {
     host.ok(&["down", volume]);
     host.refused(&["up", volume, "--frontend", "nbd-server", "--listen", "192.0.2.1"], "ip address");
     host.ok(&["up", volume]);
-    assert!(text(&host.healthy(), "uri").starts_with("nbd+unix:"));
+    assert!(text(&healthy(&host), "uri").starts_with("nbd+unix:"));
     host.ok(&["down", volume]);
 }
 
 #[test]
 fn what_a_killed_engine_left_of_its_name_goes_when_the_volume_is_stopped() {
     let Some(host) = Host::new("name") else { return };
-    host.up("1");
+    up(&host, "1");
     host.kill_everything();
     assert!(host.lock_of_the_name().exists(), "until then it says whose the name is");
     host.ok(&["down", &host.volume]);
     assert!(!host.lock_of_the_name().exists());
+}
+
+/// An engine that died is started again: what is asked of its volume meanwhile is asked of the next one. With no manager either, the
+/// command starts one.
+#[test]
+fn an_engine_that_is_started_again_is_waited_for() {
+    let Some(host) = Host::new("again") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "1");
+    let manager: i32 = fs::read_to_string(host.path("run/instance-manager.lock"))
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let lost = |snapshot: &str| {
+        let engine = pid(&healthy(&host)["engine_pid"]);
+        kill_9(engine);
+        until("the engine has ended", || has_ended(engine));
+        host.command(&["snapshot", "create", volume, snapshot]).stdout(Stdio::null()).spawn().unwrap()
+    };
+    // So nobody starts it before the command has found it missing.
+    stand_still(manager);
+    let mut asked = lost("one");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(asked.try_wait().unwrap().is_none(), "it waits for nobody");
+    signal(manager, Signal::SIGCONT);
+    assert!(asked.wait().unwrap().success());
+    kill_9(manager);
+    until("the manager has ended", || has_ended(manager));
+    assert!(lost("two").wait().unwrap().success());
+    let tree = host.ok(&["snapshot", "tree", volume]);
+    assert!(tree.contains("one") && tree.contains("two"), "{tree}");
+    host.ok(&["down", volume]);
 }
 
 /// Two commands may start a manager at once. The one whose manager finds another in its place waits for that one.
@@ -282,8 +207,8 @@ fn an_engine_that_cannot_be_asked_is_not_ended_under_who_uses_its_device() {
         eprintln!("SKIP an_engine_that_cannot_be_asked: no block device is mounted here");
         return;
     }
-    host.up("1");
-    let engine = host.healthy()["engine_pid"].clone();
+    up(&host, "1");
+    let engine = healthy(&host)["engine_pid"].clone();
     // Of a disk that is mounted, and stands for the volume's device.
     let node = Path::new("/dev/longhorn").join(volume);
     fs::create_dir_all("/dev/longhorn").unwrap();

@@ -1,6 +1,7 @@
 //! A volume's life through the commands, with real processes and without a frontend: no kernel feature is needed but
 //! io_uring. Real devices are the end-to-end scenarios' affair.
 
+mod host;
 mod nbd;
 mod stopped;
 
@@ -8,11 +9,11 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use host::{Host, has_ended, is_healthy, kill_9, pid, signal, until};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use stopped::stand_still;
 
@@ -20,108 +21,6 @@ const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
 
 /// Far more than anything here takes, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A root with its processes; nothing of it is left when it is dropped.
-struct Host {
-    dir: tempfile::TempDir,
-    volume: String,
-}
-
-impl Host {
-    /// `None` where volumes cannot run: they belong to root.
-    fn new(word: &str) -> Option<Self> {
-        if !nix::unistd::geteuid().is_root() {
-            eprintln!("SKIP volume_life: not root");
-            return None;
-        }
-        // Volume names are the host's, not the root's.
-        let volume = format!("test-{}-{word}", std::process::id());
-        Some(Self { dir: tempfile::tempdir().unwrap(), volume })
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(CTL);
-        command.arg("--root").arg(self.dir.path()).args(args).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let done = self.run(args);
-        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
-        String::from_utf8(done.stdout).unwrap()
-    }
-
-    fn refused(&self, args: &[&str], says: &str) {
-        let done = self.run(args);
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains(says), "{args:?} does not say {says}: {said}");
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.ok(&["-o", "json", "status", &self.volume])).unwrap()
-    }
-
-    fn wait(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let status = self.status();
-            if wanted(&status) {
-                return status;
-            }
-            assert!(Instant::now() < until, "{what}: {status:#}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// The processes of this root.
-    fn processes(&self) -> Vec<i32> {
-        let root = self.dir.path().to_str().unwrap();
-        let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pid = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
-        let is_ours = |path: &Path| {
-            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
-            let text = String::from_utf8_lossy(&line);
-            text.starts_with(env!("CARGO_BIN_EXE_longhorn")) && text.contains(root)
-        };
-        entries.map(|e| e.path()).filter(|p| is_ours(p)).filter_map(|p| pid(&p)).collect()
-    }
-
-    fn kill_everything(&self) {
-        loop {
-            let processes = self.processes();
-            if processes.is_empty() {
-                return;
-            }
-            processes.iter().copied().for_each(kill_9);
-            // What is ending has no command line any more, and is there all the same: whoever looks at it finds that it lives.
-            until("they have ended", || processes.iter().copied().all(has_ended));
-        }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.kill_everything();
-    }
-}
-
-fn kill_9(pid: i32) {
-    signal(pid, Signal::SIGKILL);
-}
-
-fn signal(pid: i32, signal: Signal) {
-    // It may have ended by itself.
-    let _ = kill(Pid::from_raw(pid), signal);
-}
-
-fn pid(value: &Value) -> i32 {
-    value.as_i64().and_then(|n| i32::try_from(n).ok()).unwrap_or_else(|| panic!("{value} is no process"))
-}
-
-fn is_healthy(status: &Value) -> bool {
-    status["state"] == "attached" && status["robustness"] == "healthy"
-}
 
 /// Everything at and below a place that others than its owner may do anything with.
 fn open_to_others(place: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
@@ -475,21 +374,6 @@ fn is_somebody_waiting(place: &str) -> bool {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap();
     let mut fields = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     fields.any(|fields| fields.get(5) == Some(&WAITS) && fields.last() == Some(&place))
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// It was killed, and none of its threads runs any more, whether anybody has heard of that or not.
-fn has_ended(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
-    let is_zombie = stat.rsplit_once(") ").unwrap().1.starts_with('Z');
-    is_zombie && std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() == 1)
 }
 
 /// An address of this machine that no other test has: what is free there stays free.

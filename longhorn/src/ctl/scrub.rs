@@ -109,13 +109,15 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     }
     let state =
         if args.wait { wait(&mut engine).await? } else { engine.scrub_status(()).await?.into_inner() };
-    if !state.known && !args.status {
-        bail!(
+    match (state.known, args.status) {
+        (true, _) => {}
+        (false, true) => {
+            bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`")
+        }
+        // It was begun, and nobody knows of it.
+        (false, false) => bail!(
             "the scrub of volume {volume} ended with the engine, which was started anew: `longhornctl scrub {volume}`"
-        );
-    }
-    if !state.known {
-        bail!("volume {volume} was not scrubbed since it is up: `longhornctl scrub {volume}`");
+        ),
     }
     tell(context, volume, ScrubView::of(volume, state), args.wait || args.status)
 }
