@@ -133,6 +133,11 @@ def stand_still(pid):
     wait_for(f"process {pid} stands still", stands_still, 30)
 
 
+def device_of_kernel():
+    """Whether this kernel shows volumes as block devices: FUSE under a loop device is what they all have."""
+    return os.path.exists("/dev/fuse") and os.path.exists("/dev/loop-control")
+
+
 def judge(directory, *args):
     return run(sys.executable, JUDGE, directory, *args, check=False)
 

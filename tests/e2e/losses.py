@@ -1,13 +1,9 @@
 """What was answered and not flushed is lost with the power of every replica's host, while whoever has the device open lives on:
 fsync says so. Also where the engine has died in between, and not where all had been flushed."""
 import errno, mmap, os, signal
-from harness import Host, expect, kill, run, shown, skip, stand_still, wait_for
+from harness import Host, device_of_kernel, expect, kill, run, shown, skip, stand_still, wait_for
 
 BLOCK = 4096
-
-
-def device_of_kernel():
-    return os.path.exists("/dev/fuse") and os.path.exists("/dev/loop-control")
 
 
 class Program:

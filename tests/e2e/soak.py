@@ -1,19 +1,24 @@
 """Everything at once: three hands that take, remove, fold and export snapshots, grow, clone, scrub and upgrade the volume and add, rebuild
-and take out replicas, beside one that kills and stops its processes, under a register load. Whatever is asked is done or refused in
-a sentence; no block reads wrong, a snapshot has the same bytes each time that it is exported or cloned, and once all is calm the
-volume heals, and its replicas are equal. LH_SECONDS=n goes on for so long."""
+and take out replicas, beside one that kills and stops its processes, under register loads; then without a load, and they stop and
+start it besides, and make it what a snapshot is. Whatever is asked is done or refused in a sentence; no block reads wrong, a
+snapshot has the same bytes each time that it is exported or cloned, the volume has those of the one that it was made, and once all
+is calm it heals, and its replicas are equal. LH_SECONDS=n goes on for so long."""
 import collections, hashlib, os, random, re, signal, subprocess, threading, time
-from harness import BIN, Host, contents, expect, full, kill, rng, say, shown, wait_for
+from harness import BIN, Host, contents, device_of_kernel, expect, full, kill, rng, say, shown, wait_for
 
 MIB = 1 << 20
 SECONDS = int(os.environ.get("LH_SECONDS", full(40, 900)))
 SIZE, LARGEST = 32 * MIB, 64 * MIB
 HANDS = 3
+# The part of the time that the volume is in use.
+IN_USE = 0.7
 # A command that waits for a volume to heal may wait as long as the faults go on, and then for the healing.
 PATIENCE = 300
 
-# In no refusal.
-NEVER = ("panicked", "is not up", "transport error", "code: '")
+# In no refusal: what the transport met is nothing that people can act on.
+NEVER = ("panicked", "transport error", "code: '")
+# Nor this, while nobody takes the volume down: it is up, whatever dies.
+DOWN = "is not up"
 
 
 def sum_of(path):
@@ -28,6 +33,8 @@ class Volume:
         self.host, self.name = host, name
         self.lock = threading.Lock()
         self.size = SIZE
+        # Whether a load uses it; without one it may be down.
+        self.in_use = True
         # sha256 of each snapshot that was exported, in the size that the export had.
         self.sums = {}
         self.done, self.refused = collections.Counter(), collections.defaultdict(collections.Counter)
@@ -46,8 +53,8 @@ class Volume:
             said = done.stderr.strip().splitlines() or [""]
             sentence = re.sub(r"[0-9a-f]{8}\b|\d+", "N", said[-1].replace(self.host.root, "ROOT").replace(self.name, "VOLUME"))
             self.refused[what][sentence] += 1
-            # The volume is up all the time, whatever dies, and what the transport met is nothing that people can act on.
-            if done.returncode != 1 or not done.stderr.strip() or any(word in done.stderr for word in NEVER):
+            never = (*NEVER, DOWN) if self.in_use else NEVER
+            if done.returncode != 1 or not done.stderr.strip() or any(word in done.stderr for word in never):
                 self.wrong.append(f"{' '.join(words)} after {took:.1f} s: status {done.returncode}: {done.stderr}")
             return None
 
@@ -58,6 +65,14 @@ class Volume:
     def replicas(self):
         status = self.host.ctl("-o", "json", "status", self.name, check=False, timeout=PATIENCE)
         return re.findall(r'"name": ?"([^"]+-r-[0-9a-f]{8})"', status.stdout) if status.returncode == 0 else []
+
+    def export(self, snapshot, file):
+        """The size and the sum of a snapshot's bytes; `None`: the export was refused."""
+        if self.ctl("snapshot", "export", self.name, snapshot, file) is None:
+            return None
+        found = os.path.getsize(file), sum_of(file)
+        self.holds(snapshot, "an export", *found)
+        return found
 
     def holds(self, snapshot, what, size, found):
         """That it is what the snapshot was when it was first looked at."""
@@ -90,8 +105,7 @@ class Hand(threading.Thread):
 
     def export(self):
         if snapshot := self.some(self.volume.names()):
-            if self.volume.ctl("snapshot", "export", self.volume.name, snapshot, self.file) is not None:
-                self.volume.holds(snapshot, "an export", os.path.getsize(self.file), sum_of(self.file))
+            self.volume.export(snapshot, self.file)
 
     def look(self):
         self.volume.ctl(*self.dice.choice([("status", self.volume.name), ("ls",), ("replica", "ls", self.volume.name),
@@ -142,9 +156,32 @@ class Hand(threading.Thread):
                 self.volume.holds(snapshot, "a clone", os.path.getsize(self.file), sum_of(self.file))
         self.volume.ctl("rm", new, "--yes")
 
+    def stop(self):
+        self.volume.ctl("down", self.volume.name)
+
+    def start_again(self):
+        self.volume.ctl("up", self.volume.name)
+
+    def revert(self):
+        """The volume is then what the snapshot is. One hand alone does this, and nobody else changes a byte."""
+        snapshot, new = self.some(self.volume.names()), f"r{self.number}-{self.turn}"
+        if not snapshot or (before := self.volume.export(snapshot, self.file)) is None:
+            return
+        if self.volume.ctl("snapshot", "revert", self.volume.name, snapshot) is None:
+            return
+        if self.volume.ctl("snapshot", "create", self.volume.name, new) is None:
+            return
+        after = self.volume.export(new, self.file)
+        if after not in (None, before):
+            self.volume.wrong.append(f"reverted to {snapshot}, which is {before}, and is {after}")
+
     def run(self):
         things = [(self.take, 20), (self.remove, 14), (self.purge, 8), (self.export, 12), (self.look, 8), (self.differ, 4), (self.grow, 4),
                   (self.add, 6), (self.take_out, 6), (self.rebuild, 5), (self.scrub, 6), (self.upgrade, 2), (self.clone, 4)]
+        if not self.volume.in_use:
+            things = [(thing, often) for thing, often in things if thing != self.grow] + [(self.stop, 4), (self.start_again, 12)]
+            if self.number == 0:
+                things.append((self.revert, 20))
         try:
             while time.monotonic() < self.until:
                 self.turn += 1
@@ -155,10 +192,9 @@ class Hand(threading.Thread):
             raise
 
 
-def disturb(volume, dice, until, load):
-    """Kills and stops what the volume lives by, one at a time, until the load has ended. What was done, how often."""
-    done = collections.Counter()
-    while time.monotonic() < until and load.poll() is None:
+def disturb(volume, dice, until, loads, done):
+    """Kills and stops what the volume lives by, one at a time, until a load has ended; counts what was done."""
+    while time.monotonic() < until and all(load.poll() is None for load in loads):
         time.sleep(dice.uniform(0.5, 4))
         what = dice.choice(["replica killed", "replica killed", "replica stopped", "engine killed", "manager killed"])
         who = {"replica": "longhorn replica", "engine": "longhorn controller", "manager": "longhorn instance-manager"}[what.split()[0]]
@@ -176,7 +212,6 @@ def disturb(volume, dice, until, load):
         if what == "manager killed":
             # As the host's service manager does.
             volume.ctl("up", volume.name)
-    return done
 
 
 def words_of(pid):
@@ -186,34 +221,52 @@ def words_of(pid):
         return ""
 
 
-def main():
-    host, dice = Host(), rng()
-    volume = Volume(host, host.name("soak"))
-    quorum = dice.choice(["any", "majority"])
-    host.up(volume.name, "--size", str(SIZE), "--frontend", "nbd-server", "--quorum", quorum)
-    load = subprocess.Popen(
-        [os.path.join(BIN, "register-load"), "--socket", host.socket(volume.name), "--export", volume.name, "--blocks", "256",
-         "--connections", "3", "--depth", "3", "--seconds", str(SECONDS + 10), "--seed", str(dice.randrange(1 << 30))],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    until = time.monotonic() + SECONDS
+def loads_of(host, volume, frontend, dice):
+    """What uses the volume: blocks, and beside them sectors, eight of which share a block of the replicas."""
+    seconds, seed = str(SECONDS * IN_USE + 10), lambda: str(dice.randrange(1 << 30))
+    if frontend == "fuse":
+        commands = [["register-device", f"/dev/longhorn/{volume.name}", "256", "8", seconds, seed()]]
+    else:
+        common = ["register-load", "--socket", host.socket(volume.name), "--export", volume.name, "--connections", "2", "--depth", "3",
+                  "--seconds", seconds]
+        commands = [[*common, "--blocks", "256", "--seed", seed()],
+                    [*common, "--blocks", "512", "--register", "512", "--first", str(16 * MIB), "--seed", seed()]]
+    return [subprocess.Popen([os.path.join(BIN, name), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for name, *words in commands]
+
+
+def all_at_once(volume, dice, part, loads, faults):
+    """So much of the time."""
+    until = time.monotonic() + SECONDS * part
     hands = [Hand(volume, n, random.Random(dice.randrange(1 << 30)), until) for n in range(HANDS)]
     for hand in hands:
         hand.start()
-    faults = disturb(volume, dice, until, load)
+    disturb(volume, dice, until, loads, faults)
     for hand in hands:
         hand.join(2 * PATIENCE)
         expect(not hand.is_alive(), "a command never ends")
-    out = load.communicate(timeout=PATIENCE)[0]
+    for load in loads:
+        out = load.communicate(timeout=PATIENCE)[0]
+        expect(load.returncode == 0, f"{load.args[0]}: {out}")
+
+
+def main():
+    host, dice, faults = Host(), rng(), collections.Counter()
+    volume = Volume(host, host.name("soak"))
+    quorum = dice.choice(["any", "majority"])
+    frontend = dice.choice(["nbd-server", "fuse"] if device_of_kernel() else ["nbd-server"])
+    host.up(volume.name, "--size", str(SIZE), "--frontend", frontend, "--quorum", quorum)
+    all_at_once(volume, dice, IN_USE, loads_of(host, volume, frontend, dice), faults)
+    volume.in_use = False
+    all_at_once(volume, dice, 1 - IN_USE, [], faults)
     for what, sentences in sorted(volume.refused.items()):
         for sentence, often in sentences.most_common():
             say(f"{what}, {often} times: {sentence.strip()}")
-    expect(load.returncode == 0, f"register-load: {out}")
     expect(not volume.wrong, "\n".join(volume.wrong))
+    host.up(volume.name)
     wait_for("the volume healthy", lambda: host.status(volume.name)["robustness"] == "healthy", 120)
     for snapshot in volume.names():
-        file = os.path.join(host.root, "last.img")
-        host.ctl("snapshot", "export", volume.name, snapshot, file)
-        volume.holds(snapshot, "the last export", os.path.getsize(file), sum_of(file))
+        expect(volume.export(snapshot, os.path.join(host.root, "last.img")), f"snapshot {snapshot} cannot be exported")
     expect(not volume.wrong, "\n".join(volume.wrong))
     for log in ("instance-manager", volume.name):
         bad = [text for _, text in host.log(log) if "panicked" in text]
@@ -223,9 +276,9 @@ def main():
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     refused = sum(sum(s.values()) for s in volume.refused.values())
     asked = ", ".join(f"{n} {what}" for what, n in sorted(volume.done.items()))
-    shown(f"quorum {quorum}: {sum(volume.done.values())} commands done ({asked}), {refused} refused, {sum(faults.values())} faults "
-          f"({', '.join(f'{n} {what}' for what, n in sorted(faults.items()))}): nothing read wrong, {len(volume.sums)} snapshots as they were, "
-          f"{len(paths)} replicas equal")
+    shown(f"{frontend}, quorum {quorum}: {sum(volume.done.values())} commands done ({asked}), {refused} refused, {sum(faults.values())} "
+          f"faults ({', '.join(f'{n} {what}' for what, n in sorted(faults.items()))}): nothing read wrong, {len(volume.sums)} snapshots "
+          f"as they were, {len(paths)} replicas equal")
 
 
 main()

@@ -2,17 +2,13 @@
 program and back, and offered a program that does not work. No I/O error, no mismatch, replicas equal; the pauses are
 printed."""
 import os, signal, subprocess, time
-from harness import BIN, Host, Load, Watch, contents, expect, full, have, kill, rng, run, shown, skip, wait_for
+from harness import BIN, Host, Load, Watch, contents, device_of_kernel, expect, full, have, kill, rng, run, shown, skip, wait_for
 
 KILLS = full(4, 100)
 UPGRADES = full(2, 10)
 # Seconds from the replacement to the first answer, where all figures are asked for.
 MEDIAN, WORST = 1.0, 5.0
 SIZE = 1 << 30
-
-
-def device_of_kernel():
-    return os.path.exists("/dev/fuse") and os.path.exists("/dev/loop-control")
 
 
 def killed(host, volume, watch, engine):

@@ -17,6 +17,15 @@ pub const READ: u16 = 0;
 pub const WRITE: u16 = 1;
 /// NBD_CMD_FLUSH.
 pub const FLUSH: u16 = 3;
+/// NBD_CMD_TRIM.
+pub const TRIM: u16 = 4;
+/// NBD_CMD_WRITE_ZEROES.
+pub const WRITE_ZEROES: u16 = 6;
+
+/// NBD_CMD_FLAG_FUA.
+pub const FUA: u16 = 1;
+/// NBD_CMD_FLAG_NO_HOLE, of NBD_CMD_WRITE_ZEROES.
+pub const NO_HOLE: u16 = 1 << 1;
 
 /// One connection in the transmission phase.
 pub struct Connection {
@@ -68,13 +77,13 @@ impl Connection {
         self.stream.try_clone()
     }
 
-    /// Sends a request; `data` goes with a write.
+    /// Sends a request with these flags; `data` goes with a write.
     ///
     /// # Errors
     /// The connection broke.
     pub fn request(
         &mut self,
-        command: u16,
+        (command, flags): (u16, u16),
         cookie: u64,
         offset: u64,
         length: u32,
@@ -82,6 +91,7 @@ impl Connection {
     ) -> io::Result<()> {
         let mut head = [0; 28];
         head[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        head[4..6].copy_from_slice(&flags.to_be_bytes());
         head[6..8].copy_from_slice(&command.to_be_bytes());
         head[8..16].copy_from_slice(&cookie.to_be_bytes());
         head[16..24].copy_from_slice(&offset.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Loads a block device with overlapping writes and reads, past the page cache, from threads on every processor that have a
+//! Loads a block device with overlapping writes, zeroes and reads, past the page cache, from threads on every processor that have a
 //! descriptor each, and checks every block as a register (`tests::register`). Its server may die and come back meanwhile:
 //! requests only wait.
 //!
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use tests::dice::Dice;
@@ -31,6 +31,8 @@ const SESSION: u64 = 0;
 const LONGEST: u8 = 8;
 /// Of a thousand requests, so many are reads.
 const READS: u64 = 300;
+/// Of a thousand requests that are no reads, so many are zeroes.
+const ZEROES: u64 = 100;
 /// How often each block is read at the end: replicas are chosen anew for each.
 const READS_PER_BLOCK: u32 = 5;
 
@@ -90,7 +92,12 @@ impl Load {
                 self.read(&device, dice.below(self.blocks), &mut buffer)?;
             } else {
                 let count = 1 + dice.below(u64::from(LONGEST));
-                self.write(&device, dice.below(self.blocks - count + 1), count, &mut buffer)?;
+                let first = dice.below(self.blocks - count + 1);
+                if dice.chance(ZEROES) {
+                    self.zero(&device, first, count, dice.chance(500))?;
+                } else {
+                    self.write(&device, first, count, &mut buffer)?;
+                }
             }
             let took = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.longest_us.fetch_max(took, Ordering::Relaxed);
@@ -123,6 +130,27 @@ impl Load {
         let mut history = self.history();
         for (block, write) in writes {
             // No power goes here: what is answered stays.
+            history.write_acked(block, write, true);
+        }
+        Ok(())
+    }
+
+    /// Zeroes, `hole`: that give their space back. Drivers are asked for them by `fallocate`.
+    fn zero(&self, device: &File, first: u64, count: u64, hole: bool) -> io::Result<()> {
+        let writes: Vec<_> = (first..first + count)
+            .map(|block| (block, self.history().write_begins(block, Stamp(0), SESSION)))
+            .collect();
+        let how =
+            if hole { FallocateFlags::FALLOC_FL_PUNCH_HOLE } else { FallocateFlags::FALLOC_FL_ZERO_RANGE };
+        let [at, length] = [first, count].map(|blocks| i64::try_from(blocks * BLOCK as u64));
+        fallocate(
+            device,
+            how | FallocateFlags::FALLOC_FL_KEEP_SIZE,
+            at.map_err(io::Error::other)?,
+            length.map_err(io::Error::other)?,
+        )?;
+        let mut history = self.history();
+        for (block, write) in writes {
             history.write_acked(block, write, true);
         }
         Ok(())

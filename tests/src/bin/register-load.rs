@@ -1,5 +1,6 @@
-//! Loads an NBD export with overlapping writes and reads over several connections, and checks every block as a register
-//! (`tests::register`). When the server dies it connects again, first reads every block that was being written 20 times,
+//! Loads an NBD export with overlapping writes, zeroes, trims and reads over several connections, and checks every block as a
+//! register (`tests::register`). With `--register` smaller than the server's blocks, writes of neighbours meet in one of them.
+//! When the server dies it connects again, first reads every block that was being written 20 times,
 //! which must give one possible answer, and goes on. Where the socket is a symbolic link that comes to point elsewhere, as when
 //! a volume goes to another node, the connections to the old server are given up, whether it answers or not.
 //!
@@ -18,17 +19,24 @@ use tests::dice::Dice;
 use tests::nbd::{self, Connection};
 use tests::register::{History, ReadBegan, Stamp, Violation, WriteId, read_stamp, stamp_block};
 
-const BLOCK: u32 = 4096;
 /// All clients here are of one session: nothing here loses its power.
 const SESSION: u64 = 0;
 /// How often each block is read after a recovery: replicas are chosen anew for each.
 const READS_PER_BLOCK: u32 = 20;
+/// Of a hundred requests of the writing kinds, so many ask for stable storage.
+const FUA_PERCENT: u64 = 5;
+/// Of a hundred zeroes and trims, so many have any length; the others are as long as writes are.
+const LONG_PERCENT: u64 = 3;
 /// How often it is looked where the socket is.
 const FOLLOW: Duration = Duration::from_millis(50);
 
 struct Options {
     socket: PathBuf,
     export: String,
+    /// Bytes of a block that is one register.
+    register: u32,
+    /// Where the first one lies, in bytes.
+    first: u64,
     blocks: u64,
     connections: u32,
     depth: u32,
@@ -36,8 +44,17 @@ struct Options {
     writes: u64,
     max_blocks: u64,
     read_percent: u64,
+    /// Of a hundred requests that are no reads, so many are zeroes or trims.
+    zero_percent: u64,
     progress: f64,
     seed: u64,
+}
+
+impl Options {
+    /// Where a block lies, in bytes.
+    fn offset(&self, block: u64) -> u64 {
+        self.first + block * u64::from(self.register)
+    }
 }
 
 struct Run {
@@ -136,27 +153,40 @@ impl Run {
     }
 
     fn begin(&self, dice: &mut Dice, c: &mut Connection, cookie: u64) -> io::Result<Pending> {
+        let o = &self.options;
         let sent = Instant::now();
-        if dice.below(100) < self.options.read_percent {
-            let block = dice.below(self.options.blocks);
+        if dice.below(100) < o.read_percent {
+            let block = dice.below(o.blocks);
             let began = lock(&self.history).read_begins();
-            c.request(nbd::READ, cookie, block * u64::from(BLOCK), BLOCK, &[])?;
+            c.request((nbd::READ, 0), cookie, o.offset(block), o.register, &[])?;
             return Ok(Pending::Read { block, began, sent });
         }
-        let count = 1 + dice.below(self.options.max_blocks);
-        let first = dice.below(self.options.blocks - count + 1);
-        let mut data = vec![0; usize::try_from(count).map_err(io::Error::other)? * BLOCK as usize];
-        let mut writes = Vec::new();
-        {
-            let mut history = lock(&self.history);
-            for (block, bytes) in (first..).zip(data.chunks_exact_mut(BLOCK as usize)) {
-                let stamp = Stamp(self.next_stamp.fetch_add(1, Ordering::Relaxed));
-                stamp_block(bytes, block, stamp);
-                writes.push(history.write_begins(block, stamp, SESSION));
-            }
+        let zeroes = dice.below(100) < o.zero_percent;
+        let long = zeroes && dice.below(100) < LONG_PERCENT;
+        let count = 1 + dice.below(if long { o.blocks } else { o.max_blocks });
+        let first = dice.below(o.blocks - count + 1);
+        let fua = if dice.below(100) < FUA_PERCENT { nbd::FUA } else { 0 };
+        let length = u32::try_from(count * u64::from(o.register)).map_err(io::Error::other)?;
+        if zeroes {
+            let writes = (first..first + count)
+                .map(|b| lock(&self.history).write_begins(b, Stamp(0), SESSION))
+                .collect();
+            let (command, flags) = match dice.below(3) {
+                0 => (nbd::TRIM, 0),
+                1 => (nbd::WRITE_ZEROES, 0),
+                _ => (nbd::WRITE_ZEROES, nbd::NO_HOLE),
+            };
+            c.request((command, flags | fua), cookie, o.offset(first), length, &[])?;
+            return Ok(Pending::Write { first, writes, sent });
         }
-        let length = u32::try_from(data.len()).map_err(io::Error::other)?;
-        c.request(nbd::WRITE, cookie, first * u64::from(BLOCK), length, &data)?;
+        let mut data = vec![0; length as usize];
+        let mut writes = Vec::new();
+        for (block, bytes) in (first..).zip(data.chunks_exact_mut(o.register as usize)) {
+            let stamp = Stamp(self.next_stamp.fetch_add(1, Ordering::Relaxed));
+            stamp_block(bytes, block, stamp);
+            writes.push(lock(&self.history).write_begins(block, stamp, SESSION));
+        }
+        c.request((nbd::WRITE, fua), cookie, o.offset(first), length, &data)?;
         Ok(Pending::Write { first, writes, sent })
     }
 
@@ -174,7 +204,7 @@ impl Run {
             }
             Pending::Read { block, began, sent } => {
                 if error == 0 {
-                    let mut bytes = vec![0; BLOCK as usize];
+                    let mut bytes = vec![0; self.options.register as usize];
                     c.read_data(&mut bytes)?;
                     match read_stamp(&bytes, block) {
                         Err(what) => self.violated(what),
@@ -209,10 +239,10 @@ impl Run {
     /// Reads every block again and again while nothing is in flight: one answer each, and a possible one.
     fn settle(&self, first_answer: &mut Option<Instant>) -> io::Result<()> {
         let mut c = self.connect()?;
-        let mut bytes = vec![0; BLOCK as usize];
+        let mut bytes = vec![0; self.options.register as usize];
         for _ in 0..READS_PER_BLOCK {
             for block in 0..self.options.blocks {
-                c.request(nbd::READ, 0, block * u64::from(BLOCK), BLOCK, &[])?;
+                c.request((nbd::READ, 0), 0, self.options.offset(block), self.options.register, &[])?;
                 let reply = c.reply()?;
                 if reply.error != 0 {
                     self.violated(format!("block {block}: error {} after the recovery", reply.error));
@@ -229,7 +259,7 @@ impl Run {
                 }
             }
         }
-        c.request(nbd::FLUSH, 1, 0, 0, &[])?;
+        c.request((nbd::FLUSH, 0), 1, 0, 0, &[])?;
         c.reply().map(drop)
     }
 }
@@ -301,6 +331,8 @@ fn options() -> Result<Options, String> {
     let mut o = Options {
         socket: PathBuf::new(),
         export: String::new(),
+        register: 4096,
+        first: 0,
         blocks: 256,
         connections: 4,
         depth: 8,
@@ -308,6 +340,7 @@ fn options() -> Result<Options, String> {
         writes: 0,
         max_blocks: 8,
         read_percent: 30,
+        zero_percent: 10,
         progress: 0.0,
         seed: 1,
     };
@@ -319,6 +352,8 @@ fn options() -> Result<Options, String> {
         match name.as_str() {
             "--socket" => o.socket = value.into(),
             "--export" => o.export = value,
+            "--register" => o.register = small()?,
+            "--first" => o.first = number()?,
             "--blocks" => o.blocks = number()?,
             "--connections" => o.connections = small()?,
             "--depth" => o.depth = small()?,
@@ -326,6 +361,7 @@ fn options() -> Result<Options, String> {
             "--writes" => o.writes = number()?,
             "--max-blocks" => o.max_blocks = number()?.clamp(1, o.blocks),
             "--read-percent" => o.read_percent = number()?,
+            "--zero-percent" => o.zero_percent = number()?,
             "--progress" => o.progress = value.parse().map_err(|e| format!("{name}: {e}"))?,
             "--seed" => o.seed = number()?,
             _ => return Err(format!("unknown option {name}")),
@@ -333,6 +369,9 @@ fn options() -> Result<Options, String> {
     }
     if o.socket.as_os_str().is_empty() {
         return Err("--socket PATH is needed".into());
+    }
+    if o.register == 0 || !o.register.is_multiple_of(512) {
+        return Err(format!("--register {}: a multiple of 512 is needed", o.register));
     }
     Ok(o)
 }
