@@ -14,6 +14,7 @@ macro_rules! trace {
 mod doubt;
 mod engine;
 mod folds;
+mod late;
 mod look;
 mod losses;
 mod members;

@@ -80,6 +80,10 @@ pub(crate) struct Replica {
     pub(crate) syncs_until: u64,
     /// Has put no image into a layer before this time.
     pub(crate) puts_until: u64,
+    /// Its disk fails whatever syncs it.
+    pub(crate) syncs_fail: bool,
+    /// Closed cleanly: nothing is recorded any more in this session.
+    closed: bool,
     /// Has no space for layer images.
     pub(crate) full: bool,
     /// Blocks that its disk does not give until they are written; and whether it does not take them either.
@@ -138,6 +142,8 @@ impl Replica {
             stalled_until: 0,
             syncs_until: 0,
             puts_until: 0,
+            syncs_fail: false,
+            closed: false,
             full: false,
             unreadable: Vec::new(),
             unwritable: false,
@@ -199,6 +205,7 @@ impl Replica {
 
     pub(crate) fn end_session(&mut self) {
         self.session = None;
+        self.closed = false;
         self.in_doubt.extend(self.window.drain(..));
     }
 
@@ -291,6 +298,11 @@ impl Replica {
         &self.intent
     }
 
+    /// All that it holds is stable.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.layers.iter().all(|layer| layer.stable == layer.blocks)
+    }
+
     fn sync(&mut self) {
         for layer in &mut self.layers {
             layer.stable.clone_from(&layer.blocks);
@@ -326,6 +338,7 @@ impl Replica {
         }
         match (op, payload) {
             (OpCode::Ping, _) => (Status::Ok, 0, Payload::None),
+            (OpCode::Flush, _) if self.syncs_fail => (Status::Io, 0, Payload::None),
             (OpCode::Flush, _) => {
                 self.images_unflushed = false;
                 self.sync();
@@ -451,6 +464,7 @@ impl Replica {
     /// A control request and its answer.
     pub(crate) fn control(&mut self, control: &Control) -> Result<Body, Refusal> {
         match control {
+            _ if self.closed => return Err(Refusal::Said("it is closed".into())),
             Control::State => return Ok(Body::State(Box::new(self.state()))),
             Control::SetEpoch { epoch, .. } => {
                 if self.epoch.as_ref().is_some_and(|e| e != epoch && e.order() >= epoch.order()) {
@@ -548,8 +562,10 @@ impl Replica {
                 self.epoch = self.next_epoch.take().or_else(|| self.epoch.take());
                 (self.lived, self.powered) = (true, true);
             }
+            Control::Close if self.syncs_fail => return Err(Refusal::Failed),
             Control::Close => {
                 self.sync();
+                self.closed = true;
                 self.clean = true;
                 self.intent.clear();
                 self.window.clear();
