@@ -400,6 +400,50 @@ fn an_abandoned_device_fails_for_who_has_it_open_and_makes_room_for_another() {
     rig.stop();
 }
 
+/// The kernel's word that a connection has ended comes by an administrator (`/sys/fs/fuse/connections/N/abort`), or by a stop that
+/// then finds the device in use.
+#[test]
+fn a_connection_that_has_ended_is_made_anew_for_the_next_engine() {
+    if skip("a_connection_that_has_ended_is_made_anew_for_the_next_engine", &["dd"]) {
+        return;
+    }
+    let end: [fn(&mut Rig); 2] = [
+        |rig| {
+            lh_ring::sys::mounts::abort_fuse(rig.info().connection.unwrap()).unwrap();
+            assert_ne!(rig.server().order(&format!("resize {}", 32 * MIB)), "resized", "of a dead device");
+            rig.server().kill();
+        },
+        |rig| {
+            rig.server().kill();
+            let refusal = Keeper::connect(&rig.socket).unwrap().stop_by_force().unwrap_err();
+            assert!(matches!(refusal, KeeperError::InUse(_)), "{refusal:?}");
+        },
+    ];
+    for (n, end) in end.into_iter().enumerate() {
+        let mut rig = Rig::start(&format!("ended{n}"), 16 * MIB, 512, true);
+        let pattern = rig.path("pattern");
+        fs::write(&pattern, vec![0x5a; 16 << 20]).unwrap();
+        run(&["dd", &format!("if={pattern}"), &format!("of={}", rig.node()), "bs=1M", "oflag=direct"]);
+        let held = fs::File::open(&rig.node).unwrap();
+        let first = rig.info();
+        end(&mut rig);
+        rig.serve();
+        let second = rig.info();
+        assert_eq!(second.pid, first.pid, "the keeper lives");
+        assert_ne!((second.connection, second.loop_number), (first.connection, first.loop_number));
+        let node = fs::metadata(&rig.node).unwrap().rdev();
+        assert_eq!(node, fs::metadata(second.device().unwrap()).unwrap().rdev());
+        assert!(read_all(&rig).iter().all(|b| *b == 0x5a));
+        // It outlives an engine as the first one did.
+        rig.server().kill();
+        rig.serve();
+        assert_eq!(rig.info().connection, second.connection);
+        drop(held);
+        wait_until("the old device is gone", || sequence(&first.device().unwrap()) != first.loop_sequence);
+        rig.stop();
+    }
+}
+
 #[test]
 fn nodes_of_others_are_left_alone() {
     if skip("nodes_of_others_are_left_alone", &[]) {

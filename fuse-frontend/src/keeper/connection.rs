@@ -73,15 +73,21 @@ impl Connection {
 
     /// Opens the file for the loop driver. The server is asked: see [`super::apart`].
     pub(super) fn open_file(&self) -> io::Result<File> {
+        self.open_by_mount()?.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// `None` without the mount.
+    fn open_by_mount(&self) -> io::Result<Option<File>> {
         let mount = match &*self.mount.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(mount) => mount.try_clone()?,
-            None => return Err(io::ErrorKind::NotConnected.into()),
+            None => return Ok(None),
         };
         File::options()
             .read(true)
             .write(true)
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(format!("/proc/thread-self/fd/{}", mount.as_raw_fd()))
+            .map(Some)
     }
 
     /// Has the kernel learn how large the file is, before the loop device is as large.
@@ -93,10 +99,7 @@ impl Connection {
     /// # Errors
     /// The system's; `TimedOut`. Without the mount nothing can be asked, and nothing is.
     pub(super) fn learn_size(&self) -> io::Result<()> {
-        let mut file = match self.open_file() {
-            Err(e) if e.kind() == io::ErrorKind::NotConnected => return Ok(()),
-            opened => opened?,
-        };
+        let Some(mut file) = self.open_by_mount()? else { return Ok(()) };
         let size = file.metadata()?.len();
         let deadline = Instant::now() + LEARNS;
         while file.seek(SeekFrom::End(0))? < size {
@@ -106,6 +109,14 @@ impl Connection {
             std::thread::sleep(AGAIN);
         }
         Ok(())
+    }
+
+    /// True once the kernel has ended the connection: nobody is asked through it any more, and whoever uses what it showed gets
+    /// errors.
+    pub(super) fn has_ended(&self) -> bool {
+        // `fuse_dev_poll` of fs/fuse/dev.c says POLLERR then, and never before.
+        let mut watched = [PollFd::new(self.fuse.as_fd(), PollFlags::empty())];
+        poll(&mut watched, 0_u16).is_ok_and(|count| count > 0)
     }
 
     /// Lets go of the mount: with the loop device gone, too, the connection ends.

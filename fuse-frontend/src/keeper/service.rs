@@ -205,7 +205,7 @@ impl Service {
         request: &Message,
     ) -> Result<(Message, Option<Arc<Connection>>), Refusal> {
         self.check_owner(request)?;
-        let mut state = self.become_engine(stream)?;
+        let mut state = self.without_ended(self.become_engine(stream)?);
         let connection = match &state.connection {
             Some(connection) => Arc::clone(connection),
             None => match self.create() {
@@ -222,6 +222,28 @@ impl Service {
         let answer = self.info(&state);
         state.served = true;
         Ok((answer, Some(connection)))
+    }
+
+    /// Lets go of a connection that the kernel has ended, so that the next one is made anew: an administrator aborts one so, and a
+    /// stop by force that then finds the device in use. Who has that device open keeps one that fails, until it is closed.
+    /// Nothing waits for a server of it any more, so that the lock may be held.
+    fn without_ended<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while state.connection.as_ref().is_some_and(|connection| connection.has_ended()) {
+            match state.device {
+                // Whoever binds hears of it, too.
+                Loop::Binding => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Loop::Bound(device) => {
+                    tracing::warn!("the connection has ended: unbinding {}", device.path().display());
+                    if let Err(e) = device.clear_at_last_close() {
+                        tracing::warn!("{} stays: {e}", device.path().display());
+                    }
+                    self.remove_node(device);
+                    state.device = Loop::Absent;
+                }
+                Loop::Absent => (state.connection, state.served) = (None, false),
+            }
+        }
+        state
     }
 
     /// A new connection. The lock is held: nothing here waits for an engine.
