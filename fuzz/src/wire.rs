@@ -10,14 +10,15 @@
 //! | 3 | the stream begins with what a replica grants, and has no handshake |
 
 use hmac::{Hmac, KeyInit, Mac};
-use lh_block::{Generation, Instance};
+use lh_block::{Extent, Generation, Instance};
 use lh_wire::handshake::{
     Asked, CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, NotLetIn, Role, Verdict, WELCOME_LEN,
     decode_welcome, encode_welcome,
 };
 use lh_wire::{
-    BlockState, Control, FILES_MAX, GRANT_LEN, Grant, HEADER_LEN, Header, LayerTrailer, MAX_PAYLOAD, OpCode,
-    PAYLOAD_ALIGN, PIECE_BLOCKS, Pieces, Place, Places, ReplicaState, Status, flags,
+    BlockState, Control, FILES_MAX, GRANT_LEN, Grant, HEADER_LEN, Header, LayerDigest, LayerTrailer,
+    MAX_PAYLOAD, OpCode, PAYLOAD_ALIGN, PIECE_BLOCKS, Pieces, Place, Places, ReplicaState, Status, differing,
+    flags,
 };
 use sha2::Sha256;
 
@@ -156,6 +157,7 @@ fn message(header: &Header, payload: &[u8]) {
             }
         }
         OpCode::ReadLayer | OpCode::PutLayer => image(header, payload),
+        OpCode::DigestLayer | OpCode::CompareLayer => digest(header, payload),
         OpCode::Places => (0..=FILES_MAX).for_each(|files| places(header, payload, files)),
         _ => {}
     }
@@ -197,6 +199,26 @@ fn image(header: &Header, payload: &[u8]) {
         let blocks = states.iter().filter(|state| **state == BlockState::Data).count();
         assert_eq!(blocks * 4096, data);
     }
+}
+
+/// What a layer holds in short, compared with itself and with one that holds something else everywhere.
+fn digest(header: &Header, payload: &[u8]) {
+    let Some(digest) = LayerDigest::decode(payload, header.length) else { return };
+    let blocks: Vec<_> = digest.blocks().collect();
+    assert_eq!(blocks.len() as u64 * 4096, u64::from(header.length));
+    assert_eq!(LayerDigest::encode(digest.seed, &blocks, digest.layer), payload);
+    assert_eq!(digest.compare(header.length, &blocks), 0);
+    let other: Vec<_> = blocks
+        .iter()
+        .map(|(state, hash)| match state {
+            BlockState::Absent => (BlockState::Zero, None),
+            BlockState::Zero => (BlockState::Absent, None),
+            BlockState::Data => (BlockState::Data, hash.map(|hash| !hash)),
+        })
+        .collect();
+    let range = Extent::new(header.offset.min(1 << 40), header.length.into());
+    let found: Vec<_> = differing(range, digest.compare(header.length, &other)).collect();
+    assert_eq!(found, if range.is_empty() { vec![] } else { vec![range] });
 }
 
 /// Runs one input.
