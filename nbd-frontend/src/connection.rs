@@ -9,20 +9,19 @@
 //! - A submitted request runs to its end, unless the device has not begun it when the client is gone: it is abandoned then. Without
 //!   its client, its answer is dropped.
 
+mod goodbye;
 mod long;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use lh_block::{Device, Done, Extent, Geometry, Op, Request};
 use lh_ring::{Fd, Payload, Pool, Rx, Tx};
-use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
 
 use crate::budget::{Budget, Claimant};
 use crate::connection_count::{Census, Counted};
-use crate::proto::{command, error};
+use crate::proto::error;
 use crate::requests::{InFlight, Part, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
 
@@ -183,6 +182,8 @@ pub(crate) struct Connection {
     counted: Counted,
     /// `NBD_CMD_DISC` has come, read or not.
     has_said_goodbye: bool,
+    /// Nobody takes answers any more: none is kept.
+    is_unheard: bool,
     /// What the last serving has come to.
     pub(crate) wants: Served,
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
@@ -225,6 +226,7 @@ impl Connection {
             looked: false,
             counted,
             has_said_goodbye: false,
+            is_unheard: false,
             wants: Served::More,
             received_at: 0,
             sent_at: 0,
@@ -240,29 +242,6 @@ impl Connection {
     pub(crate) const fn may_have_left(&self, census: Census) -> bool {
         let means_it = self.is_finishing() || self.has_said_goodbye;
         self.has_in_flight() && !means_it && !self.counted.is_alone(census)
-    }
-
-    /// True if the client, which has shut its side, has sent `NBD_CMD_DISC`. A device that is full keeps it from being read. The answer
-    /// costs a copy of what has not been read, once.
-    pub(crate) fn says_goodbye(&mut self) -> bool {
-        let mut unread = vec![0; self.rx.available()];
-        self.rx.peek_at(0, &mut unread);
-        unread.extend(in_socket(&self.fd));
-        let len = self.session.request_len();
-        let mut next = match &self.expect {
-            Expect::Header => 0,
-            Expect::Data { range, rest, .. } => range.len + rest.map_or(0, |rest| rest.len),
-            Expect::Piece { rest, .. } => rest.len,
-            Expect::Filter { call } => call.payload,
-            Expect::Drop { left, .. } => *left,
-        };
-        let mut stream = &unread[..];
-        while let Some((header, behind)) = stream.get(as_len(next)..).and_then(|s| s.split_at_checked(len)) {
-            let Ok(call) = self.session.decode(header) else { break };
-            self.has_said_goodbye |= call.kind == command::DISC;
-            (stream, next) = (behind, call.payload);
-        }
-        self.has_said_goodbye
     }
 
     fn must_look(&self) -> bool {
@@ -435,13 +414,16 @@ impl Connection {
                 work.scratch.clear();
                 let device = &mut *work.device;
                 self.session.status(&call, range, |part| device.allocation(part), work.scratch);
-                self.tx.push_header(work.scratch);
+                self.say(work.scratch);
             }
             Decision::Filter => self.expect = Expect::Filter { call },
             Decision::Answer(answer) => {
                 self.expect = Expect::Drop { call, answer, left: call.payload };
             }
-            Decision::Disconnect => self.phase = Phase::Finishing,
+            Decision::Disconnect => {
+                self.has_said_goodbye = true;
+                self.phase = Phase::Finishing;
+            }
         }
         Ok(None)
     }
@@ -464,7 +446,7 @@ impl Connection {
             Ok(()) => self.session.done(call),
             Err(refusal) => self.session.error(call, &refusal),
         };
-        self.tx.push_header(head.as_bytes());
+        self.say(head.as_bytes());
     }
 
     /// Submits what changes data, unless its client is gone.
@@ -510,6 +492,7 @@ impl Connection {
         let reads = matches!(request.part, Part::OfRead(_)) || (request.bytes > 0 && !request.write);
         let answer = match (done.result, done.data) {
             (Err(reason), _) => Err(Refusal::of_device(reason, request.write)),
+            _ if self.is_unheard => Ok(()),
             (Ok(()), Some(data)) if reads && data.len() == request.bytes => {
                 // Not counted as done yet: the memory is taken until the client has it.
                 self.owed += data.len();
@@ -580,23 +563,6 @@ impl Connection {
     pub(crate) fn close(mut self, budget: &mut Budget) {
         self.stop_reading(budget);
         budget.give_back(self.owed);
-    }
-}
-
-/// What has come to a socket and has not been received.
-fn in_socket(fd: &Fd) -> Vec<u8> {
-    let mut bytes = vec![0; 4096];
-    loop {
-        let peeked = recv(fd.as_raw_fd(), &mut bytes, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
-        match peeked {
-            Ok(len) if len < bytes.len() => {
-                bytes.truncate(len);
-                return bytes;
-            }
-            Ok(len) => bytes.resize(2 * len, 0),
-            Err(Errno::EINTR) => {}
-            Err(_) => return Vec::new(),
-        }
     }
 }
 

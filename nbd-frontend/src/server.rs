@@ -329,6 +329,7 @@ impl Server {
         connection.sent(&mut self.budget);
         match result {
             Ok(_) => connection.sent_at = now,
+            Err(_) if connection.goes_on_unheard(&self.pool, &mut self.budget) => {}
             Err(e) => self.close(slot, Why::from(e)),
         }
     }

@@ -3,14 +3,14 @@
 mod support;
 
 use std::any::Any;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use lh_block::{Extent, Geometry};
-use lh_ring::{Answers, Frontend};
+use lh_ring::{Answers, Completion, Frontend, Token};
 use nbd_frontend::proto::{command, error};
 use nbd_frontend::{Ending, Framing, Lane};
 use support::client::Client;
@@ -227,6 +227,73 @@ fn a_goodbye_that_was_not_read_is_kept_to_when_the_device_asks() {
         let submitted = server.inside(|inside| inside.disk.submitted());
         assert_eq!(submitted, if says_it { 3 } else { 1 }, "received: {is_received}");
     }
+}
+
+/// A goodbye is heard whether its client stays for the answers or not: what was sent before it is done all the same.
+#[test]
+fn what_was_sent_before_a_goodbye_is_done_though_nobody_takes_the_answers() {
+    const COUNT: u64 = 20;
+    for (tcp, others) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let server = held(4);
+        let _others: Vec<_> = (0..others).map(|_| server.connections.add()).collect();
+        let connect = if tcp { Client::connect_tcp } else { Client::connect };
+        let mut client = connect(&server, Framing::Structured);
+        unseen(&server, || {
+            for i in 0..COUNT {
+                client.send_write(0, i * 4096, &[3; 4096]);
+            }
+            client.header(command::READ, 0, 0, 4096);
+            client.header(command::BLOCK_STATUS, 0, 0, 4096);
+            client.header(77, 0, 0, 0);
+            client.header(command::DISC, 0, 0, 0);
+            client.stream.shutdown(Shutdown::Both).unwrap();
+            if tcp {
+                lh_rig::until_end_arrives(&client.stream);
+            }
+        });
+        drop(client);
+        server.until("full", |load| load.requests == 4);
+        // One answer at a time, each of which nobody takes.
+        for _ in 0..2 * COUNT {
+            server.inside(|inside| inside.disk.set_answers(Answers::Next(1)));
+            server.turn();
+        }
+        server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
+        gone(&server);
+        let (submitted, abandoned) =
+            server.inside(|inside| (inside.disk.submitted(), inside.disk.abandoned()));
+        assert_eq!((submitted, abandoned), (COUNT + 1, 0), "tcp: {tcp}, others: {others}");
+        assert!(server.store.bytes(Extent::new(0, COUNT * 4096)).iter().all(|b| *b == 3));
+    }
+}
+
+/// That nobody takes answers any more may be told before what was received at the same moment: there may be a goodbye in that.
+#[test]
+fn a_goodbye_that_comes_with_the_end_of_the_answers_is_heard() {
+    let server = Running::start();
+    let _another = server.connections.add();
+    let mut client = Client::connect(&server, Framing::Simple);
+    for _ in 0..4 {
+        client.header(command::READ, 0, 0, 1 << 20);
+    }
+    server.until("its answers wait", |load| load.requests == 0 && load.payload_bytes > 1 << 20);
+    server.turn();
+    let mut last = [client.encode(command::WRITE, 0, 4096, 4096).0, vec![7; 4096]].concat();
+    last.extend(client.encode(command::DISC, 0, 0, 0).0);
+    let mut stream = client.stream.try_clone().unwrap();
+    server.inside(move |inside| {
+        stream.write_all(&last).unwrap();
+        stream.shutdown(Shutdown::Both).unwrap();
+        inside.ring.turn(Some(Duration::ZERO)).unwrap();
+        // The ring has received all of it, and gives the end of the send first.
+        let result = Err(ErrorKind::BrokenPipe.into());
+        let token = Token::new(support::OWNER, support::SEND, 0, 1);
+        let sent = Completion { token, result, more: false, payload: None, accepted: None };
+        inside.server.completion(inside.ring, inside.disk, sent);
+    });
+    gone(&server);
+    assert_eq!(server.inside(|inside| (inside.disk.submitted(), inside.disk.abandoned())), (5, 0));
+    assert_eq!(server.store.bytes(Extent::new(4096, 4096)), [7; 4096]);
 }
 
 /// What is held until the stream ends holds memory until then, and the rest of the stream is not read without memory.

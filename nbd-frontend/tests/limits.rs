@@ -81,10 +81,14 @@ fn a_client_that_never_reads_costs_little_and_keeps_nobody_waiting() {
     server.until("all gone", |load| load.connections == 0 && load.payload_bytes == 0);
 }
 
+/// Nobody is closed because this host is busy: time passes where a test says so.
+fn patient() -> Running {
+    Setup { limits: |limits| limits.patience_s = 1000, ..Setup::default() }.start()
+}
+
 #[test]
 fn who_takes_no_answer_or_never_finishes_is_closed() {
-    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
-    let server = impatient.start();
+    let server = patient();
     let mut deaf = Client::connect(&server, Framing::Simple);
     for _ in 0..16 {
         deaf.header(command::READ, 0, 0, 1 << 20);
@@ -94,38 +98,54 @@ fn who_takes_no_answer_or_never_finishes_is_closed() {
     half.stream.write_all(&[1; 1000]).unwrap();
     let mut part = Client::connect(&server, Framing::Simple);
     part.stream.write_all(&[0x25]).unwrap();
-    let begun = Instant::now();
     let shaking = greeted(&server);
     // Idle is no fault.
     let mut idle = Client::connect(&server, Framing::Simple);
+    server.pass(500);
+    assert_eq!(server.load().connections, 5, "too early");
+    server.pass(600);
     server.until("closed", |load| load.connections == 1 && load.payload_bytes == 0);
-    // The one that came last has had its time, but for the second that the server's clock counts by.
-    assert!(begun.elapsed() > Duration::from_millis(1900), "too early");
     assert!(half.is_closed() && part.is_closed());
     assert_eq!(idle.read(0, 512).error, 0);
     drop((deaf, shaking));
 }
 
+/// It meant what it has sent, and does not stay to hear of it.
+#[test]
+fn what_was_sent_before_a_goodbye_is_done_though_the_client_takes_no_answer() {
+    let server = patient();
+    let mut deaf = Client::connect(&server, Framing::Simple);
+    // More than one client's share of memory: what comes behind waits until these have been taken.
+    for _ in 0..16 {
+        deaf.header(command::READ, 0, 0, 1 << 20);
+    }
+    deaf.send_write(0, 4096, &[7; 4096]);
+    deaf.header(command::DISC, 0, 0, 0);
+    server.pass(500);
+    assert_eq!(server.store.bytes(Extent::new(4096, 4096)), [0; 4096]);
+    server.pass(600);
+    server.until("closed", |load| load.connections == 0 && load.payload_bytes == 0);
+    assert_eq!(server.store.bytes(Extent::new(4096, 4096)), [7; 4096]);
+}
+
 /// The memory for a write's bytes is taken before they come. Who sends one now and then would have it for ever.
 #[test]
 fn who_sends_a_write_byte_by_byte_is_closed() {
-    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
-    let server = impatient.start();
+    let server = patient();
     let mut dribbling = Client::connect(&server, Framing::Simple);
     dribbling.header(command::WRITE, 0, 0, 1 << 20);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(12) && server.load().connections > 0 {
+    for _ in 0..5 {
         // It may have been closed in between.
         let _ = dribbling.stream.write_all(&[1; 100]);
-        std::thread::sleep(Duration::from_millis(200));
+        server.pass(300);
     }
-    assert_eq!(server.load().payload_bytes, 0);
+    server.until("closed", |load| load.connections == 0 && load.payload_bytes == 0);
     // Of a request that is refused no memory is taken, and it may take its time.
     let mut slow = Client::connect(&server, Framing::Simple);
     slow.header(command::WRITE, 0, support::SIZE, 4096);
     for _ in 0..8 {
         slow.stream.write_all(&[1; 512]).unwrap();
-        std::thread::sleep(Duration::from_millis(600));
+        server.pass(300);
     }
     assert_eq!(slow.reply().unwrap().error, error::ENOSPC);
 }
@@ -148,20 +168,20 @@ fn who_takes_no_answer_is_not_waited_for_by_a_server_that_stops() {
 
 #[test]
 fn who_takes_its_answers_slowly_is_not_closed() {
-    let impatient = Setup { limits: |limits| limits.patience_s = 2, ..Setup::default() };
-    let server = impatient.start();
+    let server = patient();
     let mut slow = Client::connect(&server, Framing::Simple);
     for i in 0..8 {
         slow.header(command::READ, 0, i << 20, 1 << 20);
     }
-    // 1.3 MiB in a second: six seconds for what lies ready at once.
-    let mut left = 8 * ((1 << 20) + 16);
-    let mut piece = vec![0; 64 << 10];
-    while left > 0 {
-        let len = piece.len().min(left);
-        slow.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
-        left -= len;
-        std::thread::sleep(Duration::from_millis(48));
+    server.until("all is ready", |load| load.requests == 0);
+    let mut left = server.load().payload_bytes;
+    let mut piece = vec![0; 2 * ((1 << 20) + 16)];
+    for _ in 0..4 {
+        slow.stream.read_exact(&mut piece).expect("closed as if it took nothing");
+        // More than one send has ended by that.
+        server.until("it has taken some", |load| load.payload_bytes < left || left == 0);
+        left = server.load().payload_bytes;
+        server.pass(400);
     }
     assert_eq!(slow.read(0, 512).error, 0);
 }
@@ -189,21 +209,20 @@ fn connections_beyond_the_limits_are_refused_and_those_that_are_there_feel_nothi
 /// Time that has passed for another client while this one was idle does not count.
 #[test]
 fn who_was_idle_has_all_its_time_to_take_its_answers() {
-    let impatient = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
-    let server = impatient.start();
+    let server = patient();
     let mut idle = Client::connect(&server, Framing::Simple);
     assert_eq!(idle.read(0, 512).error, 0);
     let mut other = Client::connect(&server, Framing::Simple);
     let (write, _) = other.encode(command::WRITE, 0, 0, 4096);
-    for byte in &write[..6] {
+    for byte in &write[..5] {
         other.stream.write_all(&[*byte]).unwrap();
-        std::thread::sleep(Duration::from_millis(800));
+        server.pass(400);
     }
     for i in 0..2 {
         idle.header(command::READ, 0, i << 20, 1 << 20);
     }
-    // Longer than a second, with which it would be closed, and shorter than the two that it has at least.
-    std::thread::sleep(Duration::from_millis(1100));
+    server.until("its answers wait", |load| load.requests == 0 && load.payload_bytes > 0);
+    server.pass(500);
     for _ in 0..2 {
         assert_eq!(idle.reply().expect("closed as if it had been asked before").data.len(), 1 << 20);
     }
@@ -213,7 +232,7 @@ fn who_was_idle_has_all_its_time_to_take_its_answers() {
 #[test]
 fn what_is_asked_for_late_may_come_late() {
     let geometry = lh_block::Geometry { depth: 1, ..support::GEOMETRY };
-    let limits = |limits: &mut Limits| limits.patience_s = 3;
+    let limits = |limits: &mut Limits| limits.patience_s = 1000;
     let server = Setup { geometry, limits, ..Setup::default() }.start();
     server.inside(|inside| inside.disk.set_answers(Answers::Held));
     let mut client = Client::connect(&server, Framing::Simple);
@@ -221,10 +240,10 @@ fn what_is_asked_for_late_may_come_late() {
     let (write, second) = client.encode(command::WRITE, 0, 0, 1 << 20);
     client.stream.write_all(&[read, write, vec![1; 1000]].concat()).unwrap();
     server.until("full", |load| load.requests == 1);
-    std::thread::sleep(Duration::from_millis(4500));
+    server.pass(1500);
     server.inside(|inside| inside.disk.set_answers(Answers::AtOnce));
     assert_eq!(client.reply().unwrap().cookie, first);
-    std::thread::sleep(Duration::from_millis(1100));
+    server.pass(500);
     client.stream.write_all(&vec![1; (1 << 20) - 1000]).unwrap();
     assert_eq!(client.reply().expect("closed as if it had been asked before").cookie, second);
 }
@@ -307,13 +326,14 @@ fn an_idle_server_does_nothing() {
     let server = Running::start();
     let mut client = Client::connect(&server, Framing::Simple);
     assert_eq!(client.write(0, &[1; 4096]).error, 0);
-    // The timer of the handshake runs out once more.
-    std::thread::sleep(Duration::from_millis(1100));
-    let before = server.inside(|inside| inside.ring.turns());
-    std::thread::sleep(Duration::from_millis(1500));
-    let turns = server.inside(|inside| inside.ring.turns()) - before;
-    // Each look from outside is a turn or two.
-    assert!(turns <= 3, "{turns} turns");
+    // The timer of the handshake runs out once more, and on a busy host anything may come late. One that is never still is found.
+    let is_still = |_| {
+        let before = server.inside(|inside| inside.ring.turns());
+        std::thread::sleep(Duration::from_millis(1500));
+        // Each look from outside is a turn or two.
+        server.inside(|inside| inside.ring.turns()) - before <= 3
+    };
+    assert!((0..10).any(is_still), "it turns and turns");
     assert_eq!(client.read(0, 4096).error, 0);
 }
 

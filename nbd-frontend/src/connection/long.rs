@@ -136,7 +136,8 @@ impl Connection {
     /// A piece of a read has failed, and with it the read.
     pub(super) fn piece_is_unread(&mut self, call: &Call, piece: Extent, answer: Result<(), Refusal>) {
         self.long_read = None;
-        if self.session.agreed.framing == Framing::Simple && piece.offset > call.offset {
+        let has_begun = self.session.agreed.framing == Framing::Simple && piece.offset > call.offset;
+        if has_begun && !self.is_unheard {
             self.is_cut_off = true;
         } else {
             self.answer(call, answer);

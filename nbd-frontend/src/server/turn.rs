@@ -163,7 +163,9 @@ impl Server {
             let says_nothing = connection.rx.is_outstanding()
                 && connection.is_mid_request()
                 && clock.since(connection.received_at) >= patience;
-            if takes_nothing || says_nothing {
+            if takes_nothing && connection.says_goodbye() {
+                connection.shut();
+            } else if takes_nothing || says_nothing {
                 self.close(slot, Why::Stalled);
             }
         }

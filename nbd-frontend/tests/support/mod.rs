@@ -13,10 +13,14 @@ use std::time::Duration;
 
 use lh_block::Geometry;
 use lh_rig::Served;
+use lh_ring::{Completion, Frontend, Token};
 use nbd_frontend::{ConnectionCount, Export, Limits, Listener, Load, Server};
 use tempfile::TempDir;
 
 pub const OWNER: u8 = 2;
+/// Kinds of a server's tokens: of its sends, and of its timer of a second.
+pub const SEND: u8 = 3;
+const TICK: u8 = 4;
 pub const SIZE: u64 = 64 << 20;
 pub const GEOMETRY: Geometry =
     Geometry { size: SIZE, logical_block: 512, physical_block: 4096, max_transfer: 1 << 20, depth: 128 };
@@ -111,6 +115,29 @@ impl Running {
         let stream = UnixStream::from(OwnedFd::from(TcpStream::connect(self.address).unwrap()));
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream
+    }
+
+    /// Waits until what has been sent until now has been received, served and, if there is an answer, answered. Looks from outside may
+    /// come several to a turn of the ring.
+    pub fn turn(&self) {
+        let turns = || self.inside(|inside| inside.ring.turns());
+        let before = turns();
+        while turns() < before + 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// So many of the server's seconds pass, at once: what it says of time is seen without the time that a busy host takes. Each call
+    /// starts one more timer, so with a patience of 1000 nobody notices the seconds that pass besides.
+    pub fn pass(&self, seconds: u32) {
+        self.turn();
+        self.inside(move |inside| {
+            for _ in 0..seconds {
+                let token = Token::new(OWNER, TICK, 0, 0);
+                let tick = Completion { token, result: Ok(0), more: false, payload: None, accepted: None };
+                inside.server.completion(inside.ring, inside.disk, tick);
+            }
+        });
     }
 
     /// Waits until the load is as wanted.
