@@ -429,15 +429,26 @@ impl ControlThread {
                 self.conduct(Input::Connected { member, session });
             }
             Order::Command(command, done) => self.command(command, done),
-            Order::Add(replica, done) => {
-                let config = replica.config();
-                // A name that is taken keeps its address: the conductor refuses it.
-                if !self.conductor.status().replicas.iter().any(|r| r.name == replica.name) {
-                    self.addresses.insert(replica.name, replica.address);
-                }
-                self.command(Command::AddReplica(config), done);
-            }
+            Order::Add(replica, done) => self.add(replica, done),
         }
+    }
+
+    /// One that the volume has and does not reach comes back elsewhere: it is looked for there from now on. One that it reaches keeps
+    /// its address, and the conductor refuses the name.
+    fn add(&mut self, replica: ReplicaAddress, done: Done) {
+        let status = self.conductor.status();
+        let known = status.replicas.iter().find(|r| r.name == replica.name);
+        let elsewhere = self.addresses.get(&replica.name) != Some(&replica.address);
+        if known.is_some_and(|r| !r.connected) && elsewhere {
+            tracing::info!("replica {} is looked for at {}", replica.name, replica.address);
+            self.addresses.insert(replica.name, replica.address);
+            return done(Ok(()));
+        }
+        let config = replica.config();
+        if known.is_none() {
+            self.addresses.insert(replica.name, replica.address);
+        }
+        self.command(Command::AddReplica(config), done);
     }
 
     fn command(&mut self, command: Command, done: Done) {

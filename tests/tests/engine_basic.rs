@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use datapath::conductor::{Command, Limits, Mode, Quorum, Stored, Why};
+use datapath::conductor::{Command, CommandError, Limits, Mode, Quorum, Stored, Why};
 use datapath::engine::{self, Address, Authority, EngineHandle, Event, Options, ReplicaAddress};
 use datapath::link::EngineQueue;
 use lh_block::{Device, Done, Epoch, Extent, Generation, Op, Request};
@@ -209,6 +209,14 @@ impl Engine {
         }
     }
 
+    fn add(&self, replica: &Replica) -> Result<(), CommandError> {
+        let address =
+            ReplicaAddress { name: replica.name.clone(), address: Address::Unix(replica.socket.clone()) };
+        let (told, heard) = mpsc::channel();
+        self.handle.add_replica(address, Box::new(move |added| told.send(added).expect("a listener")));
+        heard.recv_timeout(Duration::from_secs(60)).expect("an end")
+    }
+
     fn command(&self, command: Command) {
         self.handle.command(command).recv_timeout(Duration::from_secs(60)).expect("an end").expect("done");
     }
@@ -291,22 +299,35 @@ fn a_replica_is_added_and_another_taken_out_while_the_volume_runs() {
     e.write(4096, 2, 4096);
 
     replicas.push(Replica::start(top.path(), "v-r-2"));
-    let new = &replicas[1];
-    let address = ReplicaAddress { name: new.name.clone(), address: Address::Unix(new.socket.clone()) };
-    let add = || {
-        let (told, heard) = mpsc::channel();
-        e.handle.add_replica(address.clone(), Box::new(move |added| told.send(added).unwrap()));
-        heard.recv_timeout(Duration::from_secs(60))
-    };
-    assert_eq!(add(), Ok(Ok(())));
-    let twice = add();
-    assert!(matches!(twice, Ok(Err(_))), "{twice:?}");
+    assert_eq!(e.add(&replicas[1]), Ok(()));
+    let twice = e.add(&replicas[1]);
+    assert!(matches!(twice, Err(CommandError::Exists(_))), "{twice:?}");
     e.healthy(2);
 
     e.command(Command::RemoveReplica { name: "v-r-1".into() });
     assert_eq!(e.handle.status().replicas.len(), 1);
     replicas[0].stop();
     assert_eq!(e.read(0, 8192), [vec![1; 4096], vec![2; 4096]].concat());
+    e.shut_down();
+    replicas[1].stop();
+}
+
+/// It keeps its place, and what it has.
+#[test]
+fn a_replica_that_comes_back_elsewhere_is_looked_for_there() {
+    let top = tempfile::tempdir().unwrap();
+    let mut replicas = ["v-r-1", "v-r-2"].map(|n| Replica::start(top.path(), n));
+    let authority = Remembered::default();
+    let mut e = Engine::start(&replicas, 1 << 32, &authority);
+    e.write(0, 1, 1 << 20);
+    replicas[1].stop();
+    e.write(0, 2, 4096);
+    replicas[1].socket = top.path().join("elsewhere.sock");
+    replicas[1].run();
+    assert_eq!(e.add(&replicas[1]), Ok(()));
+    e.healthy(2);
+    replicas[0].stop();
+    assert_eq!(e.read(0, 8192), [vec![2; 4096], vec![1; 4096]].concat());
     e.shut_down();
     replicas[1].stop();
 }

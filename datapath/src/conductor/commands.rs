@@ -124,11 +124,15 @@ impl Conductor {
         Ok(())
     }
 
-    /// Enough hold everything without this one.
+    /// Enough hold everything without this one. Before the volume is open nobody knows whether they do: one that is no member then
+    /// may be made one yet, and be the only one that has everything.
     fn check_spare(&self, member: MemberId) -> Result<(), CommandError> {
+        if !self.is_open() {
+            return Err(CommandError::NotOpen(self.name(member).to_owned()));
+        }
         let is_member = matches!(self.replica(member).role, Role::Member(_));
         let left = self.serving().without(member).len();
-        if is_member && (!self.is_open() || left < self.members_min()) {
+        if is_member && left < self.members_min() {
             return Err(CommandError::Needed(self.name(member).to_owned()));
         }
         Ok(())

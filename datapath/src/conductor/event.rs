@@ -188,12 +188,12 @@ pub enum Command {
     SetLimits(NewLimits),
     /// Adds a replica to the configuration. It is rebuilt and then a member.
     AddReplica(ReplicaConfig),
-    /// Takes a replica out of the configuration, out of the epoch first.
+    /// Takes a replica out of the configuration, out of the epoch first. Not before the volume is open.
     RemoveReplica {
         /// Its name.
         name: String,
     },
-    /// Puts a replica out and brings it back; everything that it holds is compared.
+    /// Puts a replica out and brings it back; everything that it holds is compared. Not before the volume is open.
     Rebuild {
         /// Its name.
         name: String,
@@ -295,6 +295,12 @@ pub enum CommandError {
     /// Nobody else holds the data.
     #[error("replica {0} cannot leave: the others are not enough to go on")]
     Needed(String),
+    /// Which replicas hold everything is decided by the start of an engine, and it has not come so far.
+    #[error(
+        "replica {0} cannot leave: the volume is starting, and which of its replicas hold everything is not known yet: try again \
+         when it has started"
+    )]
+    NotOpen(String),
     /// A replica said no.
     #[error("replica {replica}: {reason}")]
     Refused {

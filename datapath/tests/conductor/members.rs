@@ -143,3 +143,32 @@ fn a_replica_is_in_sync_only_after_a_flush_of_what_it_was_given() {
         assert!(!world.replicas[1].ended_unflushed, "after {steps} steps");
     }
 }
+
+/// 1 alone has everything, and hangs while the next engine starts: to that it is one of three that are no members, of which it has not
+/// heard yet what they hold. Who asks deletes its data when it has left.
+#[test]
+fn nobody_is_let_go_before_it_is_known_who_has_everything() {
+    let mut world = opened(Quorum::Any);
+    world.dies(2);
+    world.dies(3);
+    world.writes();
+    assert_eq!(world.members(), ["r1"]);
+    world.dies(1);
+    world.crash_engine();
+    world.returns(2);
+    world.returns(3);
+    let here = |w: &mut World| w.status().replicas.iter().filter(|r| r.connected).count() == 2;
+    world.run_until("2 and 3 are here", here);
+    for name in ["r1", "r2"] {
+        assert_eq!(world.asks(remove(name)), Err(CommandError::NotOpen(name.into())));
+        assert_eq!(
+            world.asks(Command::Rebuild { name: name.into() }),
+            Err(CommandError::NotOpen(name.into()))
+        );
+    }
+    world.returns(1);
+    world.run_until("the volume opens", World::is_open);
+    world.reads();
+    world.run_until("2 and 3 are filled", |w| w.status().robustness == Robustness::Healthy);
+    assert_eq!(world.asks(remove("r2")), Ok(()));
+}

@@ -81,7 +81,7 @@ impl World {
         self.run_until("the read is answered", |w| w.oracle.answered_reads > before);
     }
 
-    fn members(&self) -> Vec<String> {
+    pub(crate) fn members(&self) -> Vec<String> {
         self.status().epoch.map(|e| e.members).unwrap_or_default()
     }
 

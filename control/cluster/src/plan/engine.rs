@@ -256,13 +256,12 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
         actions.push(Action::AddReplica { name: name.clone(), address: address.clone() });
     }
     if !view.up {
-        let moved = |r: &&EngineReplica| {
-            let now = spec.replica_address_map.get(&r.name);
-            r.mode == ReplicaMode::Error && now.is_some_and(|address| *address != r.address)
-        };
-        for replica in view.replicas.iter().filter(moved) {
-            let (name, address) = (replica.name.clone(), replica.address.clone());
-            actions.push(Action::RemoveReplica { name, address });
+        // None is let go: which of them hold everything is not known yet.
+        for replica in view.replicas.iter().filter(|r| r.mode == ReplicaMode::Error) {
+            let now = spec.replica_address_map.get(&replica.name);
+            if let Some(address) = now.filter(|address| **address != replica.address) {
+                actions.push(Action::AddReplica { name: replica.name.clone(), address: address.clone() });
+            }
         }
         return;
     }

@@ -353,8 +353,8 @@ impl Face {
                     return Err(EngineError::Invalid(super::UNENCRYPTED.to_owned()));
                 }
                 let mut addresses = lock(&self.addresses);
-                // The engine refuses a name that it has; one that was taken out may come back elsewhere.
-                if !self.engine.status().replicas.iter().any(|r| r.name == name) {
+                // The engine refuses a name that it has and reaches; others may come back elsewhere.
+                if !self.engine.status().replicas.iter().any(|r| r.name == name && r.connected) {
                     addresses.retain(|(known, _)| *known != name);
                     addresses.push((name.clone(), address));
                 }

@@ -18,6 +18,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::TooManyWait(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
+        | CommandError::NotOpen(_)
         | CommandError::RequestsWait
         | CommandError::Scrubbing => EngineError::NotNow(text),
         CommandError::ShuttingDown => EngineError::Ending,

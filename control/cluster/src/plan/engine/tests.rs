@@ -414,6 +414,6 @@ fn one_that_waits_for_its_replicas_hears_where_they_are() {
     let actions = decide(&engine, Some(&process(InstanceState::Running)), Some(&waits));
     let told: Vec<&Action> = actions.iter().filter(|a| !matches!(a, Action::SetStatus(_))).collect();
     let add = Action::AddReplica { name: "c".into(), address: "unix:/c".into() };
-    let moved = Action::RemoveReplica { name: "b".into(), address: "unix:/before".into() };
+    let moved = Action::AddReplica { name: "b".into(), address: "unix:/b".into() };
     assert_eq!(told, [&add, &moved], "none is given up");
 }
