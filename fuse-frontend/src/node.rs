@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::stat::{Mode, SFlag, major, minor, mknod};
+use nix::sys::stat::{Mode, SFlag, major, makedev, minor, mknod};
 use thiserror::Error;
 
 /// Why a node could not be made.
@@ -115,6 +115,17 @@ pub fn remove(path: &Path, rdev: u64) -> io::Result<()> {
 pub fn rdev(path: &Path) -> Option<u64> {
     let meta = fs::symlink_metadata(path).ok()?;
     meta.file_type().is_block_device().then(|| meta.rdev())
+}
+
+/// The numbers of the block device whose directory in sysfs this is.
+pub(crate) fn rdev_in(sys: &Path) -> Option<u64> {
+    parse_numbers(fs::read_to_string(sys.join("dev")).ok()?.trim())
+}
+
+/// `MAJOR:MINOR`, as the kernel writes it.
+pub(crate) fn parse_numbers(text: &str) -> Option<u64> {
+    let (major, minor) = text.split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Name of the block device with these numbers, if the kernel has it and it holds anything: a loop device without a

@@ -7,10 +7,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lh_ring::sys::mounts::cached_identity_at;
-use nix::sys::stat::{major, minor};
-
 use crate::node;
+use lh_ring::sys::mounts::cached_identity_at;
 
 /// One user of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,17 +30,27 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// Everybody who uses the block device that the node `device` names, in a fixed order; empty if `device` is no node.
-/// The caller's own process is left out.
+/// Everybody who uses the block device that the node `device` names, or a partition of it, in a fixed order; empty if `device` is
+/// no node. The caller's own process is left out.
 pub fn users_of(device: &Path) -> Vec<Holder> {
     let Some(rdev) = node::rdev(device) else { return Vec::new() };
-    let mut holders = stacked(rdev);
-    holders.extend(swaps(rdev));
-    holders.extend(loops(rdev));
-    processes(rdev, &mut holders);
+    let rdevs = with_partitions(rdev);
+    let mut holders: Vec<Holder> = rdevs.iter().flat_map(|rdev| stacked(*rdev)).collect();
+    holders.extend(swaps(&rdevs));
+    holders.extend(loops(&rdevs));
+    processes(&rdevs, &mut holders);
     holders.sort();
     holders.dedup();
     holders
+}
+
+/// The numbers of a block device and of its partitions, which have nodes of their own.
+fn with_partitions(rdev: u64) -> Vec<u64> {
+    let mut rdevs = vec![rdev];
+    let Ok(entries) = fs::read_dir(node::sys_directory(rdev)) else { return rdevs };
+    let partitions = entries.filter_map(Result::ok).filter(|e| e.path().join("partition").exists());
+    rdevs.extend(partitions.filter_map(|e| node::rdev_in(&e.path())));
+    rdevs
 }
 
 /// Device mapper, md and their like on top (sysfs, `holders`).
@@ -58,20 +66,20 @@ fn stacked(rdev: u64) -> Vec<Holder> {
         .collect()
 }
 
-fn swaps(rdev: u64) -> Option<Holder> {
+fn swaps(rdevs: &[u64]) -> Option<Holder> {
     let swaps = fs::read_to_string("/proc/swaps").ok()?;
     let own = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    let mut own = own.filter(|path| node::rdev(Path::new(path)) == Some(rdev));
+    let mut own = own.filter(|path| is_node_of(Path::new(path), rdevs));
     own.next().map(|_| Holder { pid: None, name: "swap".into(), what: "swaps to it".into() })
 }
 
 /// Loop devices whose file is the device.
-fn loops(rdev: u64) -> Vec<Holder> {
+fn loops(rdevs: &[u64]) -> Vec<Holder> {
     let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
     let backing = |e: &fs::DirEntry| fs::read_to_string(e.path().join("loop/backing_file")).ok();
     entries
         .filter_map(Result::ok)
-        .filter(|e| backing(e).is_some_and(|file| node::rdev(Path::new(file.trim_end())) == Some(rdev)))
+        .filter(|e| backing(e).is_some_and(|file| is_node_of(Path::new(file.trim_end()), rdevs)))
         .map(|e| Holder {
             pid: None,
             name: e.file_name().to_string_lossy().into_owned(),
@@ -80,25 +88,29 @@ fn loops(rdev: u64) -> Vec<Holder> {
         .collect()
 }
 
+fn is_node_of(path: &Path, rdevs: &[u64]) -> bool {
+    node::rdev(path).is_some_and(|rdev| rdevs.contains(&rdev))
+}
+
 /// Open descriptors of all processes, and mounts in all their mount namespaces.
-fn processes(rdev: u64, holders: &mut Vec<Holder>) {
+fn processes(rdevs: &[u64], holders: &mut Vec<Holder>) {
     let Ok(entries) = fs::read_dir("/proc") else { return };
     let own = i32::try_from(std::process::id()).ok();
     let mut namespaces = HashSet::new();
     // The caller's own namespace first: its mounts are named without a process.
     if let Ok(namespace) = fs::read_link("/proc/self/ns/mnt") {
         namespaces.insert(namespace);
-        holders.extend(mounts(rdev, Path::new("/proc/self/mountinfo"), None));
+        holders.extend(mounts(rdevs, Path::new("/proc/self/mountinfo"), None));
     }
     for entry in entries.filter_map(Result::ok) {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
         let directory = entry.path();
         if fs::read_link(directory.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
-            holders.extend(mounts(rdev, &directory.join("mountinfo"), Some(pid)));
+            holders.extend(mounts(rdevs, &directory.join("mountinfo"), Some(pid)));
         }
         // One that has ended meanwhile has no name any more, and nothing open.
         if Some(pid) != own
-            && has_open(rdev, &directory)
+            && has_open(rdevs, &directory)
             && let Some(name) = process_name(&directory)
         {
             holders.push(Holder { pid: Some(pid), name, what: "has it open".into() });
@@ -110,43 +122,41 @@ fn process_name(directory: &Path) -> Option<String> {
     Some(fs::read_to_string(directory.join("comm")).ok()?.trim_end().to_owned())
 }
 
-fn has_open(rdev: u64, process: &Path) -> bool {
+fn has_open(rdevs: &[u64], process: &Path) -> bool {
     let Ok(entries) = fs::read_dir(process.join("fd")) else { return false };
-    entries.filter_map(Result::ok).any(|e| is_device(&e.path(), rdev))
+    entries.filter_map(Result::ok).any(|e| is_device(&e.path(), rdevs))
 }
 
 /// True if the descriptor is open on the device. No file's server is asked: some may be dead, this device's own among
 /// them.
-fn is_device(descriptor: &Path, rdev: u64) -> bool {
+fn is_device(descriptor: &Path, rdevs: &[u64]) -> bool {
     let Ok(target) = fs::read_link(descriptor) else { return false };
     let name = target.as_os_str().as_encoded_bytes();
     if !name.starts_with(b"/") || name.starts_with(b"/memfd:") {
         return false;
     }
-    cached_identity_at(descriptor).is_ok_and(|identity| identity.block_device == Some(rdev))
+    let device = cached_identity_at(descriptor).ok().and_then(|identity| identity.block_device);
+    device.is_some_and(|device| rdevs.contains(&device))
 }
 
-/// Mounts of the device in one namespace (proc_pid_mountinfo(5)).
-fn mounts(rdev: u64, mountinfo: &Path, pid: Option<i32>) -> Vec<Holder> {
+/// Mounts of the devices in one namespace (proc_pid_mountinfo(5)).
+fn mounts(rdevs: &[u64], mountinfo: &Path, pid: Option<i32>) -> Vec<Holder> {
     let Ok(bytes) = fs::read(mountinfo) else { return Vec::new() };
-    mounts_in(&String::from_utf8_lossy(&bytes), &format!("{}:{}", major(rdev), minor(rdev)))
+    mounts_in(&String::from_utf8_lossy(&bytes), rdevs)
         .map(|at| Holder { pid, name: "mount".into(), what: format!("mounted on {}", at.display()) })
         .collect()
 }
 
-/// Mount points of the device `numbers` ("major:minor"), also where the mount's own number is another (btrfs) but its
-/// source is a node of the device.
-fn mounts_in<'a>(mountinfo: &'a str, numbers: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+/// Mount points of the devices, also where the mount's own number is another (btrfs) but its source is a node of one.
+fn mounts_in<'a>(mountinfo: &'a str, rdevs: &'a [u64]) -> impl Iterator<Item = PathBuf> + 'a {
     mountinfo.lines().filter_map(move |line| {
         let mut fields = line.split(' ');
         let device = fields.nth(2)?;
         let point = fields.nth(1)?;
         let source = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').nth(1));
-        let source_is = || {
-            let rdev = node::rdev(Path::new(&unescape(source?)))?;
-            (format!("{}:{}", major(rdev), minor(rdev)) == numbers).then_some(())
-        };
-        (device == numbers || source_is().is_some()).then(|| PathBuf::from(unescape(point)))
+        let is_one = node::parse_numbers(device).is_some_and(|device| rdevs.contains(&device));
+        let source_is = || source.is_some_and(|source| is_node_of(Path::new(&unescape(source)), rdevs));
+        (is_one || source_is()).then(|| PathBuf::from(unescape(point)))
     })
 }
 
@@ -172,6 +182,8 @@ fn unescape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::makedev;
+
     use super::*;
 
     #[test]
@@ -179,9 +191,10 @@ mod tests {
         let text = "28 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
                     40 28 7:3 / /mnt/a\\040b rw shared:1 - ext4 /dev/longhorn/x rw\n\
                     41 28 7:30 / /other rw - ext4 /dev/loop30 rw\n";
-        let found: Vec<_> = mounts_in(text, "7:3").collect();
+        let found: Vec<_> = mounts_in(text, &[makedev(7, 3)]).collect();
         assert_eq!(found, [PathBuf::from("/mnt/a b")]);
-        assert_eq!(mounts_in("broken\n\n", "7:3").count(), 0);
+        let both = mounts_in(text, &[makedev(7, 3), makedev(7, 30)]).count();
+        assert_eq!((both, mounts_in("broken\n\n", &[makedev(7, 3)]).count()), (2, 0));
     }
 
     #[test]

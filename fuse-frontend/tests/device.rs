@@ -280,6 +280,50 @@ fn a_device_in_use_is_not_stopped_and_its_users_are_named() {
     rig.stop();
 }
 
+/// Whoever uses a partition uses the device, under other numbers.
+#[test]
+fn users_of_a_partition_are_users_of_the_device() {
+    if skip("users_of_a_partition_are_users_of_the_device", &["mkfs.ext4", "addpart", "delpart"]) {
+        return;
+    }
+    let mut rig = Rig::start("partition", 64 * MIB, 512, false);
+    let whole = rig.info().device().unwrap();
+    let whole = whole.to_str().unwrap();
+    run(&["addpart", whole, "1", "2048", "65536"]);
+    let name = Path::new(whole).file_name().unwrap().to_str().unwrap();
+    let numbers = fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).unwrap();
+    let (major, minor) = numbers.trim().split_once(':').unwrap();
+    let partition = rig.path("partition");
+    run(&["mknod", &partition, "b", major, minor]);
+    run(&["mkfs.ext4", "-q", "-F", &partition]);
+    wait_until("nobody uses it yet", || users_of(&rig.node).is_empty());
+    {
+        let mounted = Mounted::new(&partition, rig.directory.path().join("mnt"), "rw");
+        let users = users_of(&rig.node);
+        let at = mounted.0.to_str().unwrap();
+        assert!(users.iter().any(|u| u.name == "mount" && u.what.ends_with(at)), "{users:?}");
+        assert!(rig.server().order("stop").starts_with("refused "));
+    }
+    {
+        let open = fs::File::open(&partition).unwrap();
+        let mut holder = Command::new("sleep").arg("60").stdin(open).spawn().unwrap();
+        let pid = i32::try_from(holder.id()).ok();
+        let users = users_of(&rig.node);
+        assert!(users.iter().any(|u| u.pid == pid && u.name == "sleep"), "{users:?}");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+    {
+        let over = run(&["losetup", "-f", "--show", &partition]).trim().to_owned();
+        let users = users_of(&rig.node);
+        assert!(users.iter().any(|u| over.ends_with(&u.name)), "{users:?}");
+        run(&["losetup", "-d", &over]);
+    }
+    wait_until("nobody uses it", || users_of(&rig.node).is_empty());
+    run(&["delpart", whole, "1"]);
+    rig.stop();
+}
+
 #[test]
 fn a_killed_server_is_a_pause_and_not_an_error() {
     if skip("a_killed_server_is_a_pause_and_not_an_error", &["fio"]) {

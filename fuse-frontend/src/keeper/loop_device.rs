@@ -12,7 +12,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use lh_ring::sys::loops;
-use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+use crate::node;
 
 /// Attempts to bind: between the question for a free device and the binding somebody else may take it.
 const ATTEMPTS: u32 = 64;
@@ -57,11 +59,7 @@ impl LoopDevice {
     /// The device's own numbers.
     pub(super) fn rdev(self) -> io::Result<u64> {
         let text = fs::read_to_string(self.sys().join("dev"))?;
-        let (major, minor) = text.trim().split_once(':').ok_or(io::ErrorKind::InvalidData)?;
-        match (major.parse(), minor.parse()) {
-            (Ok(major), Ok(minor)) => Ok(makedev(major, minor)),
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
+        node::parse_numbers(text.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// True while the device is bound as it was.
