@@ -160,6 +160,8 @@ impl Server {
             warn!("no random numbers: connection refused: {e}");
             return;
         }
+        // There may have been nobody for whom time was counted.
+        self.clock.read();
         let fd = Fd::from(connection);
         let (slot, serial) = self.places.insert(Box::new(Handshake::new(fd.clone(), self.clock.now(), seed)));
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
@@ -424,5 +426,39 @@ impl Frontend for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.places.shut_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use lh_block::Geometry;
+    use lh_ring::MemoryDisk;
+
+    use super::*;
+
+    #[test]
+    fn who_comes_after_a_long_quiet_has_all_its_time_for_the_login() {
+        let pool = Pool::new(1 << 20, 64 << 20).unwrap();
+        let (size, max_transfer) = (1 << 20, 1 << 20);
+        let geometry = Geometry { size, logical_block: 512, physical_block: 4096, max_transfer, depth: 8 };
+        let mut disk = MemoryDisk::new(&pool, geometry);
+        let mut ring = Ring::new(64).unwrap();
+        let limits = Limits::of_pool(&pool);
+        let mut server = Server::new(Target::of_volume("demo"), limits, 2, &pool).unwrap();
+        server.turn(&mut ring, &mut disk);
+        server.clock.pass(1000);
+        let (comes, _initiator) = UnixStream::pair().unwrap();
+        server.adopt(&mut ring, comes.into());
+        for (passes, is_there) in [(1, true), (u64::from(limits.patience_s), false)] {
+            server.turn(&mut ring, &mut disk);
+            (0..passes).for_each(|_| {
+                server.clock.pass(1);
+                server.clock.read();
+            });
+            server.tick(&mut ring, u32::try_from(passes.min(2)).unwrap());
+            assert_eq!(server.load().connections == 1, is_there, "after {passes} s");
+        }
     }
 }

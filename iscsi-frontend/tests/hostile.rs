@@ -4,10 +4,12 @@
 mod support;
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 use iscsi_frontend::Limits;
 use iscsi_frontend::pdu::{DataOut, FINAL, HEADER, NO_TAG, flag, opcode};
 use support::client::{Client, PLAIN, login_request, rw10};
+use support::pace::in_time;
 use support::{Running, Setup};
 use zerocopy::IntoBytes;
 
@@ -213,58 +215,65 @@ fn a_truncated_pdu_changes_nothing() {
 
 #[test]
 fn who_is_slow_loses_his_place() {
-    // Enough for the two logins on a busy host: one that takes as long is closed, too.
-    let setup = Setup { limits: |limits| limits.patience_s = 4, ..Setup::default() };
-    let server = setup.start();
-    // Half a login; half a PDU; data that was asked for and does not come.
-    let mut stream = server.connect();
-    stream.write_all(&login_request(1, 0x87, 100).as_bytes()[..20]).unwrap();
-    let mut half = Client::login(&server, 2, PLAIN);
-    half.stream.write_all(&header(0x01, 0x80, 0, 0)[..30]).unwrap();
-    let mut silent = Client::login(&server, 3, PLAIN);
-    silent.ready();
-    silent.start(&rw10(0x2a, 0, 8), FINAL | flag::WRITE, 4096);
-    assert!(half.is_closed() && silent.is_closed());
-    server.until("all have gone", |load| load.connections == 0 && load.commands == 0);
-    assert_eq!(server.load().payload_bytes, 0);
+    in_time(|pace| {
+        let setup = Setup { limits: |limits| limits.patience_s = 4, ..Setup::default() };
+        let server = setup.start();
+        // Half a login; half a PDU; data that was asked for and does not come.
+        let mut stream = server.connect();
+        stream.write_all(&login_request(1, 0x87, 100).as_bytes()[..20]).unwrap();
+        let login = |isid| pace.within(Duration::from_secs(1), || Client::login(&server, isid, PLAIN));
+        let (mut half, mut silent) = (login(2), login(3));
+        half.stream.write_all(&header(0x01, 0x80, 0, 0)[..30]).unwrap();
+        silent.ready();
+        silent.start(&rw10(0x2a, 0, 8), FINAL | flag::WRITE, 4096);
+        assert!(half.is_closed() && silent.is_closed());
+        server.until("all have gone", |load| load.connections == 0 && load.commands == 0);
+        assert_eq!(server.load().payload_bytes, 0);
+    });
 }
 
 /// Memory for what was asked for is kept until it has come: who sends it crumb by crumb would have it for ever.
 #[test]
 fn who_sends_what_was_asked_for_crumb_by_crumb_is_closed() {
-    let setup = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
-    let server = setup.start();
-    let mut client = Client::login(&server, 1, PLAIN);
-    client.ready();
-    let tag = client.start(&rw10(0x2a, 0, 2048), FINAL | flag::WRITE, 1 << 20);
-    let r2t = client.recv().unwrap();
-    let begun = std::time::Instant::now();
-    for data_sn in 0.. {
-        let data = DataOut {
-            opcode: opcode::DATA_OUT,
-            data: [0, 0, 4],
-            itt: tag.into(),
-            ttt: r2t.u32_at(20).into(),
-            data_sn: u32::into(data_sn),
-            offset: (4 * data_sn).into(),
-            ..DataOut::default()
-        };
-        // It may have been closed in between.
-        let _ = client.send(data.as_bytes(), &[7; 4]);
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        if server.load().connections == 0 || begun.elapsed().as_secs() > 12 {
-            break;
+    in_time(|pace| {
+        let setup = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
+        let server = setup.start();
+        let login = || pace.within(Duration::from_secs(1), || Client::login(&server, 1, PLAIN));
+        let mut client = login();
+        client.ready();
+        let tag = client.start(&rw10(0x2a, 0, 2048), FINAL | flag::WRITE, 1 << 20);
+        let r2t = client.recv().unwrap();
+        let begun = Instant::now();
+        for data_sn in 0.. {
+            let data = DataOut {
+                opcode: opcode::DATA_OUT,
+                data: [0, 0, 4],
+                itt: tag.into(),
+                ttt: r2t.u32_at(20).into(),
+                data_sn: u32::into(data_sn),
+                offset: (4 * data_sn).into(),
+                ..DataOut::default()
+            };
+            // It may have been closed in between.
+            let _ = client.send(data.as_bytes(), &[7; 4]);
+            std::thread::sleep(Duration::from_millis(100));
+            if server.load().connections == 0 {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not closed");
         }
-    }
-    let load = server.load();
-    assert_eq!((load.connections, load.commands, load.payload_bytes), (0, 0, 0));
-    // Time counts only while something is owed.
-    let mut client = Client::login(&server, 1, PLAIN);
-    client.ready();
-    for _ in 0..8 {
-        std::thread::sleep(std::time::Duration::from_millis(600));
-        assert_eq!(client.write(0, &[7; 4096], 0).status, 0);
-    }
+        let load = server.load();
+        assert_eq!((load.connections, load.commands, load.payload_bytes), (0, 0, 0));
+        // Time counts only while something is owed.
+        let mut client = login();
+        client.ready();
+        for _ in 0..8 {
+            pace.within(Duration::from_millis(1600), || {
+                std::thread::sleep(Duration::from_millis(600));
+                assert_eq!(client.write(0, &[7; 4096], 0).status, 0);
+            });
+        }
+    });
 }
 
 /// Pings are answered at once, with what came with them, and outside of the window.
@@ -273,7 +282,7 @@ fn who_takes_no_answers_to_pings_is_not_read_from() {
     let server = Running::start();
     let mut witness = Witness::new(&server);
     let mut client = Client::login(&server, 1, PLAIN);
-    client.stream.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    client.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
     let mut ping = header(opcode::NOP_OUT | 0x40, FINAL, 0, 8192);
     ping[20..24].copy_from_slice(&NO_TAG.to_be_bytes());
     ping[24..28].copy_from_slice(&client.cmd_sn.to_be_bytes());
@@ -315,7 +324,7 @@ fn who_takes_no_answers_is_not_read_from() {
     let mut witness = Witness::new(&server);
     let mut client = Client::login(&server, 1, PLAIN);
     client.ready();
-    client.stream.set_write_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    client.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
     // 1 MiB each, and none is taken: the window is full sooner or later, and after it the socket.
     let limits = Limits::of_pool(&lh_ring::Pool::new(8 << 20, 64 << 20).unwrap());
     for _ in 0..limits.window {

@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use iscsi_frontend::pdu::{FINAL, HEADER, IMMEDIATE, NO_TAG, flag, function, opcode, reject};
@@ -11,6 +12,7 @@ use lh_block::{Extent, Geometry};
 use lh_ring::Answers;
 use nix::sys::socket::{setsockopt, sockopt};
 use support::client::{Client, PLAIN, Pdu, rw10};
+use support::pace::in_time;
 use support::{GEOMETRY, Running, Setup};
 use zerocopy::IntoBytes;
 
@@ -255,39 +257,79 @@ fn a_login_that_waits_is_not_let_in_by_a_server_that_stops() {
 /// The time for data begins when it is asked for.
 #[test]
 fn data_that_is_asked_for_late_may_come_late() {
-    let limits = |limits: &mut Limits| {
-        (limits.patience_s, limits.ping_s, limits.payload_bytes) = (4, 1000, 65536);
-    };
-    let server = Setup { limits, ..Setup::default() }.start();
-    let mut client = Client::login(&server, 1, PLAIN);
-    client.ready();
-    hold(&server, Answers::Held);
-    let first = client.start(&rw10(0x2a, 0, 128), FINAL | flag::WRITE, 65536);
-    let r2t = client.recv().unwrap();
-    // There is no memory for it while the device has the first.
-    let second = client.start(&rw10(0x2a, 256, 128), FINAL | flag::WRITE, 65536);
-    client.data_out(first, r2t.u32_at(20), 0, &[1; 65536], 65536);
-    server.until("the first is with the device", |load| load.commands == 2);
-    std::thread::sleep(Duration::from_millis(5500));
-    hold(&server, Answers::AtOnce);
-    assert_eq!(client.answer(b"").itt, first);
-    let r2t = client.recv().unwrap();
-    assert_eq!((r2t.code(), r2t.itt()), (opcode::R2T, second));
-    std::thread::sleep(Duration::from_millis(1200));
-    client.data_out(second, r2t.u32_at(20), 0, &[2; 65536], 65536);
-    assert_eq!(client.answer(b"").status, 0);
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| {
+            (limits.patience_s, limits.ping_s, limits.payload_bytes) = (4, 1000, 65536);
+        };
+        let server = Setup { limits, ..Setup::default() }.start();
+        let mut client = pace.within(Duration::from_secs(2), || Client::login(&server, 1, PLAIN));
+        client.ready();
+        hold(&server, Answers::Held);
+        let first = client.start(&rw10(0x2a, 0, 128), FINAL | flag::WRITE, 65536);
+        let second = pace.within(Duration::from_secs(2), || {
+            let r2t = client.recv().unwrap();
+            // There is no memory for it while the device has the first.
+            let second = client.start(&rw10(0x2a, 256, 128), FINAL | flag::WRITE, 65536);
+            client.data_out(first, r2t.u32_at(20), 0, &[1; 65536], 65536);
+            second
+        });
+        server.until("the first is with the device", |load| load.commands == 2);
+        std::thread::sleep(Duration::from_millis(5500));
+        pace.within(Duration::from_millis(2800), || {
+            hold(&server, Answers::AtOnce);
+            assert_eq!(client.answer(b"").itt, first);
+            let r2t = client.recv().unwrap();
+            assert_eq!((r2t.code(), r2t.itt()), (opcode::R2T, second));
+            std::thread::sleep(Duration::from_millis(1200));
+            client.data_out(second, r2t.u32_at(20), 0, &[2; 65536], 65536);
+        });
+        assert_eq!(client.answer(b"").status, 0);
+    });
+}
+
+/// What an initiator has sent meanwhile lies there, and is read afterwards.
+#[test]
+fn a_target_that_stood_still_takes_nobody_for_silent() {
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (4, 1000);
+        let server = Setup { limits, ..Setup::default() }.start();
+        let mut client = pace.within(Duration::from_secs(2), || Client::login(&server, 1, PLAIN));
+        client.ready();
+        let write = client.start(&rw10(0x2a, 0, 1), FINAL | flag::WRITE, 512);
+        std::thread::scope(|threads| {
+            let r2t = pace.within(Duration::from_secs(1), || {
+                let r2t = client.recv().unwrap();
+                let (stands, still) = channel();
+                threads.spawn(|| {
+                    server.inside(move |_| {
+                        stands.send(()).unwrap();
+                        std::thread::sleep(Duration::from_secs(6));
+                    });
+                });
+                still.recv().unwrap();
+                r2t
+            });
+            // Later than its timer: that is what it sees first.
+            std::thread::sleep(Duration::from_secs(2));
+            client.data_out(write, r2t.u32_at(20), 0, &[7; 512], 512);
+        });
+        let answer = client.answer(b"");
+        assert_eq!((answer.itt, answer.status), (write, 0));
+    });
 }
 
 /// While there is no memory to listen with, silence is nobody's fault.
 #[test]
 fn who_is_not_listened_to_is_not_closed_for_its_silence() {
-    let limits = |limits: &mut Limits| {
-        (limits.patience_s, limits.ping_s, limits.spare_chunks) = (2, 0, usize::MAX);
-    };
-    let server = Setup { limits, ..Setup::default() }.start();
-    let _client = Client::login(&server, 1, PLAIN);
-    std::thread::sleep(Duration::from_secs(5));
-    assert_eq!(server.load().sessions, 1);
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| {
+            (limits.patience_s, limits.ping_s, limits.spare_chunks) = (2, 0, usize::MAX);
+        };
+        let server = Setup { limits, ..Setup::default() }.start();
+        let _client = pace.within(Duration::from_secs(1), || Client::login(&server, 1, PLAIN));
+        std::thread::sleep(Duration::from_secs(5));
+        assert_eq!(server.load().sessions, 1);
+    });
 }
 
 /// What is taken for the begin of a command's data comes back only with the rest.
@@ -623,27 +665,34 @@ fn who_owes_data_is_not_waited_for_by_a_server_that_stops() {
 /// What was in flight is answered, and an answer that is on its way arrives.
 #[test]
 fn who_takes_its_answers_slowly_is_waited_for_by_a_server_that_stops() {
-    let server = Running::start();
-    let mut client = Client::login(&server, 1, PLAIN);
-    client.ready();
-    // What lies in buffers of the kernel's is taken, as far as the target sees.
-    setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
-    for _ in 0..8 {
-        client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
-    }
-    server.until("all is answered", |load| load.commands == 0 && load.payload_bytes > 4 << 20);
-    server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
-    // 1.3 MiB in a second, four PDUs for each command, and the message that asks for a logout.
-    let mut left = 8 * ((1 << 20) + 4 * HEADER) + HEADER;
-    let mut piece = vec![0; 64 << 10];
-    while left > 0 {
-        let len = piece.len().min(left);
-        client.stream.read_exact(&mut piece[..len]).expect("closed before it had its answers");
-        left -= len;
-        std::thread::sleep(Duration::from_millis(48));
-    }
-    assert!(client.is_closed());
-    assert!(server.inside(|inside| inside.server.is_done()));
+    in_time(|pace| {
+        let server = Running::start();
+        let mut client = Client::login(&server, 1, PLAIN);
+        client.ready();
+        // What lies in buffers of the kernel's is taken, as far as the target sees.
+        setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
+        for _ in 0..8 {
+            client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+        }
+        server.until("all is answered", |load| load.commands == 0 && load.payload_bytes > 4 << 20);
+        server.inside(|inside| inside.server.stop(inside.ring, Ending::Refuse));
+        // 1.3 MiB in a second, four PDUs for each command, and the message that asks for a logout.
+        let mut left = 8 * ((1 << 20) + 4 * HEADER) + HEADER;
+        let mut piece = vec![0; 64 << 10];
+        while left > 0 {
+            // A MiB or so.
+            pace.within(Duration::from_millis(2200), || {
+                for _ in 0..17 {
+                    let len = piece.len().min(left);
+                    client.stream.read_exact(&mut piece[..len]).expect("closed before it had its answers");
+                    left -= len;
+                    std::thread::sleep(Duration::from_millis(48));
+                }
+            });
+        }
+        assert!(client.is_closed());
+        assert!(server.inside(|inside| inside.server.is_done()));
+    });
 }
 
 #[test]
@@ -690,35 +739,45 @@ fn an_answer_is_waited_for_whatever_the_initiator_has_begun_to_send() {
 
 #[test]
 fn who_takes_its_answers_slowly_is_not_closed() {
-    let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (3, 1000);
-    let server = Setup { limits, ..Setup::default() }.start();
-    let mut client = Client::login(&server, 1, PLAIN);
-    client.ready();
-    // What lies in buffers of the kernel's is taken, as far as the target sees.
-    setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
-    for _ in 0..8 {
-        client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
-    }
-    // 1.3 MiB in a second: six seconds for what lies ready at once, four PDUs for each command.
-    let mut left = 8 * ((1 << 20) + 4 * HEADER);
-    let mut piece = vec![0; 64 << 10];
-    while left > 0 {
-        let len = piece.len().min(left);
-        client.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
-        left -= len;
-        std::thread::sleep(Duration::from_millis(48));
-    }
-    assert_eq!(client.read(0, 1).status, 0);
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (3, 1000);
+        let server = Setup { limits, ..Setup::default() }.start();
+        let mut client = pace.within(Duration::from_secs(2), || Client::login(&server, 1, PLAIN));
+        client.ready();
+        // What lies in buffers of the kernel's is taken, as far as the target sees.
+        setsockopt(&client.stream, sockopt::RcvBuf, &(64 << 10)).unwrap();
+        for _ in 0..8 {
+            client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+        }
+        // 1.3 MiB in a second: six seconds for what lies ready at once, four PDUs for each command.
+        let mut left = 8 * ((1 << 20) + 4 * HEADER);
+        let mut piece = vec![0; 64 << 10];
+        while left > 0 {
+            // A MiB or so.
+            pace.within(Duration::from_millis(1400), || {
+                for _ in 0..17 {
+                    let len = piece.len().min(left);
+                    client.stream.read_exact(&mut piece[..len]).expect("closed as if it took nothing");
+                    left -= len;
+                    std::thread::sleep(Duration::from_millis(48));
+                }
+            });
+        }
+        assert_eq!(client.read(0, 1).status, 0);
+    });
 }
 
 #[test]
 fn who_says_nothing_is_pinged_and_then_closed() {
-    let setup = Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 3), ..Setup::default() };
-    let server = setup.start();
-    let mut client = Client::login(&server, 1, PLAIN);
-    let ping = client.recv().unwrap();
-    assert_eq!((ping.code(), ping.itt(), ping.u32_at(20)), (opcode::NOP_IN, NO_TAG, 1));
-    assert!(client.is_closed());
+    in_time(|pace| {
+        let setup =
+            Setup { limits: |limits| (limits.ping_s, limits.patience_s) = (0, 3), ..Setup::default() };
+        let server = setup.start();
+        let mut client = pace.within(Duration::from_secs(2), || Client::login(&server, 1, PLAIN));
+        let ping = client.recv().unwrap();
+        assert_eq!((ping.code(), ping.itt(), ping.u32_at(20)), (opcode::NOP_IN, NO_TAG, 1));
+        assert!(client.is_closed());
+    });
 }
 
 #[test]

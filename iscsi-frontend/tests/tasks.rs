@@ -10,6 +10,7 @@ use iscsi_frontend::pdu::{FINAL, NO_TAG, flag, function, opcode};
 use lh_block::Extent;
 use lh_ring::Answers;
 use support::client::{Client, PLAIN, rw10};
+use support::pace::in_time;
 use support::{Running, Setup};
 use zerocopy::IntoBytes;
 
@@ -210,18 +211,25 @@ fn memory_goes_to_who_has_waited_longest() {
 /// A login is over, and waits for the old commands of its port as long as they take.
 #[test]
 fn a_login_that_waits_for_old_commands_is_not_too_slow() {
-    let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (2, 1000);
-    let server = Setup { limits, ..Setup::default() }.start();
-    let mut old = ready(&server, 1, PLAIN);
-    hold(&server, Answers::Held);
-    old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
-    server.until("the write is with the device", |load| load.commands == 1);
-    let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
-    let stream = server.connect();
-    let again = std::thread::spawn(move || Client::over(stream, 1, &text).map(drop));
-    std::thread::sleep(Duration::from_millis(4500));
-    hold(&server, Answers::AtOnce);
-    assert_eq!(again.join().unwrap(), Ok(()));
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (2, 1000);
+        let server = Setup { limits, ..Setup::default() }.start();
+        let mut old = pace.within(Duration::from_secs(1), || ready(&server, 1, PLAIN));
+        hold(&server, Answers::Held);
+        old.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+        server.until("the write is with the device", |load| load.commands == 1);
+        let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
+        let again = pace.within(Duration::from_secs(1), || {
+            let stream = server.connect();
+            let again = std::thread::spawn(move || Client::over(stream, 1, &text).map(drop));
+            // The login has come to its end.
+            assert!(old.is_closed());
+            again
+        });
+        std::thread::sleep(Duration::from_millis(4500));
+        hold(&server, Answers::AtOnce);
+        assert_eq!(again.join().unwrap(), Ok(()));
+    });
 }
 
 /// The place that it had has been given to another meanwhile.

@@ -176,7 +176,6 @@ impl Server {
         if !self.clock.tick(number) {
             return;
         }
-        self.clock.read();
         self.doors.again(ring);
         for slot in self.places.slots() {
             self.check_patience(slot);

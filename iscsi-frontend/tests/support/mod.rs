@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
 
 pub mod client;
+pub mod pace;
 
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Deref;
