@@ -3,7 +3,7 @@ verified while its engine is killed and upgraded, grown while mounted, not stopp
 
     life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
 """
-import contextlib, os, signal, sys, time
+import contextlib, os, shutil, signal, sys, time
 import initiator
 from devices import (Load, Mounted, attribute, expect, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
                      shown, skip, wait_for)
@@ -61,6 +61,30 @@ def lives(frontend):
     disk.stop()
 
 
+def is_let_go_without_an_engine():
+    """Everything of it has died and its replicas are out of reach, so that no engine shows it any more: its ublk device is taken
+    away, though not from who has it open, and its node, whose numbers another volume's device has next."""
+    disk = Volume("ublk", volume="away", size=64 << 20)
+    places = [replica["path"] for replica in disk.host.status(disk.volume)["replicas"]]
+    disk.host.kill_everything()
+    for place in places:
+        os.rename(place, place + ".away")
+    held = os.open(disk.device, os.O_RDONLY)
+    expect(disk.refuses_to_stop(), "a device was taken from who has it open")
+    expect(nodes() != [], "it is gone")
+    os.close(held)
+    # It says that nothing could be flushed.
+    disk.host.ctl("down", disk.volume, check=False)
+    expect(not os.path.lexists(disk.device), f"{disk.device} is still there")
+    expect(nodes() == [], f"left behind: {nodes()}")
+    for place in places:
+        # Their processes have made empty ones.
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(place + ".away", place)
+    disk.up()
+    disk.stop()
+
+
 def nothing_is_left(frontend, threads):
     expect(nodes() == [], f"{frontend}: {nodes()}")
     expect(not os.path.isdir("/dev/longhorn") or os.listdir("/dev/longhorn") == [], f"{frontend}: nodes")
@@ -86,6 +110,8 @@ def main():
             continue
         began = time.monotonic()
         lives(frontend)
+        if frontend == "ublk":
+            is_let_go_without_an_engine()
         nothing_is_left(frontend, threads)
         print(f"{frontend}: {time.monotonic() - began:.1f} s", flush=True)
         lived.append(frontend)

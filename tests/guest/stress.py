@@ -3,7 +3,7 @@ nothing stays, and where a server comes back no request fails.
 
     stress.py ublk
 """
-import os, random, subprocess, time
+import contextlib, os, random, re, subprocess, time
 from devices import (WORK, Mounted, Ublk, attribute, example, expect, fail, full, have, kernel_has, nodes, run, shown, skip,
                      wait_for)
 
@@ -24,7 +24,26 @@ def load(device, *options):
 
 def removed(volume):
     done = run(example("ublk-memory"), "remove", volume)
-    expect(done.stdout == "removed true\n", f"remove: {done.stdout}")
+    expect(re.fullmatch(r"removed \d+:\d+\n", done.stdout), f"remove: {done.stdout}")
+
+
+def somebody_has_it_open(null):
+    """Whoever has it open keeps a device that fails: they are not waited for, and the volume gets another one."""
+    disk = Ublk("open", null=null)
+    first, numbers = disk.device, disk.numbers
+    held = os.open(first, os.O_RDONLY)
+    disk.kill()
+    began = time.monotonic()
+    said = run(example("ublk-memory"), "remove", "open").stdout
+    expect(said == f"removed {numbers}\n", f"of {numbers} it said {said}")
+    expect(time.monotonic() - began < 20, "whoever has it open was waited for")
+    with contextlib.suppress(OSError):
+        expect(os.pread(held, 512, 0) == b"", "what was taken away was read")
+    disk.restart()
+    expect(disk.device != first, f"it is {first} again, which somebody has open")
+    run("dd", f"if={disk.device}", "of=/dev/null", "bs=4k", "count=4", "iflag=direct", "status=none")
+    os.close(held)
+    disk.stop()
 
 
 def ends(process, seconds=60):
@@ -100,13 +119,15 @@ def the_server_dies_under_a_file_system():
     # It may say that not everything was written.
     run("umount", where, check=False, timeout=60)
     expect(not os.path.ismount(where), "still mounted")
-    expect(remover.communicate(timeout=60)[0] == "removed true\n", "not removed")
+    expect(remover.communicate(timeout=60)[0].startswith("removed "), "not removed")
+    expect(remover.returncode == 0, f"it ended with {remover.returncode}")
 
 
 # Over nothing and over a file.
 STORIES = [(story, null, *more) for null in (True, False) for story, *more in (
     (the_server_dies_and_the_device_is_removed, True), (the_server_dies_and_the_device_is_removed, False),
-    (the_device_is_removed_under_load,), (recovery_is_interrupted,), (the_partition_table_is_being_read,))]
+    (somebody_has_it_open,), (the_device_is_removed_under_load,), (recovery_is_interrupted,),
+    (the_partition_table_is_being_read,))]
 STORIES.append((the_server_dies_under_a_file_system,))
 
 

@@ -12,7 +12,8 @@
 //! on after the process, so that it can be killed and started again while the device is in use. Also understood: `resize
 //! BYTES`, and `allocations`, which says how often a queue's thread has asked the system for memory since it was last
 //! asked. `cycle` makes, reads and removes a device so often as standard input says (`cycle N`) and says how many descriptors
-//! it has open then. `remove` takes away a device that was left behind; `missing` says what the kernel lacks.
+//! it has open then. `remove` takes away a device that was left behind, and says `removed MAJOR:MINOR` or `removed nothing`;
+//! `missing` says what the kernel lacks.
 
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -45,7 +46,10 @@ fn main() -> ExitCode {
         "serve" => serve(&settings),
         "cycle" => cycle(&settings),
         "remove" => {
-            say(&format!("removed {}", remove_left_behind(OWNER, &settings.name)?));
+            match remove_left_behind(OWNER, &settings.name)? {
+                Some((major, minor)) => say(&format!("removed {major}:{minor}")),
+                None => say("removed nothing"),
+            }
             Ok(())
         }
         "missing" => {

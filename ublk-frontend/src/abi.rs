@@ -311,11 +311,8 @@ pub mod request_flag {
     pub const NOUNMAP: u32 = 1 << 15;
 }
 
-/// Most requests of a queue: it decides where each queue's descriptors lie.
+/// Most requests of a queue. Every queue's descriptors begin where those of one so deep would end before, at a whole page.
 pub const DEPTH_MAX: u16 = 4096;
-
-/// Distance between the descriptors of two queues in `/dev/ublkcN`: those of the deepest queue, a whole number of pages.
-pub const DESCRIPTORS_STRIDE: usize = DEPTH_MAX as usize * size_of::<Descriptor>();
 
 /// Position in `/dev/ublkcN` of the bytes of a request (UBLKSRV_IO_BUF_OFFSET, UBLK_TAG_OFF, UBLK_QID_OFF).
 pub const fn data_position(queue: u16, tag: u16) -> u64 {

@@ -4,18 +4,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lh_block::{BLOCK, Geometry, SECTOR};
-use thiserror::Error;
 
 use crate::abi::{
     ANY_DEVICE, BasicParams, DEPTH_MAX, DeviceInfo, DeviceState, DiscardParams, Params, attribute,
     control_op, feature, param_type,
 };
 use crate::channel::Channel;
+use crate::driver::{GLANCE, LOOK, PATIENCE, PREDECESSOR, delete, info, read_params, wait_free};
+use crate::error::{AttachError, DeviceError, absent, refused};
 use crate::identity::mark;
 use crate::kernel::Control;
+use crate::left_behind::find;
 use crate::nodes;
 
 /// What all devices here have, or are not made: to outlive their server, and bytes that the kernel copies where we say.
@@ -24,20 +26,6 @@ const NEEDED: u64 =
 
 /// What is used where the kernel has it.
 const WANTED: u64 = feature::UPDATE_SIZE | feature::SAFE_STOP_DEV;
-
-/// How long the kernel may take to notice the death of the server before: it closes its descriptors first, and on a busy
-/// machine with O_DIRECT in flight that was seen to take 3 s.
-const PREDECESSOR: Duration = Duration::from_secs(10);
-
-/// How long a start, stop or removal may take: all of the queues' threads have a part in each.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Between two looks at a device whose state is about to change.
-const LOOK: Duration = Duration::from_millis(5);
-
-/// How long a device that is stopped may still be open by somebody who only looks at new devices (partition tables,
-/// udev).
-const GLANCE: Duration = Duration::from_secs(2);
 
 /// Longest discard and write of zeroes: below 4 GiB, of whole blocks. The kernel cuts longer ones in pieces.
 const ZERO_SECTORS: u32 = (u32::MAX >> 9) & !7;
@@ -55,68 +43,6 @@ pub struct Attach {
     pub depth: u16,
     /// The volume's sizes.
     pub geometry: Geometry,
-}
-
-/// Why there is no device.
-#[derive(Debug, Error)]
-pub enum AttachError {
-    /// The kernel has no ublk, or one that is too old.
-    #[error("{0}")]
-    Missing(String),
-    /// The volume's device has a server.
-    #[error("/dev/ublkb{device} is served by process {pid}")]
-    Served {
-        /// The number in its name.
-        device: u32,
-        /// By whom.
-        pid: i32,
-    },
-    /// The device that the last engine left behind has other blocks, which a device in use cannot change.
-    #[error(
-        "/dev/ublkb{device} has blocks of {theirs} bytes, the volume has {ours}: stop what uses it, and detach the volume first"
-    )]
-    Blocks {
-        /// The number in its name.
-        device: u32,
-        /// What it has.
-        theirs: u32,
-        /// What was asked for.
-        ours: u32,
-    },
-    /// The kernel refused.
-    #[error("{what}: {source}")]
-    Kernel {
-        /// What was asked of it.
-        what: String,
-        /// Its answer.
-        source: io::Error,
-    },
-}
-
-/// Why a device is not changed or taken away.
-#[derive(Debug, Error)]
-pub enum DeviceError {
-    /// Somebody has it open; nothing has changed.
-    #[error("{0} is in use")]
-    InUse(PathBuf),
-    /// This kernel cannot change a device's size.
-    #[error(
-        "this kernel cannot change the size of a ublk device (Linux 6.16 can): the new size shows when the volume is attached anew"
-    )]
-    FixedSize,
-    /// The kernel refused.
-    #[error("{what}: {source}")]
-    Kernel {
-        /// What was asked of it.
-        what: String,
-        /// Its answer.
-        source: io::Error,
-    },
-}
-
-fn refused(what: impl Into<String>) -> impl FnOnce(io::Error) -> AttachError {
-    let what = what.into();
-    move |source| AttachError::Kernel { what, source }
 }
 
 /// How far a device is.
@@ -162,13 +88,6 @@ fn features(control: &Control) -> u64 {
     known.map_or(0, |()| features)
 }
 
-fn absent(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => format!("{} (kernel module ublk_drv)", crate::kernel::CONTROL),
-        _ => format!("access to {}: {error}", crate::kernel::CONTROL),
-    }
-}
-
 fn lacking(control: &Control) -> Option<String> {
     let has_all = features(control) & NEEDED == NEEDED;
     (!has_all).then(|| "user copy and recovery of ublk devices (Linux 6.5)".to_owned())
@@ -190,76 +109,6 @@ pub fn attach(options: &Attach) -> Result<Attached, AttachError> {
         Some(info) => take_over(control, info, options),
         None => make(control, options),
     }
-}
-
-/// True if the kernel has a device of this volume, served or not.
-pub fn has_device(owner: &str, volume: &str) -> bool {
-    let Ok(control) = Control::open() else { return false };
-    let mark = mark(owner, volume);
-    nodes::devices().into_iter().any(|device| info(&control, device).is_ok_and(|i| i.ublksrv_flags == mark))
-}
-
-/// Takes a device away that an engine left behind: what waits for it fails. True if there was one.
-///
-/// # Errors
-/// [`AttachError`].
-pub fn remove_left_behind(owner: &str, volume: &str) -> Result<bool, AttachError> {
-    let control = Control::open().map_err(|e| AttachError::Missing(absent(&e)))?;
-    match find(&control, mark(owner, volume))? {
-        None => Ok(false),
-        Some(info) => {
-            let what = format!("ublk device {} cannot be removed", info.dev_id);
-            control
-                .order(control_op::STOP_DEV, info.dev_id, 0, PATIENCE)
-                .and_then(|()| delete(&control, info.dev_id))
-                .map_err(refused(what))?;
-            Ok(true)
-        }
-    }
-}
-
-fn info(control: &Control, device: u32) -> io::Result<DeviceInfo> {
-    let mut info = DeviceInfo::default();
-    control.exchange(control_op::GET_DEV_INFO, device, &mut info)?;
-    Ok(info)
-}
-
-/// The device with this mark, if it has no server or just loses it.
-fn find(control: &Control, mark: u64) -> Result<Option<DeviceInfo>, AttachError> {
-    let deadline = Instant::now() + PREDECESSOR;
-    for device in nodes::devices() {
-        if let Some(found) = look_at(control, device, mark, deadline)? {
-            return Ok(Some(found));
-        }
-    }
-    Ok(None)
-}
-
-fn look_at(
-    control: &Control,
-    device: u32,
-    mark: u64,
-    deadline: Instant,
-) -> Result<Option<DeviceInfo>, AttachError> {
-    // One that goes away meanwhile is none of ours.
-    while let Ok(found) = info(control, device) {
-        if found.ublksrv_flags != mark {
-            break;
-        }
-        match DeviceState::of(&found) {
-            Some(DeviceState::Quiesced | DeviceState::FailIo) => return Ok(Some(found)),
-            // Its maker died before it was shown, or while it was taken away.
-            Some(DeviceState::Dead) => {
-                delete(control, device).map_err(refused(format!("ublk device {device}, a leftover")))?;
-                break;
-            }
-            Some(DeviceState::Live) | None if Instant::now() < deadline => std::thread::sleep(LOOK),
-            Some(DeviceState::Live) | None => {
-                return Err(AttachError::Served { device, pid: found.ublksrv_pid });
-            }
-        }
-    }
-    Ok(None)
 }
 
 fn make(control: Control, options: &Attach) -> Result<Attached, AttachError> {
@@ -343,13 +192,6 @@ fn params(geometry: &Geometry) -> Params {
     }
 }
 
-fn read_params(control: &Control, device: u32) -> io::Result<Params> {
-    let len = u32::try_from(size_of::<Params>()).unwrap_or(0);
-    let mut params = Params { len, ..Params::default() };
-    control.exchange(control_op::GET_PARAMS, device, &mut params)?;
-    Ok(params)
-}
-
 fn take_over(control: Control, info: DeviceInfo, options: &Attach) -> Result<Attached, AttachError> {
     let device = info.dev_id;
     let failed = |what: &str| refused(format!("/dev/ublkb{device} is not taken over: {what}"));
@@ -372,30 +214,6 @@ fn take_over(control: Control, info: DeviceInfo, options: &Attach) -> Result<Att
     let channel = open(&control, device)?;
     let size = options.geometry.size;
     Ok(Attached { control, info, channel: Some(channel), phase: Phase::LeftBehind, size })
-}
-
-/// Removes a device without a disk, and waits until its number is free again.
-fn delete(control: &Control, device: u32) -> io::Result<()> {
-    let deleted = match control.order(control_op::DEL_DEV_ASYNC, device, 0, PATIENCE) {
-        // Linux before 6.7.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            control.order(control_op::DEL_DEV, device, 0, PATIENCE)
-        }
-        other => other,
-    };
-    match deleted {
-        Err(e) if e.raw_os_error() != Some(libc::ENODEV) => return Err(e),
-        _ => {}
-    }
-    let deadline = Instant::now() + PATIENCE;
-    while info(control, device).is_ok() {
-        if Instant::now() > deadline {
-            let text = "somebody still holds it open".to_owned();
-            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-        }
-        std::thread::sleep(LOOK);
-    }
-    Ok(())
 }
 
 impl Attached {
@@ -546,10 +364,17 @@ impl Attached {
             match refusal.raw_os_error() {
                 Some(libc::EBUSY) if Instant::now() < deadline => std::thread::sleep(LOOK),
                 Some(libc::EBUSY) => return Err(DeviceError::InUse(self.device())),
-                // Somebody else has stopped it.
-                Some(libc::ENODEV) => return Ok(()),
+                // By somebody else.
+                _ if self.is_stopped() => return Ok(()),
                 _ => return Err(self.kernel("is not stopped")(refusal)),
             }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        match info(&self.control, self.info.dev_id) {
+            Ok(info) => DeviceState::of(&info) == Some(DeviceState::Dead),
+            Err(e) => e.raw_os_error() == Some(libc::ENODEV),
         }
     }
 
@@ -559,7 +384,8 @@ impl Attached {
             return self.control.order(control_op::TRY_STOP_DEV, device, 0, PATIENCE);
         }
         // Mounts and partitions hold the device exclusively; a program that merely has it open gets errors from now on.
-        let held = nodes::open_exclusively(&self.device())?;
+        let (major, minor) = self.numbers()?;
+        let held = nodes::open_exclusively(device, major, minor)?;
         let stopped = self.control.order(control_op::STOP_DEV, device, 0, PATIENCE);
         drop(held);
         stopped
@@ -571,7 +397,8 @@ impl Attached {
     /// The system's; `TimedOut` while somebody holds `/dev/ublkcN`.
     pub fn remove(self) -> io::Result<()> {
         drop(self.channel);
-        delete(&self.control, self.info.dev_id)
+        delete(&self.control, self.info.dev_id)?;
+        wait_free(&self.control, self.info.dev_id)
     }
 }
 

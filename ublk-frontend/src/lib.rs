@@ -11,14 +11,17 @@
 pub mod abi;
 mod attach;
 mod channel;
+mod driver;
+mod error;
 pub mod identity;
 mod kernel;
+mod left_behind;
 mod nodes;
 mod server;
 pub mod session;
 
-pub use attach::{
-    Attach, AttachError, Attached, DeviceError, attach, has_device, is_fragile, missing, remove_left_behind,
-};
+pub use attach::{Attach, Attached, attach, is_fragile, missing};
 pub use channel::Channel;
+pub use error::{AttachError, DeviceError};
+pub use left_behind::{has_device, remove_left_behind};
 pub use server::Server;

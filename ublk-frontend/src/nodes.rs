@@ -17,14 +17,26 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long udev may take for a node. The kernel's own devtmpfs has it at once, a container without either never.
 const UDEV: Duration = Duration::from_secs(1);
 
-/// The numbers of all devices.
-pub(crate) fn devices() -> Vec<u32> {
-    let Ok(entries) = fs::read_dir(CLASS) else { return Vec::new() };
-    let mut found: Vec<u32> = entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
-        .collect();
+/// The numbers of all devices. One that was removed is none of them, though somebody may have it open still.
+///
+/// # Errors
+/// The system's: who takes that for "none" makes a second device for a volume that has one.
+pub(crate) fn devices() -> io::Result<Vec<u32>> {
+    listed(Path::new(CLASS))
+}
+
+fn listed(class: &Path) -> io::Result<Vec<u32>> {
+    let entries = match fs::read_dir(class) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        found.extend(name.to_str().and_then(|name| name.strip_prefix("ublkc")?.parse::<u32>().ok()));
+    }
     found.sort_unstable();
-    found
+    Ok(found)
 }
 
 /// Has the kernel send no more than so many requests of each of a device's queues at a time, whatever it was made with.
@@ -45,7 +57,7 @@ pub(crate) fn open(device: u32, major: u32, minor: u32, deadline: Instant) -> io
     loop {
         let opened = match open_node(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound && Instant::now() > udev => {
-                open_by_numbers(device, major, minor)
+                open_by_numbers(device, SFlag::S_IFCHR, (major, minor), open_node)
             }
             other => other,
         };
@@ -65,25 +77,70 @@ fn open_node(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// Opens the device by a node of our own, which is gone again afterwards.
-fn open_by_numbers(device: u32, major: u32, minor: u32) -> io::Result<File> {
-    let path = format!("/dev/.longhorn-ublkc{device}-{}", std::process::id());
+/// Opens a device by a node of our own, which is gone again afterwards.
+fn open_by_numbers(
+    device: u32,
+    kind: SFlag,
+    (major, minor): (u32, u32),
+    open: fn(&Path) -> io::Result<File>,
+) -> io::Result<File> {
+    let path = format!("/dev/.longhorn-ublk{device}-{}", std::process::id());
     let path = Path::new(&path);
-    mknod(path, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(major.into(), minor.into()))?;
-    let opened = open_node(path);
+    mknod(path, kind, Mode::S_IRUSR | Mode::S_IWUSR, makedev(major.into(), minor.into()))?;
+    let opened = open(path);
     // A node left behind names a device that root alone may open.
     let _ = fs::remove_file(path);
     opened
 }
 
-/// Opens a block device as its only user; `EBUSY` if it is mounted or part of another device.
-pub(crate) fn open_exclusively(path: &Path) -> io::Result<File> {
+/// Opens `/dev/ublkbN` as its only user; `EBUSY` if it is mounted or part of another device.
+pub(crate) fn open_exclusively(device: u32, major: u32, minor: u32) -> io::Result<File> {
+    match open_disk(Path::new(&format!("/dev/ublkb{device}"))) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            open_by_numbers(device, SFlag::S_IFBLK, (major, minor), open_disk)
+        }
+        other => other,
+    }
+}
+
+fn open_disk(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_that_cannot_be_read_is_no_empty_list() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["ublkc10", "ublkc9", "ublkb1", "ublkc", "ublkcx"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert_eq!(listed(dir.path()).unwrap(), [9, 10]);
+        assert!(listed(&dir.path().join("nowhere")).unwrap().is_empty(), "no driver is no device");
+        assert_eq!(listed(&dir.path().join("ublkc9")).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn a_disk_without_a_node_is_opened_by_its_numbers() {
+        if !nix::unistd::geteuid().is_root() || !Path::new("/sys/block/loop0").exists() {
+            println!("SKIP a_disk_without_a_node_is_opened_by_its_numbers: needs root, and the loop driver");
+            return;
+        }
+        // There is no ublk device of that number, and so no node.
+        match open_exclusively(u32::MAX, 7, 0) {
+            Ok(_) => {}
+            // Another test may have it for itself.
+            Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy, "{e}"),
+        }
+        let left = fs::read_dir("/dev").unwrap().filter_map(Result::ok).map(|entry| entry.file_name());
+        let ours = format!("-{}", std::process::id());
+        assert!(!left.into_iter().any(|name| {
+            let name = name.to_string_lossy();
+            name.starts_with(".longhorn-ublk") && name.ends_with(&ours)
+        }));
+    }
 
     #[test]
     fn what_is_low_enough_is_not_written() {

@@ -57,9 +57,7 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
 
 /// Takes away the device of a volume whose engine is gone without having done so.
 pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
-    if ublk_frontend::missing().is_none() {
-        ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?;
-    }
+    release_ublk(volume, root)?;
     release_kernels(volume, root)?;
     let Ok(mut keeper) = Keeper::connect(&keeper_socket(volume)) else { return Ok(()) };
     let info = keeper.info()?;
@@ -71,6 +69,21 @@ pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
         // It has ended already.
         Ok(()) | Err(KeeperError::Lost(_)) => Ok(()),
         Err(e) => Err(e).with_context(|| format!("{} cannot be taken away", info.node.display())),
+    }
+}
+
+/// The same of a ublk device, which the kernel would take away from those who use it.
+fn release_ublk(volume: &str, root: &Root) -> Result<()> {
+    let owner = ublk_owner(root.path());
+    if ublk_frontend::missing().is_some() || !ublk_frontend::has_device(&owner, volume) {
+        return Ok(());
+    }
+    let device = device_of(volume);
+    check_unused(&device)?;
+    match ublk_frontend::remove_left_behind(&owner, volume)? {
+        Some((major, minor)) => node::remove(&device, makedev(major.into(), minor.into()))
+            .with_context(|| device.display().to_string()),
+        None => Ok(()),
     }
 }
 

@@ -18,6 +18,9 @@ use crate::abi::{ControlCommand, NO_QUEUE};
 /// Where the kernel takes commands.
 pub(crate) const PATH: &str = "/dev/ublk-control";
 
+/// Between two attempts to hand a command on.
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// A ring with places for the commands' 80 bytes.
 type Wide = IoUring<squeue::Entry128, cqueue::Entry>;
 
@@ -57,7 +60,7 @@ impl Control {
         loop {
             match ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if passes(&e) => std::thread::sleep(AGAIN),
                 // The command may be with the driver, and write to memory that is about to be used for other things.
                 Err(e) => panic!("a command to {PATH} can neither be waited for nor given up: {e}"),
             }
@@ -83,10 +86,9 @@ impl Control {
             let time = Timespec::from(left);
             match ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time)) {
                 Ok(_) => {}
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::ETIME | libc::EINTR) => {}
-                    _ => return Err(e),
-                },
+                Err(e) if e.raw_os_error() == Some(libc::ETIME) => {}
+                Err(e) if passes(&e) => std::thread::sleep(AGAIN.min(left)),
+                Err(e) => return Err(e),
             }
             if let Some(entry) = ring.completion().next() {
                 return result(&entry);
@@ -112,6 +114,24 @@ impl Control {
     }
 }
 
+/// True for what is no word on the ring: a signal, or no memory just now to hand the command on, which stays queued.
+fn passes(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
 fn result(entry: &cqueue::Entry) -> io::Result<()> {
     if entry.result() < 0 { Err(io::Error::from_raw_os_error(-entry.result())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that serves a block device is not to end since the kernel has had no memory at one moment.
+    #[test]
+    fn a_moment_without_memory_and_a_signal_pass() {
+        let passes = |errno| passes(&io::Error::from_raw_os_error(errno));
+        assert!([libc::EINTR, libc::EAGAIN, libc::EBUSY].into_iter().all(passes));
+        assert!(![libc::EBADF, libc::EFAULT, libc::EINVAL, libc::ETIME].into_iter().any(passes));
+    }
 }

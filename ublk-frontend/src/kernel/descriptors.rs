@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use crate::abi::{DESCRIPTORS_STRIDE, Descriptor};
+use crate::abi::{DEPTH_MAX, Descriptor};
 
 /// The descriptors of one queue.
 #[derive(Debug)]
@@ -20,9 +20,8 @@ impl Descriptors {
     /// # Errors
     /// The system's.
     pub(crate) fn map(fd: BorrowedFd<'_>, queue: u16, depth: u16) -> io::Result<Self> {
-        // The kernel takes no other length than this one (ublk_ch_mmap).
-        let bytes = (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(page_size());
-        let at = i64::try_from(usize::from(queue) * DESCRIPTORS_STRIDE).map_err(io::Error::other)?;
+        let (at, bytes) = place(queue, depth, page_size());
+        let at = i64::try_from(at).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice, read-only.
         let address = unsafe {
             libc::mmap(
@@ -62,8 +61,28 @@ impl Drop for Descriptors {
     }
 }
 
+/// Where in `/dev/ublkcN` a queue's descriptors are, and how many bytes: the kernel takes no others (ublk_ch_mmap).
+fn place(queue: u16, depth: u16, page: usize) -> (usize, usize) {
+    let of = |depth: u16| (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(page);
+    (usize::from(queue) * of(DEPTH_MAX), of(depth))
+}
+
 fn page_size() -> usize {
     // SAFETY: the call only returns a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_begin_at_whole_pages_however_large_those_are() {
+        assert_eq!(place(0, 128, 4096), (0, 4096));
+        assert_eq!(place(3, 4096, 4096), (3 * 98_304, 98_304));
+        // As arm64 may have them, of which 98,304 bytes are one and a half.
+        assert_eq!(place(0, 128, 65_536), (0, 65_536));
+        assert_eq!(place(3, 4096, 65_536), (3 * 131_072, 131_072));
+    }
 }

@@ -15,6 +15,7 @@ use control::host::{Root, create_dir_durably, replace_file};
 use fuse_frontend::keeper::{Keeper, KeeperError};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
+use nix::sys::stat::makedev;
 
 use crate::device_names::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 
@@ -52,12 +53,14 @@ fn record(root: &Root, volume: &str) -> PathBuf {
 
 /// Takes every device of the volume away, also from those who use it.
 fn abandon(volume: &str, root: &Root) -> Result<()> {
+    let device = device_of(volume);
     if ublk_frontend::missing().is_none()
-        && ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?
+        && let Some((major, minor)) = ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?
     {
         tracing::warn!("a ublk device that the volume had here before was taken away");
+        node::remove(&device, makedev(major.into(), minor.into()))
+            .with_context(|| device.display().to_string())?;
     }
-    let device = device_of(volume);
     let rdev = node::rdev(&device);
     let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume));
     let session = initiator::find(&target_name(volume));
