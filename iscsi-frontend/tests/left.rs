@@ -44,10 +44,12 @@ fn end(stream: &TcpStream) {
 fn unseen(server: &Running, f: impl FnOnce()) {
     let ((stopped, stops), (go, goes)) = (channel(), channel::<()>());
     std::thread::scope(|threads| {
+        // Goes also if what is done panics.
+        let go = go;
         threads.spawn(move || {
             server.inside(move |_| {
                 stopped.send(()).unwrap();
-                goes.recv().unwrap();
+                let _ = goes.recv();
             });
         });
         stops.recv().unwrap();

@@ -117,12 +117,16 @@ impl Running {
         stream
     }
 
-    /// Waits until what has been sent until now has been received, served and, if there is an answer, answered. Looks from outside may
-    /// come several to a turn of the ring.
+    /// Waits until what has been sent until now has been received, served and, if there is an answer, answered.
     pub fn turn(&self) {
+        self.turns(3);
+    }
+
+    /// Waits until the server has turned so often. Looks from outside may come several to a turn.
+    pub fn turns(&self, count: u64) {
         let turns = || self.inside(|inside| inside.ring.turns());
         let before = turns();
-        while turns() < before + 3 {
+        while turns() < before + count {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
