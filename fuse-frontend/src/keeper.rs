@@ -13,6 +13,7 @@
 mod apart;
 mod client;
 mod connection;
+mod left_behind;
 mod lock;
 mod loop_device;
 mod message;
@@ -32,6 +33,7 @@ use nix::sys::stat::Mode;
 use thiserror::Error;
 
 pub use client::{Info, Keeper, KeeperError};
+pub use left_behind::remove_left_behind;
 
 use lock::Lock;
 use service::Service;

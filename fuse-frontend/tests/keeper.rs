@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fuse_frontend::keeper::{Info, Keeper, KeeperError};
+use fuse_frontend::keeper::{Info, Keeper, KeeperError, remove_left_behind};
 use fuse_frontend::{NodeError, node, users_of};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
@@ -203,6 +203,28 @@ fn after_the_death_of_all_the_volume_comes_back_as_a_new_device() {
     // The old one goes when its last user goes.
     drop(held);
     wait_until("the old device is gone", || sequence(&first.device().unwrap()) != first.loop_sequence);
+    rig.stop();
+}
+
+#[test]
+fn what_a_keeper_and_its_engine_have_left_can_be_taken_away_and_nothing_that_lives() {
+    if skip("what_a_keeper_and_its_engine_have_left_can_be_taken_away_and_nothing_that_lives", &["dd"]) {
+        return;
+    }
+    let mut rig = Rig::start("left", 16 * MIB, 512, true);
+    assert!(!remove_left_behind(&rig.socket, &rig.node).unwrap(), "its keeper lives");
+    let first = rig.info();
+    kill(Pid::from_raw(first.pid), Signal::SIGKILL).unwrap();
+    rig.server().kill();
+    wait_until("the keeper is dead", || Keeper::connect(&rig.socket).is_err());
+    // The lock is held until the last of its threads has ended.
+    wait_until("it is taken away", || remove_left_behind(&rig.socket, &rig.node).unwrap());
+    assert_eq!([&rig.node, &rig.socket, &rig.socket.with_extension("lock")].map(|p| p.exists()), [false; 3]);
+    wait_until("the device is gone", || sequence(&first.device().unwrap()) != first.loop_sequence);
+    assert!(!remove_left_behind(&rig.socket, &rig.node).unwrap(), "there is nothing");
+    assert!(!rig.socket.with_extension("lock").exists(), "a lock was made");
+    rig.serve();
+    assert_eq!(read_all(&rig).len(), 16 << 20);
     rig.stop();
 }
 

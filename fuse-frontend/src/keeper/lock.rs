@@ -45,6 +45,18 @@ impl Lock {
         }
     }
 
+    /// Takes the lock of a keeper that died without removing it; `None`: there is no such keeper, or it lives.
+    pub(super) fn take_left_behind(socket: &Path) -> io::Result<Option<Self>> {
+        if !socket.with_extension("lock").exists() {
+            return Ok(None);
+        }
+        match Self::take(socket) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(StartError::Running { .. }) => Ok(None),
+            Err(StartError::Io { source, .. }) => Err(source),
+        }
+    }
+
     /// The loop device that a keeper before this one has bound. It may be another's by now.
     pub(super) const fn recorded(&self) -> Option<LoopDevice> {
         self.left_behind

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
-use fuse_frontend::keeper::{Keeper, KeeperError};
+use fuse_frontend::keeper::{Keeper, KeeperError, remove_left_behind};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
 use nix::sys::stat::makedev;
@@ -59,7 +59,15 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
 pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
     release_ublk(volume, root)?;
     release_kernels(volume, root)?;
-    let Ok(mut keeper) = Keeper::connect(&keeper_socket(volume)) else { return Ok(()) };
+    let socket = keeper_socket(volume);
+    let Ok(mut keeper) = Keeper::connect(&socket) else {
+        // If it died as well, the device fails whoever uses it.
+        let device = device_of(volume);
+        return match remove_left_behind(&socket, &device) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(e).with_context(|| device.display().to_string()),
+        };
+    };
     let info = keeper.info()?;
     if Path::new(&info.owner) != root.path() {
         return Ok(());
