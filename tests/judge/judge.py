@@ -309,7 +309,10 @@ class Replica:
                 raise Fault("checksum", f"{name} is not JSON: {err}")
             if set(value) != CHECKSUM_KEYS or value["method"] != "crc64":
                 raise Fault("checksum", f"{name} has not the form of a checksum file")
-            if value["checksum"] != crc64_file(os.path.join(self.dir, image)):
+            # One of an image that was written to since is worth nothing, and is taken anew when somebody asks: it names the change of
+            # the file that it is of. Copies of a directory have other times of change, and those of writing.
+            written, hashed = (os.stat(os.path.join(self.dir, file)).st_mtime_ns for file in (image, name))
+            if written <= hashed and value["checksum"] != crc64_file(os.path.join(self.dir, image)):
                 raise Fault("checksum", f"{image} does not have the checksum that {name} names")
 
     def check_extents(self):
@@ -398,6 +401,16 @@ def overwrite(name, offset, data):
     return damage
 
 
+def rot(name, offset, data):
+    """Other bytes that nobody has written."""
+    def damage(d):
+        path = os.path.join(d, name)
+        times = os.stat(path)
+        overwrite(name, offset, data)(d)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return damage
+
+
 def damages():
     """(fixture, reason, damage) for replica-simple (s1 <- s2 <- s3 <- head-003) and replica-checksums (h1, h2, h3)."""
     s, m, h = "simple", "volume.meta", "volume-head-003.img"
@@ -432,7 +445,7 @@ def damages():
         (s, "rebuilding", edit(m, lambda v: v.update(Rebuilding=True))),
         (s, "file-kind", lambda d: os.symlink("/etc/passwd", os.path.join(d, "volume-snap-x.img"))),
         (s, "engine-name", lambda d: (os.mkdir(d + "/engine"), touch("engine/x.meta")(d))),
-        ("checksums", "checksum", overwrite("volume-snap-h1.img", 0, b"\x55" * 4096)),
+        ("checksums", "checksum", rot("volume-snap-h1.img", 0, b"\x55" * 4096)),
     ]
 
 
