@@ -61,8 +61,11 @@ impl Control {
             match ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(e) if passes(&e) => std::thread::sleep(AGAIN),
-                // The command may be with the driver, and write to memory that is about to be used for other things.
-                Err(e) => panic!("a command to {PATH} can neither be waited for nor given up: {e}"),
+                // The command may be with the driver, and write to `value`, which a thread that unwinds would give away.
+                Err(e) => {
+                    tracing::error!("a command to {PATH} can neither be waited for nor given up: {e}");
+                    std::process::abort();
+                }
             }
             if let Some(entry) = ring.completion().next() {
                 return result(&entry);
