@@ -394,6 +394,36 @@ fn without_an_engine_only_force_ends_the_device() {
     assert!(!rig.node.exists());
 }
 
+/// A connection's number is free when it has ended, and given to the next one.
+#[test]
+fn a_stop_by_force_ends_nobody_elses_connection() {
+    if skip("a_stop_by_force_ends_nobody_elses_connection", &["losetup", "dd"]) {
+        return;
+    }
+    let mut rig = Rig::start("number", 16 * MIB, 512, true);
+    let first = rig.info();
+    kill(Pid::from_raw(first.pid), Signal::SIGKILL).unwrap();
+    wait_until("it is dead", || Keeper::connect(&rig.socket).is_err());
+    // A keeper that has adopted the connection has no mount: the loop device alone holds it.
+    assert_eq!(rig.server().order("keep"), "kept true");
+    let device = first.device().unwrap();
+    run(&["losetup", "-d", device.to_str().unwrap()]);
+    wait_until("the device is gone", || sequence(&device) != first.loop_sequence);
+    rig.server().kill();
+    let mut others = Vec::new();
+    for n in 0..3 {
+        others.push(Rig::start(&format!("number{n}"), 16 * MIB, 512, false));
+    }
+    if others.iter().all(|other| other.info().connection != first.connection) {
+        println!("the number {:?} is somebody else's", first.connection);
+    }
+    Keeper::connect(&rig.socket).unwrap().stop_by_force().unwrap();
+    for other in others {
+        assert_eq!(read_all(&other).len(), 16 << 20);
+        other.stop();
+    }
+}
+
 /// What waits on a device whose volume was elsewhere since must fail, and never be carried out.
 #[test]
 fn an_abandoned_device_fails_for_who_has_it_open_and_makes_room_for_another() {

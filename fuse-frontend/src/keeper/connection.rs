@@ -119,6 +119,12 @@ impl Connection {
         poll(&mut watched, 0_u16).is_ok_and(|count| count > 0)
     }
 
+    /// Ends the connection: what waits for its server fails.
+    pub(super) fn abort(&self) -> io::Result<()> {
+        // Of one that has ended the number may be another's: this one's mount need not be here to keep it.
+        if self.has_ended() { Ok(()) } else { mounts::abort_fuse(self.device) }
+    }
+
     /// Lets go of the mount: with the loop device gone, too, the connection ends.
     pub(super) fn unmount(&self) {
         self.mount.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();

@@ -450,7 +450,8 @@ impl Service {
                     "no engine serves the device, and what waits for it would fail: start one, or use force";
                 return Err(refuse(kind::INVALID, text));
             }
-            lh_ring::sys::mounts::abort_fuse(connection.device)
+            connection
+                .abort()
                 .map_err(|e| refuse(kind::SYSTEM, format!("cannot abort the FUSE connection: {e}")))?;
         }
         while matches!(state.device, Loop::Binding) {
