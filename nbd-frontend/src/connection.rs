@@ -5,7 +5,8 @@
 //! - A write is submitted only if its client was still there after the bytes had come: clients that give up on a
 //!   connection send the write again on another one, and the old copy must not come after what they write next
 //!   (`docs/invariants.md`, 3). While a volume has had no other connection, nothing can have been sent again. Where the client
-//!   has shut its side, its writes are held until the stream ends: after `NBD_CMD_DISC` it meant them, without they are dropped.
+//!   has shut its side behind `NBD_CMD_DISC` it meant them. Where that is not to be seen its writes are held until the stream ends, and
+//!   dropped without it.
 //! - A submitted request runs to its end, unless the device has not begun it when the client is gone: it is abandoned then. Without
 //!   its client, its answer is dropped.
 
@@ -253,7 +254,7 @@ impl Connection {
         self.looked = true;
         if !has_shut {
             self.counted.seen(census);
-        } else if self.phase == Phase::Open {
+        } else if self.phase == Phase::Open && !self.says_goodbye() {
             self.phase = Phase::Shut;
         }
     }
@@ -539,6 +540,8 @@ impl Connection {
     pub(crate) fn stop(&mut self, refuse: bool, budget: &mut Budget) {
         match self.phase {
             Phase::Finishing => {}
+            // It expects nothing of the next server: what it has sent is done here.
+            Phase::Open if self.has_said_goodbye => {}
             Phase::Open | Phase::Refusing if refuse => self.phase = Phase::Refusing,
             _ => self.stop_reading(budget),
         }
@@ -546,7 +549,8 @@ impl Connection {
 
     /// True if a stopping server need not wait for it any longer.
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.tx.is_empty() && self.held.is_empty()
+        let has_read_all = !self.has_said_goodbye || self.is_finishing();
+        self.in_flight == 0 && self.tx.is_empty() && self.held.is_empty() && has_read_all
     }
 
     fn stop_reading(&mut self, budget: &mut Budget) {

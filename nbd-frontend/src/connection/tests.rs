@@ -1,6 +1,6 @@
 use std::os::unix::net::UnixStream;
 
-use lh_ring::{MemoryDisk, Pool};
+use lh_ring::{Answers, MemoryDisk, Pool};
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -114,4 +114,63 @@ fn who_takes_no_answers_keeps_nobody_from_memory() {
     alone.connection.tx.drain();
     assert!(matches!(alone.serve(), Served::Bytes(_)));
     assert_eq!(alone.budget.used(), 4096);
+}
+
+/// Who has shut its side, and whose goodbye is nowhere to be seen.
+fn shut(budget: usize) -> Alone {
+    let mut alone = Alone::new(budget);
+    alone.connection.seen(true, ConnectionCount::default().census());
+    alone
+}
+
+#[test]
+fn so_many_changes_are_held_for_who_has_shut_its_side_and_no_more() {
+    let mut alone = shut(1 << 20);
+    for _ in 0..HELD_MAX {
+        alone.ask(command::TRIM, 4096);
+        assert!(matches!(alone.serve(), Served::Bytes(_)));
+    }
+    alone.ask(command::TRIM, 4096);
+    assert_eq!(alone.serve(), Served::Close(Why::TooMuchHeld));
+    assert_eq!(alone.disk.submitted(), 0);
+}
+
+/// Clients that hold memory until their stream ends would wait for each other.
+#[test]
+fn who_has_shut_its_side_and_wants_more_memory_than_there_is_is_closed() {
+    let mut alone = shut(8192);
+    for _ in 0..2 {
+        alone.ask(command::WRITE, 4096);
+        assert!(alone.connection.rx.feed(&[7; 4096]));
+        assert!(matches!(alone.serve(), Served::Bytes(_)));
+    }
+    alone.ask(command::WRITE, 4096);
+    assert_eq!(alone.serve(), Served::Close(Why::TooMuchHeld));
+    assert_eq!(alone.disk.submitted(), 0);
+}
+
+/// Others have the device, and nothing of it is there yet.
+#[test]
+fn who_has_said_goodbye_is_waited_for_by_a_server_that_stops_until_all_is_read() {
+    for refuse in [false, true] {
+        let mut alone = Alone::new(1 << 20);
+        alone.disk.set_answers(Answers::Held);
+        for tag in 100..108 {
+            alone.disk.submit(Request { tag, op: Op::Flush, range: Extent::default(), data: None });
+        }
+        alone.ask(command::TRIM, 4096);
+        alone.ask(command::DISC, 0);
+        alone.connection.seen(true, ConnectionCount::default().census());
+        alone.connection.stop(refuse, &mut alone.budget);
+        assert_eq!(alone.serve(), Served::Blocked);
+        assert!(!alone.connection.is_idle());
+        alone.disk.set_answers(Answers::AtOnce);
+        while alone.disk.poll_done().is_some() {}
+        assert_eq!(alone.serve(), Served::Blocked, "refused? {refuse}");
+        let done = alone.disk.poll_done().expect("it is with the device");
+        let request = alone.requests.take(done.tag).unwrap();
+        alone.connection.finish(&request, done, &mut alone.budget);
+        assert_eq!(alone.connection.tx.drain()[4..8], [0; 4]);
+        assert_eq!(alone.serve(), Served::Close(Why::Done));
+    }
 }
