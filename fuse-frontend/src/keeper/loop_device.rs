@@ -90,9 +90,13 @@ impl LoopDevice {
         }
         // Others have it open, and the driver would unbind it under their successors.
         let device = self.open().map_err(ClearError::Io)?;
+        // They may have closed it in between, and whoever has bound the number since keeps what they have set. While it is open
+        // here it stays as it is.
+        if !self.is_bound() {
+            return Ok(());
+        }
         match loops::keep_after_last_close(device.as_fd(), name) {
             Ok(()) => Err(ClearError::InUse),
-            // They have closed it in between.
             Err(_) if !self.is_bound() => Ok(()),
             Err(e) => Err(ClearError::Io(e)),
         }
