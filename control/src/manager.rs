@@ -128,14 +128,14 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     if options.take_over {
         predecessor::end(&root.manager_lock()).await;
     }
-    let _lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
+    let lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
     let remote = match &options.listen {
         Some((address, _)) => Some(Remote::bind(*address, door).await?),
         None => None,
     };
     let programs = Programs::new(options.program, root.engine_binaries());
     let ports = Ports::new(ports::RANGE);
-    let registry = Arc::new(Registry::new(root.clone(), programs, ports));
+    let registry = Arc::new(Registry::new(root.clone(), lock, programs, ports));
     registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
     let socket = root.deposit_socket();
     let deposits = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
@@ -190,7 +190,8 @@ pub fn process_of(root: &Root) -> Option<u32> {
     std::fs::read_to_string(root.manager_lock()).ok()?.lines().next()?.parse().ok()
 }
 
-/// Makes this the only instance manager of the root for as long as the result lives. The file says which process it is,
+/// Makes this the only instance manager of the root for as long as the result lives, which everything has that changes something below
+/// the root: what was begun goes on after [`run`] has ended, until its runtime does. The file says which process it is,
 /// and in a second line where it obeys whoever reaches it.
 fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {
     let path = root.manager_lock();

@@ -21,7 +21,8 @@ pub(crate) fn sentence(e: &anyhow::Error) -> String {
         let part = match cause.downcast_ref::<Status>() {
             Some(status) if broke(status) => {
                 if let Some(claim) = text.pop() {
-                    text.push(format!("it is not known whether {claim}"));
+                    let asked = claim.strip_prefix("no ").map(|what| format!("a {what}"));
+                    text.push(format!("it is not known whether {}", asked.unwrap_or(claim)));
                 }
                 text.push(ENDED.to_owned());
                 break;
@@ -95,13 +96,20 @@ mod tests {
         let mut said = Vec::new();
         for _ in 0..2 {
             let asked = engine.snapshot_remove(SnapshotName { name: "one".into() }).await;
-            said.push(sentence(&anyhow::Error::from(asked.unwrap_err()).context("snapshot one stays")));
+            let refused = asked.unwrap_err();
+            let none = anyhow::Error::from(refused.clone()).context("no snapshot of volume demo was taken");
+            said.extend([
+                sentence(&anyhow::Error::from(refused).context("snapshot one stays")),
+                sentence(&none),
+            ]);
         }
+        said.truncate(3);
         asked_once.join().unwrap();
         assert_eq!(
             said,
             [
                 "it is not known whether snapshot one stays: who was asked ended before it answered: look, and ask once more",
+                "it is not known whether a snapshot of volume demo was taken: who was asked ended before it answered: look, and ask once more",
                 "snapshot one stays: nobody answers there just now, as while it is started again: ask once more",
             ]
         );

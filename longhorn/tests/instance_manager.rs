@@ -411,6 +411,45 @@ async fn there_is_one_manager_per_root() {
     host.client().await.version_get(()).await.unwrap();
 }
 
+/// True if a thread of the process waits in the call that opens a file.
+fn opens_a_file(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let call = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();
+    let open = nix::libc::SYS_openat.to_string();
+    threads.map(call).any(|call| call.split(' ').next() == Some(open.as_str()))
+}
+
+/// What a manager has begun to write it may write after it was told to end: a record that is stored, sockets that are removed.
+#[tokio::test]
+async fn the_next_manager_does_not_begin_beside_what_the_one_before_is_still_writing() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    // Whoever writes there waits for a reader.
+    let slow = host.root.processes().join(".demo-r-1.json.tmp");
+    nix::unistd::mkfifo(&slow, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    create(&mut client, "demo-r-1", &host.endless(), &[]).await.unwrap();
+    let mut manager = host.manager.take().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !opens_a_file(manager.id()) {
+        assert!(Instant::now() < until, "the manager writes no record");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    kill(Pid::from_raw(manager.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    while control::transport::connect(&host.root.manager_socket()).await.is_ok() {
+        assert!(Instant::now() < until, "the manager goes on");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for _ in 0..20 {
+        assert!(manager.try_wait().unwrap().is_none(), "it writes nothing");
+        let (status, said) = run_to_end(host.command());
+        assert!(status == Some(1) && said.contains("runs already"), "{said}");
+    }
+    drop(fs::File::open(&slow).unwrap());
+    manager.wait().unwrap();
+    host.start();
+    host.client().await.version_get(()).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_manager_before_is_not_ended_for_one_that_cannot_begin() {
     let host = Host::new();

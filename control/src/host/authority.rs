@@ -170,8 +170,21 @@ impl Authority {
             return Err(AuthorityError::NotNewer(epoch.order(), stored));
         }
         let generation = content.generation.max(epoch.generation);
-        let content = Content { format: FORMAT, generation, epoch: Some(epoch) };
-        let bytes = serde_json::to_vec(&content).map_err(|e| self.damaged(&e))?;
+        self.write(&Content { format: FORMAT, generation, epoch: Some(epoch) })
+    }
+
+    /// What a volume of the quorum `unsafe` needs of a file that cannot be read, which is replaced: no epoch counts there, and numbers
+    /// are issued above those that replicas have seen. Durable before it returns. The caller is as in [`Authority::decree`].
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn begin_anew(&self, highest_seen: Generation) -> Result<(), AuthorityError> {
+        let _lock = self.locked()?;
+        self.write(&Content { format: FORMAT, generation: highest_seen, epoch: None })
+    }
+
+    fn write(&self, content: &Content) -> Result<(), AuthorityError> {
+        let bytes = serde_json::to_vec(content).map_err(|e| self.damaged(&e))?;
         replace_file(&self.file, &bytes).map_err(|source| self.io(source))
     }
 
@@ -184,8 +197,7 @@ impl Authority {
         let mut content = self.read()?;
         let answer = change(&mut content)?;
         content.format = FORMAT;
-        let bytes = serde_json::to_vec(&content).map_err(|e| self.damaged(&e))?;
-        replace_file(&self.file, &bytes).map_err(|source| self.io(source))?;
+        self.write(&content)?;
         Ok(answer)
     }
 

@@ -1,10 +1,12 @@
 //! The processes of a manager by name, each with its supervisor.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lh_block::{NameError, check_process_name};
+use nix::fcntl::Flock;
 use thiserror::Error;
 use tokio::sync::{broadcast, watch};
 
@@ -67,10 +69,12 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(root: Root, programs: Programs, ports: Ports) -> Self {
+    /// `lock`: what makes this the root's only manager.
+    pub(super) fn new(root: Root, lock: Flock<File>, programs: Programs, ports: Ports) -> Self {
         let (changes, _) = broadcast::channel(CHANGES_MAX);
         let shared = Arc::new(Shared {
             root,
+            _lock: lock,
             programs,
             changes,
             deposits: Deposits::default(),
@@ -82,11 +86,15 @@ impl Registry {
     /// Takes over what an earlier manager left: processes that run are watched, those that died are started again, those
     /// that were to end are ended.
     pub(super) fn adopt_all(self: &Arc<Self>) -> io::Result<()> {
-        for record in ProcessRecord::load_all(&self.shared.root)? {
-            match record {
-                Ok(record) => self.adopt(record),
+        let root = &self.shared.root;
+        for name in ProcessRecord::names(root)? {
+            match ProcessRecord::load(root, &name) {
+                Ok(record) => record.into_iter().for_each(|record| self.adopt(record)),
                 // Another one of that name can be created; locks keep both from the same data.
-                Err(e) => tracing::error!(error = %e, "a process is forgotten"),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                    ProcessRecord::forget_damaged(root, &name);
+                }
+                Err(e) => tracing::error!(name, error = %e, "a process is not adopted"),
             }
         }
         Ok(())
@@ -158,7 +166,7 @@ impl Registry {
         Ok(response)
     }
 
-    /// Asks for the end of a process. `uuid`: only that one, unless it is empty.
+    /// Asks for the end of a process. `uuid`: only that one, unless it is empty. Of one that is not known a damaged record goes.
     pub(super) fn delete(&self, name: &str, uuid: &str) -> Result<ProcessResponse, RegistryError> {
         let processes = self.processes();
         match processes.get(name) {
@@ -170,7 +178,13 @@ impl Registry {
                 }
                 Ok(response)
             }
-            _ => Err(RegistryError::Missing(name.to_owned())),
+            Some(_) => Err(RegistryError::Missing(name.to_owned())),
+            None => {
+                if check_process_name("process", name).is_ok() {
+                    ProcessRecord::forget_damaged(&self.shared.root, name);
+                }
+                Err(RegistryError::Missing(name.to_owned()))
+            }
         }
     }
 

@@ -109,11 +109,16 @@ impl ProcessRecord {
     /// What a manager of that root remembers of the process of that name, whether the manager runs or not.
     ///
     /// # Errors
-    /// The file cannot be read or is damaged.
+    /// The file cannot be read; of the kind `InvalidData` if it is damaged.
     pub fn load(root: &Root, name: &str) -> io::Result<Option<Self>> {
         let path = root.process(name);
         let damaged = |reason: String| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {reason}", path.display()))
+            let text = format!(
+                "{} is damaged ({reason}): `longhornctl down {}` ends what it may name, and takes it away",
+                path.display(),
+                volume_of(name)
+            );
+            io::Error::new(io::ErrorKind::InvalidData, text)
         };
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -127,20 +132,40 @@ impl ProcessRecord {
         Ok(Some(record))
     }
 
-    /// Everything a manager of that root remembers, by name; files that are damaged come as errors.
+    /// Everything a manager of that root remembers; files that are damaged come as errors.
     ///
     /// # Errors
     /// The directory cannot be read.
     pub fn load_all(root: &Root) -> io::Result<Vec<io::Result<Self>>> {
-        let mut records = Vec::new();
+        let names = Self::names(root)?;
+        Ok(names.iter().filter_map(|name| Self::load(root, name).transpose()).collect())
+    }
+
+    /// The names of the processes that a manager of that root remembers.
+    pub(super) fn names(root: &Root) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
         for entry in fs::read_dir(root.processes())? {
             let file = entry?.file_name();
             let Some(name) = file.to_str().and_then(|f| f.strip_suffix(".json")) else { continue };
             if check_process_name("process", name).is_ok() {
-                records.extend(Self::load(root, name).transpose());
+                names.push(name.to_owned());
             }
         }
-        Ok(records)
+        Ok(names)
+    }
+
+    /// Takes the file of a process away that no manager knows of, if it is damaged: it says of nothing any more what becomes of it, and
+    /// whoever reads it would take the process for one that may run.
+    pub(super) fn forget_damaged(root: &Root, name: &str) {
+        match Self::load(root, name) {
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                tracing::error!(error = %e, "a process is forgotten");
+                if let Err(e) = fs::remove_file(root.process(name)) {
+                    tracing::error!(name, error = %e, "its damaged record stays");
+                }
+            }
+            _ => {}
+        }
     }
 
     pub(super) fn store(&self, root: &Root) -> io::Result<()> {
@@ -180,6 +205,12 @@ impl ProcessRecord {
     }
 }
 
+/// The volume of an engine or a replica, by its name.
+fn volume_of(process: &str) -> &str {
+    let of_replica = || process.rsplit_once("-r-").map(|(volume, _)| volume);
+    process.strip_suffix("-e-0").or_else(of_replica).unwrap_or("VOLUME")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,8 +242,25 @@ mod tests {
         let all = ProcessRecord::load_all(&root).unwrap();
         assert_eq!(all.iter().filter(|r| r.is_ok()).count(), 1);
         assert_eq!(all.iter().filter(|r| r.is_err()).count(), 1);
+        for name in ["broken", "demo-e-0", "other"] {
+            ProcessRecord::forget_damaged(&root, name);
+        }
+        assert!(!root.process("broken").exists() && root.process("demo-e-0").exists());
         record.remove(&root).unwrap();
         record.remove(&root).unwrap();
         assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap(), None);
+    }
+
+    #[test]
+    fn of_a_damaged_record_the_command_is_named_that_takes_it_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        for (name, volume) in [("a-r-b-e-0", "a-r-b"), ("a-e-0-r-0a1b2c3d", "a-e-0"), ("something", "VOLUME")]
+        {
+            fs::write(root.process(name), "{").unwrap();
+            let said = ProcessRecord::load(&root, name).unwrap_err().to_string();
+            assert!(said.contains(&format!("`longhornctl down {volume}`")), "{said}");
+        }
     }
 }

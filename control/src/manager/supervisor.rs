@@ -8,10 +8,12 @@
 //!
 //! In any state but the last a process may be replaced: it is ended if it runs, and starts anew as another program.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::Flock;
 use rustix::process::Signal;
 use tokio::sync::{broadcast, watch};
 
@@ -41,6 +43,8 @@ pub const REPLACE_SIGNAL_NAME: &str = "SIGHUP";
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) root: Root,
+    /// No other manager has the root before nothing of this one is left that writes there.
+    pub(super) _lock: Flock<File>,
     pub(super) programs: Programs,
     /// Every change of every process.
     pub(super) changes: broadcast::Sender<ProcessResponse>,
@@ -267,10 +271,10 @@ impl Supervisor {
             let name = &self.record.name;
             log::note(&self.shared.root.log(name), &format!("{name} was ended: {exit}"));
         }
-        let (record, root) = (self.record.clone(), self.shared.root.clone());
+        let (record, shared) = (self.record.clone(), self.shared.clone());
         let forget = move || {
-            root.remove_sockets(&record.name);
-            record.remove(&root)
+            shared.root.remove_sockets(&record.name);
+            record.remove(&shared.root)
         };
         if let Err(e) = blocking(forget).await {
             tracing::error!(name = self.record.name, error = %e, "record cannot be removed");
@@ -298,8 +302,8 @@ impl Supervisor {
     }
 
     async fn persist(&self) -> io::Result<()> {
-        let (record, root) = (self.record.clone(), self.shared.root.clone());
-        blocking(move || record.store(&root)).await
+        let (record, shared) = (self.record.clone(), self.shared.clone());
+        blocking(move || record.store(&shared.root)).await
     }
 
     fn publish(&self) {

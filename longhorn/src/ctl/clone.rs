@@ -41,9 +41,7 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
     room::check(root, original.replicas.len())?;
     keep_from_others();
     let (view, snapshot) = look_at(context, &original, source.snapshot.as_deref()).await?;
-    let mut record = VolumeRecord::new(new, view.size());
-    (record.block_size, record.quorum) = (original.block_size, original.quorum);
-    (record.frontend, record.io_timeout_seconds) = (original.frontend.clone(), original.io_timeout_seconds);
+    let mut record = like(&original, new, view.size());
     for _ in &original.replicas {
         record.add_replica(root)?;
     }
@@ -79,6 +77,17 @@ pub(super) async fn run(context: &Context, source: &CloneSource, new: &str) -> R
         format_size(taken.copied)
     );
     Ok(())
+}
+
+/// The record of a volume with the options of that one, but for where its frontend listens, which one volume has. No replicas.
+fn like(original: &VolumeRecord, new: &str, size: u64) -> VolumeRecord {
+    let mut record = VolumeRecord::new(new, size);
+    (record.block_size, record.quorum) = (original.block_size, original.quorum);
+    (record.frontend, record.io_timeout_seconds) = (original.frontend.clone(), original.io_timeout_seconds);
+    record.snapshot_max_count = original.snapshot_max_count;
+    record.snapshot_max_size = original.snapshot_max_size;
+    record.checksum_full = original.checksum_full;
+    record
 }
 
 /// The bytes to clone, and the snapshot's name. Of a volume that is up and no snapshot: one is taken now.
@@ -161,5 +170,24 @@ fn no_space(view: &SnapshotView, source: &str, new: &VolumeRecord) -> anyhow::Er
 fn take_back(root: &Root, record: &VolumeRecord) {
     if let Err(left) = delete::erase_all(root, record) {
         tell!("{left:#}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clone_has_the_options_of_its_source_and_listens_nowhere() {
+        let mut source = VolumeRecord::new("old", 1 << 30);
+        (source.block_size, source.quorum) = (4096, control::host::Quorum::Majority);
+        (source.frontend, source.io_timeout_seconds) = ("nbd-server".to_owned(), 7);
+        (source.snapshot_max_count, source.snapshot_max_size) = (5, 3 << 30);
+        source.checksum_full = true;
+        source.listen = Some(([127, 0, 0, 1], 10809).into());
+        // Its source may have grown since the snapshot.
+        let made = like(&source, "new", 1 << 20);
+        (source.name, source.size, source.listen) = ("new".to_owned(), 1 << 20, None);
+        assert_eq!(made, source);
     }
 }

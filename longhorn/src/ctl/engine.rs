@@ -9,7 +9,7 @@ use control::manager::ProcessRecord;
 use tonic::transport::Channel;
 
 use super::manager::Manager;
-use super::observe::ask_engine;
+use super::observe::{ask_engine, remembered};
 use super::start::{start, wait_until_usable};
 use super::stop::stop;
 use super::{Context, interrupt, lock};
@@ -32,8 +32,8 @@ const QUIET: Frontend = Frontend::None;
 /// it tells that the command that started this engine was broken off.
 pub(super) fn is_left_over(root: &Root, record: &VolumeRecord) -> Result<bool> {
     let quiet = ["--frontend", QUIET.as_str()];
-    let engine = ProcessRecord::load(root, &engine_name(&record.name))?;
-    let is_quiet = engine.is_some_and(|e| e.args.windows(2).any(|words| words == quiet));
+    let engine = remembered(root, &engine_name(&record.name))?;
+    let is_quiet = engine.ok().flatten().is_some_and(|e| e.args.windows(2).any(|words| words == quiet));
     Ok(is_quiet && record.frontend != QUIET.as_str())
 }
 

@@ -49,8 +49,8 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     // The record has a replica that the engine knows, or has it no more.
     let held = interrupt::hold();
     record.store(root)?;
-    manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
     let begun = async {
+        manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
         let opening = start::wait_for_new_replica(root, &record, &replica, &mut manager);
         // One that takes longer, or whose command is interrupted, is the engine's to wait for.
         tokio::select! {
@@ -71,7 +71,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     };
     if let Err(refused) = begun.await {
         let refused = refused.context(format!("volume {volume} does not take another replica"));
-        return Err(match take_back(root, &mut record, &mut manager, &replica).await {
+        return Err(match take_back(root, &mut record, &replica).await {
             Ok(()) => refused,
             Err(left) => refused.context(format!("(and it could not be taken back: {})", sentence(&left))),
         });
@@ -113,12 +113,9 @@ fn empty_directory(directory: &Path) -> Result<PathBuf> {
 
 /// Makes a replica that the engine does not have not exist. Its data goes before its place in the record does: what was broken off
 /// in between is to be ended by its name.
-async fn take_back(
-    root: &Root,
-    record: &mut VolumeRecord,
-    manager: &mut Manager,
-    replica: &ReplicaRecord,
-) -> Result<()> {
+async fn take_back(root: &Root, record: &mut VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
+    // It may be the instance manager that was lost.
+    let mut manager = Manager::ensure(root).await?;
     manager.end(std::slice::from_ref(&replica.name)).await?;
     delete::replica(root, replica)?;
     record.replicas.retain(|r| r.name != replica.name);
@@ -180,7 +177,8 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     let (_lock, mut record) = lock::volume(root, volume)?;
     let replica = check_known(&record, name)?;
     let mut engine = connect(root, volume).await?;
-    let mut manager = Manager::ensure(root).await?;
+    // Who ends its process is there before the engine lets it go.
+    Manager::ensure(root).await?;
     let asked = engine.replica_remove(ReplicaName { name: name.to_owned() }).await;
     match asked {
         // Taken out by a command that did not get further.
@@ -188,7 +186,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
         Err(refused) => return Err(refused).with_context(|| format!("replica {name} stays")),
         Ok(_) => {}
     }
-    take_back(root, &mut record, &mut manager, &replica).await?;
+    take_back(root, &mut record, &replica).await?;
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?.replicas);
     }

@@ -2,6 +2,7 @@
 //! engine says. Nothing is changed, and no manager need run.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -145,47 +146,78 @@ pub(super) async fn ask_engine(root: &Root, volume: &str) -> Option<EngineView> 
     tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }
 
+/// What the instance manager remembers of a process, if its file is not damaged; why nobody knows it, if it is.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn remembered(root: &Root, name: &str) -> Result<Result<Option<ProcessRecord>, String>> {
+    match ProcessRecord::load(root, name) {
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => Ok(Err(e.to_string())),
+        read => Ok(Ok(read?)),
+    }
+}
+
+/// What the instance manager remembers of a volume's processes, by their names.
+#[derive(Default)]
+struct Processes {
+    known: HashMap<String, ProcessRecord>,
+    /// Those whose files are damaged, which says nothing of whether they run; and what is wrong.
+    damaged: HashMap<String, String>,
+}
+
+impl Processes {
+    fn of(root: &Root, record: &VolumeRecord) -> Result<Self> {
+        let mut all = Self::default();
+        let replicas = record.replicas.iter().map(|replica| replica.name.clone());
+        for name in replicas.chain([engine_name(&record.name)]) {
+            match remembered(root, &name)? {
+                Ok(process) => all.known.extend(process.map(|process| (name, process))),
+                Err(damage) => all.damaged.extend([(name, damage)]),
+            }
+        }
+        Ok(all)
+    }
+}
+
 /// The volume of that record.
 pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<VolumeView> {
-    let process = ProcessRecord::load(root, &engine_name(&record.name))?;
-    let running = process.as_ref().is_some_and(|p| p.pid().is_some());
+    let Processes { known, damaged } = Processes::of(root, record)?;
+    let process = known.get(&engine_name(&record.name));
+    let damage = damaged.get(&engine_name(&record.name));
+    let running = damage.is_some() || process.is_some_and(|p| p.pid().is_some());
     let engine = if running { ask_engine(root, &record.name).await } else { None };
     let unwatched = process.is_some() && !has_manager(root);
     let abandoned = unwatched && !running;
-    let mut processes = HashMap::new();
-    for replica in &record.replicas {
-        if let Some(process) = ProcessRecord::load(root, &replica.name)? {
-            processes.insert(replica.name.as_str(), process);
-        }
-    }
     let shown_at = engine.as_ref().and_then(|e| open_address(&e.volume.uri));
-    let insecure = insecure(root, process.iter().chain(processes.values()), shown_at);
+    let insecure = insecure(root, known.values(), shown_at);
     let last_modes = LastModes::of(root, record)?;
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
         let last = last_modes.mode(number, replica);
-        replica_view(root, replica, said, processes.get(replica.name.as_str()), last)
+        replica_view(root, replica, said, known.get(&replica.name), last)
     });
     let mut replicas: Vec<ReplicaView> = replicas.collect();
+    name_what_is_left(&record.name, engine.as_ref(), &damaged, &mut replicas);
     if engine.is_some() {
         name_a_way_back(root, &record.name, &mut replicas);
     }
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
-    let state = if abandoned { "detached" } else { state_of(process.as_ref(), engine.as_ref()) };
+    let state = if abandoned { "detached" } else { state_of(process, engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
     let issued = record.authority(root).generation()?;
-    let in_one_sentence = match record.check_ready() {
+    let in_one_sentence = match (record.check_ready(), damage) {
         _ if abandoned => {
             format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)
         }
-        Err(e) => e.to_string(),
-        Ok(()) if process.is_none() && replicas_run => format!(
+        (Err(e), _) => e.to_string(),
+        (Ok(()), Some(damage)) => damage.clone(),
+        (Ok(()), None) if process.is_none() && replicas_run => format!(
             "its replicas run without an engine, as while it is started or stopped: `longhornctl up {0}` or \
              `longhornctl down {0}` ends that",
             record.name
         ),
-        Ok(()) => match remark(process.as_ref(), said) {
+        (Ok(()), None) => match remark(process, said) {
             nothing if nothing.is_empty() && unwatched => format!(
                 "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
                 record.name
@@ -207,10 +239,10 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         generation: match said {
             Some(v) => v.generation,
             // One that does not answer has the number that its manager has started it with.
-            None => process.as_ref().and_then(ProcessRecord::generation).unwrap_or(issued.into()),
+            None => process.and_then(ProcessRecord::generation).unwrap_or(issued.into()),
         },
         replicas,
-        engine_pid: process.as_ref().and_then(ProcessRecord::pid),
+        engine_pid: process.and_then(ProcessRecord::pid),
         repaired_blocks: said.map_or(0, |v| v.repaired_blocks),
         insecure,
         remark: next_step::complete(&in_one_sentence).into_owned(),
@@ -222,6 +254,30 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         snapshot_max_size: record.snapshot_max_size,
         log_directory: root.logs(),
     })
+}
+
+/// Of a replica whose process record is damaged that is told; and what ends an addition or removal that was broken off: the record has
+/// the replica before the engine does, and longer.
+fn name_what_is_left(
+    volume: &str,
+    engine: Option<&EngineView>,
+    damaged: &HashMap<String, String>,
+    replicas: &mut [ReplicaView],
+) {
+    let shown = engine.filter(|engine| engine.volume.frontend_state == "up");
+    for replica in replicas {
+        let is_unknown = shown.is_some_and(|engine| find(&engine.replicas, &replica.name).is_none());
+        let step = match damaged.get(&replica.name) {
+            Some(damage) => damage.clone(),
+            None if is_unknown && replica.remark.is_empty() => format!(
+                "the engine does not know it, as while it is added or taken out: if that was broken off, \
+                 `longhornctl replica rm {volume} {}` deletes it",
+                replica.name
+            ),
+            None => continue,
+        };
+        replica.remark = next_step::complete(&step).into_owned();
+    }
 }
 
 /// A replica that has given up, or whose disk is gone, starts from nothing as another one, where others hold what it did. One whose
@@ -251,13 +307,8 @@ fn name_a_way_back(root: &Root, volume: &str, replicas: &mut [ReplicaView]) {
 
 /// True if the instance manager of the root has anything to do with the volume.
 pub(super) fn has_processes(root: &Root, record: &VolumeRecord) -> Result<bool> {
-    let engine = engine_name(&record.name);
-    for name in record.replicas.iter().map(|r| &r.name).chain([&engine]) {
-        if ProcessRecord::load(root, name)?.is_some() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let Processes { known, damaged } = Processes::of(root, record)?;
+    Ok(!known.is_empty() || !damaged.is_empty())
 }
 
 /// Where a URI's server listens on TCP: neither NBD nor iSCSI asks there who comes.
@@ -300,13 +351,11 @@ fn has_manager(root: &Root) -> bool {
 
 fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'static str {
     match (process.map(|p| p.state), engine) {
-        (None | Some(State::Stopped | State::Error), _) => "detached",
+        (Some(State::Stopped | State::Error), _) | (None, None) => "detached",
         (Some(State::Stopping), _) => "detaching",
-        (Some(State::Starting | State::Running), Some(engine)) if engine.volume.ending => "detaching",
-        (Some(State::Starting | State::Running), Some(engine)) if engine.volume.frontend_state == "up" => {
-            "attached"
-        }
-        (Some(State::Starting | State::Running), _) => "attaching",
+        (_, Some(engine)) if engine.volume.ending => "detaching",
+        (_, Some(engine)) if engine.volume.frontend_state == "up" => "attached",
+        (Some(State::Starting | State::Running), _) | (None, Some(_)) => "attaching",
     }
 }
 

@@ -3,6 +3,9 @@
 //! Nothing is changed before the decision is made and, for a guess, `--force` was said. Then, each durable before the
 //! next: the chosen replica records an epoch that has it alone and is younger than all; the authority stores that epoch.
 //! A crash between the two leaves a replica that has recorded an epoch which does not count: the command is given again.
+//!
+//! With the quorum `unsafe` no epoch counts, and an engine starts with whatever is there. All that may keep it from that is an authority
+//! that cannot be read: it is made anew.
 
 use std::time::Duration;
 
@@ -28,7 +31,7 @@ const PASSING: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize)]
 struct SalvageView {
     volume: String,
-    /// Replicas that it is started from; empty: it is not.
+    /// Replicas that it is started from; empty: it is not, or from whichever are there (quorum `unsafe`).
     chosen: Vec<String>,
     /// Every acknowledged flush is on them.
     sure: bool,
@@ -57,12 +60,6 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let volume = &args.volume;
     let (lock, record) = lock::volume(root, volume)?;
     record.check_ready()?;
-    if record.quorum == control::host::Quorum::Unsafe {
-        bail!(
-            "volume {volume} has the quorum unsafe: `longhornctl up {volume}` starts it with whatever replicas are \
-             there, and nothing says which of them missed a write"
-        );
-    }
     if has_processes(root, &record)? {
         bail!(
             "volume {volume} is up, or trying: see `longhornctl status {volume}`; to salvage it, stop it first with \
@@ -71,7 +68,10 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     }
     LiveDirs::default().check_free(volume, root)?;
     let found = Found::of(&record, context)?;
-    let chosen = found.choose(&args);
+    let chosen = match record.quorum {
+        control::host::Quorum::Unsafe => found.choose_nobody(&args),
+        _ => found.choose(&args),
+    };
     let mut view = SalvageView::of(&record, &found, chosen.as_ref().ok());
     if context.output == Output::Table {
         view.show()?;
@@ -119,6 +119,7 @@ struct Found {
 /// What is done about it.
 #[derive(Debug)]
 struct Chosen {
+    /// Empty: whoever is there, with the quorum `unsafe`.
     names: Vec<String>,
     sure: bool,
 }
@@ -190,6 +191,22 @@ impl Found {
         }
     }
 
+    /// With the quorum `unsafe` the engine takes whoever is there.
+    fn choose_nobody(&self, args: &SalvageArgs) -> Result<Chosen> {
+        let volume = &args.volume;
+        let by_itself = format!(
+            "volume {volume} has the quorum unsafe: `longhornctl up {volume}` starts it with whatever replicas are \
+             there, and nothing says which of them missed a write"
+        );
+        match (&self.authority, &args.replica) {
+            (Authority::Says(_), _) => bail!("{by_itself}"),
+            (Authority::Silent, Some(_)) => bail!(
+                "volume {volume} has the quorum unsafe, and starts with whatever replicas are there: leave --replica out"
+            ),
+            (Authority::Silent, None) => Ok(Chosen { names: Vec::new(), sure: false }),
+        }
+    }
+
     fn highest_generation(&self) -> Generation {
         let seen = self
             .surveys
@@ -221,6 +238,9 @@ fn carry_out(context: &Context, record: &VolumeRecord, found: &Found, chosen: &C
     }
     let authority = record.authority(&context.root);
     let highest = found.highest_generation();
+    if chosen.names.is_empty() {
+        return Ok(authority.begin_anew(highest)?);
+    }
     let mut members = chosen.names.clone();
     members.sort();
     let mut id = [0; 16];

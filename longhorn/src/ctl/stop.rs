@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
-use control::manager::{ProcessId, ProcessRecord};
+use control::manager::ProcessId;
 use control::transport::is_gone;
 use tonic::Code;
 
 use super::grown::note_size;
 use super::manager::Manager;
-use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes};
+use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, remembered};
 use super::{Context, device};
 use crate::device_names::device_of;
 use crate::progress::Progress;
@@ -53,7 +53,7 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
     if has_processes(root, record)? {
         let mut manager = Manager::ensure(root).await?;
         let engine = engine_name(volume);
-        if ProcessRecord::load(root, &engine)?.is_some_and(|p| p.pid().is_some()) {
+        if remembered(root, &engine)?.map_or(true, |p| p.is_some_and(|p| p.pid().is_some())) {
             unclean = shut_down(context, volume, progress).await?;
         }
         progress.say("stopping the processes");
@@ -90,7 +90,8 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
         device::check_unused(Path::new(&view.device))?;
     }
     note_size(&context.root, volume, &view)?;
-    let process = ProcessRecord::load(&context.root, &engine_name(volume))?.and_then(|record| record.process);
+    let process = remembered(&context.root, &engine_name(volume))?.ok().flatten();
+    let process = process.and_then(|record| record.process);
     progress.say("flushing");
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(None),

@@ -95,7 +95,7 @@ async fn bring_up(
         Err(e) => e,
     };
     progress.say("taking back what was begun");
-    if let Err(left) = take_back(root, &record, &mut manager).await {
+    if let Err(left) = take_back(root, &record).await {
         return Err(e.context(format!("(and the new volume could not be taken back: {left:#})")));
     }
     interrupt::leaves(format!("there is no volume {volume}"));
@@ -250,7 +250,9 @@ pub(super) fn load_modules(record: &VolumeRecord) {
 }
 
 /// Makes a volume that never came up not exist.
-async fn take_back(root: &Root, record: &VolumeRecord, manager: &mut Manager) -> Result<()> {
+async fn take_back(root: &Root, record: &VolumeRecord) -> Result<()> {
+    // It may be the instance manager that was lost.
+    let mut manager = Manager::ensure(root).await?;
     let engine = engine_name(&record.name);
     manager.end(&[engine]).await?;
     let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
