@@ -11,7 +11,7 @@
 //! - A read is answered from a member that was readable then, and only if every attached member was heard within
 //!   [`LEASE`].
 //! - Waiting is the answer to everything that may pass; errors are for requests that can never succeed, for a block
-//!   that no member can read, for `ioTimeout` without any member, for what unmaps on full disks, and for the end of the engine.
+//!   that no member can read, for `ioTimeout` with too few members, for what unmaps on full disks, and for the end of the engine.
 //! - Once a member said that it belongs to a younger engine, nothing comes out any more.
 
 mod admission;
@@ -72,7 +72,7 @@ pub struct Config {
     pub max_transfer: u32,
     /// Client slots: requests in the queue at one time. At most 504.
     pub depth: u16,
-    /// How long requests wait while no member can be read from; 0 for ever.
+    /// How long requests wait while too few members are there to go on; 0 for ever.
     pub io_timeout_ns: u64,
     /// Members compare what a read gives with their checksums on record.
     pub verify: bool,
@@ -298,7 +298,7 @@ pub struct Queue {
     jobs: VecDeque<(JobId, Job)>,
     barriers: Vec<Barrier>,
     clock: Clock,
-    /// Since when no member can be read from, ns.
+    /// Since when too few members can be read from, ns.
     dark_since: Option<u64>,
     pings: u32,
     /// A job has ended: the next may start.

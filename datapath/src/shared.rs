@@ -238,7 +238,7 @@ impl Shared {
         self.patient.store(patient, Ordering::Release);
     }
 
-    /// True if requests wait although no member can be read from for longer than `ioTimeout`.
+    /// True if requests wait although too few members can be read from for longer than `ioTimeout`.
     pub fn is_patient(&self) -> bool {
         self.patient.load(Ordering::Acquire)
     }

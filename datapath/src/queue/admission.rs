@@ -276,7 +276,7 @@ impl Queue {
         out.push(Output::Complete { slot: s, result, part, held });
     }
 
-    /// True if no member could be read from for `ioTimeout`, and the conductor has no reason to wait longer.
+    /// True if too few members could be read from for `ioTimeout`, and the conductor has no reason to wait longer.
     pub fn is_timed_out(&self, now: u64) -> bool {
         let timeout = self.config.io_timeout_ns;
         timeout != 0

@@ -235,10 +235,11 @@ impl Queue {
         }
     }
 
-    /// Keeps `dark_since`: since when nobody can be read from.
+    /// Keeps `dark_since`: since when too few can be read from to answer anybody. With a majority one of three may be there, and what
+    /// it reads or writes waits for another one.
     pub(super) fn note_serving(&mut self, now: u64) {
-        self.dark_since =
-            if self.members.readable().is_empty() { self.dark_since.or(Some(now)) } else { None };
+        let too_few = self.members.readable().len() < self.shared.members_min();
+        self.dark_since = if too_few { self.dark_since.or(Some(now)) } else { None };
     }
 
     /// Asks a member whether it is there, unless it was asked already.

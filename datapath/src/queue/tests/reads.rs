@@ -207,6 +207,36 @@ fn after_the_timeout_without_any_member_everything_is_answered() {
     b.assert_idle();
 }
 
+/// One of three is there, and answers; nothing can be answered by it.
+#[test]
+fn after_the_timeout_with_too_few_members_everything_is_answered() {
+    let mut b = Bench::new(3);
+    b.shared.set_members_min(2);
+    for m in [B, C] {
+        b.link_down(m);
+        b.switch(Switch::StopReads { member: m });
+    }
+    let write = b.request(WRITE, blocks(0, 1));
+    let alone = MemberSet::EMPTY.with(A);
+    b.pass(2_500, alone);
+    let (read, flush) = (b.request(Op::Read, blocks(1, 1)), b.request(Op::Flush, Extent::default()));
+    b.answer(A, Status::Ok);
+    b.pass(26_500, alone);
+    assert!(b.answers().is_empty(), "others may come");
+    b.pass(1_100, alone);
+    let mut answers = b.answers();
+    answers.sort_unstable_by_key(|a| a.0);
+    assert_eq!(answers, [write, read, flush].map(|s| (s, Err(IoError::TimedOut))));
+
+    b.join(B);
+    b.switch(Switch::Forget { member: C });
+    b.hear_all();
+    b.answer(B, Status::Ok);
+    let late = b.request(Op::Read, blocks(1, 1));
+    b.answer_reads(Status::Ok);
+    assert_eq!(b.answers(), [(late, Ok(()))]);
+}
+
 #[test]
 fn reads_of_a_chunk_in_doubt_wait_until_it_is_resolved() {
     let mut b = Bench::new(2);
