@@ -18,7 +18,7 @@ use super::slot::{Fan, SlotSet, Stage, Why};
 use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, Output, Queue, Reply, Sabotage};
-use crate::message::{Fault, JobResult, MemberId};
+use crate::message::{Fault, JobResult, MemberId, MemberSet};
 
 /// The flush that is under way.
 #[derive(Debug)]
@@ -61,7 +61,12 @@ impl Queue {
 
     fn start_flush(&mut self, now: u64, out: &mut Vec<Output>) {
         let number = self.shared.start_flush();
-        let fan = Fan { need: self.members.attached(), sent_at: now, ..Fan::default() };
+        // Clients do not wait for the disk of one that is brought in sync. It becomes a member only after a flush of the conductor's, which
+        // is asked of all.
+        let for_job = self.flush.callers.iter().any(|s| self.slot(s).work.is_job());
+        let spared = if for_job { MemberSet::EMPTY } else { self.members.filling() };
+        let need = self.members.attached().minus(spared);
+        let fan = Fan { need, sent_at: now, ..Fan::default() };
         self.flush.running = Some(Batch { number, fan, sure: self.shared.sure() });
         for m in fan.need.iter() {
             self.flush_send(now, m, out);

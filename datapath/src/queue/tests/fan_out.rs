@@ -67,6 +67,27 @@ fn nobody_waits_for_who_is_filled_but_its_range_does() {
 }
 
 #[test]
+fn no_client_waits_for_a_flush_of_who_is_filled() {
+    let mut b = filling();
+    let slot = b.request(Op::Flush, Extent::default());
+    assert!(b.to(C).is_empty());
+    b.answer(A, Status::Ok);
+    assert!(b.answers().is_empty());
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    assert_eq!(b.shared.flush_everywhere(), 1);
+    b.assert_idle();
+
+    // The conductor does, before it is a member.
+    b.apply(Input::Message(ToQueue::Job(JobId(1), Job::Flush)));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!((b.reports(), b.shared.flush_everywhere()), (Vec::new(), 1));
+    b.answer(C, Status::Ok);
+    assert_eq!(b.reports(), [FromQueue::JobDone(JobId(1), crate::message::JobResult::Done { changed: 0 })]);
+}
+
+#[test]
 fn who_is_filled_alone_answers_for_nobody() {
     let mut b = filling();
     b.request(WRITE, blocks(0, 1));
