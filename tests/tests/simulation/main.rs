@@ -21,10 +21,12 @@ const BROKEN_MAX: usize = 20;
 const CLIENT_SEEDS: u64 = 1000;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 28] = [
+const STATES: [&str; 31] = [
+    "answered with TimedOut",
     "authority did not answer",
     "block rebuilt",
     "block rotten",
+    "block written in part",
     "blocks repaired",
     "chunks resolved",
     "engine fenced off",
@@ -50,6 +52,7 @@ const STATES: [&str; 28] = [
     "scrub done",
     "snapshot done",
     "two engines open",
+    "write in several pieces",
 ];
 
 /// A sabotaged mechanism has to be noticed within so many seeds.
@@ -197,7 +200,7 @@ fn map_believed_after_a_revert() {
 fn folded_beside_a_repair() {
     let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_in(Some(Mix::Folds), 1_001, "folded_beside_a_repair", sabotage);
+    noticed_in(Some(Mix::Folds), 3_001, "folded_beside_a_repair", sabotage);
 }
 
 /// Clients have to leave at all.

@@ -17,6 +17,7 @@ use replica::serve::core::{ConnId, SessionHello};
 
 use super::grant::{Grant, Reading};
 use super::packet::{Body, Memory};
+use super::parts::merged;
 use super::world::{Event, Outbox, Sabotage};
 use tests::register::{FlushBegan, ReadBegan, Stamp, WriteId};
 
@@ -62,8 +63,9 @@ pub(crate) struct Slot {
     pub(crate) writes: Vec<(u64, WriteId)>,
     /// Mark of the oracle.
     pub(crate) flush: Option<FlushBegan>,
-    /// What the client writes.
+    /// What the client writes, by block; and where in the first of them its range begins.
     pub(crate) client: Vec<Stamp>,
+    skew: u64,
     stored: Option<Body>,
     /// Taken from the queue's point of view.
     pub(crate) taken: bool,
@@ -73,6 +75,13 @@ pub(crate) struct Slot {
     pub(crate) uses: u64,
     /// Writes that this one was sent in place of.
     pub(crate) instead_of: Vec<(u64, WriteId)>,
+}
+
+impl Slot {
+    /// Which of the client's blocks begins or goes on so many bytes behind the range's begin.
+    fn block_at(&self, from: u32) -> usize {
+        ((self.skew + u64::from(from)) / BLOCK) as usize
+    }
 }
 
 /// An answer for the client.
@@ -88,6 +97,8 @@ pub(crate) struct Answer {
     pub(crate) blocks: Vec<Stamp>,
     /// The queue wants to know when it has left.
     pub(crate) held: bool,
+    /// For how long it has answered no read, ns.
+    pub(crate) dark_for: u64,
     /// What was asked for, and the oracle's marks.
     pub(crate) request: Option<(Op, Extent)>,
     /// As in [`Slot`].
@@ -140,6 +151,8 @@ pub(crate) struct Engine {
     /// per queue.
     pub(crate) stumbles: bool,
     turn_due: Vec<bool>,
+    /// When each queue has last answered a read, ns.
+    has_read_at: Vec<u64>,
     /// Clients may send requests.
     pub(crate) open: bool,
     /// It has ended by itself, and how.
@@ -153,22 +166,23 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// A process that has not begun; `full`: every read is compared with checksums.
+    /// A process that has not begun; `full`: every read is compared with checksums; requests end after `io_timeout` ns with nobody to
+    /// serve them.
     pub(crate) fn new(
         number: u64,
         generation: Generation,
         instance: Instance,
         queues: u8,
         config: conductor::Config,
-        (full, sabotage): (bool, Sabotage),
+        (full, io_timeout, sabotage): (bool, u64, Sabotage),
     ) -> Self {
         let table = Arc::new(Table::new());
         let queue_config = queue::Config {
             size: config.size,
-            logical_block: 4096,
+            logical_block: 512,
             max_transfer: lh_wire::MAX_DATA,
             depth: DEPTH,
-            io_timeout_ns: 0,
+            io_timeout_ns: io_timeout,
             verify: full,
         };
         let made = (0..queues).map(|q| {
@@ -203,6 +217,7 @@ impl Engine {
             controls: BTreeMap::new(),
             stumbles: false,
             turn_due: vec![false; usize::from(queues)],
+            has_read_at: vec![0; usize::from(queues)],
             open: false,
             stopped: None,
             frozen: false,
@@ -418,6 +433,7 @@ impl Engine {
     pub(crate) fn request(&mut self, q: usize, slot: u16, op: Op, range: Extent) {
         let s = &mut self.slots[q][usize::from(slot)];
         s.request = Some((op, range));
+        s.skew = range.offset % BLOCK;
         (s.taken, s.left) = (true, false);
         s.uses += 1;
         s.instead_of.clear();
@@ -449,7 +465,7 @@ impl Engine {
         }
         let mut body = body;
         for output in outputs {
-            self.carry_queued(q, output, &mut body, out);
+            self.carry_queued((now, q), output, &mut body, out);
         }
     }
 
@@ -486,7 +502,13 @@ impl Engine {
         }
     }
 
-    fn carry_queued(&mut self, q: usize, output: queue::Output, body: &mut Option<Body>, out: &mut Outbox) {
+    fn carry_queued(
+        &mut self,
+        (now, q): (u64, usize),
+        output: queue::Output,
+        body: &mut Option<Body>,
+        out: &mut Outbox,
+    ) {
         use queue::Output as O;
         let queue_id = QueueId(u8::try_from(q).unwrap_or(0));
         match output {
@@ -506,12 +528,19 @@ impl Engine {
                     None => drop(self.job_stored.insert((q, slot), joined)),
                 }
             }
-            O::Merge { .. } => unreachable!("the simulation's clients write whole blocks"),
+            O::Merge { slot, at, from, len } => {
+                out.note("block written in part", 1);
+                let s = &mut self.slots[q][usize::from(slot)];
+                let new = s.client[s.block_at(from)];
+                let Some(Body::Blocks(blocks)) = &mut s.stored else { return };
+                blocks.iter_mut().for_each(|block| *block = merged(*block, at, len, new));
+            }
             O::Complete { slot, result, part, held } => {
                 let blocks = match (self.stored(q, slot), part) {
                     (Some(Body::Blocks(b)), Some((from, len))) => {
-                        let from = (u64::from(from) / BLOCK) as usize;
-                        b.into_iter().skip(from).take((u64::from(len) / BLOCK) as usize).collect()
+                        let range = Extent::new(u64::from(from), u64::from(len)).widen(BLOCK);
+                        let at = |n: u64| (n / BLOCK) as usize;
+                        b.into_iter().skip(at(range.offset)).take(at(range.len)).collect()
                     }
                     _ => Vec::new(),
                 };
@@ -519,12 +548,17 @@ impl Engine {
                 let (request, read, flush) = (s.request.take(), s.read.take(), s.flush.take());
                 let (writes, instead_of) = (std::mem::take(&mut s.writes), std::mem::take(&mut s.instead_of));
                 let left = s.left;
+                if let (Some((Op::Read, _)), Ok(())) = (request, result) {
+                    self.has_read_at[q] = now;
+                }
+                let dark_for = now - self.has_read_at[q];
                 let answer = Answer {
                     queue: q,
                     slot,
                     result,
                     blocks,
                     held,
+                    dark_for,
                     request,
                     read,
                     writes,
@@ -672,10 +706,9 @@ impl Engine {
         let body = match t.data {
             Data::None => Body::None,
             Data::Client { slot, from } => {
-                let from = (u64::from(from) / BLOCK) as usize;
+                let s = &self.slots[q][usize::from(slot)];
                 let blocks = (t.range.len / BLOCK) as usize;
-                let client = &self.slots[q][usize::from(slot)].client;
-                let blocks = client.iter().skip(from).take(blocks).copied().collect();
+                let blocks = s.client.iter().skip(s.block_at(from)).take(blocks).copied().collect();
                 let memory = Memory::new(blocks, &self.lives);
                 let lent = memory.lend();
                 self.loans[usize::from(t.member.0)][q].lend(t.tag, memory);

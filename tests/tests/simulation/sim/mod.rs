@@ -7,5 +7,6 @@ pub(crate) mod faults;
 pub(crate) mod grant;
 pub(crate) mod node;
 pub(crate) mod packet;
+pub(crate) mod parts;
 pub(crate) mod rot;
 pub(crate) mod world;

@@ -7,6 +7,7 @@ mod disaster;
 mod ending;
 mod leaving;
 mod network;
+mod pieces;
 mod scrub;
 
 use std::cmp::Ordering;
@@ -28,12 +29,16 @@ use super::engine::{Answer, DEPTH, Engine, Mail, Report};
 use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, ROTS, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
+use super::parts::REGISTERS;
 use tests::dice::Dice;
 use tests::register::{History, Stamp};
 
 /// Bytes of the simulated volume, and of a chunk of its intent bitmap.
 const SIZE: u64 = 4 << 20;
 const CHUNK: u64 = 128 << 10;
+
+/// Blocks that it may come to have.
+pub(crate) const BLOCKS: u64 = (SIZE + GROWTH) / BLOCK;
 
 /// Blocks that clients use: few, so that requests meet; most in two chunks, and some in chunks of their own, so that
 /// chunks are marked for the first time all through a run.
@@ -338,6 +343,11 @@ pub(crate) struct World {
     /// Chooses when the volume is scrubbed, and whether it is.
     scrub_dice: Dice,
     scrubs: bool,
+    /// Chooses whether requests are of parts of blocks, or longer than what is sent at once, and which; and when they end that nobody
+    /// serves, ns, or 0.
+    piece_dice: Dice,
+    in_pieces: bool,
+    io_timeout: u64,
     rots: u64,
     /// Faults that may still follow on something that changes.
     aftershocks: u64,
@@ -361,7 +371,7 @@ impl World {
     /// A world of three replicas from the seed.
     pub(crate) fn new(seed: u64, sabotage: Sabotage, tracing: bool) -> Self {
         let dice = Dice::new(seed);
-        let blocks = usize::try_from((SIZE + GROWTH) / BLOCK).unwrap_or(0);
+        let registers = usize::try_from(REGISTERS).unwrap_or(0);
         Self {
             now: 0,
             order: 0,
@@ -394,12 +404,15 @@ impl World {
             sessions: BTreeMap::new(),
             mail_at: BTreeMap::new(),
             report_at: BTreeMap::new(),
-            history: History::new(blocks),
+            history: History::new(registers),
             stamps: 0,
             budget: 0,
             chain: chain::Chain::default(),
             scrub_dice: Dice::new(!seed),
             scrubs: false,
+            piece_dice: Dice::new(seed.rotate_left(52)),
+            in_pieces: false,
+            io_timeout: 0,
             rots: 0,
             aftershocks: 0,
             mix: Mix::All,
@@ -488,6 +501,7 @@ impl World {
             self.at(at, Event::Fault(fault));
         }
         self.plan_scrubs(length);
+        self.plan_pieces();
         for node in 0..3 {
             self.at(0, Event::StartNode(node));
         }
@@ -764,8 +778,8 @@ impl World {
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
         let (generation, instance) = (config.generation, config.instance);
-        let full = self.mix == Mix::Rot;
-        let mut engine = Engine::new(number, generation, instance, QUEUES, config, (full, self.sabotage));
+        let how = (self.mix == Mix::Rot, self.io_timeout, self.sabotage);
+        let mut engine = Engine::new(number, generation, instance, QUEUES, config, how);
         engine.stumbles = self.mix == Mix::Clients;
         if self.loss_notes.contains(&engine.session()) {
             engine.finds_a_loss_noted();

@@ -2,9 +2,10 @@
 //! write of all blocks, and what an expansion adds can be written.
 
 use super::{
-    BLOCK, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH, Outbox,
-    Quorum, ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
+    BLOCK, BLOCKS, BTreeMap, CHUNK, Command, CommandId, Conducted, Disk, Event, Fault, GROWS_BY, GROWTH,
+    Outbox, Quorum, ReplicaConfig, Report, SECOND, SIZE, Seen, Stamp, World,
 };
+use crate::sim::parts::{Register, registers_of};
 use tests::register::{ReadBegan, WriteId};
 
 /// See the module's documentation.
@@ -138,7 +139,10 @@ impl World {
         let seen = self.chain.taken.get(name).cloned().unwrap_or_default();
         let stamp = |block| seen.get(&block).copied().unwrap_or(Stamp(0));
         let session = self.generation.attachment.into();
-        (0..(SIZE + GROWTH) / BLOCK).map(|b| (b, self.history.write_begins(b, stamp(b), session))).collect()
+        let registers = (0..BLOCKS).flat_map(registers_of);
+        registers
+            .map(|r| (r.number, self.history.write_begins(r.number, r.value(stamp(r.block)), session)))
+            .collect()
     }
 
     pub(super) fn command_done(&mut self, command: u64, ok: bool) {
@@ -176,12 +180,13 @@ impl World {
 
     /// What a snapshot shows was there at one moment between the command and its answer.
     fn judge_snapshot(&mut self, name: &str, seen: &Seen, began: ReadBegan) {
-        let value = |block| (block, seen.get(&block).copied().unwrap_or(Stamp(0)));
-        if let Err(v) = self.history.at_one_moment(began, (0..(SIZE + GROWTH) / BLOCK).map(value)) {
+        let value = |r: Register| (r.number, r.value(seen.get(&r.block).copied().unwrap_or(Stamp(0))));
+        let values = || (0..BLOCKS).flat_map(registers_of).map(value);
+        if let Err(v) = self.history.at_one_moment(began, values()) {
             self.wrong(format!("snapshot {name}: {v}"));
         }
-        for (block, stamp) in (0..(SIZE + GROWTH) / BLOCK).map(value) {
-            if let Err(v) = self.history.read_returned(block, began, stamp) {
+        for (register, stamp) in values() {
+            if let Err(v) = self.history.read_returned(register, began, stamp) {
                 self.wrong(format!("snapshot {name}: {v}"));
             }
         }

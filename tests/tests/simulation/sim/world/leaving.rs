@@ -1,7 +1,7 @@
 //! Clients that give up on a connection: what is left there was sent again on another one, to another queue, and something newer
 //! after it.
 
-use super::{BLOCK, DEPTH, Event, MS, Outbox, World, blocks};
+use super::{DEPTH, Event, MS, Outbox, World, blocks};
 
 impl World {
     /// A client gives up on a write that has no answer yet, and sends another one in its place.
@@ -37,7 +37,6 @@ impl World {
         out.later(noticed, Event::HangUp(number, q, slot, uses));
         self.say(|| format!("e{number} q{q}/{slot} is given up: {op:?} {:?}", blocks(range)));
         self.issue_into((number, other, place), op, range, out);
-        debug_assert!(range.is_aligned(BLOCK));
         if let Some(e) = self.engines.get_mut(&number) {
             e.slots[other][usize::from(place)].instead_of = before;
         }
