@@ -518,6 +518,16 @@ async fn a_volume_grows_changes_and_is_listed() {
         assert_eq!(answer.map_or_else(|e| e.code(), |_| Code::Ok), code, "{volume} {pairs:?}");
     }
     assert_eq!(cluster.server.get("volumes", "a").unwrap()["spec"]["snapshotMaxCount"], 9);
+    // Where no webhook fills it in, the volume says nothing of where its replicas are: nor does whoever changes it otherwise.
+    let locality = || cluster.server.get("volumes", "a").unwrap()["spec"]["dataLocality"].clone();
+    cluster.server.apply("volumes", "a", &json!({ "spec": { "dataLocality": null } }));
+    for (pairs, expected) in [
+        (&[("numberOfReplicas", "1")][..], json!(null)),
+        (&[("dataLocality", "best-effort")], json!("best-effort")),
+    ] {
+        cluster.controller().controller_modify_volume(change("a", pairs)).await.unwrap();
+        assert_eq!(locality(), expected);
+    }
     let page = |token: &str| ListVolumesRequest { max_entries: 2, starting_token: token.into() };
     let first = cluster.controller().list_volumes(page("")).await.unwrap().into_inner();
     assert_eq!((first.entries.len(), first.next_token.as_str()), (2, "after:b"));

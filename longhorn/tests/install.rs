@@ -327,6 +327,9 @@ fn in_camel_case(setting: &str) -> String {
     words.fold(first, |name, word| name + &word[..1].to_uppercase() + &word[1..])
 }
 
+/// A value for each data engine, as Longhorn writes some since 1.10: `{"v1":"3","v2":"2"}`.
+const BY_ENGINE: &str = r#"\{ *"v[12]" *:.*\}"#;
+
 /// What JSON Schema says of a setting. Longhorn's users write numbers and flags as text, too; null leaves the default.
 fn schema_of(definition: &Definition) -> Value {
     match definition.form {
@@ -334,18 +337,20 @@ fn schema_of(definition: &Definition) -> Value {
         _ if definition.name == "default-data-path" => {
             json!({ "type": ["string", "null"], "pattern": "^/." })
         }
-        Form::Bool => json!({ "enum": [true, false, "true", "false", null] }),
+        // Helm's expressions are Go's.
+        Form::Bool => json!({
+            "type": ["boolean", "string", "null"], "pattern": format!("^(true|false|{BY_ENGINE})$")
+        }),
         Form::Number(low, high) => json!({
-            "type": ["integer", "string", "null"], "minimum": low, "maximum": high, "pattern": "^[0-9]+$"
+            "type": ["integer", "string", "null"], "minimum": low, "maximum": high,
+            "pattern": format!("^([0-9]+|{BY_ENGINE})$")
         }),
         Form::Word(words) => {
-            let all: Vec<Value> = words.iter().map(|w| json!(w)).chain([Value::Null]).collect();
-            json!({ "enum": all })
+            json!({ "type": ["string", "null"], "pattern": format!("^({}|{BY_ENGINE})$", words.join("|")) })
         }
-        // Helm's expressions are Go's.
-        Form::AnyCase(words) => {
-            json!({ "type": ["string", "null"], "pattern": format!("^(?i:{})$", words.join("|")) })
-        }
+        Form::AnyCase(words) => json!({
+            "type": ["string", "null"], "pattern": format!("^((?i:{})|{BY_ENGINE})$", words.join("|"))
+        }),
         Form::Text | Form::Words(_) => json!({ "type": ["string", "null"] }),
     }
 }

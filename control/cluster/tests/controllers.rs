@@ -131,6 +131,71 @@ async fn a_node_gets_the_disks_and_tags_that_kubernetes_names_for_it_whenever_th
 }
 
 #[tokio::test]
+async fn a_node_whose_first_disk_cannot_be_used_is_there_without_it_and_gets_it_later() {
+    let mut cluster = Cluster::new(&[], 29).await;
+    cluster.machine().diskless.insert("n1".to_owned());
+    cluster.add("n1");
+    let node = |c: &Cluster| c.server.get("nodes", "n1").unwrap_or_default();
+    let condition = |c: &Cluster, kind: &str| {
+        let all = node(c)["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|c| c["type"] == kind)
+    };
+    let lacks = |c: &Cluster| condition(c, "DefaultDisksAndTags");
+    cluster.wait("it says why it has none", |c| lacks(c).is_some()).await;
+    let told = lacks(&cluster).unwrap();
+    assert!(told["message"].as_str().unwrap().contains("/root-n1: No such file"), "{told}");
+    assert_eq!(condition(&cluster, "Ready").unwrap()["status"], "True", "volumes may be attached there");
+    cluster.machine().diskless.clear();
+    cluster.server.apply("core/nodes", "n1", &json!({ "metadata": { "labels": { "looked": "again" } } }));
+    cluster.wait("it has its disk", |c| nodes_ready(c) == 1 && lacks(c).is_none()).await;
+    let disks = node(&cluster)["spec"]["disks"].clone();
+    let (name, disk) = disks.as_object().unwrap().iter().next().unwrap();
+    assert!(name.starts_with("default-disk-") && disk["storageReserved"].as_i64() > Some(0), "{disks}");
+    // One that somebody takes away stays away.
+    cluster.server.apply("nodes", "n1", &json!({ "spec": { "disks": { name: null } } }));
+    let without = |c: &Cluster| nodes_ready(c) == 0;
+    cluster.wait("it has lost its disk", without).await;
+    cluster.server.apply("nodes", "n1", &json!({ "spec": { "tags": ["seen"] } }));
+    cluster.server.apply("core/nodes", "n1", &json!({ "spec": { "unschedulable": true } }));
+    cluster
+        .wait("it was looked at", |c| condition(c, "Schedulable").is_some_and(|c| c["reason"] == "Cordoned"))
+        .await;
+    assert!(without(&cluster) && lacks(&cluster).is_none());
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_deleted_keeps_no_other_on_its_dead_node() {
+    let mut cluster = Cluster::new(&["n1", "n2"], 31).await;
+    cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
+    let policy = json!({ "value": "delete-both-statefulset-and-deployment-pod" });
+    cluster.server.apply("settings", "node-down-pod-deletion-policy", &policy);
+    let claim = json!({ "namespace": "apps", "name": "data" });
+    let source = json!({ "driver": "driver.longhorn.io", "volumeHandle": "demo" });
+    let volume = json!({ "metadata": { "name": "pv" }, "spec": { "csi": source, "claimRef": claim } });
+    cluster.server.apply("core/persistentvolumes", "pv", &volume);
+    for name in ["a", "b"] {
+        let owner = json!({
+            "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "s", "controller": true
+        });
+        let pod = json!({
+            "metadata": {
+                "namespace": "apps", "name": name, "uid": name, "ownerReferences": [owner],
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {
+                "nodeName": "n2", "containers": [],
+                "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }],
+            },
+        });
+        cluster.server.apply("core/pods", name, &pod);
+    }
+    cluster.server.protect("core/pods", "a");
+    goes_silent(&mut cluster, "n2").await;
+    cluster.wait("the other one is gone", |c| c.server.get("core/pods", "b").is_none()).await;
+    assert!(cluster.server.get("core/pods", "a").is_some());
+}
+
+#[tokio::test]
 async fn defaults_that_were_given_count_from_the_start_and_go_before_a_users_value_once() {
     let mut cluster = Cluster::new(&[], 23).await;
     cluster.given.give("create-default-disk-labeled-nodes", "true").unwrap();

@@ -8,7 +8,7 @@ use lh_cluster::api::{
     VolumeState,
 };
 use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_LARGER, SOURCE_MISSING, unbuilt};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::ControllerService;
 use super::publish::{left, must_migrate};
@@ -231,17 +231,25 @@ impl ControllerService {
         if spec != volume.spec {
             let patch = json!({
                 "metadata": { "resourceVersion": volume.metadata.resource_version },
-                "spec": {
-                    "numberOfReplicas": spec.number_of_replicas,
-                    "dataLocality": spec.data_locality,
-                    "replicaAutoBalance": spec.replica_auto_balance,
-                    "snapshotMaxCount": spec.snapshot_max_count,
-                },
+                "spec": difference(&volume.spec, &spec)?,
             });
             self.cluster.change::<Volume>(id, &patch).await?;
         }
         Ok(ControllerModifyVolumeResponse {})
     }
+}
+
+/// What makes a merge patch of one into the other: what nobody asked for is not written, and stays absent where it is.
+fn difference(old: &VolumeSpec, new: &VolumeSpec) -> Result<Map<String, Value>, Refused> {
+    let fields = |spec| match serde_json::to_value(spec) {
+        Ok(Value::Object(fields)) => Ok(fields),
+        other => Err(Refused::Failed(format!("a volume cannot be written: {other:?}"))),
+    };
+    let (old, mut new) = (fields(old)?, fields(new)?);
+    let gone: Vec<String> = old.keys().filter(|key| !new.contains_key(*key)).cloned().collect();
+    new.retain(|key, value| old.get(key) != Some(value));
+    new.extend(gone.into_iter().map(|key| (key, Value::Null)));
+    Ok(new)
 }
 
 /// The volume that a request asks for, without a look at anything: of one that is made of another, the least size.

@@ -403,7 +403,11 @@ impl Agent for LocalAgent {
     async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {
         let request = SnapshotName { name: name.to_owned() };
         let mut operations = self.operations(engine).await?;
-        operations.snapshot_remove(request).await.map_err(|e| refusal(&e))?;
+        match operations.snapshot_remove(request).await {
+            // It is gone, or was never taken.
+            Err(e) if e.code() == Code::NotFound => return Ok(()),
+            removed => drop(removed.map_err(|e| refusal(&e))?),
+        }
         // Its space comes back by folding it away. Where that cannot begin now, a rebuild goes on for instance, the next
         // removal begins it.
         if let Err(e) = operations.snapshot_purge(()).await {

@@ -20,6 +20,21 @@ pub const SCHEDULABLE: &str = "Schedulable";
 /// The condition, where it does not hold: the node has the disks and tags that its node in Kubernetes asks for.
 const DEFAULTS: &str = "DefaultDisksAndTags";
 
+/// The annotation of a node whose first disk could not be used when its resource was made.
+const OWED: &str = "longhorn.io/first-disks-owed";
+
+/// Notes that the node gets its first disks once they can be used.
+pub fn owe_disks(node: &mut Node) {
+    node.metadata.annotations.get_or_insert_default().insert(OWED.to_owned(), "true".to_owned());
+}
+
+/// True until a node of which that was noted has had its disks: its condition says so, once there is one.
+pub fn is_owed_disks(node: &Node) -> bool {
+    let noted = node.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(OWED));
+    let lacks = |status: &NodeStatus| status.conditions.get_condition(DEFAULTS).is_some();
+    noted && node.status.as_ref().is_none_or(lacks)
+}
+
 /// What Kubernetes says of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubernetesNode {

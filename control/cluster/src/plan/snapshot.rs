@@ -48,7 +48,7 @@ pub enum Action {
     RemoveFinalizer,
     /// Take it.
     Take,
-    /// Mark it for removal.
+    /// Mark it for removal, if it is there.
     Remove,
     /// Write its status.
     SetStatus(Box<SnapshotStatus>),
@@ -99,6 +99,11 @@ fn name(snapshot: &Snapshot) -> &str {
 
 fn is_kept(snapshot: &Snapshot) -> bool {
     snapshot.metadata.finalizers.as_deref().unwrap_or_default().iter().any(|f| f == FINALIZER)
+}
+
+/// True for one that is to be taken, and of which nobody has told yet that it was.
+fn never_seen(snapshot: &Snapshot) -> bool {
+    snapshot.spec.create_snapshot && snapshot.status.as_ref().is_none_or(|s| s.creation_time.is_empty())
 }
 
 fn serves(engine: Option<&Engine>) -> bool {
@@ -177,6 +182,9 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             // One that was asked for before the engine began to wait may be taken yet.
             _ if waits(o.engine) => Vec::new(),
             Some(_) => vec![Action::Remove],
+            // One that was never seen may be taken all the same: what is told of the chain may be older. The engine knows.
+            None if never_seen(o.snapshot) && o.in_use => Vec::new(),
+            None if never_seen(o.snapshot) => vec![Action::Remove, Action::RemoveFinalizer],
             None => vec![Action::RemoveFinalizer],
         };
     }
@@ -393,6 +401,16 @@ mod tests {
         assert_eq!(decide(&snapshot, Some(&volume), Some(&engine(Stopped, &[]))), (vec![], true));
         let there = engine(Running, &[("s1", false)]);
         assert_eq!(decide(&snapshot, Some(&volume), Some(&there)).0, [Action::Remove]);
+        // Taken a moment ago, and its engine has told of its chain before that.
+        let before = engine(Running, &[]);
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&before));
+        assert_eq!(actions, [Action::Remove, Action::RemoveFinalizer]);
+        let mut seen = snapshot.clone();
+        seen.status = Some(SnapshotStatus {
+            creation_time: "2026-01-01T00:00:00Z".into(),
+            ..SnapshotStatus::default()
+        });
+        assert_eq!(decide(&seen, Some(&volume), Some(&before)).0, [Action::RemoveFinalizer]);
         let marked = engine(Running, &[("s1", true)]);
         assert_eq!(decide(&snapshot, Some(&volume), Some(&marked)).0, [Action::RemoveFinalizer]);
         assert_eq!(decide(&snapshot, None, None).0, [Action::RemoveFinalizer]);

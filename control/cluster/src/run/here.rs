@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::cache::{instance_manager, is_cordoned};
-use super::desk::{Done, ReconcileError};
+use super::desk::Done;
 use super::processes::SOON;
 use super::queue::Outcome;
 use super::{Context, instance_pod, orphans};
@@ -84,31 +84,37 @@ async fn look_at_node(context: &Context) -> Done<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Makes the node's resource.
+/// Makes the node's resource. Without a disk that can be used volumes may be attached there all the same.
 async fn create_node(context: &Context, settings: &Settings) -> Done {
     let name = &context.options.node;
-    let mut spec = NodeSpec { name: name.clone(), allow_scheduling: true, ..NodeSpec::default() };
+    let spec = NodeSpec { name: name.clone(), allow_scheduling: true, ..NodeSpec::default() };
+    let mut new = Node::new(name, spec);
     // Those that a label asks for are asked for until they are there.
     if !settings.default_disk_by_label() {
-        spec.disks = first_disks(context, settings).await.map_err(ReconcileError::NotYet)?;
+        match first_disks(context, settings).await {
+            Ok(disks) => new.spec.disks = disks,
+            Err(why) => {
+                tracing::warn!("the node has no disk yet: {why}");
+                node::owe_disks(&mut new);
+            }
+        }
     }
-    context.desk.create(&Node::new(name, spec)).await
+    context.desk.create(&new).await
 }
 
 /// What a node without disks or without tags is to be, as its node in Kubernetes asks by now; and why that cannot be.
 async fn completed(context: &Context, resource: &Node, settings: &Settings) -> (NodeSpec, Option<String>) {
     let (mut spec, mut trouble) = (resource.spec.clone(), None);
-    let Some(kubernetes) = context.cache.kube_nodes.get(&context.options.node) else {
-        return (spec, trouble);
-    };
-    // Where no label decides, a node has its disk from its beginning, and may have lost it on purpose.
-    if spec.disks.is_empty() && settings.default_disk_by_label() {
+    let kubernetes = context.cache.kube_nodes.get(&context.options.node);
+    // Where no label decides, a node that had its disk may have lost it on purpose.
+    let asked = settings.default_disk_by_label() && kubernetes.is_some() || node::is_owed_disks(resource);
+    if spec.disks.is_empty() && asked {
         match first_disks(context, settings).await {
             Ok(disks) => spec.disks = disks,
             Err(why) => trouble = Some(why),
         }
     }
-    if spec.tags.is_empty() {
+    if let Some(kubernetes) = kubernetes.filter(|_| spec.tags.is_empty()) {
         match default_disk::tags(kubernetes.annotations()) {
             Ok(tags) => spec.tags = tags,
             Err(why) => trouble = Some(why),

@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::{Api, ResourceExt};
 
 use super::Context;
-use super::desk::{Done, is_missing};
+use super::desk::{Done, ReconcileError, is_missing};
 use super::lead::Lead;
 use super::queue::Outcome;
 use crate::api::DRIVER;
@@ -43,12 +43,13 @@ pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome>
     let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods = pods.list(&there).await?.items;
     let stuck: Vec<&Pod> = stuck(&pods, policy, Timestamp::now()).collect();
+    let mut refused = None;
     if !stuck.is_empty() {
         for action in leave(stuck, &claims(context, node).await?) {
-            carry_out(context, action).await?;
+            hear(&mut refused, carry_out(context, action).await)?;
         }
     }
-    Ok(Outcome::Again(ROUND))
+    refused.map_or(Ok(Outcome::Again(ROUND)), Err)
 }
 
 /// Deletes the pods that had the device of a volume before it was lost.
@@ -70,7 +71,7 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
     let claims: Vec<Claim> =
         of_volume.map(|(namespace, name)| Claim { namespace, name, held: None }).collect();
     let there = ListParams::default().fields(&format!("spec.nodeName={}", status.current_node_id));
-    let mut outcome = Outcome::Done;
+    let (mut outcome, mut refused) = (Outcome::Done, None);
     for namespace in claims.iter().map(|c| c.namespace.clone()).collect::<BTreeSet<_>>() {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
         for pod in pods.list(&there).await?.items {
@@ -79,7 +80,10 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
                 // Until it is gone: it may be one that a finalizer or a kubelet keeps.
                 Fate::Goes => outcome = Outcome::Again(ROUND),
                 Fate::Delete(pod) => {
-                    delete(&pods, &pod, GRACE).await?;
+                    let deleted = delete(&pods, &pod, GRACE).await;
+                    if !hear(&mut refused, deleted)? {
+                        continue;
+                    }
                     let message = format!(
                         "pod {}/{} is deleted: it had the device that was lost",
                         pod.namespace, pod.name
@@ -91,7 +95,23 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
             }
         }
     }
-    Ok(outcome)
+    refused.map_or(Ok(outcome), Err)
+}
+
+/// What the API server refuses for one pod, as where a webhook forbids it, keeps no other from being dealt with: it
+/// is told when all were. False if it was refused.
+///
+/// # Errors
+/// Nobody answers, who would be asked in vain for the others, too.
+fn hear(refused: &mut Option<ReconcileError>, done: Done) -> Done<bool> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(ReconcileError::Api(e)) if matches!(*e, kube::Error::Api(_)) => {
+            refused.get_or_insert(ReconcileError::Api(e));
+            Ok(false)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 /// What the kubelet last said of itself; what it said too long ago Kubernetes calls Unknown.

@@ -35,6 +35,8 @@ struct State {
     writes: u64,
     /// New objects of this kind are refused, with this code, reason and message.
     refused: Option<(&'static str, u16, &'static str, &'static str)>,
+    /// Deletions of this object are refused.
+    protected: Option<(&'static str, &'static str)>,
     /// Requests for this kind are never answered, nor carried out.
     swallowed: Option<&'static str>,
     /// Watches of this kind tell nothing for now.
@@ -166,6 +168,11 @@ impl ApiServer {
     /// From now on new objects of this kind are refused, as webhooks do it.
     pub(crate) fn refuse(&self, resource: &'static str, code: u16, reason: &'static str, why: &'static str) {
         self.state().refused = Some((resource, code, reason, why));
+    }
+
+    /// From now on this object is not deleted, as a webhook has it.
+    pub(crate) fn protect(&self, resource: &'static str, name: &'static str) {
+        self.state().protected = Some((resource, name));
     }
 
     /// From now on requests for this kind get no answer, as over a connection at whose other end nobody is any more; those
@@ -335,6 +342,9 @@ impl ApiServer {
         let options: Value = serde_json::from_slice(body).unwrap_or_default();
         let mut state = self.state();
         let Some(mut object) = state.objects.get(&key).cloned() else { return Err(missing(target)) };
+        if state.protected == Some((key.0.as_str(), key.1.as_str())) {
+            return Err(Failure(403, "Forbidden", format!("{} stays", key.1)));
+        }
         for condition in ["uid", "resourceVersion"] {
             let asked = &options["preconditions"][condition];
             if !asked.is_null() && *asked != object["metadata"][condition] {
