@@ -194,6 +194,8 @@ pub struct Conductor {
     epoch: Option<Epoch>,
     /// Counts this engine's epochs.
     counter: u64,
+    /// The volume's first epoch is about to be made, and a majority knows that.
+    announced: bool,
     /// Some replica may hold an epoch that does not count: the next one replaces it.
     loose_epoch: bool,
     change: Option<Change>,
@@ -245,6 +247,7 @@ impl Conductor {
             asking: false,
             epoch: None,
             counter: 0,
+            announced: false,
             loose_epoch: false,
             change: None,
             changes: 0,

@@ -79,14 +79,21 @@ fn by_all_members(candidates: &[Candidate<'_>]) -> Choice {
     start_from(epoch, candidates, |state| state.epoch.is_some())
 }
 
-/// A majority of the configured replicas has to tell its epoch, or all have to be here; the newest counts.
+/// A majority of the configured replicas has to tell its epoch; the newest counts. Who has none tells nothing: it may have been made anew
+/// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made.
 fn by_majority(candidates: &[Candidate<'_>]) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
     let need = candidates.len() / 2 + 1;
-    let all_here = candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
-    if told < need && !all_here {
-        return Choice::Wait(format!("{told} replicas are here, {need} of {} are needed", candidates.len()));
+    let is_first = epoch.counter == 0 && candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
+    if told < need && !is_first {
+        let empty = |c: &&Candidate<'_>| c.state.is_some_and(|s| s.epoch.is_none());
+        let empty: Vec<&str> = candidates.iter().filter(empty).map(|c| c.name).collect();
+        let why = format!("{told} replicas are here, {need} of {} are needed", candidates.len());
+        return Choice::Wait(match empty.as_slice() {
+            [] => why,
+            empty => format!("{why}; without any record of the volume: {}", empty.join(", ")),
+        });
     }
     start_from(epoch, candidates, |state| state.epoch.is_some())
 }
@@ -276,13 +283,23 @@ mod tests {
 
     #[test]
     fn a_first_epoch_that_was_interrupted_is_no_dead_end() {
-        let e = epoch(1, 1, &["1", "2", "3"]);
-        let interrupted = || [fresh(), knows(&e), fresh()];
-        assert_eq!(ids(start(among(Quorum::Any, Some(None), interrupted())).members), [2]);
-        assert_eq!(ids(start(among(Quorum::Majority, None, interrupted())).members), [2]);
+        let (announced, e) = (epoch(1, 0, &["1", "2", "3"]), epoch(1, 1, &["1", "2", "3"]));
+        assert_eq!(ids(start(among(Quorum::Any, Some(None), [fresh(), knows(&e), fresh()])).members), [2]);
+        let interrupted = [fresh(), knows(&announced), fresh()];
+        assert_eq!(ids(start(among(Quorum::Majority, None, interrupted)).members), [2]);
+        let made_by_one = [knows(&announced), knows(&e), fresh()];
+        assert_eq!(ids(start(among(Quorum::Majority, None, made_by_one)).members), [1, 2]);
         let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
         waits(among(Quorum::Any, Some(None), [foreign.clone(), knows(&e), fresh()]));
-        waits(among(Quorum::Majority, None, [foreign, knows(&e), fresh()]));
+        waits(among(Quorum::Majority, None, [foreign, knows(&announced), fresh()]));
+    }
+
+    /// 1 was out when 2 and 3 went on without it. Those were lost, and empty ones have their places.
+    #[test]
+    fn empty_replicas_are_no_majority_for_the_one_that_was_left_out() {
+        let old = epoch(1, 1, &["1", "2", "3"]);
+        let why = waits(among(Quorum::Majority, None, [knows(&old), fresh(), fresh()]));
+        assert!(why.contains("2 of 3 are needed; without any record of the volume: 2, 3"), "{why}");
     }
 
     #[test]

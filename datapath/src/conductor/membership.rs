@@ -112,7 +112,9 @@ impl Conductor {
     }
 
     pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
-        self.counter += 1;
+        if !self.is_to_announce() {
+            self.counter += 1;
+        }
         self.changes += 1;
         let epoch = Epoch {
             generation: self.config.generation,
@@ -123,6 +125,12 @@ impl Conductor {
         self.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
         self.change = Some(Change { number: self.changes, epoch, target, joiners, leavers, stage });
+    }
+
+    /// With `majority` the first epoch of a volume has one before it, of number 0, which never counts: where that is all that is found,
+    /// nothing was ever answered. Otherwise replicas without an epoch were emptied since, and tell nothing (`choose`).
+    fn is_to_announce(&self) -> bool {
+        self.config.quorum == Quorum::Majority && self.epoch.is_none() && !self.announced
     }
 
     /// No queue reads from a leaver any more.
@@ -166,9 +174,13 @@ impl Conductor {
 
     /// The epoch counts: nobody waits for the leavers any more, and the joiners may be read from.
     fn enact(&mut self, change: &mut Change) {
-        self.epoch = Some(change.epoch.clone());
+        if change.epoch.counter == 0 {
+            (self.announced, self.loose_epoch) = (true, true);
+        } else {
+            self.epoch = Some(change.epoch.clone());
+            self.loose_epoch = false;
+        }
         self.counters.epochs += 1;
-        self.loose_epoch = false;
         let mut switches = Vec::new();
         for member in change.leavers.iter() {
             if self.replica(member).link.is_up() {

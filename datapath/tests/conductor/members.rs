@@ -3,8 +3,9 @@
 use datapath::conductor::{Command, CommandError, Mode, Quorum, ReplicaConfig, Robustness};
 use lh_block::{Epoch, Generation};
 
+use crate::replica::Replica;
 use crate::stories::{opened, plan};
-use crate::world::{Plan, World};
+use crate::world::{CHUNK, Plan, SIZE, World};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -171,4 +172,24 @@ fn nobody_is_let_go_before_it_is_known_who_has_everything() {
     world.reads();
     world.run_until("2 and 3 are filled", |w| w.status().robustness == Robustness::Healthy);
     assert_eq!(world.asks(remove("r2")), Ok(()));
+}
+
+/// 1 was left out when 2 and 3 went on. Then they were lost, and what has their places is empty.
+#[test]
+fn empty_replicas_are_no_majority_with_one_that_was_left_out() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(1);
+    world.writes();
+    for n in [2, 3] {
+        world.dies(n);
+        world.replicas[n - 1] = Replica::new(&format!("r{n}"), SIZE, CHUNK);
+    }
+    world.crash_engine();
+    (1..=3).for_each(|n| world.returns(n));
+    let waits = |w: &mut World| {
+        w.status().waiting_for.is_some_and(|why| why.contains("any record of the volume: r2, r3"))
+    };
+    world.run_until("it waits for a majority", waits);
+    world.run_for(60_000);
+    assert!(!world.is_open());
 }
