@@ -16,7 +16,9 @@ mod root;
 pub use lh_block::REPLICAS_MAX;
 
 pub use authority::{Authority, AuthorityError};
-pub use durable::{create_dir_durably, replace_file, store_program, sync_dir};
+pub use durable::{
+    create_dir_durably, remove_with_room, replace_file, replace_file_in_its_room, store_program, sync_dir,
+};
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{

@@ -14,7 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::durable::replace_file;
+use super::durable::replace_file_in_its_room;
 
 /// The version of the file that this program writes; it reads no other.
 const FORMAT: u32 = 1;
@@ -185,7 +185,7 @@ impl Authority {
 
     fn write(&self, content: &Content) -> Result<(), AuthorityError> {
         let bytes = serde_json::to_vec(content).map_err(|e| self.damaged(&e))?;
-        replace_file(&self.file, &bytes).map_err(|source| self.io(source))
+        replace_file_in_its_room(&self.file, &bytes).map_err(|source| self.io(source))
     }
 
     /// Reads, lets `change` decide, and writes if it agreed, all under the lock.

@@ -5,6 +5,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Rooms are of this many bytes, or of several times as many: of whole blocks of the file system.
+const ROOM: usize = 4096;
+
 /// Replaces the file by `content`: durable when it returns, readable by its owner alone.
 ///
 /// The caller holds the lock under which the file is written; two writers at once would use one temporary name.
@@ -23,6 +26,55 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     // What a full disk took of it is in nobody's way.
     written().inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     sync_dir(parent(path))
+}
+
+/// As [`replace_file`], of what has to be written also where the disk is full, since processes are started again by it: with every file
+/// goes another one that keeps its room ([`remove_with_room`] takes both away).
+///
+/// # Errors
+/// As [`replace_file`]; a full disk only where the file has grown beyond its room, or the disk was full when it was written first.
+pub fn replace_file_in_its_room(path: &Path, content: &[u8]) -> io::Result<()> {
+    let room = room_name(path)?;
+    match replace_file(path, content) {
+        Err(full) if is_full(&full) => {
+            // Its blocks are there: what is written over them needs none.
+            let mut file = OpenOptions::new().write(true).open(&room).map_err(|_| full)?;
+            file.write_all(content)?;
+            file.set_len(content.len() as u64)?;
+            file.sync_all()?;
+            fs::rename(&room, path)?;
+            sync_dir(parent(path))?;
+        }
+        other => other?,
+    }
+    if !room.exists() {
+        // Of the block that the file had before, if the disk has no other.
+        let kept =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&room).and_then(|mut file| {
+                file.write_all(&vec![0; content.len().next_multiple_of(ROOM)])?;
+                file.sync_all()
+            });
+        drop(kept.inspect_err(|_| drop(fs::remove_file(&room))));
+    }
+    Ok(())
+}
+
+/// Takes away what [`replace_file_in_its_room`] has written; nothing there is no error.
+///
+/// # Errors
+/// The directory may not be written.
+pub fn remove_with_room(path: &Path) -> io::Result<()> {
+    for file in [path, &room_name(path)?] {
+        match fs::remove_file(file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    sync_dir(parent(path))
+}
+
+fn is_full(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Lays a program that everybody may run and its owner replace: there as a whole, or not at all, and durable. Several processes may
@@ -84,13 +136,22 @@ fn parent(path: &Path) -> &Path {
 
 /// `.NAME.tmp` beside the file: in no listing of `*.json`.
 fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+    beside(path, ".tmp")
+}
+
+/// `.NAME.room` beside the file.
+fn room_name(path: &Path) -> io::Result<PathBuf> {
+    beside(path, ".room")
+}
+
+fn beside(path: &Path, end: &str) -> io::Result<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no file name"));
     };
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(".tmp");
-    Ok(path.with_file_name(temporary))
+    let mut other = std::ffi::OsString::from(".");
+    other.push(name);
+    other.push(end);
+    Ok(path.with_file_name(other))
 }
 
 #[cfg(test)]
@@ -112,6 +173,35 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(dir.path().join("a")).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_has_its_room_is_written_on_a_full_disk_as_often_as_one_likes() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |program: &str, words: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            command.args(words).arg(dir.path()).stderr(std::process::Stdio::null()).status()
+        };
+        if !run("mount", &["-t", "tmpfs", "-o", "size=64k", "none"]).is_ok_and(|status| status.success()) {
+            return eprintln!("SKIP what_has_its_room: nothing can be mounted");
+        }
+        let path = dir.path().join("record.json");
+        let outcome = || -> io::Result<()> {
+            replace_file_in_its_room(&path, b"one")?;
+            let filled = fs::write(dir.path().join("filler"), vec![1; 1 << 20]);
+            assert!(filled.is_err_and(|e| is_full(&e)));
+            assert!(replace_file(&path, b"two").is_err_and(|e| is_full(&e)));
+            for content in ["two, and longer", "three", "four"] {
+                replace_file_in_its_room(&path, content.as_bytes())?;
+                assert_eq!(fs::read(&path)?, content.as_bytes());
+            }
+            remove_with_room(&path)?;
+            assert_eq!(fs::read_dir(dir.path())?.count(), 1);
+            remove_with_room(&path)
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(outcome));
+        assert!(run("umount", &["-l"]).unwrap().success());
+        outcome.unwrap().unwrap();
     }
 
     /// A content that has another process lay the same program before it is at its end.

@@ -598,7 +598,7 @@ mod tests {
             assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", entry.path());
             seen += 1;
         }
-        assert_eq!(seen, 4, "record, key, authority and its lock");
+        assert_eq!(seen, 5, "record, key, authority, its room and its lock");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::ProcessId;
 use super::policy;
 use super::ports::{PortRange, with_ports};
-use crate::host::{Root, replace_file, sync_dir};
+use crate::host::{Root, remove_with_room, replace_file_in_its_room};
 use crate::proto::imrpc;
 
 /// The version of the file that this program writes; it reads no other.
@@ -160,7 +160,7 @@ impl ProcessRecord {
         match Self::load(root, name) {
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 tracing::error!(error = %e, "a process is forgotten");
-                if let Err(e) = fs::remove_file(root.process(name)) {
+                if let Err(e) = remove_with_room(&root.process(name)) {
                     tracing::error!(name, error = %e, "its damaged record stays");
                 }
             }
@@ -170,16 +170,12 @@ impl ProcessRecord {
 
     pub(super) fn store(&self, root: &Root) -> io::Result<()> {
         let path = root.process(&self.name);
-        replace_file(&path, &serde_json::to_vec(self)?)
+        replace_file_in_its_room(&path, &serde_json::to_vec(self)?)
             .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))
     }
 
     pub(super) fn remove(&self, root: &Root) -> io::Result<()> {
-        match fs::remove_file(root.process(&self.name)) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(e),
-            Ok(()) => sync_dir(&root.processes()),
-        }
+        remove_with_room(&root.process(&self.name))
     }
 
     /// The record as a client of the manager sees it: the ports are among the arguments.
