@@ -23,6 +23,7 @@ mod manager;
 mod members;
 mod observe;
 mod output;
+mod place;
 mod purge;
 mod release;
 mod remove;

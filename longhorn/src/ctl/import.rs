@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, ReplicaRecord, Root, VolumeRecord, new_replica_suffix, replica_name};
+use control::host::{LiveDirs, ReplicaRecord, VolumeRecord, new_replica_suffix, replica_name};
 use lh_block::format_size;
 use replica::store::SnapshotView;
 
 use super::args::Output;
 use super::observe::observe;
 use super::output::{counted, print_json};
-use super::{Context, damaged, interrupt, lock};
+use super::{Context, damaged, interrupt, lock, place};
 use crate::tell::tell;
 
 pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
@@ -33,7 +33,7 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
                 directory.display()
             );
         }
-        check_unowned(root, &directory)?;
+        place::check_apart(root, &directory, what_to_do)?;
         // Opening it for reading judges everything that opening it for writing would.
         let size = SnapshotView::open(&directory, None)?.size();
         if record.size != 0 && record.size != size {
@@ -66,21 +66,10 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
     }
 }
 
-/// Refuses a directory that a volume of this root has already.
-fn check_unowned(root: &Root, directory: &Path) -> Result<()> {
-    for name in VolumeRecord::list(root)? {
-        // A record that cannot be read cannot be asked; the replica's locks still keep two volumes apart.
-        let Ok(record) = VolumeRecord::load(root, &name) else { continue };
-        let owns = |r: &ReplicaRecord| r.directory.canonicalize().is_ok_and(|own| own == directory);
-        if record.replicas.iter().any(owns) {
-            bail!(
-                "{} belongs to volume {name}: `longhornctl release {name}` forgets the volume and keeps its directories \
-                 (`rm` deletes them), or import a copy",
-                directory.display()
-            );
-        }
-    }
-    Ok(())
+fn what_to_do(owner: &str) -> String {
+    format!(
+        "`longhornctl release {owner}` forgets the volume and keeps its directories (`rm` deletes them), or import a copy"
+    )
 }
 
 /// A name with the directory's own suffix, if it has Longhorn's form and is free.

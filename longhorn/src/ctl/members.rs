@@ -19,7 +19,7 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{counted, print, print_json};
-use super::{delete, engine, interrupt, lock, room, start};
+use super::{delete, engine, interrupt, lock, place, room, start};
 use crate::progress::Progress;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -85,10 +85,14 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
 
 /// Adds a replica to the record; what it holds of the disk is still nothing.
 fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf>) -> Result<ReplicaRecord> {
+    let directory = directory.map(|directory| empty_directory(&directory)).transpose()?;
+    if let Some(directory) = &directory {
+        place::check_apart(root, directory, |_| "choose another one".to_owned())?;
+    }
     record.add_replica(root)?;
     let Some(replica) = record.replicas.last_mut() else { bail!("the record has no replica") };
     if let Some(directory) = directory {
-        replica.directory = empty_directory(&directory)?;
+        replica.directory = directory;
     }
     Ok(replica.clone())
 }
@@ -103,7 +107,9 @@ fn empty_directory(directory: &Path) -> Result<PathBuf> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let absolute = std::path::absolute(directory)?;
             match absolute.parent() {
-                Some(parent) if parent.is_dir() => Ok(absolute),
+                Some(parent) if parent.is_dir() => {
+                    Ok(parent.canonicalize()?.join(absolute.file_name().unwrap_or_default()))
+                }
                 _ => bail!("{} cannot be made: the folder above it is not there", directory.display()),
             }
         }

@@ -1,0 +1,108 @@
+//! Where a replica's directory may lie: apart from all others, and from what else a root has. Whoever deletes one deletes what is in it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use control::host::{Root, VolumeRecord};
+
+/// Refuses a directory, given without symbolic links, that has a replica's of this root inside, lies inside of one, or in the root beside
+/// its replicas. `same`: what to do where it is a replica's itself, whose volume is named.
+pub(super) fn check_apart(root: &Root, directory: &Path, same: fn(&str) -> String) -> Result<()> {
+    let shown = directory.display();
+    for name in VolumeRecord::list(root)? {
+        // A record that cannot be read cannot be asked; the replica's locks still keep two volumes apart.
+        let Ok(record) = VolumeRecord::load(root, &name) else { continue };
+        for own in record.replicas.iter().map(|r| resolved(&r.directory)) {
+            let theirs = own.display();
+            if own == directory {
+                bail!("{shown} belongs to volume {name}: {}", same(&name));
+            }
+            if directory.starts_with(&own) {
+                bail!(
+                    "{shown} lies in {theirs}, which belongs to volume {name}: choose a directory apart from it"
+                );
+            }
+            if own.starts_with(directory) {
+                bail!(
+                    "{shown} has {theirs} in it, which belongs to volume {name}: choose a directory apart from it"
+                );
+            }
+        }
+    }
+    let (top, replicas) = (resolved(root.path()), resolved(&root.replicas()));
+    let among_replicas = directory.starts_with(&replicas) && directory != replicas;
+    if directory.starts_with(&top) && !among_replicas {
+        bail!(
+            "{shown} is a place for other things of {}: choose one outside, or in {}",
+            top.display(),
+            replicas.display()
+        );
+    }
+    Ok(())
+}
+
+/// Without symbolic links as far as it is there.
+fn resolved(path: &Path) -> PathBuf {
+    let mut missing = PathBuf::new();
+    let mut there = path;
+    loop {
+        match (there.canonicalize(), there.parent(), there.file_name()) {
+            (Ok(real), ..) if missing.as_os_str().is_empty() => return real,
+            (Ok(real), ..) => return real.join(missing),
+            (Err(_), Some(above), Some(name)) => {
+                missing =
+                    if missing.as_os_str().is_empty() { name.into() } else { Path::new(name).join(missing) };
+                there = above;
+            }
+            _ => return path.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use control::host::ReplicaRecord;
+
+    use super::*;
+
+    #[test]
+    fn no_replica_lies_in_another_ones_directory_or_among_what_else_a_root_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        let root = Root::at(&top.join("root")).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 20);
+        record.add_replica(&root).unwrap();
+        let own = record.replicas[0].directory.clone();
+        // On a disk that is reached by a symbolic link, and not there just now.
+        fs::create_dir(top.join("disk")).unwrap();
+        symlink(top.join("disk"), top.join("link")).unwrap();
+        let away = ReplicaRecord {
+            name: "demo-r-0a1b2c3d".into(),
+            directory: top.join("link/a/b"),
+            imported: false,
+        };
+        record.replicas.push(away);
+        record.create(&root).unwrap();
+
+        let says = |place: &Path| match check_apart(&root, place, |name| format!("the same as {name}'s")) {
+            Ok(()) => String::new(),
+            Err(e) => e.to_string(),
+        };
+        assert_eq!(says(&root.replicas().join("new")), "");
+        assert_eq!(says(&top.join("elsewhere")), "");
+        assert_eq!(says(&top.join("disk/a/bb")), "");
+        assert!(says(&own).contains("the same as demo's"));
+        assert!(says(&top.join("disk/a/b")).contains("the same as demo's"));
+        assert!(says(&own.join("sub")).contains("lies in"));
+        assert!(says(&top.join("disk/a/b/c")).contains("lies in"));
+        assert!(says(&top.join("disk/a")).contains("has"));
+        for other in ["volumes/x", "run", "log", "replicas", ""] {
+            assert!(!says(&root.path().join(other)).is_empty(), "{other}");
+        }
+        assert!(says(&root.path().join("volumes/x")).contains("other things"));
+    }
+}
