@@ -221,6 +221,10 @@ def words_of(pid):
         return ""
 
 
+def layers(replica):
+    return sorted(name for name in os.listdir(replica) if name.startswith("volume-snap-") and name.endswith(".img"))
+
+
 def loads_of(host, volume, frontend, dice):
     """What uses the volume: blocks, and beside them sectors, eight of which share a block of the replicas."""
     seconds, seed = str(SECONDS * IN_USE + 10), lambda: str(dice.randrange(1 << 30))
@@ -265,13 +269,15 @@ def main():
     expect(not volume.wrong, "\n".join(volume.wrong))
     host.up(volume.name)
     wait_for("the volume healthy", lambda: host.status(volume.name)["robustness"] == "healthy", 120)
+    host.ctl("snapshot", "purge", volume.name)
+    paths = [r["path"] for r in host.status(volume.name)["replicas"]]
+    wait_for("every replica folded as far", lambda: len({tuple(layers(p)) for p in paths}) == 1, 120)
     for snapshot in volume.names():
         expect(volume.export(snapshot, os.path.join(host.root, "last.img")), f"snapshot {snapshot} cannot be exported")
     expect(not volume.wrong, "\n".join(volume.wrong))
     for log in ("instance-manager", volume.name):
         bad = [text for _, text in host.log(log) if "panicked" in text]
         expect(not bad, f"the log of {log}: {bad}")
-    paths = [r["path"] for r in host.status(volume.name)["replicas"]]
     host.ctl("down", volume.name)
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     refused = sum(sum(s.values()) for s in volume.refused.values())
