@@ -90,11 +90,15 @@ class Hand(threading.Thread):
         self.volume, self.number, self.dice, self.until, self.turn = volume, number, dice, until, 0
         self.file = os.path.join(volume.host.root, f"hand-{number}.img")
 
+    def new_name(self):
+        """One that nobody had before: hands begin to count anew when the volume is not in use any more."""
+        return f"{'s' if self.volume.in_use else 't'}{self.number}-{self.turn}"
+
     def some(self, names):
         return self.dice.choice(names) if names else None
 
     def take(self):
-        self.volume.ctl("snapshot", "create", self.volume.name, f"s{self.number}-{self.turn}")
+        self.volume.ctl("snapshot", "create", self.volume.name, self.new_name())
 
     def remove(self):
         if (names := self.volume.names()) and len(names) > 3:
@@ -146,7 +150,7 @@ class Hand(threading.Thread):
         snapshot = self.some(self.volume.names())
         if not snapshot:
             return
-        new = f"{self.volume.name}-{self.number}-{self.turn}"
+        new = f"{self.volume.name}-{self.new_name()}"
         self.volume.host.volumes.append(new)
         if self.volume.ctl("clone", f"{self.volume.name}@{snapshot}", new) is None:
             return
