@@ -245,7 +245,8 @@ impl Root {
         self.engine_binaries().join("images").join(image.replace(['/', ':', '@'], "-")).join("longhorn")
     }
 
-    fn run(&self) -> PathBuf {
+    /// Sockets, locks and what managers remember, as long as the host runs.
+    pub fn run(&self) -> PathBuf {
         self.path.join("run")
     }
 

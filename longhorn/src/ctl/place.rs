@@ -29,14 +29,14 @@ pub(super) fn check_apart(root: &Root, directory: &Path, same: fn(&str) -> Strin
             }
         }
     }
-    let (top, replicas) = (resolved(root.path()), resolved(&root.replicas()));
-    let among_replicas = directory.starts_with(&replicas) && directory != replicas;
-    if directory.starts_with(&top) && !among_replicas {
-        bail!(
-            "{shown} is a place for other things of {}: choose one outside, or in {}",
-            top.display(),
-            replicas.display()
-        );
+    // What a root has besides: the directories of its volumes are made and removed as a whole.
+    let [top, replicas] = [root.path(), &root.replicas()].map(resolved);
+    let others = [root.volumes(), root.run(), root.logs(), root.engine_binaries()];
+    let is_taken = directory == top
+        || directory == replicas
+        || others.iter().any(|other| directory.starts_with(resolved(other)));
+    if is_taken {
+        bail!("{shown} is a place for other things of {}: choose another one", top.display());
     }
     Ok(())
 }
@@ -94,6 +94,7 @@ mod tests {
         };
         assert_eq!(says(&root.replicas().join("new")), "");
         assert_eq!(says(&top.join("elsewhere")), "");
+        assert_eq!(says(&root.path().join("old")), "");
         assert_eq!(says(&top.join("disk/a/bb")), "");
         assert!(says(&own).contains("the same as demo's"));
         assert!(says(&top.join("disk/a/b")).contains("the same as demo's"));
