@@ -103,7 +103,7 @@ impl World {
 
     /// What is asked of the membership, of an engine that is starting, too: who is taken out comes back empty.
     pub(super) fn change_members(&mut self, node: usize, fault: Fault, out: &mut Outbox) {
-        if !self.engines.get(&self.current).is_some_and(|e| !e.frozen) || self.quorum == Quorum::Unsafe {
+        if self.engines.get(&self.current).is_none_or(|e| e.frozen) || self.quorum == Quorum::Unsafe {
             return;
         }
         self.chain.commands += 1;
