@@ -44,9 +44,6 @@ pub struct Sabotage {
     /// And a replica that is being filled does not get it.
     #[cfg(feature = "sabotage")]
     pub spare_filler: bool,
-    /// Who is filled by too few members to go on is told nothing of what may yet be taken back.
-    #[cfg(feature = "sabotage")]
-    pub fill_from_doubt: bool,
     /// Operations on the chain have the time that they were given, also if the one before has it.
     #[cfg(feature = "sabotage")]
     pub same_time_again: bool,

@@ -290,3 +290,26 @@ fn whoever_a_start_began_with_is_let_go_when_it_begins_again_without_it() {
     world.returns(4);
     world.settle();
 }
+
+/// An engine starts from 1 alone, and what that one has of a write it may be told to give up by 2, when 3 has it from there. So 3 is compared
+/// wholly, and remembers that; not where 1 and 2 have been made equal.
+#[test]
+fn who_is_filled_by_too_few_to_go_on_takes_nothing_of_the_head_for_known() {
+    for alone in [false, true] {
+        let mut world = opened(Quorum::Majority);
+        world.writes();
+        world.dies(3);
+        world.writes_to(2);
+        world.run_until("3 is out", |w| w.mode(3) == Mode::Err);
+        if alone {
+            world.dies(2);
+        }
+        world.crash_engine();
+        world.returns(3);
+        world.run_until("3 is being filled", |w| w.replicas[2].rebuilding);
+        let kept = world.replicas[2].kept.clone().expect("it keeps what it has");
+        assert_eq!(kept.unsure.contains(&String::new()), alone, "{kept:?}");
+        world.returns(2);
+        world.settle();
+    }
+}

@@ -105,7 +105,7 @@ pub(crate) struct Replica {
     next_epoch: Option<Epoch>,
     /// Another program has written it.
     pub(crate) imported: bool,
-    kept: Option<Kept>,
+    pub(crate) kept: Option<Kept>,
     unsettled: Vec<String>,
     /// Up to where an engine has said last that all is stable.
     pub(crate) settled: Option<String>,

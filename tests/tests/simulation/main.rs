@@ -249,22 +249,6 @@ fn loss_not_noted_for_the_next_engine() {
     noticed_from(7_001, "loss_not_noted_for_the_next_engine", sabotage);
 }
 
-/// Rare: with `majority` one member has to fill another with what it alone has of a write, and be told to give that up by a third that
-/// comes before they are done, and that remembers what the one that was filled missed.
-#[test]
-fn filled_with_what_was_taken_back() {
-    // None of 70,000 has noticed it since the first epoch of a volume is announced, which has changed what seeds bring about.
-    if number("LH_FIRST_SEED").or(number("LH_SEED")).is_none() {
-        println!(
-            "SKIP filled_with_what_was_taken_back: no seed is known that notices it; LH_FIRST_SEED=n looks for one"
-        );
-        return;
-    }
-    let conductor = InConductor { fill_from_doubt: true, ..InConductor::default() };
-    let sabotage = Sabotage { conductor, hasty: true, ..Sabotage::default() };
-    noticed_in(Some(Mix::Rot), 3_028_001, "filled_with_what_was_taken_back", sabotage);
-}
-
 sabotage! {
     answered_before_the_epoch_is_durable: queue Some(InQueue::AckBeforeEpoch);
     overlapping_requests_not_ordered: queue Some(InQueue::NoOrder);

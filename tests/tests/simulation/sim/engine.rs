@@ -135,7 +135,6 @@ pub(crate) struct Engine {
     unreturned: Vec<Unreturned<Memory>>,
     returned_unheard: bool,
     unverified: bool,
-    hasty: bool,
     /// What replicas have granted, per member and queue, and what each queue knows of places.
     granted: Vec<Vec<Option<Grant>>>,
     known: Vec<PlaceCache>,
@@ -206,7 +205,6 @@ impl Engine {
             unreturned: (0..queues).map(|_| Unreturned::default()).collect(),
             returned_unheard: sabotage.returned_unheard,
             unverified: sabotage.reads_unverified,
-            hasty: sabotage.hasty,
             granted: vec![vec![None; usize::from(queues)]; members],
             known: (0..queues).map(|_| PlaceCache::of(8)).collect(),
             readings: BTreeMap::new(),
@@ -265,9 +263,6 @@ impl Engine {
         };
         let mut outputs = Vec::new();
         self.conductor.apply(now, input, &mut outputs);
-        if self.hasty {
-            self.shared.set_members_min(1);
-        }
         for output in outputs {
             self.carry_conducted(output, out);
         }

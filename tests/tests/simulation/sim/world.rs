@@ -87,8 +87,6 @@ pub(crate) struct Sabotage {
     pub(crate) loss_not_noted: bool,
     /// Reads are not compared with checksums, nor is what is copied.
     pub(crate) reads_unverified: bool,
-    /// Queues tell of whoever is slow or silent, though it is needed: no mechanism by itself, but volumes stand still more often.
-    pub(crate) hasty: bool,
 }
 
 /// Something that will happen.
