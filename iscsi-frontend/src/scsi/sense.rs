@@ -144,7 +144,7 @@ impl Sense {
         Self { information: Some(information), ..self }
     }
 
-    /// What a device's error is to an initiator.
+    /// What a device's error is to an initiator; `write`: of a request that was to reach the medium, a flush among them.
     pub const fn of_device(reason: IoError, write: bool) -> Self {
         match reason {
             IoError::OutOfRange => OUT_OF_RANGE,

@@ -231,7 +231,8 @@ pub struct Execution {
     data: Option<Payload>,
     /// Bytes of the range, or descriptors of the parameter list, that are done.
     done: u64,
-    /// The device has a write of it.
+    /// The device has something of it that is to reach the medium: a write, zeroes, an unmap, or a flush of those before. If it does
+    /// not, that is a write's error.
     writing: bool,
 }
 
@@ -275,7 +276,7 @@ impl Execution {
                 Ok(()) => self.unmap_next(),
                 Err(sense) => Step::Over(Err(sense)),
             },
-            Work::Flush => flush(),
+            Work::Flush => self.flush(),
         }
     }
 
@@ -436,18 +437,19 @@ impl Execution {
         if fua && self.done == count as u64 {
             // Without a write cache nobody asks for the flush that would keep the old data from coming back.
             self.done += 1;
-            return flush();
+            return self.flush();
         }
         Step::Over(Ok(None))
+    }
+
+    fn flush(&mut self) -> Step {
+        self.writing = true;
+        Step::Device { op: Op::Flush, range: Extent::default(), data: None }
     }
 }
 
 fn read(range: Extent) -> Step {
     Step::Device { op: Op::Read, range, data: None }
-}
-
-fn flush() -> Step {
-    Step::Device { op: Op::Flush, range: Extent::default(), data: None }
 }
 
 fn head_of(list: &Payload) -> [u8; 8] {

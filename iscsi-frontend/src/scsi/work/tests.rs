@@ -1,7 +1,7 @@
 use lh_block::{Device, Geometry, IoError, Request};
 use lh_ring::MemoryDisk;
 
-use super::super::sense::{NO_SPACE, PARAMETER_LIST_LENGTH, WRITE_ERROR};
+use super::super::sense::{NO_SPACE, PARAMETER_LIST_LENGTH, READ_ERROR, WRITE_ERROR};
 use super::*;
 
 const GEOMETRY: Geometry =
@@ -212,6 +212,43 @@ fn an_error_of_the_device_ends_the_command() {
     assert!(matches!(execution.answer(failed(IoError::Io), &bench.pool), Step::Over(Err(WRITE_ERROR))));
     let (mut flush, _) = Execution::start(Work::Flush, None, &bench.pool);
     assert!(matches!(flush.answer(failed(IoError::NoSpace), &bench.pool), Step::Over(Err(NO_SPACE))));
+}
+
+/// An initiator that is told of a read error behind its flush looks for a block that cannot be read, and finds none: Linux makes
+/// ENODATA of it for whoever syncs, and does not ask again.
+#[test]
+fn what_does_not_reach_the_medium_is_a_write_error() {
+    let bench = Bench::new();
+    let (here, fua) = (range(0, 4096), true);
+    let list = unmap_list(&[(0, 1)]);
+    let unmap = Work::Unmap { data: 24, block: 512, size: GEOMETRY.size, fua };
+    let table = [
+        (Work::Flush, None, 1),
+        (Work::Write { range: here, fua }, Some(vec![1; 4096]), 1),
+        (Work::WriteVerify { range: here, compare: true }, Some(vec![1; 4096]), 1),
+        (Work::WriteSame { range: here, block: 512, unmap: false, fua }, Some(vec![1; 512]), 1),
+        (Work::Zero { range: here, unmap: true, fua: false }, None, 1),
+        (unmap, Some(list.clone()), 1),
+        // The flush behind it.
+        (unmap, Some(list), 2),
+    ];
+    for (work, data, fails_at) in table {
+        let data = data.map(|bytes| bench.payload(&bytes));
+        let (mut execution, mut step) = Execution::start(work, data, &bench.pool);
+        for _ in 1..fails_at {
+            assert!(matches!(step, Step::Device { .. }));
+            step = execution.answer(Done { tag: 0, result: Ok(()), data: None }, &bench.pool);
+        }
+        assert!(matches!(step, Step::Device { .. }), "{work:?}");
+        let last = execution.answer(failed(IoError::Io), &bench.pool);
+        assert!(matches!(last, Step::Over(Err(WRITE_ERROR))), "{work:?} {last:?}");
+    }
+    for work in [Work::Read(here), Work::Verify { range: here, data: 4096 }] {
+        let data = (work.data_out() > 0).then(|| bench.payload(&[1; 4096]));
+        let (mut execution, _) = Execution::start(work, data, &bench.pool);
+        let last = execution.answer(failed(IoError::Io), &bench.pool);
+        assert!(matches!(last, Step::Over(Err(READ_ERROR))), "{work:?} {last:?}");
+    }
 }
 
 #[test]
