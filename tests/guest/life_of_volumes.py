@@ -10,8 +10,6 @@ from devices import (Load, Mounted, attribute, expect, have, kernel_has, kernel_
 from volumes import Volume, loses_requests_of_the_dead, stand_still, taken_by_auto
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
-# Those whose device goes at once when nobody serves it.
-LET_GO = ["ublk", "nbd", "fuse"]
 
 
 @contextlib.contextmanager
@@ -113,8 +111,7 @@ def main():
             continue
         began = time.monotonic()
         lives(frontend)
-        if frontend in LET_GO:
-            is_let_go_without_an_engine(frontend)
+        is_let_go_without_an_engine(frontend)
         nothing_is_left(frontend, threads)
         print(f"{frontend}: {time.monotonic() - began:.1f} s", flush=True)
         lived.append(frontend)
