@@ -41,7 +41,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 pub use identity::ProcessId;
-pub use launch::{LAUNCH_NAME, run_launched};
+pub use launch::{LAUNCH_NAME, is_launched, run_launched};
 pub use policy::EXIT_GIVES_UP;
 pub use ports::PortRange;
 pub use state::{ProcessRecord, State};

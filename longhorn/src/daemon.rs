@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, run_launched};
+use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, is_launched, run_launched};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use as_longhorn::{ControllerFlags, ReplicaFlags};
@@ -139,7 +139,27 @@ pub fn main() -> ExitCode {
     }
     let program = parse::<Program>().unwrap_or_else(|e| e.exit());
     let logging = logging::start(program.debug);
-    let result = match program.command {
+    let result = run(program);
+    drop(logging);
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tell!("error: {}", sentence(&e));
+            let gives_up = e.downcast_ref::<GivesUp>().is_some();
+            ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
+        }
+    }
+}
+
+/// Whoever reaches an instance manager's port has it run this program, as root: the processes of volumes, and nothing with which
+/// another file of the host could be written.
+fn run(program: Program) -> anyhow::Result<()> {
+    let is_instance = matches!(program.command, Command::Controller(_) | Command::Replica(_));
+    if is_launched() && !is_instance {
+        let why = "an instance manager runs `controller` and `replica` of this program; the others are for a shell";
+        return Err(GivesUp(why.to_owned()).into());
+    }
+    match program.command {
         Command::InstanceManager(args) => manager::run(args),
         Command::Manager(args) => cluster::run(args),
         Command::Csi(args) => csi::run(args),
@@ -150,15 +170,6 @@ pub fn main() -> ExitCode {
         Command::FuseKeeper(args) => keeper::run(args),
         Command::FsFreeze(args) => freeze::run(&args),
         Command::Engine(command) => engine_line::run(&program.target, command),
-    };
-    drop(logging);
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            tell!("error: {}", sentence(&e));
-            let gives_up = e.downcast_ref::<GivesUp>().is_some();
-            ExitCode::from(if gives_up { u8::try_from(EXIT_GIVES_UP).unwrap_or(1) } else { 1 })
-        }
     }
 }
 

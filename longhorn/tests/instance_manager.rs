@@ -399,6 +399,28 @@ async fn only_our_own_programs_are_run() {
     assert!(client.process_list(ProcessListRequest {}).await.unwrap().into_inner().processes.len() == 1);
 }
 
+/// A copied file could be one that root believes.
+#[tokio::test]
+async fn of_our_own_program_only_engines_and_replicas_are_run() {
+    let host = Host::new();
+    let mut client = host.client().await;
+    let file = host.root.path().join("not-ours");
+    let sock = format!("unix:{}", host.root.path().join("copy.sock").display());
+    let receive = ["ssync", "receive", file.to_str().unwrap(), "--listen", &sock];
+    let copy = host.root.engine_binaries().join("longhorn");
+    {
+        let _nobody_writes = WRITING.lock().unwrap();
+        fs::copy(PROGRAM, &copy).unwrap();
+    }
+    for (name, binary) in [("own", ""), ("copied", copy.to_str().unwrap())] {
+        create(&mut client, name, binary, &receive).await.unwrap();
+        let failed = wait(&mut client, name, |s| s.state == "error" || file.exists()).await;
+        assert!(failed.error_msg.contains("`controller` and `replica`"), "{}", failed.error_msg);
+        assert!(!file.exists());
+        delete(&mut client, name).await;
+    }
+}
+
 #[tokio::test]
 async fn there_is_one_manager_per_root() {
     let host = Host::new();

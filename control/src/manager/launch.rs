@@ -18,6 +18,16 @@ use crate::logging::{self, Level};
 /// it: what it chooses comes behind it.
 pub const LAUNCH_NAME: &str = "longhorn-launch";
 
+/// The variable that tells a program that a manager has started it: the number of its process, so that it says nothing to what the
+/// program starts itself.
+const LAUNCHED: &str = "LONGHORN_LAUNCHED";
+
+/// True if a manager has started this process, at the wish of whoever reaches the manager's port.
+#[must_use]
+pub fn is_launched() -> bool {
+    std::env::var(LAUNCHED).is_ok_and(|pid| pid == std::process::id().to_string())
+}
+
 /// Opens the way for a launched process.
 #[derive(Debug)]
 pub(super) struct Gate(ChildStdin);
@@ -72,7 +82,10 @@ pub fn run_launched(args: impl IntoIterator<Item = std::ffi::OsString>) -> io::E
     }
     let mut byte = [0];
     match io::stdin().read(&mut byte) {
-        Ok(1) => Command::new(program).args(args).stdin(Stdio::null()).exec(),
+        Ok(1) => {
+            let pid = std::process::id().to_string();
+            Command::new(program).args(args).env(LAUNCHED, pid).stdin(Stdio::null()).exec()
+        }
         Ok(_) => io::Error::other("the instance manager ended before the start was complete"),
         Err(e) => e,
     }
