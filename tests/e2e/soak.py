@@ -250,6 +250,9 @@ def all_at_once(volume, dice, part, loads, faults):
     for hand in hands:
         hand.start()
     disturb(volume, dice, until, loads, faults)
+    # What a load has found is told now: the hands would go on without it to the end of the part.
+    failed = [load for load in loads if load.poll()]
+    expect(not failed, "\n".join(f"{load.args[0]}: {load.communicate()[0]}" for load in failed))
     for hand in hands:
         hand.join(2 * PATIENCE)
         expect(not hand.is_alive(), "a command never ends")
