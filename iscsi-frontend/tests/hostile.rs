@@ -133,6 +133,41 @@ fn solicited_data_out_of_place_fails_the_command() {
     witness.is_well(&server);
 }
 
+/// RFC 7143, 11.4.7.2, tells too much of what nobody has asked for from what is out of place.
+#[test]
+fn more_unsolicited_data_than_was_agreed_on_fails_the_command() {
+    let server = Running::start();
+    let mut witness = Witness::new(&server);
+    let mut client = Client::login(&server, 1, "InitialR2T=No\0FirstBurstLength=1024\0");
+    client.ready();
+    for (expected, lengths, code) in [
+        // Beyond the first burst, at once and behind some of it; beyond what the command has; and a gap.
+        (4096, &[(0, 1536)][..], 0x0c0c),
+        (4096, &[(0, 512), (512, 1024)], 0x0c0c),
+        (512, &[(0, 1024)], 0x0c0c),
+        (4096, &[(0, 256), (512, 256)], 0x0c0d),
+    ] {
+        let tag = client.start(&rw10(0x2a, 0, 8), flag::WRITE, expected);
+        for (data_sn, (offset, len)) in (0_u32..).zip(lengths) {
+            let [_, length @ ..] = u32::to_be_bytes(*len);
+            let data = DataOut {
+                opcode: opcode::DATA_OUT,
+                data: length,
+                itt: tag.into(),
+                ttt: NO_TAG.into(),
+                data_sn: data_sn.into(),
+                offset: u32::into(*offset),
+                ..DataOut::default()
+            };
+            client.send(data.as_bytes(), &vec![0xee; *len as usize]).unwrap();
+        }
+        assert_eq!(client.answer(b"").sense, Some((0xb, code)), "{expected} {lengths:?}");
+    }
+    assert_eq!(client.read(0, 8).data, [0; 4096]);
+    drop(client);
+    witness.is_well(&server);
+}
+
 #[test]
 fn wrong_digests_end_the_connection() {
     let server = Running::start();

@@ -18,7 +18,7 @@ use super::functions::{Finish, Scope};
 use crate::collect::Collected;
 use crate::connection::{Connection, Ending, Text, Why};
 use crate::pdu::{DataOut, FINAL, NO_TAG, Raw, ScsiCommand, attribute, flag, opcode, reject, status};
-use crate::scsi::sense::{INCORRECT_DATA, INVALID_FIELD, INVALID_INFORMATION_UNIT};
+use crate::scsi::sense::{INCORRECT_DATA, INVALID_FIELD, INVALID_INFORMATION_UNIT, UNEXPECTED_DATA};
 use crate::scsi::{Claim, Decision, Execution, Step, Work};
 use crate::session::{Broken, Request, Verdict};
 use crate::task::{Aborted, Claimant, Plan, Stage, Task};
@@ -182,6 +182,10 @@ impl Server {
         let after = have.saturating_add(u32::try_from(data.len()).unwrap_or(u32::MAX));
         let last = header.flags & FINAL != 0;
         let in_order = header.offset.get() == have && header.data_sn.get() == task.data_sn;
+        if in_order && after > end && !solicited {
+            self.end(tag, Ending::Check(UNEXPECTED_DATA, 0));
+            return Ok(());
+        }
         // A sequence that was asked for comes whole; an unsolicited one ends where the initiator likes.
         if !in_order || after > end || (solicited && last != (after == end)) {
             self.end(tag, Ending::Check(INCORRECT_DATA, 0));
