@@ -185,23 +185,41 @@ pub fn login(target: &str, portal: SocketAddr, patience: Patience) -> Result<Ses
     logged_in
 }
 
+/// How a target is treated, whatever the host's configuration (`iscsid.conf`) has for others.
+const SETTINGS: [(&str, &str); 5] = [
+    ("node.startup", "manual"),
+    // A new engine is asked for the session at once.
+    ("node.session.iscsi.DefaultTime2Wait", "0"),
+    // An engine that does not answer is not replaced by asking again; the end of one shows at once.
+    ("node.conn[0].timeo.noop_out_interval", "0"),
+    ("node.conn[0].timeo.noop_out_timeout", "0"),
+    ("node.session.auth.authmethod", "None"),
+];
+
+/// The same of what older versions of open-iscsi do not know, and then do as is wanted here.
+const NEWER_SETTINGS: [(&str, &str); 3] = [
+    // The disk is looked for behind each login; `manual` leaves that to an administrator, who does not know of it.
+    ("node.session.scan", "auto"),
+    // Each further session would have a disk of its own, beside the one that has the volume's name.
+    ("node.session.nr_sessions", "1"),
+    // So many logins in vain, and the session is given up with all that waits on it. 0: never. An engine may be away for long.
+    ("node.session.reopen_max", "0"),
+];
+
 /// Tells the initiator of the target, and how to treat it.
 fn record(target: &str, portal: SocketAddr, patience: Patience) -> Result<(), InitiatorError> {
     iscsiadm("take the target", &node(target, portal, &["--op=new"]))?;
-    let away = patience.away.as_secs().to_string();
-    let settings = [
-        ("node.startup", "manual"),
-        ("node.session.timeo.replacement_timeout", away.as_str()),
-        // A new engine is asked for the session at once.
-        ("node.session.iscsi.DefaultTime2Wait", "0"),
-        // An engine that does not answer is not replaced by asking again; the end of one shows at once.
-        ("node.conn[0].timeo.noop_out_interval", "0"),
-        ("node.conn[0].timeo.noop_out_timeout", "0"),
-        ("node.session.auth.authmethod", "None"),
-    ];
-    for (name, value) in settings {
+    let set = |name: &str, value: &str| {
         let update = ["--op=update", "--name", name, "--value", value];
-        iscsiadm("take a setting", &node(target, portal, &update))?;
+        iscsiadm("take a setting", &node(target, portal, &update))
+    };
+    set("node.session.timeo.replacement_timeout", &patience.away.as_secs().to_string())?;
+    SETTINGS.iter().try_for_each(|(name, value)| set(name, value))?;
+    for (name, value) in NEWER_SETTINGS {
+        match set(name, value) {
+            Err(InitiatorError::Refused { said, .. }) => tracing::debug!("{name} is not set: {said}"),
+            done => done?,
+        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@ disk; a device that was not made ready is made ready by the next one.
 
     taken_over.py nbd|nbd-volume|iscsi-volume
 """
-import json, os, signal, subprocess, sys, time
+import contextlib, json, os, signal, subprocess, sys, time
 import initiator
 from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, run, shown, skip, wait_for
 from volumes import Host, Volume, stand_still
@@ -150,9 +150,50 @@ def a_disk_whose_engine_died_too_early_is_patient():
     disk.stop()
 
 
+@contextlib.contextmanager
+def set_by_the_host(name, value):
+    """What an administrator has set for the sessions of other targets, in the file that records of targets begin with."""
+    path = "/etc/iscsi/iscsid.conf"
+    with open(path) as file:
+        before = file.read()
+    with open(path, "w") as file:
+        file.writelines(line for line in before.splitlines(True) if not line.startswith(name))
+        file.write(f"{name} = {value}\n")
+    try:
+        yield
+    finally:
+        with open(path, "w") as file:
+            file.write(before)
+
+
+def what_the_host_has_set_for_others_is_not_for_volumes():
+    """Sessions that look for no disks by themselves; several of them to a target, each with a disk of its own; and such as are given
+    up when a target was away for some logins."""
+    if os.environ.get("LH_GUEST") != "1":
+        return skip("iscsi-volume-life with other settings", "this host's are left as they are")
+    with set_by_the_host("node.session.scan", "manual"):
+        Volume("iscsi", volume="scanned", size=64 * MIB).stop()
+    with set_by_the_host("node.session.nr_sessions", "2"):
+        disk = Volume("iscsi", volume="once", size=64 * MIB)
+        sessions = os.listdir("/sys/class/iscsi_session")
+        expect(len(sessions) == 1, f"sessions: {sessions}")
+        disk.stop()
+    with set_by_the_host("node.session.reopen_max", "1"):
+        disk = Volume("iscsi", volume="away", size=64 * MIB)
+        for pid in disk.manager(), disk.engine:
+            os.kill(pid, signal.SIGKILL)
+        writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk.device}", "bs=64k", "count=16", "oflag=direct", "status=none"])
+        # Nobody listens: each login is refused at once, and the next one comes after 3 s.
+        time.sleep(15)
+        disk.up()
+        expect(writer.wait(60) == 0, "a write failed, as it does where the session was given up")
+        disk.stop()
+
+
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
-           "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient]}
+           "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
+                            what_the_host_has_set_for_others_is_not_for_volumes]}
 
 
 def main():
