@@ -26,6 +26,8 @@ SCENARIOS = {
     "nbd-life": ("taken_over.py", ["nbd"], 300, 300),
     "nbd-volume-life": ("taken_over.py", ["nbd-volume"], 300, 300),
     "iscsi-volume-life": ("taken_over.py", ["iscsi-volume"], 300, 300),
+    "ublk-volume-life": ("taken_away.py", ["ublk-volume"], 300, 300),
+    "fuse-volume-life": ("taken_away.py", ["fuse-volume"], 300, 300),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),
     "nbd-recovery": ("recovery.py", ["nbd"], 300, 1500),
     "nbd-cycles": ("cycles.py", ["nbd"], 400, 3000),

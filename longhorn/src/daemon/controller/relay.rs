@@ -13,7 +13,7 @@ mod source;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use control::engine::EngineError;
 use control::host::Root;
 use crossbeam_channel::{Receiver, select, tick, unbounded};
@@ -157,10 +157,10 @@ impl Life {
                 recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
                     // It was asked to, and has taken longer than whoever asked would wait: to be asked for again.
                     Notice::Hidden if self.queues.has_left() => {}
-                    Notice::Hidden => return Err(anyhow!("the device was taken away by somebody else")),
+                    Notice::Hidden => return Err(self.show.taken_away()),
                     Notice::Ended(result) => {
                         result.context("a queue's thread has failed")?;
-                        return Err(anyhow!("the device was taken away by somebody else"));
+                        return Err(self.show.taken_away());
                     }
                 },
                 recv(self.ends) -> reply => {

@@ -306,10 +306,10 @@ impl Life {
                             return self.shut_down(None);
                         }
                     }
-                    Notice::Hidden => return Err(anyhow!("the device was taken away by somebody else")),
+                    Notice::Hidden => return Err(self.show.taken_away()),
                     Notice::Ended(result) => {
                         result.context("a queue's thread has failed")?;
-                        return Err(anyhow!("the device was taken away by somebody else"));
+                        return Err(self.show.taken_away());
                     }
                 },
                 recv(self.errands) -> errand => {

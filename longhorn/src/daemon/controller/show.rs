@@ -183,6 +183,24 @@ impl Show {
         }
     }
 
+    /// Why this process ends: its queues show nothing any more, and nobody here has wanted that. It ends as if it had been killed, since the
+    /// device still has requests of clients that are gone, which no new server of this process would know. The next engine shows the volume
+    /// by another device: at once, and later the more often that happens.
+    pub(super) fn taken_away(&self) -> anyhow::Error {
+        let (device, how) = match self {
+            Self::Fuse { attached, .. } => (
+                attached.as_ref().map(|fuse| fuse.info.node.clone()),
+                "its FUSE connection was aborted (/sys/fs/fuse/connections) or unmounted",
+            ),
+            Self::Ublk(ublk) => (ublk.node(), "the ublk device was stopped or deleted"),
+            _ => (None, "its server has ended"),
+        };
+        let device = device.map_or_else(|| "the device".to_owned(), |device| device.display().to_string());
+        anyhow!(
+            "{device} was taken away by somebody else, and fails who has it open ({how}): the next engine shows the volume by another device"
+        )
+    }
+
     /// Shows the volume, which is open and has so many bytes.
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
         match self {

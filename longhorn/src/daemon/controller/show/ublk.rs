@@ -88,6 +88,11 @@ impl Ublk {
         Ok(Endpoint { device: Some(place), uri: None })
     }
 
+    /// The node, once it is there.
+    pub(super) fn node(&self) -> Option<PathBuf> {
+        self.node.as_ref().map(|(place, _)| place.clone())
+    }
+
     pub(super) fn resize(&mut self, size: u64) -> Result<()> {
         Ok(self.attached.as_mut().map_or(Ok(()), |attached| attached.resize(size))?)
     }
