@@ -1,10 +1,11 @@
 """A device that somebody else takes away while its engine lives, as an administrator can: a FUSE connection is aborted, a ublk device
 stopped or deleted. Whoever uses it then gets errors; the volume is shown again, with all that was flushed, and its engine's log says why.
+An NBD device that is disconnected stays away until the volume is stopped and started, and the log says that once.
 
-    taken_away.py ublk-volume|fuse-volume
+    taken_away.py ublk-volume|fuse-volume|nbd-volume
 """
-import ctypes, mmap, os, struct, subprocess, sys, time
-from devices import attribute, expect, run, shown, wait_for
+import ctypes, fcntl, mmap, os, struct, subprocess, sys, time
+from devices import expect, run, shown, wait_for
 from volumes import Volume
 
 MIB = 1 << 20
@@ -105,8 +106,33 @@ def is_shown_again(disk, how, take_away):
     print(f"{how}: {seconds:.1f} s", flush=True)
 
 
+# include/uapi/linux/nbd.h
+NBD_DISCONNECT, NBD_CLEAR_SOCK = 0xab08, 0xab04
+# Seconds between two looks of an engine at its device, and more.
+LOOK = 6
+
+
+def stays_away_and_says_so_once():
+    disk = Volume("nbd", size=64 * MIB)
+    device = os.path.basename(os.path.realpath(f"/sys/dev/block/{disk.device_numbers()}"))
+    with open(f"/dev/{device}", "rb") as file:
+        fcntl.ioctl(file, NBD_DISCONNECT)
+        fcntl.ioctl(file, NBD_CLEAR_SOCK)
+    wait_for("its node is gone", lambda: not os.path.lexists(disk.device), SOON)
+    time.sleep(3 * LOOK)
+    with open(os.path.join(disk.host.root, "log", f"{disk.volume}-e-0.log")) as file:
+        said = [line for line in file if "disconnected by somebody else" in line]
+    expect(len(said) == 1, f"said {len(said)} times: {said[:3]}")
+    disk.host.ctl("down", disk.volume)
+    disk.up()
+    disk.stop()
+
+
 def main():
     frontend = sys.argv[1].removesuffix("-volume")
+    if frontend == "nbd":
+        stays_away_and_says_so_once()
+        return shown("nbd-volume: away once somebody else has disconnected the device, which is said once")
     disk = Volume(frontend, size=64 * MIB)
     for how, take_away in WAYS[frontend]:
         for _ in range(2):

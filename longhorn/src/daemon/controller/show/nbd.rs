@@ -179,6 +179,10 @@ impl Nbd {
             return shown.make_as_served(AGAIN_ANSWERED).map(drop);
         }
         if !shown.device.is_connected() {
+            if node::rdev(&shown.place) != Some(shown.rdev) {
+                // That has been said.
+                return Ok(());
+            }
             // Its number may be another server's by now.
             node::remove(&shown.place, shown.rdev).with_context(|| shown.place.display().to_string())?;
             bail!(
