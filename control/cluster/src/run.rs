@@ -139,8 +139,8 @@ struct Context {
     cache: Local,
     agent: Arc<dyn Agent>,
     news: Arc<News>,
-    /// Nodes whose manager lives, as far as is known here; only who leads asks.
-    up: Mutex<Arc<BTreeSet<String>>>,
+    /// Which managers live, as far as is known here; only who leads asks.
+    counted: Mutex<nodes::Counted>,
     /// Processes of this node, as of the last change that was heard of.
     processes: Mutex<BTreeMap<String, ProcessView>>,
     leadership: Leadership,
@@ -149,7 +149,7 @@ struct Context {
 
 impl Context {
     fn nodes_up(&self) -> Arc<BTreeSet<String>> {
-        Arc::clone(&self.up.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.counted.lock().unwrap_or_else(PoisonError::into_inner).up)
     }
 
     /// What the leader has; `None`: this manager does not lead, or has not read everything yet.
@@ -222,12 +222,13 @@ pub async fn run(
     for watch in watches {
         tasks.spawn(watch);
     }
-    let up = Mutex::new(Arc::new([options.node.clone()].into()));
+    let up = Arc::new([options.node.clone()].into());
+    let counted = Mutex::new(nodes::Counted { up, ..nodes::Counted::default() });
     let (leadership, processes) = (Leadership::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
     let agent: Arc<dyn Agent> = Arc::new(Bounded::new(agent));
     let context =
-        Arc::new(Context { options, desk, cache, agent, news, up, processes, leadership, certificate });
+        Arc::new(Context { options, desk, cache, agent, news, counted, processes, leadership, certificate });
     tokio::select! {
         () = context.cache.ready() => {}
         () = &mut stop => return Ok(()),

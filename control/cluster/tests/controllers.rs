@@ -10,6 +10,7 @@ use control::authority::{RemoteAuthority, Reply};
 use control::logging::Level;
 use fake_nodes::{Cluster, FakeEngine, nodes_ready};
 use lh_block::{Epoch, Generation, Instance};
+use lh_cluster::agent::DeviceId;
 use lh_cluster::api::SnapshotLimits;
 use lh_cluster::plan::instance_manager::RunBy;
 use serde_json::{Value, json};
@@ -161,6 +162,124 @@ async fn a_node_whose_first_disk_cannot_be_used_is_there_without_it_and_gets_it_
         .wait("it was looked at", |c| condition(c, "Schedulable").is_some_and(|c| c["reason"] == "Cordoned"))
         .await;
     assert!(without(&cluster) && lacks(&cluster).is_none());
+}
+
+/// How often a node was called dead from a write on, and how many writes of it there were.
+fn called_dead(cluster: &Cluster, node: &str, from: usize) -> (usize, usize) {
+    let later = cluster.server.history("nodes", node).split_off(from);
+    let is_dead = |node: &&Value| {
+        let all = node["status"]["conditions"].as_array();
+        all.is_some_and(|all| all.iter().any(|c| c["reason"] == "ManagerPodDown"))
+    };
+    (later.iter().filter(is_dead).count(), later.len())
+}
+
+#[tokio::test]
+async fn a_node_that_joins_or_is_back_is_not_called_dead_until_it_is_counted() {
+    let mut cluster = Cluster::new(&["n1"], 32).await;
+    cluster.wait("a leader acts", |c| nodes_ready(c) == 1 && !c.server.all("engineimages").is_empty()).await;
+    // Replicas are placed on nodes that count.
+    let counts = |c: &Cluster, volume: &str| {
+        let placed = |r: &Value| r["spec"]["volumeName"] == *volume && r["spec"]["nodeID"] == "n2";
+        c.server.all("replicas").iter().any(placed)
+    };
+    cluster.add("n2");
+    cluster.create("first", 2);
+    cluster.wait("it counts", |c| counts(c, "first")).await;
+    let (dead, writes) = called_dead(&cluster, "n2", 0);
+    assert!(dead == 0 && writes < 10, "called dead in {dead} of {writes} writes");
+
+    goes_silent(&mut cluster, "n2").await;
+    let from = cluster.server.history("nodes", "n2").len();
+    cluster.create("second", 2);
+    cluster.start("n2");
+    cluster.wait("it counts again", |c| counts(c, "second")).await;
+    let (dead, writes) = called_dead(&cluster, "n2", from);
+    assert!(dead == 0 && writes < 10, "called dead in {dead} of {writes} writes after it was back");
+}
+
+#[tokio::test]
+async fn a_node_whose_manager_never_comes_is_called_dead_after_a_term() {
+    let cluster = Cluster::new(&["n1"], 33).await;
+    cluster.wait("a leader acts", |c| nodes_ready(c) == 1 && !c.server.all("engineimages").is_empty()).await;
+    // As Longhorn has left it.
+    let ready = json!({ "type": "Ready", "status": "True" });
+    let left = json!({ "spec": { "allowScheduling": true }, "status": { "conditions": [ready] } });
+    cluster.server.apply("nodes", "away", &left);
+    cluster.wait("it is dead", |c| called_dead(c, "away", 0).0 == 1).await;
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_removes_is_no_death() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 34).await;
+    cluster.attached_volume().await;
+    for node in ["n1", "n2", "n3"] {
+        cluster.server.delete("leases", &format!("longhorn-manager-{node}"));
+    }
+    let back = |c: &Cluster| c.server.all("leases").len() == 4;
+    cluster.wait("they are written anew", back).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let dead: usize = ["n1", "n2", "n3"].iter().map(|node| called_dead(&cluster, node, 0).0).sum();
+    assert_eq!(dead, 0);
+    assert_eq!(cluster.volume("state"), "attached");
+}
+
+/// A pod of a node with the volume `demo`, which a controller makes anew, or nobody; it began long ago, or will have.
+fn pod(name: &str, node: &str, owner: Option<&str>, began: &str) -> Value {
+    let owner = owner.map(
+        |kind| json!({ "apiVersion": "apps/v1", "kind": kind, "name": "s", "uid": "s", "controller": true }),
+    );
+    let owners: Vec<Value> = owner.into_iter().collect();
+    json!({
+        "metadata": { "namespace": "apps", "name": name, "uid": name, "ownerReferences": owners, "creationTimestamp": began },
+        "spec": {
+            "nodeName": node, "containers": [],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }],
+        },
+        "status": { "startTime": began },
+    })
+}
+
+#[tokio::test]
+async fn pods_whose_device_was_lost_begin_anew_where_somebody_makes_them() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 35).await;
+    let device = |sequence| DeviceId { boot: "boot".to_owned(), sequence };
+    cluster.machine().devices.insert("demo-e-0".to_owned(), device(7));
+    cluster.attached_volume().await;
+    let told = |c: &Cluster, what: &str| c.server.get("engines", "demo-e-0").unwrap()["status"][what].clone();
+    cluster.wait("the device is known", |c| told(c, "device") == "boot/7").await;
+    let claim = json!({ "namespace": "apps", "name": "data" });
+    let source = json!({ "driver": "driver.longhorn.io", "volumeHandle": "demo" });
+    let volume = json!({ "metadata": { "name": "pv" }, "spec": { "csi": source, "claimRef": claim } });
+    cluster.server.apply("core/persistentvolumes", "pv", &volume);
+    let (before, after) = ("2026-01-01T00:00:00Z", "2126-01-01T00:00:00Z");
+    let spared = json!({ "value": "apps/DaemonSet" });
+    let setting = "blacklist-for-auto-delete-pod-when-volume-detached-unexpectedly";
+    cluster.server.apply("settings", setting, &spared);
+    let pods = [
+        ("refused", "n1", Some("StatefulSet"), before),
+        ("old", "n1", Some("StatefulSet"), before),
+        ("new", "n1", Some("StatefulSet"), after),
+        ("spared", "n1", Some("DaemonSet"), before),
+        ("somebodys", "n1", None, before),
+        ("elsewhere", "n2", Some("StatefulSet"), before),
+    ];
+    for (name, node, owner, began) in pods {
+        cluster.server.apply("core/pods", name, &pod(name, node, owner, began));
+    }
+    // What a webhook forbids for one keeps no other.
+    cluster.server.protect("core/pods", "refused");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(cluster.server.all("core/pods").len(), pods.len(), "nothing was lost");
+    cluster.machine().devices.insert("demo-e-0".to_owned(), device(8));
+    cluster.wait("it has to begin anew", |c| c.server.get("core/pods", "old").is_none()).await;
+    assert_ne!(told(&cluster, "deviceLostAt"), "");
+    assert_ne!(cluster.volume("remountRequestedAt"), "");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let left: Vec<Value> =
+        cluster.server.all("core/pods").iter().map(|p| p["metadata"]["name"].clone()).collect();
+    assert_eq!(left, ["elsewhere", "new", "refused", "somebodys", "spared"]);
+    assert_eq!(cluster.volume("state"), "attached");
 }
 
 #[tokio::test]

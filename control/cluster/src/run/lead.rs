@@ -26,6 +26,8 @@ pub(super) struct Lead {
     /// What was last known of nodes and disks that could change where a replica goes.
     pub(super) pictured: Mutex<schedule::Cluster>,
     rebuilds: Mutex<Rebuilds>,
+    /// Nodes of which it was told that their manager is silent, for as long as it is.
+    pub(super) told_silent: Mutex<BTreeSet<String>>,
     /// Tickets that may be left on nodes that are to be drained.
     pub(super) left: Mutex<Seen>,
     begun: Instant,
@@ -84,6 +86,7 @@ impl Lead {
             picture: Mutex::default(),
             pictured: Mutex::default(),
             rebuilds: Mutex::default(),
+            told_silent: Mutex::default(),
             left: Mutex::default(),
             begun: Instant::now(),
             _tasks: tasks,

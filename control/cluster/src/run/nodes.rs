@@ -1,6 +1,6 @@
 //! What the leader does for all nodes at once: which of them live, the settings that are not there, the image.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use serde_json::json;
 use super::cache::Key;
 use super::desk::Done;
 use super::lead::Lead;
-use super::lease::{NODE_LABEL, Watchers, answer, mark};
+use super::lease::{NODE_LABEL, Watchers, answer, mark, node_lease};
 use super::queue::Outcome;
 use super::{Context, budgets, drain, programs, upgrades};
 use crate::api::{Conditions, EngineImage, EngineImageSpec, Node, Setting, SettingSpec, Volume};
@@ -23,40 +23,75 @@ use crate::settings::DEFINITIONS;
 /// Which default a setting was given last, by whoever installed the managers.
 const GIVEN: &str = "longhorn.io/given-default";
 
+/// The managers, as they were counted last.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// Nodes whose manager lives.
+    pub(super) up: Arc<BTreeSet<String>>,
+    /// Nodes whose manager was seen to be silent for a term. Not those that are new: nobody has counted them yet, or their
+    /// manager has written its first lease a moment after its Node.
+    pub(super) silent: BTreeSet<String>,
+}
+
 /// Which nodes' managers live. True if that changed.
 pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers) -> Done<bool> {
     let (api, managers) = (context.desk.api::<Lease>(), ListParams::default().labels(NODE_LABEL));
     let leases = answer(api.list(&managers)).await??;
-    let now = Instant::now();
-    let mut alive: BTreeSet<String> = [context.options.node.clone()].into();
-    for lease in leases {
-        let Some(node) = lease.labels().get(NODE_LABEL) else { continue };
-        if watchers.is_alive(&lease.name_any(), &mark(&lease), now) {
-            alive.insert(node.clone());
+    let marks: BTreeMap<&String, String> =
+        leases.iter().filter_map(|lease| Some((lease.labels().get(NODE_LABEL)?, mark(lease)))).collect();
+    let before = context.nodes_up();
+    let nodes = context.lead().map(|lead| lead.cache.nodes.all()).unwrap_or_default();
+    let names: BTreeSet<String> = nodes.iter().map(|n| n.name_any()).collect();
+    let (own, now) = (&context.options.node, Instant::now());
+    let (mut up, mut silent) = (BTreeSet::from([own.clone()]), BTreeSet::new());
+    let known: BTreeSet<&String> = marks.keys().copied().chain(&names).chain(&*before).collect();
+    for node in known.into_iter().filter(|node| *node != own) {
+        // A lease that somebody removed is written anew with the next renewal, and is missed only after a term, too.
+        let is_late = !watchers.is_alive(&node_lease(node), marks.get(node).map_or("", String::as_str), now);
+        if is_late {
+            silent.insert(node.clone());
+        } else if marks.contains_key(node) || before.contains(node) {
+            up.insert(node.clone());
         }
     }
-    let mut up = context.up.lock().unwrap_or_else(PoisonError::into_inner);
-    let changed = **up != alive;
+    let counted = Counted { up: Arc::new(up), silent };
+    let mut last = context.counted.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = *last != counted;
     if changed {
-        tracing::info!(?alive, "managers");
-        *up = Arc::new(alive);
+        tracing::info!(alive = ?counted.up, silent = ?counted.silent, "managers");
+        *last = counted;
     }
     Ok(changed)
+}
+
+/// Says once of each node whose manager fell silent that it is not ready. What is said of it after that its manager has said,
+/// which is back, and which the next count finds alive.
+async fn tell_of_the_silent(context: &Context, lead: &Lead, now: &str) -> Done {
+    let silent = context.counted.lock().unwrap_or_else(PoisonError::into_inner).silent.clone();
+    let news: Vec<String> = {
+        let mut told = lead.told_silent.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|node| silent.contains(node));
+        silent.difference(&told).cloned().collect()
+    };
+    for name in news {
+        let Some(node) = lead.cache.nodes.get(&name) else { continue };
+        let old = node.status.clone().unwrap_or_default();
+        let mut status = old.clone();
+        let message = format!("the manager of node {name} does not renew its lease");
+        status.conditions.set_condition(node::READY, false, "ManagerPodDown", &message, now);
+        let version = node.resource_version();
+        context.desk.set_status::<Node, _>(&name, version.as_deref(), &old, &status).await?;
+        lead.told_silent.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+    }
+    let known = silent.into_iter().filter(|node| lead.cache.nodes.get(node).is_some());
+    context.news.tell(known.map(Key::PodsOf));
+    Ok(())
 }
 
 /// Says of nodes whose manager died that they are not ready, and keeps what stands for all nodes.
 pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
     let up = context.nodes_up();
-    let now = written(Timestamp::now());
-    for dead in lead.cache.nodes.all().iter().filter(|n| !up.contains(&n.name_any())) {
-        let old = dead.status.clone().unwrap_or_default();
-        let mut status = old.clone();
-        let message = format!("the manager of node {} does not renew its lease", dead.name_any());
-        status.conditions.set_condition(node::READY, false, "ManagerPodDown", &message, &now);
-        let version = dead.resource_version();
-        context.desk.set_status::<Node, _>(&dead.name_any(), version.as_deref(), &old, &status).await?;
-        context.news.tell([Key::PodsOf(dead.name_any())]);
-    }
+    tell_of_the_silent(context, lead, &written(Timestamp::now())).await?;
     keep_settings(context).await?;
     keep_engine_images(context, lead, &up).await?;
     if picture_changed(context, lead, &up) {

@@ -203,6 +203,14 @@ impl ApiServer {
         self.state().log.iter().filter(|change| change.resource != resource).count()
     }
 
+    /// What an object was after each write of it so far.
+    pub(crate) fn history(&self, resource: &str, name: &str) -> Vec<Value> {
+        let state = self.state();
+        let is_of = |o: &Value| o["metadata"]["name"] == name;
+        let all = state.log.iter().filter(|c| c.resource == resource && is_of(&c.object));
+        all.map(|c| c.object.clone()).collect()
+    }
+
     pub(crate) fn client(&self) -> kube::Client {
         kube::Client::new(Service(self.clone()), "longhorn-system")
     }

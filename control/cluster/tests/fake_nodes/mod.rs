@@ -9,8 +9,8 @@ use control::chain::Layer;
 use control::logging::Level;
 use lh_block::Generation;
 use lh_cluster::agent::{
-    Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, RebuildLimits,
-    ReplicaView, TrimView,
+    Agent, AgentError, DeviceId, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView,
+    RebuildLimits, ReplicaView, TrimView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -52,6 +52,8 @@ pub(crate) struct Machine {
     pub(crate) frozen: BTreeSet<String>,
     /// Engines tell of the snapshots, and remove them.
     pub(crate) chains_are_told: bool,
+    /// What the kernel calls the device of each engine, by the engine's name.
+    pub(crate) devices: BTreeMap<String, DeviceId>,
     /// The level at which each node was told to log, last.
     pub(crate) levels: BTreeMap<String, Level>,
     /// What drivers say of trimming; `None`: there is no driver.
@@ -230,6 +232,7 @@ impl Agent for FakeAgent {
             snapshot_limits: engine.limits,
             rebuild_limits: engine.rebuild_limits,
             endpoint: format!("/dev/longhorn/{}", name.trim_end_matches("-e-0")),
+            device: machine.devices.get(name).cloned(),
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
             relay_from: engine.relay_from.clone(),
