@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use fake_nodes::{Cluster, nodes_ready};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// Longer than a manager takes for anything that it would do.
@@ -44,12 +45,15 @@ async fn the_last_copy_of_a_volume_that_stays_is_not_deleted_whoever_deletes_its
 
 /// A replica of a volume that is not there, with data on n1, deleted so long ago: its owner has another UID than any.
 fn left_replica(cluster: &Cluster, deleted: Duration) {
+    left_replica_at(cluster, Timestamp::now() - deleted);
+}
+
+fn left_replica_at(cluster: &Cluster, at: Timestamp) {
     let directory = "demo-0a1b2c3d";
     let spec = json!({
         "volumeName": "demo", "nodeID": "n1", "diskID": "disk-of-n1", "diskPath": "/root-n1", "dataDirectoryName": directory,
         "healthyAt": "2026-01-01T00:00:00Z",
     });
-    let at = k8s_openapi::jiff::Timestamp::now() - deleted;
     let metadata =
         json!({ "finalizers": ["longhorn.io"], "deletionTimestamp": format!("{}", at.strftime("%FT%TZ")) });
     cluster.machine().directories.insert(("/root-n1".to_owned(), directory.to_owned()));
@@ -72,6 +76,16 @@ async fn a_replica_that_is_deleted_before_its_volume_is_restored_keeps_its_data_
     cluster.server.delete("volumes", "demo");
     cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
     assert!(cluster.machine().directories.is_empty(), "now somebody asked for that");
+}
+
+#[tokio::test]
+async fn a_node_whose_clock_is_behind_waits_for_a_volume_all_the_same() {
+    let cluster = Cluster::new(&["n1"], 43).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    let in_an_hour = Timestamp::now() + Duration::from_secs(3600);
+    left_replica_at(&cluster, in_an_hour);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(replicas(&cluster).len(), 1, "its directory would be an orphan, which may go by itself");
 }
 
 #[tokio::test]

@@ -135,7 +135,9 @@ async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
         }
         Data::IsNobodys => {
             let deleted = resource.metadata.deletion_timestamp.as_ref();
-            let waited = deleted.map(|at| Timestamp::now().duration_since(at.0).unsigned_abs());
+            // The API server's clock and this node's: one that is behind has not waited at all.
+            let waited =
+                deleted.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
             let is_over = waited.is_some_and(|waited| waited >= VOLUME_PATIENCE);
             tell_unasked(context, resource, is_over).await;
             if !is_over {
