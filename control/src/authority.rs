@@ -64,12 +64,13 @@ pub enum Reply {
 pub struct RemoteAuthority {
     socket: PathBuf,
     volume: String,
+    patience: Duration,
 }
 
 impl RemoteAuthority {
     /// The authority that the manager of this node passes on.
     pub fn at(socket: PathBuf, volume: &str) -> Self {
-        Self { socket, volume: volume.to_owned() }
+        Self { socket, volume: volume.to_owned(), patience: PATIENCE }
     }
 
     /// Asks which epoch counts.
@@ -98,8 +99,8 @@ impl RemoteAuthority {
 
     fn try_ask(&self, question: &Question) -> io::Result<Reply> {
         let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(self.patience))?;
+        stream.set_write_timeout(Some(self.patience))?;
         let mut line = serde_json::to_vec(question)?;
         line.push(b'\n');
         stream.write_all(&line)?;
@@ -136,5 +137,19 @@ mod tests {
         assert_eq!(server.join().unwrap(), Question::Store { volume: "demo".into(), expected, epoch });
         std::fs::remove_file(&socket).unwrap();
         assert!(matches!(authority.load(), Reply::Unavailable(text) if text.contains("a.sock")));
+    }
+
+    /// The engine's control thread waits for the answer, and has its replicas to watch.
+    #[test]
+    fn a_manager_that_takes_a_question_and_says_nothing_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a.sock");
+        let _mute = UnixListener::bind(&socket).unwrap();
+        let patience = Duration::from_millis(200);
+        let authority = RemoteAuthority { patience, ..RemoteAuthority::at(socket, "demo") };
+        let (told, answer) = std::sync::mpsc::channel();
+        std::thread::spawn(move || told.send(authority.load()));
+        let answer = answer.recv_timeout(Duration::from_secs(60)).expect("it ends");
+        assert!(matches!(answer, Reply::Unavailable(_)), "{answer:?}");
     }
 }

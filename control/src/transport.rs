@@ -36,6 +36,9 @@ pub const BREATH: Duration = Duration::from_millis(100);
 /// descriptor here for ever.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// How long it may take to say so.
+const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
+
 /// Binds a socket that only its owner may open, in place of one that an earlier process left. The caller holds a lock
 /// that keeps every other process from listening there.
 ///
@@ -105,7 +108,11 @@ pub(crate) fn everybody(listener: TcpListener) -> impl Stream<Item = io::Result<
 
 /// A gRPC server on TCP.
 pub(crate) fn tcp_server() -> Server {
-    Server::builder().http2_keepalive_interval(Some(KEEPALIVE))
+    server_that_asks(KEEPALIVE, KEEPALIVE_PATIENCE)
+}
+
+fn server_that_asks(after: Duration, patience: Duration) -> Server {
+    Server::builder().http2_keepalive_interval(Some(after)).http2_keepalive_timeout(Some(patience))
 }
 
 impl Stream for TrustedPeers {
@@ -283,6 +290,21 @@ mod tests {
         let refused = bind_private(&path).unwrap_err().to_string();
         assert!(refused.contains("own.sock is there and is no socket"), "{refused}");
         assert_eq!(std::fs::read(&path).unwrap(), b"somebody's");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_say_that_it_is_there_is_given_up() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = bind_everywhere(0).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut server = server_that_asks(Duration::from_millis(200), Duration::from_secs(1));
+        let server = server.add_service(crate::logging::service());
+        tokio::spawn(server.serve_with_incoming(everybody(listener)));
+        // A client's preface and its settings (RFC 9113, 3.4 and 6.5); what it is asked after that it does not answer.
+        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        let ended = async { while client.read(&mut [0; 4096]).await.is_ok_and(|n| n > 0) {} };
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is given up");
     }
 
     #[test]

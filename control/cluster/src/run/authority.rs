@@ -168,7 +168,11 @@ async fn begin(desk: &Desk, engine: &str) -> Reply {
 /// # Errors
 /// The socket cannot be bound.
 pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
-    let listener: UnixListener = bind_private(socket)?;
+    answer_all(desk, bind_private(socket)?, QUESTION_PATIENCE).await;
+    Ok(())
+}
+
+async fn answer_all(desk: Desk, listener: UnixListener, patience: Duration) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let stream = match listener.accept().await {
@@ -186,10 +190,10 @@ pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
         if !peer.is_ok_and(|uid| uid == 0 || uid == own) {
             continue;
         }
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return Ok(()) };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let desk = desk.clone();
         tokio::spawn(async move {
-            if let Err(e) = answer(&desk, stream).await {
+            if let Err(e) = answer(&desk, stream, patience).await {
                 tracing::debug!(error = %e, "an engine's question was not answered");
             }
             drop(place);
@@ -197,11 +201,11 @@ pub(super) async fn serve(desk: Desk, socket: &Path) -> std::io::Result<()> {
     }
 }
 
-async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
+async fn answer(desk: &Desk, stream: UnixStream, patience: Duration) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut read = BufReader::new(read.take(LINE_MAX));
-    tokio::time::timeout(QUESTION_PATIENCE, read.read_line(&mut line)).await??;
+    tokio::time::timeout(patience, read.read_line(&mut line)).await??;
     let reply = match serde_json::from_str(&line)? {
         Question::Load { volume } => load(desk, &volume).await,
         Question::Store { volume, expected, epoch } => store(desk, &volume, expected, &epoch).await,
@@ -216,6 +220,38 @@ async fn answer(desk: &Desk, stream: UnixStream) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use crate::api::{EngineSpec, ReplicaSpec, VolumeSpec, VolumeStatus};
+
+    /// Says that there is no such volume, of whatever it is asked.
+    fn empty() -> Desk {
+        let nothing = tower::service_fn(|_| async {
+            let text = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "code": 404, "reason": "NotFound", "message": "not found" });
+            let body = kube::client::Body::from(text.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(http::Response::builder().status(404).body(body).unwrap())
+        });
+        Desk::new(kube::Client::new(nothing, "longhorn-system").into(), "longhorn-system", "n1")
+    }
+
+    #[tokio::test]
+    async fn engines_that_stop_before_they_ask_do_not_keep_the_others_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("authority.sock");
+        let listener = bind_private(&socket).unwrap();
+        tokio::spawn(answer_all(empty(), listener, Duration::from_secs(1)));
+        let mut stopped = Vec::new();
+        for _ in 0..AT_ONCE {
+            let mut stream = UnixStream::connect(&socket).await.unwrap();
+            stream.write_all(b"{").await.unwrap();
+            stopped.push(stream);
+        }
+        let mut asks = UnixStream::connect(&socket).await.unwrap();
+        let question = serde_json::to_string(&Question::Load { volume: "demo".into() }).unwrap();
+        asks.write_all(format!("{question}\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let heard = asks.read_to_string(&mut answer);
+        tokio::time::timeout(Duration::from_secs(60), heard).await.expect("it is heard").unwrap();
+        assert!(answer.contains("not found"), "{answer}");
+    }
 
     fn epoch(attachment: u32, counter: u64) -> Epoch {
         let generation = Generation { attachment, restart: 0 };

@@ -35,11 +35,17 @@ const CONNECTIONS: usize = 64;
 /// Largest question: an object and the one before, each at most 1.5 MiB (etcd's limit), and what is around them.
 const BODY: usize = 4 << 20;
 
-/// How long a peer may take for its handshake and for the beginning of a request; an idle connection ends after it, too.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a peer is waited for.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// Its handshake, and the beginning of a request; an idle connection ends after it, too.
+    beginning: Duration,
+    /// A question from its beginning to its answer.
+    answer: Duration,
+}
 
-/// How long a question may take from its beginning to its answer: the API server waits for 30 s at most.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// The API server waits for an answer for 30 s at most.
+const PATIENCE: Patience = Patience { beginning: Duration::from_secs(90), answer: Duration::from_secs(30) };
 
 /// The certificate in use; `None`: there is none yet.
 pub(super) type Certificate = watch::Sender<Option<Arc<ServerConfig>>>;
@@ -47,12 +53,12 @@ pub(super) type Certificate = watch::Sender<Option<Arc<ServerConfig>>>;
 /// Answers on this port of every address, for as long as it is polled.
 pub(super) async fn serve(context: Arc<Context>, port: u16) -> io::Result<()> {
     let listener = control::transport::bind_everywhere(port).await?;
-    answer(&listener, &context.certificate, router(Arc::clone(&context))).await;
+    answer(&listener, &context.certificate, router(Arc::clone(&context)), PATIENCE).await;
     Ok(())
 }
 
 /// Answers whoever connects to this listener.
-async fn answer(listener: &TcpListener, certificate: &Certificate, router: Router) {
+async fn answer(listener: &TcpListener, certificate: &Certificate, router: Router, patience: Patience) {
     let service = TowerToHyperService::new(router);
     let mut guests = Guests::new(CONNECTIONS);
     loop {
@@ -68,7 +74,7 @@ async fn answer(listener: &TcpListener, certificate: &Certificate, router: Route
         let Some(config) = certificate.borrow().clone() else { continue };
         let service = service.clone();
         guests.receive(|sign| async move {
-            if let Err(e) = converse(stream, config, service, sign).await {
+            if let Err(e) = converse(stream, config, service, sign, patience).await {
                 tracing::debug!(error = %e, "a connection to the webhook ended");
             }
         });
@@ -80,15 +86,16 @@ async fn converse(
     config: Arc<ServerConfig>,
     service: TowerToHyperService<Router>,
     sign: Sign,
+    patience: Patience,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let stream = tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await??;
+    let stream = tokio::time::timeout(patience.beginning, TlsAcceptor::from(config).accept(stream)).await??;
     let answered = service_fn(|request| {
         sign.give();
-        let answer = tokio::time::timeout(ANSWER_PATIENCE, service.call(request));
+        let answer = tokio::time::timeout(patience.answer, service.call(request));
         async { answer.await.map(|Ok(answer)| answer) }
     });
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    http.timer(TokioTimer::new()).header_read_timeout(patience.beginning);
     Ok(http.serve_connection(TokioIo::new(stream), answered).await?)
 }
 

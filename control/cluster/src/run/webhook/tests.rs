@@ -21,6 +21,10 @@ struct Webhook {
 
 impl Webhook {
     async fn start() -> Self {
+        Self::with(PATIENCE).await
+    }
+
+    async fn with(patience: Patience) -> Self {
         let key = KeyPair::generate().unwrap();
         let own = CertificateParams::new([NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -43,7 +47,7 @@ impl Webhook {
         let router = Router::new()
             .route("/", get(|| async { "ok\n" }))
             .route("/whole", post(|body: Bytes| async move { body }));
-        tokio::spawn(async move { answer(&listener, &certificate, router).await });
+        tokio::spawn(async move { answer(&listener, &certificate, router, patience).await });
         Self { address, client: Arc::new(client) }
     }
 
@@ -94,4 +98,32 @@ async fn strangers_who_stop_in_the_middle_do_not_keep_the_api_server_out() {
         stuck.push(stream);
     }
     assert_eq!(webhook.ask().await.unwrap(), "HTTP/1.1 200");
+}
+
+/// For peers whose host lost its power: what they had here goes, though nobody else needs their place.
+const SHORT: Duration = Duration::from_secs(1);
+
+async fn ends(mut stream: TcpStream) {
+    let ended = async { while stream.read(&mut [0; 4096]).await.is_ok_and(|n| n > 0) {} };
+    tokio::time::timeout(2 * SOON, ended).await.expect("it is given up");
+}
+
+#[tokio::test]
+async fn a_peer_that_never_shakes_hands_is_given_up() {
+    let webhook = Webhook::with(Patience { beginning: SHORT, ..PATIENCE }).await;
+    ends(webhook.silent().await).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_never_asks_is_given_up() {
+    let webhook = Webhook::with(Patience { beginning: SHORT, ..PATIENCE }).await;
+    ends(webhook.connect().await.unwrap().into_inner().0).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_stops_in_the_middle_of_its_question_is_given_up() {
+    let webhook = Webhook::with(Patience { answer: SHORT, ..PATIENCE }).await;
+    let mut stream = webhook.connect().await.unwrap();
+    stream.write_all(b"POST /whole HTTP/1.1\r\nHost: webhook\r\nContent-Length: 9\r\n\r\n1").await.unwrap();
+    ends(stream.into_inner().0).await;
 }
