@@ -159,7 +159,7 @@ impl NodeService {
         let wanted = u64::try_from(wanted).unwrap_or_default();
         let (cluster, volume) = (self.cluster.clone(), id.clone());
         let work = async move {
-            let size = filesystem::size(&device).await?;
+            let size = filesystem::size(&device)?;
             let failure = match size < wanted {
                 true => cluster.growth_failure(&volume).await.unwrap_or_else(|e| {
                     tracing::debug!(volume, error = %e, "whether it still grows is not known");

@@ -24,6 +24,9 @@ const BEGINNING: usize = 1 << 20;
 /// clears them before anything else and writes them last, so that one that was killed leaves them empty, and may begin anew.
 const SUPERBLOCKS: usize = 2048;
 
+/// Bytes of a sector, in which the kernel tells sizes of devices whatever theirs are.
+const SECTOR: u64 = 512;
+
 /// How an XFS begins, where its superblock names the root directory, and where it says that something is at it
 /// (`sb_rootino`, `sb_inprogress`; XFS Filesystem Structure).
 const XFS_MAGIC: &[u8] = b"XFSB";
@@ -245,17 +248,22 @@ pub(super) async fn grow_unmounted(device: &Path) -> Result<(), Refused> {
 
 /// True for a device that takes no writes. It is not opened.
 pub(super) fn is_read_only(device: &Path) -> Result<bool, Refused> {
-    let failed = |why: &dyn std::fmt::Display| Refused::Failed(format!("{}: {why}", device.display()));
-    let (major, minor) = block_numbers(device).ok_or_else(|| failed(&"this is no device"))?;
-    let said = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).map_err(|e| failed(&e))?;
-    Ok(said.trim() == "1")
+    Ok(told_by_kernel(device, "ro")?.trim() == "1")
 }
 
-/// Bytes of a device.
-pub(super) async fn size(device: &Path) -> Result<u64, Refused> {
-    let output = must("blockdev", &["--getsize64", text(device)?]).await?;
-    let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    told.parse().map_err(|_| Refused::Failed(format!("blockdev --getsize64 {}: {told:?}", device.display())))
+/// Bytes of a device. It is not opened: where it is lost, whoever opens it may wait for ever, and the kubelet asks each minute.
+pub(super) fn size(device: &Path) -> Result<u64, Refused> {
+    let told = told_by_kernel(device, "size")?;
+    let sectors: Option<u64> = told.trim().parse().ok();
+    let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR));
+    bytes.ok_or_else(|| Refused::Failed(format!("{} has {told:?} sectors", device.display())))
+}
+
+/// What the kernel says of a device in a file of its directory (sysfs).
+fn told_by_kernel(device: &Path, file: &str) -> Result<String, Refused> {
+    let failed = |why: &dyn std::fmt::Display| Refused::Failed(format!("{}: {why}", device.display()));
+    let (major, minor) = block_numbers(device).ok_or_else(|| failed(&"this is no device"))?;
+    fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{file}")).map_err(|e| failed(&e))
 }
 
 #[cfg(test)]
@@ -278,7 +286,7 @@ mod tests {
     #[test]
     fn what_is_no_device_is_neither_writable_nor_protected() {
         for path in ["/dev/null", "/nowhere"] {
-            assert!(is_read_only(Path::new(path)).is_err(), "{path}");
+            assert!(is_read_only(Path::new(path)).is_err() && size(Path::new(path)).is_err(), "{path}");
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) async fn stats(
     let missing = || Refused::Missing(format!("the volume is not at {}", path.display()));
     let ours = block_numbers(device).ok_or_else(missing)?;
     if block_numbers(path) == Some(ours) {
-        let total = i64::try_from(filesystem::size(device).await?).unwrap_or(i64::MAX);
+        let total = i64::try_from(filesystem::size(device)?).unwrap_or(i64::MAX);
         let usage = VolumeUsage { total, unit: Unit::Bytes.into(), ..VolumeUsage::default() };
         return Ok(told(vec![usage], String::new()));
     }

@@ -394,7 +394,7 @@ async fn remove(target: &Path) -> Result<(), Refused> {
 pub(super) async fn grow(device: &Path, path: &Path, wanted: u64) -> Result<i64, Refused> {
     let deadline = tokio::time::Instant::now() + DEVICE_GROWTH;
     let size = loop {
-        let size = filesystem::size(device).await?;
+        let size = filesystem::size(device)?;
         if size >= wanted {
             break size;
         }
@@ -469,6 +469,7 @@ mod tests {
         opened.add_watch(&node, AddWatchFlags::IN_OPEN).unwrap();
         let is = filesystem::is_read_only(&node).unwrap();
         write_protect(&node, is).await.unwrap();
+        filesystem::size(&node).unwrap();
         assert!(opened.read_events().is_err(), "it was opened");
         fs::File::open(&node).unwrap();
         assert_eq!(opened.read_events().unwrap().len(), 1);

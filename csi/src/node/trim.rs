@@ -129,13 +129,13 @@ pub(crate) struct FileSystemService {
 }
 
 impl FileSystemService {
-    async fn trim(&self, request: TrimRequest) -> Result<TrimState, Refused> {
+    fn trim(&self, request: &TrimRequest) -> Result<TrimState, Refused> {
         let volume = required("the volume's name", &request.volume)?;
         let id = required("what tells the request apart", &request.request)?;
         if let Some(known) = self.node.trims.known(volume, id) {
             return Ok(known);
         }
-        let place = self.node.trimmable(volume).await?;
+        let place = self.node.trimmable(volume)?;
         Ok(self.node.trims.begin(volume, id, place, PIECE))
     }
 }
@@ -143,6 +143,6 @@ impl FileSystemService {
 #[async_trait]
 impl FileSystems for FileSystemService {
     async fn trim(&self, request: Request<TrimRequest>) -> Result<Response<TrimState>, Status> {
-        Ok(Response::new(FileSystemService::trim(self, request.into_inner()).await?))
+        Ok(Response::new(FileSystemService::trim(self, &request.into_inner())?))
     }
 }

@@ -24,10 +24,10 @@ impl NodeService {
     ///
     /// # Errors
     /// [`Refused::Missing`] or [`Refused::Precondition`]: there is none here that could be trimmed, and why.
-    pub(super) async fn trimmable(&self, volume: &str) -> Result<Trimmable, Refused> {
+    pub(super) fn trimmable(&self, volume: &str) -> Result<Trimmable, Refused> {
         let path = self.device(volume)?;
         let (device, mounted) = mounted_from(&path, &mounts()?, volume)?;
-        Ok(Trimmable { point: mounted.point, size: size(&path).await?, device })
+        Ok(Trimmable { point: mounted.point, size: size(&path)?, device })
     }
 }
 
