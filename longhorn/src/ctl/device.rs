@@ -1,14 +1,16 @@
 //! A volume's device: who uses it, and how it goes when its engine could not take it away.
 
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::host::Root;
+use fuse_frontend::Holder;
 use fuse_frontend::keeper::{Keeper, KeeperError, remove_left_behind};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
-use nix::sys::stat::makedev;
+use nix::sys::stat::{major, makedev, minor};
 
 use super::output::print;
 use crate::device_names::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
@@ -21,6 +23,25 @@ const GLANCE: Duration = Duration::from_secs(2);
 
 /// Between two looks at it.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// What becomes of those who use a device that is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Users {
+    /// It is not taken from them.
+    Keep,
+    /// It fails them, and what they wait for.
+    Lose,
+}
+
+impl Users {
+    /// Refuses what would take the device from those who keep it.
+    pub(super) fn check(self, device: &Path) -> Result<()> {
+        match self {
+            Self::Keep => check_unused(device),
+            Self::Lose => Ok(()),
+        }
+    }
+}
 
 /// Refuses a device that somebody uses, naming who.
 pub(super) fn check_unused(device: &Path) -> Result<()> {
@@ -35,10 +56,32 @@ pub(super) fn check_unused(device: &Path) -> Result<()> {
         }
         std::thread::sleep(AGAIN);
     };
+    bail!("{} is in use ({}): unmount or close it first", device.display(), named(&users));
+}
+
+/// Who uses the device, in a few words; empty if nobody does.
+pub(super) fn users(device: &Path) -> String {
+    named(&fuse_frontend::users_of(device))
+}
+
+fn named(users: &[Holder]) -> String {
     let named: Vec<String> = users.iter().take(NAMED).map(ToString::to_string).collect();
     let more = users.len().saturating_sub(NAMED);
     let and = if more > 0 { format!(" and {more} more") } else { String::new() };
-    bail!("{} is in use ({}{and}): unmount or close it first", device.display(), named.join(", "));
+    named.join(", ") + &and
+}
+
+/// True if the device has requests that are not answered yet (`/sys/dev/block/MAJOR:MINOR/inflight`). Who has made one can neither
+/// close the device nor be killed before it is.
+pub(super) fn has_requests(device: &Path) -> bool {
+    let Some(rdev) = node::rdev(device) else { return false };
+    let counts = format!("/sys/dev/block/{}:{}/inflight", major(rdev), minor(rdev));
+    fs::read_to_string(counts).is_ok_and(|text| is_any(&text))
+}
+
+/// Of reads and writes in flight, as the kernel writes them.
+fn is_any(inflight: &str) -> bool {
+    inflight.split_whitespace().any(|count| count.parse() != Ok(0_u64))
 }
 
 /// Prints the name of the volume whose node has these numbers, `MAJOR:MINOR`. There need be none, which is an error that nobody
@@ -56,9 +99,9 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
 }
 
 /// Takes away the device of a volume whose engine is gone without having done so.
-pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
-    release_ublk(volume, root)?;
-    release_kernels(volume, root)?;
+pub(super) fn release(volume: &str, root: &Root, users: Users) -> Result<()> {
+    release_ublk(volume, root, users)?;
+    release_kernels(volume, root, users)?;
     let socket = keeper_socket(volume);
     let Ok(mut keeper) = Keeper::connect(&socket) else {
         // If it died as well, the device fails whoever uses it.
@@ -72,8 +115,12 @@ pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
     if Path::new(&info.owner) != root.path() {
         return Ok(());
     }
-    check_unused(&info.node)?;
-    match keeper.stop_by_force() {
+    users.check(&info.node)?;
+    let ended = match users {
+        Users::Keep => keeper.stop_by_force(),
+        Users::Lose => keeper.abandon(),
+    };
+    match ended {
         // It has ended already.
         Ok(()) | Err(KeeperError::Lost(_)) => Ok(()),
         Err(e) => Err(e).with_context(|| format!("{} cannot be taken away", info.node.display())),
@@ -81,13 +128,13 @@ pub(super) fn release(volume: &str, root: &Root) -> Result<()> {
 }
 
 /// The same of a ublk device, which the kernel would take away from those who use it.
-fn release_ublk(volume: &str, root: &Root) -> Result<()> {
+fn release_ublk(volume: &str, root: &Root, users: Users) -> Result<()> {
     let owner = ublk_owner(root.path());
     if ublk_frontend::missing().is_some() || !ublk_frontend::has_device(&owner, volume) {
         return Ok(());
     }
     let device = device_of(volume);
-    check_unused(&device)?;
+    users.check(&device)?;
     match ublk_frontend::remove_left_behind(&owner, volume)? {
         Some((major, minor)) => node::remove(&device, makedev(major.into(), minor.into()))
             .with_context(|| device.display().to_string()),
@@ -96,7 +143,7 @@ fn release_ublk(volume: &str, root: &Root) -> Result<()> {
 }
 
 /// The same where the kernel's own client or initiator has the device.
-fn release_kernels(volume: &str, root: &Root) -> Result<()> {
+fn release_kernels(volume: &str, root: &Root, users: Users) -> Result<()> {
     let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume));
     // Volumes of one name run under one root at a time, so a session is this one's.
     let session = initiator::find(&target_name(volume));
@@ -104,7 +151,7 @@ fn release_kernels(volume: &str, root: &Root) -> Result<()> {
         return Ok(());
     }
     let device = device_of(volume);
-    check_unused(&device)?;
+    users.check(&device)?;
     let rdev = node::rdev(&device);
     if let Some(client) = client {
         client.disconnect()?;
@@ -115,5 +162,17 @@ fn release_kernels(volume: &str, root: &Root) -> Result<()> {
     match rdev {
         Some(rdev) => node::remove(&device, rdev).with_context(|| device.display().to_string()),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_device_are_seen_as_the_kernel_counts_them() {
+        assert!(!is_any("       0        0\n") && !is_any(""));
+        assert!(is_any("       1        0\n") && is_any("       0       12\n"));
+        assert!(!has_requests(Path::new("/proc/self/exe")), "no device");
     }
 }

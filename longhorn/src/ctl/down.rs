@@ -38,8 +38,7 @@ pub(super) async fn run(context: &Context, volume: &str, args: &DownArgs) -> Res
     } else {
         interrupt::leaves(format!("volume {volume} stays up as it was"));
         wait_until_unused(&context.root, volume, how.patience, &mut progress).await?;
-        interrupt::leaves(interrupt::left_by_down(args));
-        end(context, volume, how, &mut progress).await?
+        end(context, volume, how, &mut progress, || interrupt::leaves(interrupt::left_by_down(args))).await?
     };
     drop(progress);
     match context.output {
@@ -66,7 +65,7 @@ pub(super) async fn one(
         return without_record(context, volume, progress).await;
     }
     wait_until_unused(&context.root, volume, how.patience, progress).await?;
-    end(context, volume, how, progress).await
+    end(context, volume, how, progress, || ()).await
 }
 
 /// Stops the processes of a volume whose record cannot be read.
@@ -84,7 +83,7 @@ async fn without_record(context: &Context, volume: &str, progress: &mut Progress
     if !has_processes(root, &known)? {
         bail!("{why}");
     }
-    stop(context, &known, progress).await?;
+    stop(context, &known, progress, || ()).await?;
     Ok(VolumeView {
         name: volume.to_owned(),
         state: "detached",
@@ -95,12 +94,18 @@ async fn without_record(context: &Context, volume: &str, progress: &mut Progress
     })
 }
 
-/// Stops a volume, and notes whether it is to be up.
-async fn end(context: &Context, volume: &str, how: How, progress: &mut Progress) -> Result<VolumeView> {
+/// Stops a volume, and notes whether it is to be up. `begins` is called before anything of it is told to end.
+async fn end(
+    context: &Context,
+    volume: &str,
+    how: How,
+    progress: &mut Progress,
+    begins: impl Fn(),
+) -> Result<VolumeView> {
     let root = &context.root;
     let (_lock, record) = lock::volume(root, volume)?;
     let was_up = has_processes(root, &record)? && !engine::is_left_over(root, &record)?;
-    let unclean = match stop(context, &record, progress).await {
+    let unclean = match stop(context, &record, progress, begins).await {
         Ok(()) => None,
         Err(e) if has_processes(root, &record).unwrap_or(true) => return Err(e),
         // It is down, though not as it should be, and is noted as such.

@@ -97,7 +97,7 @@ pub(super) async fn with_engine<T>(
     record.check_ready()?;
     let mut progress = Progress::new();
     if is_ending(root, &record).await {
-        stop(context, &record, &mut progress).await?;
+        stop(context, &record, &mut progress, || ()).await?;
     }
     let has_engine = ProcessRecord::load(root, &engine_name(volume))?.is_some();
     if has_engine && !is_left_over(root, &record)? {
@@ -122,7 +122,7 @@ pub(super) async fn with_engine<T>(
     if held.has_come() {
         interrupt::leaves(format!("volume {volume} has an engine: `longhornctl down {volume}` ends it"));
     }
-    let stopped = stop(context, &record, &mut progress).await;
+    let stopped = stop(context, &record, &mut progress, || ()).await;
     if stopped.is_ok() {
         interrupt::leaves(format!(
             "volume {volume} is down again, and what its engine had not done is not done"

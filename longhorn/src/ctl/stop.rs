@@ -5,22 +5,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
-use control::manager::ProcessId;
+use control::manager::{ProcessId, State};
 use control::transport::is_gone;
 use tonic::Code;
 
+use super::Context;
+use super::device::{self, Users};
 use super::grown::note_size;
 use super::manager::Manager;
 use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, remembered};
-use super::{Context, device};
 use crate::device_names::device_of;
 use crate::progress::Progress;
+use crate::tell::tell;
 
 /// How long a flush on every replica and their clean close may take.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(180);
 
 /// How long an engine that has said how it ends may take to do so.
 const LAST_WORD: Duration = Duration::from_secs(5);
+
+/// How long requests at a device that no engine serves wait for the next one before they fail: an engine is there within seconds of its
+/// start, but one may wait for hosts or disks that come back.
+const NEXT_ENGINE: Duration = Duration::from_secs(30);
 
 /// How often is asked whether a device is still in use, which looks at every process.
 const LOOK: Duration = Duration::from_millis(200);
@@ -43,28 +49,48 @@ pub(super) async fn wait_until_unused(
     Ok(())
 }
 
-/// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock.
+/// Stops the volume's processes, cleanly if its engine answers. The caller holds the volume's lock; `begins` is called before the
+/// first of them is told to end.
 ///
 /// # Errors
 /// Also of a volume that is down then, but could not be flushed.
-pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mut Progress) -> Result<()> {
+pub(super) async fn stop(
+    context: &Context,
+    record: &VolumeRecord,
+    progress: &mut Progress,
+    begins: impl Fn(),
+) -> Result<()> {
     let (root, volume) = (&context.root, &record.name);
+    // A volume of this name that is up under another root has a device of its own.
+    let live = LiveDirs::default();
+    let is_elsewhere = matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. }));
+    let users = match is_elsewhere {
+        true => Users::Keep,
+        false => without_engine(root, record, progress).await?,
+    };
     let mut unclean = None;
     if has_processes(root, record)? {
         let mut manager = Manager::ensure(root).await?;
         let engine = engine_name(volume);
         if remembered(root, &engine)?.map_or(true, |p| p.is_some_and(|p| p.pid().is_some())) {
-            unclean = shut_down(context, volume, progress).await?;
+            unclean = shut_down(context, volume, users, progress, &begins).await?;
         }
+        begins();
         progress.say("stopping the processes");
         manager.end(&[engine]).await?;
         let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
         manager.end(&replicas).await?;
     }
-    // A volume of this name that is up under another root has a device of its own.
-    let live = LiveDirs::default();
-    if !matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. })) {
-        device::release(volume, root)?;
+    if !is_elsewhere {
+        let device = device_of(volume);
+        let losers = if users == Users::Lose { device::users(&device) } else { String::new() };
+        device::release(volume, root, users)?;
+        if !losers.is_empty() {
+            tell!(
+                "no engine came, and requests that waited for one at {} have failed ({losers})",
+                device.display()
+            );
+        }
     }
     live.forget(volume, root);
     match unclean {
@@ -75,10 +101,78 @@ pub(super) async fn stop(context: &Context, record: &VolumeRecord, progress: &mu
     }
 }
 
+/// What becomes of those who use the device while no engine serves it. Who has nothing in flight there can close it, and it stays
+/// with him. A request holds whoever has made it until it is answered: where no engine is left that would, it fails.
+///
+/// # Errors
+/// Somebody uses the device who can close it.
+async fn without_engine(root: &Root, record: &VolumeRecord, progress: &mut Progress) -> Result<Users> {
+    let device = device_of(&record.name);
+    let deadline = Instant::now() + NEXT_ENGINE;
+    loop {
+        let engine = next_engine(root, record).await?;
+        if engine == Engine::Serves {
+            return Ok(Users::Keep);
+        }
+        if !device::has_requests(&device) {
+            return device::check_unused(&device).map(|()| Users::Keep);
+        }
+        if engine == Engine::None || Instant::now() > deadline {
+            return Ok(Users::Lose);
+        }
+        progress.say(&format!(
+            "requests at {} wait for an engine; if none comes within {} s they fail",
+            device.display(),
+            NEXT_ENGINE.as_secs()
+        ));
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// What can be expected of a volume's engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    /// It serves the device, or may: it says so itself whether somebody uses that.
+    Serves,
+    /// It is being started, again and again perhaps, or waits for its replicas.
+    Comes,
+    /// There is none, and nobody starts one.
+    None,
+}
+
+async fn next_engine(root: &Root, record: &VolumeRecord) -> Result<Engine> {
+    let process = remembered(root, &engine_name(&record.name))?;
+    let (state, runs) = match &process {
+        // Whether it runs nobody knows.
+        Err(_) => (None, true),
+        Ok(process) => {
+            (process.as_ref().map(|p| p.state), process.as_ref().is_some_and(|p| p.pid().is_some()))
+        }
+    };
+    match (runs, state) {
+        (true, _) => {}
+        (false, None | Some(State::Stopped | State::Error)) => return Ok(Engine::None),
+        (false, Some(_)) => return Ok(Engine::Comes),
+    }
+    let Some(mut engine) = connect_engine(root, &record.name).await else { return Ok(Engine::Comes) };
+    match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
+        Ok(Ok(view)) if view.get_ref().frontend_state != "up" => Ok(Engine::Comes),
+        Ok(Err(status)) if is_gone(&status) => Ok(Engine::Comes),
+        // One that does not answer here may answer at its device.
+        _ => Ok(Engine::Serves),
+    }
+}
+
 /// Lets the engine end cleanly. One that does not answer is left to its manager, and the next start repairs. `Some`: it has ended,
 /// and could not do so cleanly, which says why.
-async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> Result<Option<String>> {
-    let unasked = || device::check_unused(&device_of(volume)).map(|()| None);
+async fn shut_down(
+    context: &Context,
+    volume: &str,
+    users: Users,
+    progress: &mut Progress,
+    begins: impl Fn(),
+) -> Result<Option<String>> {
+    let unasked = || users.check(&device_of(volume)).map(|()| None);
     // It is just beginning, and about to take its device over.
     let Some(mut engine) = connect_engine(&context.root, volume).await else { return unasked() };
     let view = match tokio::time::timeout(ANSWER_PATIENCE, engine.volume_get(())).await {
@@ -92,6 +186,7 @@ async fn shut_down(context: &Context, volume: &str, progress: &mut Progress) -> 
     note_size(&context.root, volume, &view)?;
     let process = remembered(&context.root, &engine_name(volume))?.ok().flatten();
     let process = process.and_then(|record| record.process);
+    begins();
     progress.say("flushing");
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(None),

@@ -52,7 +52,7 @@ async fn bring_up(
     if let Some(record) = lock::found(root, volume)?
         && (engine::is_left_over(root, &record)? || engine::is_ending(root, &record).await)
     {
-        stop::stop(context, &record, progress).await?;
+        stop::stop(context, &record, progress, || ()).await?;
     }
     if let Some(engine) = ask_engine(root, volume).await {
         grown::note_size(root, volume, &engine.volume)?;
