@@ -93,7 +93,10 @@ pub(super) enum LastWords {
     Line(String),
 }
 
-/// The last line in the log that is not the manager's. `of_usage`: the process did not understand its command line or environment;
+/// Stands in the lines about the end of a process that was wanted.
+pub(super) const WAS_ENDED: &str = " was ended";
+
+/// The last line that the last process in the log wrote itself; `None` if it wrote none. `of_usage`: the process did not understand its command line or environment;
 /// what tells it then has lines about the usage behind it.
 pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     let mut log = File::open(path).ok()?;
@@ -103,6 +106,11 @@ pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     log.take(TAIL).read_to_end(&mut tail).ok()?;
     let tail = String::from_utf8_lossy(&tail);
     let lines: Vec<&str> = tail.lines().map(str::trim).collect();
+    // What the process before wrote says nothing of this one. The start of a process may be noted between its own lines, its end is
+    // not.
+    let is_end =
+        |line: &&str| line.starts_with(OWN) && [ENDED, WAS_ENDED].iter().any(|end| line.contains(end));
+    let lines = &lines[lines.iter().rposition(is_end).map_or(0, |end| end + 1)..];
     let is_said = |line: &&str| !line.is_empty() && !line.starts_with(OWN);
     let last = lines.iter().rposition(is_said)?;
     if of_usage && let Some(reason) = reason_above(&lines[..=last]) {
@@ -115,12 +123,9 @@ pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     })
 }
 
-/// What the last process of these lines said of its command line: from `error:` to the next empty line. Its start may be noted
-/// between its own lines, its end is not.
+/// What a process said of its command line: from `error:` to the next empty line.
 fn reason_above(lines: &[&str]) -> Option<String> {
-    let is_end = |line: &&str| line.starts_with(OWN) && line.contains(ENDED);
-    let first = lines.iter().rposition(is_end).map_or(0, |end| end + 1);
-    let said: Vec<&str> = lines[first..].iter().copied().filter(|line| !line.starts_with(OWN)).collect();
+    let said: Vec<&str> = lines.iter().copied().filter(|line| !line.starts_with(OWN)).collect();
     let begin = said.iter().rposition(|line| line.starts_with("error: "))?;
     let said: Vec<&str> = said[begin..].iter().copied().take_while(|line| !line.is_empty()).collect();
     Some(said.join(" ").trim_start_matches("error: ").to_owned())
@@ -225,10 +230,19 @@ mod tests {
         assert_eq!(last_words(&path, false), None);
         let mut log = open(&path).unwrap();
         writeln!(log, "{}\nerror: the directory is damaged", "x".repeat(10_000)).unwrap();
-        note(&path, "it ended");
+        note(&path, "p is slow");
         assert_eq!(last_words(&path, false), Some(LastWords::Reason("the directory is damaged".into())));
         writeln!(log, "thread main panicked").unwrap();
         assert_eq!(last_words(&path, false), Some(LastWords::Line("thread main panicked".into())));
+        // The one after it says nothing.
+        for end in
+            [format!("p{ENDED}killed by SIGSEGV"), format!("p{WAS_ENDED} for another program: exit status 0")]
+        {
+            writeln!(log, "the volume is open").unwrap();
+            note(&path, &end);
+            note(&path, "p starts as process 7, restart 0");
+            assert_eq!((last_words(&path, false), last_words(&path, true)), (None, None), "{end}");
+        }
     }
 
     #[test]
@@ -243,7 +257,7 @@ mod tests {
         writeln!(log, "error: invalid value 'abc' for '--queues <N>': invalid digit{end}").unwrap();
         assert_eq!(last_words(&path, true), reason("invalid value 'abc' for '--queues <N>': invalid digit"));
         note(&path, "p ended: as it says");
-        assert_eq!(last_words(&path, true), reason("invalid value 'abc' for '--queues <N>': invalid digit"));
+        assert_eq!(last_words(&path, true), None);
         writeln!(log, "error: arguments are missing:\n  --listen <ADDRESS>").unwrap();
         note(&path, "p starts as process 1");
         writeln!(log, "  <VOLUME>{end}").unwrap();

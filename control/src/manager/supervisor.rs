@@ -21,7 +21,7 @@ use super::deposits::Deposits;
 use super::identity::Watched;
 use super::launch::{Gate, launch};
 use super::levels::Levels;
-use super::log::{self, LastWords};
+use super::log::{self, LastWords, WAS_ENDED};
 use super::policy::{BackOff, EXIT_USAGE, Exit, Next, arguments_of_replacement, arguments_of_restart};
 use super::program::Programs;
 use super::state::{ProcessRecord, State};
@@ -212,7 +212,7 @@ impl Supervisor {
         if let Some(process) = process {
             let exit = self.end(process, REPLACE_SIGNAL).await;
             let name = &self.record.name;
-            log::note(&self.shared.root.log(name), &format!("{name} was ended for another program: {exit}"));
+            log::note(&self.shared.root.log(name), &format!("{name}{WAS_ENDED} for another program: {exit}"));
         }
         self.record.process = None;
         self.record.replacing = false;
@@ -269,7 +269,7 @@ impl Supervisor {
         if let Some(process) = process {
             let exit = self.end(process, Signal::TERM).await;
             let name = &self.record.name;
-            log::note(&self.shared.root.log(name), &format!("{name} was ended: {exit}"));
+            log::note(&self.shared.root.log(name), &format!("{name}{WAS_ENDED}: {exit}"));
         }
         let (record, shared) = (self.record.clone(), self.shared.clone());
         let forget = move || {
