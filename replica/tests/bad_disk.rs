@@ -17,7 +17,7 @@ use lh_block::{Extent, Instance};
 use lh_ring::Falloc;
 use lh_ring::sys::{self, loops, mounts};
 use lh_wire::{ChainOp, Control, OpCode, Status};
-use replica::serve::{Address, Mode, Options};
+use replica::serve::{Address, Mode, Options, ServeError};
 use replica::store::{Committed, CreateOptions, Directory, OpenOptions, Source, Store};
 use serve_client::{SIZE, Server, options, session};
 
@@ -257,6 +257,13 @@ fn a_failed_sync_fails_the_replica() {
         disk.relieve();
         assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Io, "it is not tried again");
         assert_eq!(c.write(0, &block), Status::Io);
+        // The next process is one that comes back: this one would keep its place, and do nothing.
+        let began = Instant::now();
+        let ended = server.ended();
+        assert!(matches!(ended, Err(ServeError::Failed(_))), "{ended:?}");
+        assert!(began.elapsed() < WAIT, "who waits hears of it, and not for ever");
+        let server = disk.serve(place.path());
+        drop(session(&server.socket, 2, 2));
     });
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use lh_block::{Extent, Instance};
 use lh_wire::{BlockState, ChainOp, Control, Header, LayerTrailer, OpCode, Status};
-use serve_client::{Client, MIB, SIZE, Server, pattern, places, session};
+use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
 
 fn snapshot(name: &str) -> ChainOp {
     ChainOp::Snapshot {
@@ -65,6 +65,42 @@ fn a_snapshot_keeps_its_bytes() {
         let mut c = session(&server.socket, 2, 2);
         assert_eq!(c.read(0, 16384), [&old[..4096], &new, &old[8192..]].concat());
         assert_eq!(layer(&mut c, "s1", Extent::new(0, 16384)).0, old);
+    }
+}
+
+/// Not a test by itself: what [`Killable`] runs.
+#[test]
+fn child() {
+    serve_if_child();
+}
+
+/// All replicas of a host would fail at once.
+#[test]
+fn a_snapshot_for_which_no_files_can_be_opened_is_refused_and_nothing_else_is() {
+    for place in places() {
+        let server = Killable::start(place.path(), "child");
+        let mut c = session(&server.socket, 1, 1);
+        assert_eq!(c.write(0, &pattern(1, 4096)), Status::Ok);
+        take_snapshot(&mut c, 1, "s1");
+        for more in 0..20 {
+            server.may_open(more);
+            let id = Instance(2 + more as u128);
+            let asked = c.control(&Control::Prepare { id, op: snapshot("s2") });
+            if asked.status() == Status::Ok {
+                assert!(more > 3, "a head needs more than {more} files");
+                assert_eq!(c.control(&Control::Abort { id }).status(), Status::Ok);
+            } else {
+                assert_eq!(asked.status(), Status::Refused, "with {more} files more");
+                let why = String::from_utf8_lossy(&asked.payload).into_owned();
+                assert!(why.contains("raise the limit of open files"), "{why}");
+            }
+            server.may_open(more.max(6));
+            assert_eq!(c.write(4096, &pattern(2, 4096)), Status::Ok);
+            assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok, "with {more} files more");
+        }
+        server.may_open(100);
+        take_snapshot(&mut c, 99, "s2");
+        assert_eq!(c.read(0, 4096), pattern(1, 4096));
     }
 }
 

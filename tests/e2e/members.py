@@ -1,7 +1,27 @@
 """Replicas added, rebuilt and taken out while fio verifies: no error, no mismatch, an engine that is killed in between
 knows them all, and at the end all replicas are equal, snapshots included."""
-import os, signal, threading
+import os, re, resource, signal, threading
 from harness import Host, contents, expect, fio, full, have, kill, say, shown, skip, wait_for
+
+
+def one_fails(host):
+    """A replica that cannot make a record durable has failed, whatever becomes of its disk: its process ends, and the next one comes back."""
+    volume = host.name("failing")
+    host.up(volume, "--size", "64MiB", "--frontend", "none")
+    failing, other, leaver = host.status(volume)["replicas"]
+    pid = failing["pid"]
+    # The next file is one too many. That others leave is recorded in one.
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    host.ctl("replica", "rm", volume, leaver["name"])
+    healthy = host.healthy(volume, 2)["replicas"]
+    now = {r["name"]: r["pid"] for r in healthy}
+    expect(now.keys() == {failing["name"], other["name"]}, f"the volume has {now}")
+    expect(now[failing["name"]] != pid and now[other["name"]] == other["pid"], f"{pid} has failed, and now there are {now}")
+    said = open(os.path.join(host.root, "log", failing["name"] + ".log")).read()
+    expect(re.search("the replica has failed: .*Too many open files", said), f"its log says {said}")
+    host.ctl("down", volume)
+    expect(len({contents(r["path"]) for r in healthy}) == 1, "replicas differ")
 
 
 def main():
@@ -59,6 +79,7 @@ def main():
     refused = host.ctl("replica", "rm", volume, added, check=False)
     expect(refused.returncode == 1 and f"longhornctl --root {host.root} up" in refused.stderr, f"on a stopped volume: {refused.stderr}")
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
+    one_fails(host)
     shown(f"{rounds} replicas added, rebuilt and taken out under {len(results)} runs of fio; replicas equal")
 
 

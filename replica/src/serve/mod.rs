@@ -96,4 +96,7 @@ pub enum ServeError {
     /// The worker thread is gone.
     #[error("the replica's worker thread has ended")]
     Worker,
+    /// The disk failed in a sync or in a record. What the directory holds the next process finds out.
+    #[error("the replica has failed: {0}")]
+    Failed(String),
 }

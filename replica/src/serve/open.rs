@@ -142,6 +142,7 @@ impl Server {
             held: None,
             pieces: Vec::new(),
             stopping: false,
+            ends_at: None,
             mode: (Mode::Down, Default::default()),
         };
         server.open_files().map_err(system("the layers' descriptors"))?;

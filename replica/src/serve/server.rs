@@ -51,6 +51,9 @@ pub(super) mod kind {
 /// kernel's, which costs more than copying this much. Larger ones are worth a second processor.
 pub(super) const AT_ONCE_MAX: usize = 64 << 10;
 
+/// How long a replica that has failed stays, so that whoever waits hears of it.
+const LAST_WORDS_NS: u64 = 1_000_000_000;
+
 /// Memory in use above which no read begins.
 const READS_MAX: usize = 48 << 20;
 
@@ -112,6 +115,8 @@ pub(super) struct Server {
     /// Room for plans of reads.
     pub(super) pieces: Vec<Piece>,
     pub(super) stopping: bool,
+    /// Set when it has failed: when it ends for that.
+    pub(super) ends_at: Option<u64>,
     /// What was last published.
     pub(super) mode: (Mode, Generation),
 }
@@ -136,6 +141,9 @@ impl Server {
             if self.stopping && self.is_quiet() {
                 break;
             }
+            if let Some(why) = self.given_up() {
+                return Err(ServeError::Failed(why));
+            }
             let timeout = self.next_wake().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
             self.ring.turn(timeout).map_err(ServeError::Ring)?;
             while let Some(completion) = self.ring.next() {
@@ -157,6 +165,18 @@ impl Server {
             && self.flusher.is_idle()
             && self.folder.is_idle()
             && self.peers.iter().next().is_none()
+    }
+
+    /// Why it ends by itself. A replica that has failed does nothing more, and a process that follows it is one that comes back:
+    /// it knows what its directory holds, and is brought in sync.
+    fn given_up(&mut self) -> Option<String> {
+        if !self.core.is_failed() {
+            return None;
+        }
+        let now = self.now();
+        let ends_at = *self.ends_at.get_or_insert(now.saturating_add(LAST_WORDS_NS));
+        let nobody_listens = self.peers.iter().next().is_none();
+        (nobody_listens || now >= ends_at).then(|| self.status.snapshot().last_error.unwrap_or_default())
     }
 
     fn completed(&mut self, c: Completion) -> Result<(), ServeError> {
@@ -451,7 +471,7 @@ impl Server {
         // What nobody asked for waits for the directory to be in use, which is heard of.
         let unasked = [self.flusher.wake_at(), self.folder.wake_at()];
         let unasked = unasked.into_iter().filter(|_| self.core.is_in_use() && !self.stopping);
-        let own = unasked.chain([self.core.wake_at(), self.door.wake_at()]);
+        let own = unasked.chain([self.core.wake_at(), self.door.wake_at(), self.ends_at]);
         deadlines.chain(own.flatten()).min()
     }
 

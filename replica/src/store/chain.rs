@@ -55,6 +55,15 @@ pub enum Committed {
     Chain(Box<Parts>),
 }
 
+/// Descriptors that are left after a change of heads: for records, which each make a file, and for who connects. One that is missing
+/// there fails the replica, or keeps everybody out.
+const SPARE_DESCRIPTORS: usize = 16;
+
+fn has_spare_descriptors() -> bool {
+    let spare: io::Result<Vec<File>> = (0..SPARE_DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    spare.is_ok()
+}
+
 impl Directory {
     /// Makes everything ready for a chain operation. Doing it twice is doing it once.
     ///
@@ -70,6 +79,9 @@ impl Directory {
             None => {}
         }
         let prepared = self.check(id, op)?;
+        if prepared.switch.is_some() && !has_spare_descriptors() {
+            return Err(ChainError::NoDescriptors(describe(op)));
+        }
         if self.old_head.is_some() {
             // Nobody has flushed since, and the next change of heads would forget the name that is still to go.
             let what = "making a change of heads durable".to_owned();

@@ -136,10 +136,10 @@ impl Iterator for Extents<'_> {
     }
 }
 
-/// Opens a layer's file, never through a symbolic link.
+/// Opens a layer's file, never through a symbolic link, and nothing but a plain file.
 pub(super) fn open_layer(path: &Path, write: bool, direct: bool) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | if direct { libc::O_DIRECT } else { 0 };
-    OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
+    sys::open_plain(path, OpenOptions::new().read(true).write(write), flags)
 }
 
 /// Takes the file's lock, waiting until the deadline for a process that is about to end: its last writes may still be
@@ -249,7 +249,7 @@ pub(super) fn id(file: &File, attribute: &str) -> io::Result<Option<Id>> {
 
 /// Reads a small file whole, at most `max` bytes and one more.
 pub(super) fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let file = sys::open_plain(path, OpenOptions::new().read(true), libc::O_NOFOLLOW)?;
     let mut bytes = Vec::new();
     file.take(max as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)

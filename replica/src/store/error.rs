@@ -436,6 +436,12 @@ pub enum ChainError {
     /// The file system is full; what was made is taken away again.
     #[error("no space left for {0}: free some, then try again")]
     NoSpace(String),
+    /// A layer more needs files that this process may not open.
+    #[error(
+        "no more files can be opened for {0}: remove snapshots, or raise the limit of open files (LimitNOFILE= of a service) \
+         and start the volume anew"
+    )]
+    NoDescriptors(String),
     /// The disk failed, or would hold something that nobody knows: the replica is to be put out.
     #[error("{what}: {source}")]
     Io {

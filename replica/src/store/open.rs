@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,11 +32,10 @@ use super::zero::{self, LoadError, ZeroMap};
 
 /// Opens the directory itself and takes its lock.
 pub(super) fn lock_directory(path: &Path, exclusive: bool, deadline: Instant) -> Result<File, OpenError> {
-    let open = std::fs::OpenOptions::new().read(true).open(path);
+    let open = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path);
     let file = match open {
-        Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => file,
-        Ok(_) => return Err(OpenError::NoDirectory(path.to_owned())),
-        Err(err) if err.kind() == io::ErrorKind::NotFound => {
+        Ok(file) => file,
+        Err(err) if matches!(err.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Err(OpenError::NoDirectory(path.to_owned()));
         }
         Err(err) => return Err(failed("opening", path)(err)),
@@ -523,8 +522,9 @@ pub(super) fn open_backing(
     }
     let path =
         disk::backing_path(directory, &volume.backing_file).map_err(|damage| damaged(directory, damage))?;
-    let file = std::fs::OpenOptions::new().read(true).open(&path).map_err(failed("opening", &path))?;
-    let file = Arc::new(file);
+    // A symbolic link is as good as the file: whoever names a backing file says where it lies.
+    let file = sys::open_plain(&path, std::fs::OpenOptions::new().read(true), 0);
+    let file = Arc::new(file.map_err(failed("opening", &path))?);
     let image = if disk::is_qcow2(&file).map_err(failed("reading", &path))? {
         Some(Arc::new(open_image(directory, &path, &file, volume.size())?))
     } else {

@@ -12,7 +12,6 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use lh_ring::{Falloc, sys};
@@ -63,7 +62,7 @@ fn with_room_above<T>(least: u64, engine: &Path, mut what: impl FnMut() -> io::R
 
 /// Cuts a piece off. `false`: no more than that is left.
 fn give(engine: &Path, least: u64) -> bool {
-    let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(engine.join(FILE));
+    let file = sys::open_plain(&engine.join(FILE), OpenOptions::new().write(true), libc::O_NOFOLLOW);
     file.is_ok_and(|file| {
         let length = file.metadata().map_or(0, |stat| stat.len());
         length > least && file.set_len(length.saturating_sub(PIECE)).is_ok()
@@ -77,8 +76,8 @@ pub(super) fn keep(engine: &Path) {
     if length >= SIZE {
         return;
     }
-    let open =
-        OpenOptions::new().write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path);
+    let options = &mut OpenOptions::new();
+    let open = sys::open_plain(&path, options.write(true).create(true).truncate(false), libc::O_NOFOLLOW);
     let Ok(file) = open else { return };
     let mut at = length;
     while at < SIZE && sys::fallocate(&file, Falloc::Allocate, at, PIECE.min(SIZE - at)).is_ok() {

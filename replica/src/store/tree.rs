@@ -110,7 +110,7 @@ impl Reader<'_> {
         match read_small(&self.directory.join(name), META_MAX) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(err) if err.raw_os_error() == Some(libc::ELOOP) => {
+            Err(err) if err.raw_os_error() == Some(libc::ELOOP) || sys::NotPlain::is(&err) => {
                 Err(self.damaged(Damage::NotAFile(name.into())))
             }
             Err(err) => Err(self.io(name, err)),

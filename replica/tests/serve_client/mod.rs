@@ -84,6 +84,11 @@ impl Server {
         self.end().unwrap();
     }
 
+    /// Waits until it ends by itself.
+    pub(crate) fn ended(mut self) -> Result<(), ServeError> {
+        self.thread.take().map_or(Ok(()), |t| t.join().unwrap())
+    }
+
     fn end(&mut self) -> Result<(), ServeError> {
         self.status.stop();
         self.thread.take().map_or(Ok(()), |t| t.join().unwrap())
@@ -124,6 +129,15 @@ impl Killable {
             std::thread::sleep(Duration::from_millis(5));
         }
         Self { child, socket }
+    }
+
+    /// Lets it have so many files open besides those that it has.
+    pub(crate) fn may_open(&self, more: usize) {
+        let pid = self.child.id();
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        let limit = format!("--nofile={}:", open + more);
+        let set = Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status();
+        assert!(set.unwrap().success());
     }
 
     /// SIGKILL.

@@ -60,9 +60,12 @@ pub(in super::super) struct Layer {
 pub(in super::super) fn open(path: &Path, write: bool) -> Result<Layer, FoldFilesError> {
     let failed = |source| FoldFilesError::Io { what: format!("opening {}", path.display()), source };
     // Through the page cache: it is of no use to be faster than that by hand, and any file system will do.
-    let file = disk::open_layer(path, write, false).map_err(failed)?;
+    let file = disk::open_layer(path, write, false).map_err(|error| match sys::NotPlain::is(&error) {
+        true => FoldFilesError::NoLayer(path.to_owned()),
+        false => failed(error),
+    })?;
     let stat = file.metadata().map_err(failed)?;
-    if !stat.is_file() || !stat.len().is_multiple_of(BLOCK) {
+    if !stat.len().is_multiple_of(BLOCK) {
         return Err(FoldFilesError::NoLayer(path.to_owned()));
     }
     if !sys::lock(&file, write).map_err(failed)? {

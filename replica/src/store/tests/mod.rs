@@ -6,6 +6,7 @@ mod clone;
 mod crash;
 mod damage;
 mod diff;
+mod fifos;
 mod folds;
 mod full;
 mod histories;
