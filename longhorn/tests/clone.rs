@@ -262,6 +262,11 @@ async fn every_replica_holds_the_snapshots_bytes_also_if_one_of_the_source_dies(
     let missing = proxy.clone(&new, &old, "none").await.unwrap_err();
     assert_eq!(missing.code(), Code::Internal, "{missing}");
     assert!(missing.message().contains("none"), "{missing}");
+    assert_eq!(
+        host.ctl(&["-o", "json", "snapshot", "ls", &new]).trim(),
+        "[]",
+        "the volume is marked as half a clone"
+    );
 
     let replicas = host.status(&old)["replicas"].as_array().unwrap().clone();
     host.remove(&new);

@@ -182,6 +182,8 @@ impl Work {
             }
             Found::Whole => return self.unmark(),
             Found::Nothing => {
+                // What cannot be read leaves the volume as it is.
+                self.check_source()?;
                 self.take(MARK, false)?;
                 self.check_empty()?;
             }
@@ -225,6 +227,23 @@ impl Work {
         }
     }
 
+    /// Refuses a snapshot that no replica gives, or that is too large, before anything is changed.
+    fn check_source(&self) -> Result<(), EngineError> {
+        let mut refusals = Vec::new();
+        for replica in &self.source.replicas {
+            match self.open_source(replica) {
+                Ok(_) => return Ok(()),
+                Err(Broken::Source(why)) => refusals.push(format!("{}: {why}", replica.replica)),
+                Err(Broken::Here(e)) => return Err(e),
+            }
+        }
+        Err(EngineError::Failed(format!(
+            "no replica gives snapshot {}, and nothing is changed: {}",
+            self.source.snapshot,
+            refusals.join("; ")
+        )))
+    }
+
     /// Everything that the snapshot holds, from one replica after another until one has given the rest.
     fn copy(&mut self) -> Result<(), EngineError> {
         let mut from = 0;
@@ -244,8 +263,8 @@ impl Work {
         )))
     }
 
-    fn copy_from(&mut self, replica: &ReplicaAt, from: &mut u64) -> Result<(), Broken> {
-        let mut reader = SnapshotReader::open(replica, &self.source.snapshot, None)?;
+    fn open_source(&self, replica: &ReplicaAt) -> Result<SnapshotReader, Broken> {
+        let reader = SnapshotReader::open(replica, &self.source.snapshot, None)?;
         if reader.size() > self.size {
             return Err(Broken::Here(EngineError::Invalid(format!(
                 "the snapshot's volume has {} bytes, this one {}: a clone is at least as large",
@@ -253,6 +272,11 @@ impl Work {
                 self.size
             ))));
         }
+        Ok(reader)
+    }
+
+    fn copy_from(&mut self, replica: &ReplicaAt, from: &mut u64) -> Result<(), Broken> {
+        let mut reader = self.open_source(replica)?;
         loop {
             let page = reader.map(*from)?;
             for range in &page.ranges {
