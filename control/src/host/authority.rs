@@ -106,6 +106,16 @@ impl Authority {
         Ok(self.read()?.generation)
     }
 
+    /// The highest generation that an engine is known to have had here: one that was started again, or exchanged, has none that was
+    /// issued.
+    ///
+    /// # Errors
+    /// `Damaged`, `Io`.
+    pub fn highest_generation(&self) -> Result<Generation, AuthorityError> {
+        let content = self.read()?;
+        Ok(content.epoch.map_or(content.generation, |epoch| epoch.generation.max(content.generation)))
+    }
+
     /// The epoch that counts; `None` before the first one was stored.
     ///
     /// # Errors

@@ -205,7 +205,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let state = if abandoned { "detached" } else { state_of(process, engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
-    let issued = record.authority(root).generation()?;
+    let issued = record.authority(root).highest_generation()?;
     let in_one_sentence = match (record.check_ready(), damage) {
         _ if abandoned => {
             format!("its engine died and {NO_MANAGER}: `longhornctl up {}` starts both", record.name)

@@ -32,7 +32,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
             format_size(now)
         );
     }
-    let view = with_engine(context, volume, async |record, progress| {
+    with_engine(context, volume, async |record, progress| {
         let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
         let now = answer(volume, progress, engine.volume_get(())).await?.into_inner().size;
         let wanted = i64::try_from(size)?;
@@ -46,10 +46,11 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
         }
         // After the replicas: a record that is behind is believed less than they are.
         record.size = size;
-        record.store(root)?;
-        observe(root, record).await
-    });
-    let view = view.await?;
+        Ok(record.store(root)?)
+    })
+    .await?;
+    // One that was started for this is gone again.
+    let view = observe(root, &VolumeRecord::load(root, volume)?).await?;
     if let Some(device) = &view.device {
         wait_for_device(volume, device, size).await?;
     }
