@@ -286,6 +286,8 @@ pub struct EngineStatus {
     pub waiting_for: String,
     /// It was told to end: it hides the volume, flushes and closes its replicas.
     pub ending: bool,
+    /// It was hidden, and is shown again when it is asked to.
+    pub hidden: bool,
     /// Writes wait for space: every replica that takes them has said that its disk is full.
     pub lacks_space: bool,
     /// What was answered and not flushed may be lost, and who wrote it has the volume open: flushes have failed for it, or will.

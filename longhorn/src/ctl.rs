@@ -2,6 +2,7 @@
 //! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong, 130 or 143 if it was interrupted.
 
 mod activity;
+mod adopt;
 mod all;
 mod args;
 mod clone;

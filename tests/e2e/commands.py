@@ -1,7 +1,7 @@
 """Command lines at their edges: what is said again changes nothing, what other tools say is understood, and nothing is waited
 for without an end."""
-import contextlib, glob, itertools, json, os, signal, socket, ssl, subprocess, time
-from harness import BIN, Host, expect, have, shown, skip, stand_still, wait_for
+import contextlib, glob, itertools, json, os, shutil, signal, socket, ssl, subprocess, time
+from harness import BIN, Host, contents, device_of_kernel, expect, have, shown, skip, stand_still, wait_for
 
 
 def refused(host, *args):
@@ -177,6 +177,123 @@ def dies_again_and_again(host):
     shown("status says why an engine does not start")
 
 
+def waits_for_no_engine(host):
+    """An engine that cannot start any more: whoever has the device open is told to close it, and nothing is ended before; what waits
+    there for an answer holds its process for ever, and fails."""
+    if not device_of_kernel():
+        return skip("waits_for_no_engine", "no FUSE or loop device")
+    volume = host.name("waits")
+    status = host.up(volume, "--size", "16MiB", "--replicas", "2", "--frontend", "fuse")
+    device, key = status["device"], os.path.join(host.root, "volumes", volume, "key")
+    kept = open(key, "rb").read()
+    # It cannot be read any more when it is wanted next.
+    with open(key, "wb") as file:
+        file.write(b"x")
+    held = os.open(device, os.O_RDONLY)
+    os.kill(status["engine_pid"], signal.SIGKILL)
+    wait_for("an engine that has given up", lambda: "gave up" in host.status(volume)["remark"], 20)
+    pids = host.replica_pids(volume)
+    expect("in use" in refused(host, "down", volume), "taken from who has it open")
+    expect(host.replica_pids(volume) == pids and None not in pids.values(), "its processes were ended before it was looked at")
+    reader = subprocess.Popen(["dd", f"if={device}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct"], stderr=subprocess.PIPE,
+                              text=True)
+    counts = f"/sys/dev/block/{os.major(os.stat(device).st_rdev)}:{os.minor(os.stat(device).st_rdev)}/inflight"
+    wait_for("a request that waits", lambda: open(counts).read().split() != ["0", "0"], 20)
+    done = host.ctl("down", volume)
+    expect(f"dd (pid {reader.pid})" in done.stderr, f"who has lost something is not told: {done.stderr}")
+    expect("Input/output error" in reader.communicate(timeout=30)[1] and reader.returncode == 1, "it waits still")
+    expect(not os.path.exists(device) and host.status(volume)["state"] == "detached", "it is not down")
+    os.close(held)
+    with open(key, "wb") as file:
+        file.write(kept)
+    host.up(volume)
+    host.healthy(volume, replicas=2)
+    host.ctl("down", volume)
+    host.ctl("rm", volume, "--yes")
+    shown("a volume whose engine cannot start is let go by down: what waits at its device fails, and who can close it is asked to")
+
+
+def under_another_name(host):
+    """Directories that a volume has left are another one's by import: the first counts, unless another one is known to have more."""
+    old, new = host.name("old"), host.name("new")
+    replicas = host.up(old, "--size", "16MiB", "--replicas", "3")["replicas"]
+    paths = [replica["path"] for replica in replicas]
+
+    def write(word):
+        with open(host.status(old)["device"], "r+b", buffering=0) as file:
+            file.write(word * 1024)
+            os.fsync(file)
+    write(b"left")
+    host.ctl("down", old)
+    shutil.rmtree(paths[2])
+    host.up(old)
+    host.healthy(old, replicas=3)
+    host.ctl("down", old)
+    stale = paths[1] + ".stale"
+    shutil.move(paths[1], stale)
+    host.ctl("up", old)
+    write(b"kept")
+    host.ctl("down", old)
+    # Nothing knows of the volume any more; its directories stay.
+    shutil.rmtree(os.path.join(host.root, "volumes", old))
+    shutil.rmtree(paths[1])
+    host.ctl("import", new, stale, paths[0])
+    left = host.json("release", new)
+    expect(left["released"] == [] and [d["path"] for d in left["left"]] == [stale, paths[0]], f"{left}")
+    host.ctl("import", new, stale, paths[0])
+    said = refused(host, "up", new)
+    expect(f"import {new} {paths[0]}" in said and f"release {new}" in said, said)
+    host.ctl("down", new)
+    host.ctl("release", new)
+    host.ctl("import", new, paths[0], stale, paths[2])
+    device = host.up(new)["device"]
+    host.healthy(new, replicas=3)
+    with open(device, "rb") as file:
+        expect(file.read(4096) == b"kept" * 1024, "other bytes than the first one's")
+    host.ctl("down", new)
+    expect(len({contents(path) for path in (paths[0], stale, paths[2])}) == 1, "replicas differ")
+    host.ctl("rm", new, "--yes")
+    shown("directories of another volume are taken over by the first of them, and given back before")
+
+
+def hidden(host):
+    """A volume that was hidden says so, and is shown by up; a clone into it that names no snapshot leaves it as it was."""
+    volume, source = host.name("hidden"), host.name("cloned")
+    host.up(source, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    host.ctl("snapshot", "create", source, "one")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server")
+    engine = [os.path.join(BIN, "longhorn"), "--url", f"unix:{host.root}/run/{volume}-e-0.grpc.sock"]
+    subprocess.run([*engine, "frontend", "shutdown"], check=True, capture_output=True)
+    remark = host.status(volume)["remark"]
+    expect("hidden" in remark and f"up {volume}" in remark, remark)
+    done = subprocess.run([*engine, "snapshot", "clone", "--snapshot-name", "won", "--from-controller-address",
+                           f"unix:{host.root}/run/{source}-e-0.grpc.sock"], capture_output=True, text=True)
+    expect(done.returncode != 0 and "won" in done.stderr, f"{done.returncode} {done.stderr}")
+    layers = [snapshot["name"] for snapshot in host.json("snapshot", "ls", volume)]
+    expect("clone-unfinished" not in layers, f"marked by a clone that could not begin: {layers}")
+    expect("hidden" in host.status(volume)["remark"], host.status(volume)["remark"])
+    up = host.up(volume)
+    expect(up["state"] == "attached" and up["remark"] == "" and os.path.exists(host.socket(volume)), f"{up}")
+    for name in (volume, source):
+        host.ctl("down", name)
+        host.ctl("rm", name, "--yes")
+    shown("a hidden volume says so and is shown by up; a clone of no snapshot changes nothing")
+
+
+def told_as_it_is(host):
+    """What is told of a stopped volume is of a stopped volume, and its generation never goes back."""
+    volume = host.name("told")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none")
+    host.ctl("upgrade", volume)
+    generation = host.status(volume)["generation"]
+    host.ctl("down", volume)
+    expect(host.status(volume)["generation"] >= generation, f"{host.status(volume)['generation']} after {generation}")
+    grown = host.json("resize", volume, "32MiB")
+    expect((grown["state"], grown["engine_pid"], grown["size"]) == ("detached", None, 32 << 20), f"{grown}")
+    host.ctl("rm", volume, "--yes")
+    shown("a volume that was grown offline is told as detached; the generation after an upgrade stays")
+
+
 def answers(address, files, with_certificate):
     """True if whoever speaks HTTP/2 over TLS at this address is answered."""
     context = ssl.create_default_context(cafile=os.path.join(files, "ca.crt"))
@@ -294,6 +411,13 @@ def full_disk(host):
         os.unlink(ballast)
         expect(writer.wait(60) == 0, "it fails though there is space again")
         wait_for("no more of it", lambda: status()["remark"] == "", 30)
+        # A replica elsewhere needs the root for no more than notes, and there is no room for them.
+        subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], stderr=subprocess.DEVNULL)
+        elsewhere = os.path.join(host.root, "elsewhere")
+        done = subprocess.run([*ctl, "replica", "add", volume, "--dir", elsewhere], capture_output=True, text=True)
+        expect(done.returncode == 1 and f"the disk of {place} is full" in done.stderr and "os error" not in done.stderr, done.stderr)
+        expect(not os.path.exists(elsewhere) and len(status()["replicas"]) == 2, "half a replica was added")
+        os.unlink(ballast)
         subprocess.run([*ctl, "down", volume], check=True, capture_output=True)
     finally:
         if os.path.exists(ballast):
@@ -587,6 +711,10 @@ def main():
     as_longhorn_says_it(host)
     said_again(host)
     dies_again_and_again(host)
+    waits_for_no_engine(host)
+    under_another_name(host)
+    hidden(host)
+    told_as_it_is(host)
     deaf_engine(host)
     other_words(host)
     trusts_the_network(host)

@@ -45,6 +45,7 @@ impl Service {
             lacks_space: status.lacks_space,
             has_lost: status.has_lost,
             ending: status.ending,
+            hidden: status.hidden,
             repaired_blocks: status.repaired_blocks,
             relay_from: status.relay_from.map(|address| address.to_string()).unwrap_or_default(),
             ..Default::default()

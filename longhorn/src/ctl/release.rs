@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::Output;
 use super::observe::has_processes;
 use super::output::{print, print_json};
-use super::{Context, delete, interrupt, lock};
+use super::{Context, adopt, delete, interrupt, lock};
 use crate::tell::tell;
 
 /// What became of the directories, as `release -o json` prints it.
@@ -48,13 +48,11 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     }
     LiveDirs::default().check_free(volume, root)?;
     record.note_down(root)?;
-    if record.state == VolumeState::Ready && is_untouched(root, &record)? {
+    if record.state == VolumeState::Ready
+        && let Some(view) = untouched(root, &record)?
+    {
         forget(root, &record)?;
-        let directories = record.replicas.iter().map(|r| r.directory.clone()).collect();
-        return show(
-            context,
-            &ReleaseView { volume: record.name.clone(), released: directories, left: Vec::new() },
-        );
+        return show(context, &view);
     }
     if record.state == VolumeState::Ready {
         record.releasing = members(root, &record)?;
@@ -82,17 +80,27 @@ fn forget(root: &Root, record: &VolumeRecord) -> Result<()> {
     Ok(())
 }
 
-/// True if every directory was imported and the volume never started: nothing in them is ours.
-fn is_untouched(root: &Root, record: &VolumeRecord) -> Result<bool> {
-    if record.authority(root).epoch()?.is_some() {
-        return Ok(false);
+/// What becomes of the directories if every one was imported and the volume never started: nothing in them is this volume's. What
+/// another one of ours has left stays as that one has left it.
+fn untouched(root: &Root, record: &VolumeRecord) -> Result<Option<ReleaseView>> {
+    if record.replicas.is_empty() || record.authority(root).epoch()?.is_some() {
+        return Ok(None);
     }
+    let mut view = ReleaseView { volume: record.name.clone(), ..ReleaseView::default() };
     for replica in &record.replicas {
-        if !survey(&replica.directory)?.imported {
-            return Ok(false);
+        let held = survey(&replica.directory)?;
+        let path = replica.directory.clone();
+        if held.imported {
+            view.released.push(path);
+        } else if replica.imported && adopt::is_another_volumes(record, &held) {
+            let reason =
+                "it is as the volume has left it that wrote it last, and this one never started".to_owned();
+            view.left.push(LeftView { path, reason });
+        } else {
+            return Ok(None);
         }
     }
-    Ok(!record.replicas.is_empty())
+    Ok(Some(view))
 }
 
 /// The replicas that hold everything: members of the epoch that counts, closed cleanly.
@@ -170,7 +178,10 @@ fn show(context: &Context, view: &ReleaseView) -> Result<()> {
     for path in &view.released {
         print(&format!("{}\n", path.display()))?;
     }
-    tell!("{volume} is released: what is named above is Longhorn's");
+    match view.released.is_empty() {
+        false => tell!("{volume} is released: what is named above is Longhorn's"),
+        true => tell!("{volume} is forgotten, and nothing became Longhorn's"),
+    }
     for left in &view.left {
         tell!("left as it is: {} ({})", left.path.display(), left.reason);
     }

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{AuthorityError, LiveDirs, ReplicaRecord, VolumeLock, VolumeRecord};
+use control::host::{AuthorityError, LiveDirs, ReplicaRecord, Root, VolumeLock, VolumeRecord};
 use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
 use lh_block::{Epoch, Generation, Instance, rfc3339};
@@ -67,7 +67,7 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
         );
     }
     LiveDirs::default().check_free(volume, root)?;
-    let found = Found::of(&record, context)?;
+    let found = Found::of(&record, root)?;
     let chosen = match record.quorum {
         control::host::Quorum::Unsafe => found.choose_nobody(&args),
         _ => found.choose(&args),
@@ -100,12 +100,22 @@ async fn start(
 ) -> Result<VolumeView> {
     let volume = &record.name;
     interrupt::leaves(format!("`longhornctl salvage {volume}` goes on with it"));
-    carry_out(context, record, found, chosen)?;
+    carry_out(&context.root, record, found, chosen)?;
     drop(lock);
     interrupt::leaves(format!(
         "it is decided what volume {volume} starts from: `longhornctl up {volume}` starts it"
     ));
     up::again(context, &record.name, &mut Progress::new()).await
+}
+
+/// Has a volume that never ran begin with this replica alone; the others are rebuilt from it. The caller holds the volume's lock, and
+/// no process of the volume runs.
+///
+/// # Errors
+/// A directory cannot be read or written, or the authority cannot.
+pub(super) fn start_from(root: &Root, record: &VolumeRecord, replica: &str) -> Result<()> {
+    let chosen = Chosen { names: vec![replica.to_owned()], sure: false };
+    carry_out(root, record, &Found::of(record, root)?, &chosen)
 }
 
 /// What there is.
@@ -125,7 +135,7 @@ struct Chosen {
 }
 
 impl Found {
-    fn of(record: &VolumeRecord, context: &Context) -> Result<Self> {
+    fn of(record: &VolumeRecord, root: &Root) -> Result<Self> {
         let surveys: Vec<Result<Survey, String>> =
             record.replicas.iter().map(|r| survey(&r.directory).map_err(|e| e.to_string())).collect();
         let held = |survey: &Survey| Held {
@@ -143,7 +153,7 @@ impl Found {
                 held: s.as_ref().map(held).map_err(Clone::clone),
             })
             .collect();
-        let authority = match record.authority(&context.root).epoch() {
+        let authority = match record.authority(root).epoch() {
             Ok(epoch) => Authority::Says(epoch),
             Err(AuthorityError::Damaged { path, reason }) => {
                 tell!("{} is damaged ({reason}): the replicas alone are asked", path.display());
@@ -232,11 +242,11 @@ fn quorum(record: &VolumeRecord) -> Quorum {
 }
 
 /// Makes the chosen replicas the only members of an epoch younger than all.
-fn carry_out(context: &Context, record: &VolumeRecord, found: &Found, chosen: &Chosen) -> Result<()> {
+fn carry_out(root: &Root, record: &VolumeRecord, found: &Found, chosen: &Chosen) -> Result<()> {
     if found.starts_by_itself(chosen) {
         return Ok(());
     }
-    let authority = record.authority(&context.root);
+    let authority = record.authority(root);
     let highest = found.highest_generation();
     if chosen.names.is_empty() {
         return Ok(authority.begin_anew(highest)?);

@@ -4,15 +4,18 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::State;
 use control::proto::imrpc::{ProcessResponse, ProcessStatus};
+use control::proto::ptypes;
+use control::transport::is_gone;
 use lh_block::{Address, Generation};
+use replica::store::OpenError;
 
-use super::lock;
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, observe};
+use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::{adopt, lock};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
@@ -53,6 +56,10 @@ pub(super) async fn start(
     let engine = engine_name(&record.name);
     let given_up = given_up(manager, record, &engine).await?;
     manager.end(&given_up).await?;
+    let processes = manager.list().await?;
+    if !is_new && !record.replicas.iter().any(|replica| processes.contains_key(&replica.name)) {
+        adopt::first(root, record, progress)?;
+    }
     for replica in &record.replicas {
         let mut args = replica_args(root, record, replica);
         // One that lies elsewhere was made when it was added. If it is missing now its disk is not mounted, and what is at its place
@@ -176,13 +183,34 @@ async fn wait_for_replicas(
             break;
         }
         if is_late && (is_new || begun.elapsed() > FIRST_PATIENCE) {
-            bail!("replica {} does not answer: {} may say why", waiting[0], root.log(waiting[0]).display());
+            let process = processes.get(waiting[0]).and_then(|p| p.status.as_ref());
+            bail!(
+                "replica {} does not answer: {}",
+                waiting[0],
+                why_silent(root, record, waiting[0], process)
+            );
         }
         tokio::time::sleep(LOOK).await;
     }
     match reason {
         Some(reason) if open == 0 => bail!("no replica of volume {} can be opened: {reason}", record.name),
         _ => Ok(seen),
+    }
+}
+
+/// Why a replica opens its directory for so long: it waits for who holds it, of whom only whoever asks for it hears.
+fn why_silent(root: &Root, record: &VolumeRecord, name: &str, process: Option<&ProcessStatus>) -> String {
+    let directory = record.replica(name).map(|replica| replica.directory.as_path());
+    let looked = directory.map(replica::store::survey);
+    // Its own process may hold it, busy with what is there.
+    let own = process.map(|status| format!("process {} ", status.pid));
+    match looked {
+        Some(Err(held @ OpenError::InUse { .. }))
+            if own.is_none_or(|own| !held.to_string().contains(&own)) =>
+        {
+            held.to_string()
+        }
+        _ => format!("{} may say why", root.log(name).display()),
     }
 }
 
@@ -234,8 +262,13 @@ pub(super) async fn wait_until_usable(
     let deadline = begun + ENGINE_PATIENCE;
     let mut remark = String::new();
     let before = Starts::of(&manager.list().await?);
+    let mut is_asked = false;
     loop {
         if let Some(answer) = ask_engine(root, &record.name).await {
+            if answer.volume.hidden && !std::mem::replace(&mut is_asked, true) {
+                show_again(root, record, &answer.volume).await?;
+                continue;
+            }
             if answer.volume.frontend_state == "up" {
                 let view = observe(root, record).await?;
                 if is_usable(&view) {
@@ -279,6 +312,19 @@ pub(super) async fn wait_until_usable(
     }
 }
 
+/// Has the engine of a hidden volume show it.
+async fn show_again(root: &Root, record: &VolumeRecord, hidden: &ptypes::Volume) -> Result<()> {
+    let Some(mut engine) = connect_engine(root, &record.name).await else { return Ok(()) };
+    let frontend = hidden.frontend.clone();
+    let shown = engine.volume_frontend_start(ptypes::VolumeFrontendStartRequest { frontend }).await;
+    match shown {
+        Err(status) if !is_gone(&status) => {
+            Err(status).with_context(|| format!("volume {} is hidden, and cannot be shown", record.name))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// True if whoever is told of the volume can use it. The engine may have ended, or may not have answered, since it said so.
 pub(super) fn is_usable(view: &VolumeView) -> bool {
     view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == Frontend::None.as_str())
@@ -315,5 +361,23 @@ mod tests {
         assert!(!is_usable(&view("attached", "", "nbd")));
         assert!(!is_usable(&view("attaching", "", "none")));
         assert!(!is_usable(&view("detaching", "/dev/longhorn/demo", "nbd")));
+    }
+
+    #[test]
+    fn who_holds_a_replicas_directory_is_told_unless_it_is_the_replica() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 20);
+        record.add_replica(&root).unwrap();
+        let (name, place) = (record.replicas[0].name.clone(), record.replicas[0].directory.clone());
+        std::fs::create_dir_all(&place).unwrap();
+        let held = std::fs::File::open(&place).unwrap();
+        held.lock().unwrap();
+        let own = std::process::id();
+        let said = why_silent(&root, &record, &name, None);
+        assert!(said.contains(&format!("in use by process {own} ")), "{said}");
+        let status = ProcessStatus { pid: own, ..ProcessStatus::default() };
+        let said = why_silent(&root, &record, &name, Some(&status));
+        assert!(said.ends_with("may say why"), "{said}");
     }
 }

@@ -53,6 +53,8 @@ pub(super) struct Shown {
     pub(super) frontend: &'static str,
     /// Once the endpoint is usable.
     pub(super) endpoint: Option<Endpoint>,
+    /// It was hidden, and the engine goes on.
+    pub(super) hidden: bool,
     /// It is being hidden for good, or was, and the engine ends.
     pub(super) ending: bool,
 }
@@ -88,6 +90,7 @@ impl EngineControl for Face {
             None if shown.ending => "what was written is being flushed".to_owned(),
             None if !status.open => "the replicas are being asked for what they hold".to_owned(),
             None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),
+            None if shown.hidden => format!("it is hidden: `longhornctl up {}` shows it again", self.volume),
             None if !up => format!("the frontend {} is being made", shown.frontend),
             None => String::new(),
         };
@@ -102,6 +105,7 @@ impl EngineControl for Face {
             generation: self.generation,
             waiting_for,
             ending: shown.ending,
+            hidden: shown.hidden && !shown.ending,
             lacks_space: self.engine.stats().iter().any(|queue| queue.starved.load(Ordering::Relaxed)),
             has_lost: self.engine.has_lost(),
             repaired_blocks: status.counters.repaired_blocks,

@@ -344,7 +344,10 @@ impl Life {
         if endpoint.device.is_some() {
             freeze::thaw_left_over(&self.volume);
         }
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = Some(endpoint);
+        {
+            let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            (shown.endpoint, shown.hidden) = (Some(endpoint), false);
+        }
         // Relays show what is shown here, and nothing before that.
         let visible = self.is_visible();
         if let Some(relays) = self.relays.as_mut().filter(|_| visible) {
@@ -426,7 +429,10 @@ impl Life {
             HideError::InUse(text) => EngineError::NotNow(text),
             HideError::Failed(e) => EngineError::Failed(format!("{e:#}")),
         })?;
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).endpoint = None;
+        {
+            let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            (shown.endpoint, shown.hidden) = (None, true);
+        }
         if let Some(relays) = &mut self.relays {
             relays.close();
         }
