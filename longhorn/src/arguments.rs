@@ -25,8 +25,8 @@ pub fn root_path() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// Parses the command line, or ends the process. Where an option has its value from a variable that is there and empty, the
-/// variable is named: nobody has given the option, which is all that clap names.
+/// Parses the command line, or ends the process. Where an option has its value from a variable, the variable is named: nobody has
+/// given the option, which is all that clap names.
 ///
 /// # Errors
 /// What is left to say of a command line.
@@ -35,29 +35,56 @@ pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
         let mut program = P::command();
         // So that options of all commands are there.
         program.build();
-        match empty_variable(&e, &program, &|name| std::env::var_os(name)) {
+        let words: Vec<OsString> = std::env::args_os().collect();
+        match variable(&e, &program, &|name| std::env::var_os(name), &words) {
             None => e,
-            Some(name) => {
+            Some((name, true)) => {
                 let text =
                     format!("{name} is set and empty: give it a value, or take it away (`unset {name}`)");
                 program.error(ErrorKind::InvalidValue, text)
             }
+            Some((name, false)) => program.error(ErrorKind::InvalidValue, of_variable(&e, &name)),
         }
     })
 }
 
-/// The empty variable from which the option that is complained of has its value.
-fn empty_variable(
+/// The variable from which the option that is complained of has its value, and whether that is empty.
+fn variable(
     e: &clap::Error,
     program: &clap::Command,
     value: &impl Fn(&OsStr) -> Option<OsString>,
-) -> Option<String> {
+    words: &[OsString],
+) -> Option<(String, bool)> {
     let Some(ContextValue::String(option)) = e.get(ContextKind::InvalidArg) else { return None };
     let own = program.get_arguments().filter(|arg| arg.to_string() == *option);
-    let empty = own.filter_map(clap::Arg::get_env).find(|name| value(name).is_some_and(|v| v.is_empty()));
-    match empty {
-        Some(name) => Some(name.to_string_lossy().into_owned()),
-        None => program.get_subcommands().find_map(|command| empty_variable(e, command, value)),
+    let of_environment = own.filter(|arg| !is_given(arg, words));
+    let mut found = of_environment.filter_map(|arg| Some((arg.get_env()?, value(arg.get_env()?)?)));
+    match found.next() {
+        Some((name, value)) => Some((name.to_string_lossy().into_owned(), value.is_empty())),
+        None => program.get_subcommands().find_map(|command| variable(e, command, value, words)),
+    }
+}
+
+/// True if the option is on the command line.
+fn is_given(arg: &clap::Arg, words: &[OsString]) -> bool {
+    let Some(option) = arg.get_long().map(|long| format!("--{long}")) else { return false };
+    words.iter().any(|word| {
+        let word = word.to_string_lossy();
+        word.strip_prefix(option.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    })
+}
+
+/// What clap says of an option's value, said of the variable that has it.
+fn of_variable(e: &clap::Error, name: &str) -> String {
+    let text = e.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let (text, _) = text.split_once("\n\nFor more information").unwrap_or((text, ""));
+    match e.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) => text
+            .replace(&format!("for '{option}'"), &format!("for {name}, in the environment"))
+            .trim_end()
+            .to_owned(),
+        _ => text.to_owned(),
     }
 }
 
@@ -315,6 +342,11 @@ impl Listen {
 /// # Errors
 /// Not an address, nor a name of this host.
 pub fn listen_address(text: &str) -> Result<Listen, String> {
+    if let Some(port) = text.strip_prefix(':').filter(|port| port.parse::<u16>().is_ok()) {
+        return Err(format!(
+            "{text:?} is a port without an address: write 127.0.0.1:{port} for this host alone, or the address at which others reach it"
+        ));
+    }
     let no_address = || format!("{text:?} has no address");
     if let Ok(mut found) = text.to_socket_addrs() {
         let found = found.next().ok_or_else(no_address)?;
@@ -353,6 +385,8 @@ pub fn control_address(text: &str) -> Result<Address, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
     use super::*;
 
     #[test]
@@ -364,7 +398,45 @@ mod tests {
         assert_eq!(parsed("[::1]:7"), "[::1]:7");
         assert_eq!(parsed("[::1]"), "[::1]:10809");
         assert!(listen_address("no such host").is_err());
+        assert!(listen_address(":65533").unwrap_err().contains("write 127.0.0.1:65533"));
         assert!(listen_address("127.0.0.1:99999").is_err());
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Program {
+        #[command(subcommand)]
+        command: Words,
+    }
+
+    #[derive(Debug, clap::Subcommand)]
+    enum Words {
+        Run {
+            #[arg(long, env = "LONGHORN_TEST_ONLY_QUORUM", value_enum)]
+            quorum: Quorum,
+        },
+    }
+
+    #[test]
+    fn a_value_of_the_environment_is_told_by_its_variable() {
+        let asked = |words: &[&str], value: &str| {
+            let e = Program::try_parse_from(["program", "run", "--quorum", value]).unwrap_err();
+            let mut program = Program::command();
+            program.build();
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let variable = variable(&e, &program, &|_| Some(value.into()), &words);
+            (variable, of_variable(&e, "LONGHORN_TEST_ONLY_QUORUM"))
+        };
+        let (found, told) = asked(&["program", "run"], "most");
+        assert_eq!(found, Some(("LONGHORN_TEST_ONLY_QUORUM".to_owned(), false)));
+        assert!(
+            told.starts_with("invalid value 'most' for LONGHORN_TEST_ONLY_QUORUM, in the environment"),
+            "{told}"
+        );
+        assert!(told.contains("majority") && !told.contains("--quorum"), "{told}");
+        assert_eq!(asked(&["program", "run"], "").0, Some(("LONGHORN_TEST_ONLY_QUORUM".to_owned(), true)));
+        for given in [&["program", "run", "--quorum", "most"][..], &["program", "run", "--quorum=most"]] {
+            assert_eq!(asked(given, "most").0, None, "{given:?}");
+        }
     }
 
     #[test]

@@ -19,12 +19,13 @@ pub(crate) fn clear() -> bool {
     !bars.is_empty()
 }
 
-/// A bar that [`clear`] knows of.
-fn known(bar: ProgressBar) -> ProgressBar {
+/// A bar that [`clear`] knows of, on a terminal that can draw it: a dumb one (`TERM=dumb`) shows lines, and nothing that moves.
+fn drawn(bar: impl FnOnce() -> ProgressBar) -> Option<ProgressBar> {
+    let bar = std::io::stderr().is_terminal().then(bar).filter(|bar| !bar.is_hidden())?;
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     drawn.retain(|bar| bar.upgrade().is_some());
     drawn.push(bar.downgrade());
-    bar
+    Some(bar)
 }
 
 /// Characters of what is done beside a bar, so that with the largest sizes the line still fits 80 columns.
@@ -58,11 +59,10 @@ pub(crate) struct Progress {
 impl Progress {
     /// Nothing is said yet.
     pub(crate) fn new() -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = known(ProgressBar::new_spinner());
+        let bar = drawn(ProgressBar::new_spinner);
+        if let Some(bar) = &bar {
             bar.enable_steady_tick(Duration::from_millis(100));
-            bar
-        });
+        }
         Self { bar, is_of_bytes: false, last: String::new(), about: None }
     }
 
@@ -73,10 +73,10 @@ impl Progress {
 
     /// A bar for work of a known size in bytes.
     pub(crate) fn of_bytes(what: &str) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = drawn(|| {
             let style = ProgressStyle::with_template("{msg} {bar:16} {bytes}/{total_bytes}{left}");
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
-            known(ProgressBar::no_length().with_style(style).with_message(beside_a_bar(what)))
+            ProgressBar::no_length().with_style(style).with_message(beside_a_bar(what))
         });
         Self { bar, is_of_bytes: true, last: String::new(), about: None }
     }

@@ -1,7 +1,7 @@
 """Commands that are interrupted, by Ctrl-C or SIGTERM, in the middle of what they do: the exit status says so, one line says what is
 left and what goes on, the terminal has nothing of the progress any more, and nothing is half made that a command would stumble
 over."""
-import glob, json, os, pty, re, signal, subprocess, threading, time
+import fcntl, glob, json, os, pty, re, signal, subprocess, threading, time
 from harness import BIN, Host, expect, kill, shown, stand_still, wait_for
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -340,6 +340,30 @@ def a_stop(host, volume):
         os.close(device)
 
 
+def before_a_stop(host, volume):
+    """`down` that has asked nobody to end yet."""
+    host.up(volume)
+    with open(os.path.join(host.root, "run", "volumes", f"{volume}.lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = Command(host, "down", volume)
+        time.sleep(1)
+        said = command.interrupt()
+    expect("stays up as it was" in said and "told to end" not in said, said)
+    expect(host.status(volume)["state"] == "attached", "it is being stopped")
+
+
+def on_a_dumb_terminal(host, volume):
+    """One that moves nothing shows lines, as a file does."""
+    host.ctl("down", volume)
+    before = os.environ.get("TERM", "linux")
+    os.environ["TERM"] = "dumb"
+    command = Command(host, "up", volume, terminal=True)
+    os.environ["TERM"] = before
+    expect(command.process.wait(60) == 0, command.seen)
+    command.reader.join(10)
+    expect("starting the engine\r\n" in command.seen.decode(), f"no progress: {command.seen}")
+
+
 def a_trim(host, volume):
     """fstrim ends with the command that started it, whichever of the two the signal is for."""
     device, mount, place = host.status(volume)["device"], os.path.join(host.root, "mount"), os.path.join(host.root, "bin")
@@ -461,6 +485,8 @@ def main():
     what_an_engine_does(host, volume)
     an_upgrade(host, volume)
     a_stop(host, volume)
+    before_a_stop(host, volume)
+    on_a_dumb_terminal(host, volume)
     a_trim(host, volume)
     twice(host, volume)
     a_salvage(host, volume)

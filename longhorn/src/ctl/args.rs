@@ -80,7 +80,7 @@ pub(super) enum Command {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Its new size: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
-        #[arg(value_parser = lh_block::parse_size)]
+        #[arg(value_parser = lh_block::parse_size, allow_negative_numbers = true)]
         size: u64,
     },
     /// Replace the engine under whatever uses the volume, by another program or anew
@@ -221,10 +221,10 @@ pub(super) struct UpCommand {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct UpArgs {
     /// Size of a new volume: bytes, or with KiB, MiB, GiB, TiB; a multiple of 4096
-    #[arg(long, value_parser = lh_block::parse_size)]
+    #[arg(long, value_parser = lh_block::parse_size, allow_negative_numbers = true)]
     pub size: Option<u64>,
     /// How many copies a new volume has, 1 to 20 [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICAS_MAX)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICAS_MAX)), allow_negative_numbers = true)]
     pub replicas: Option<u8>,
     /// Who must agree before a replica is left out [default: any]
     #[arg(long, value_enum)]
@@ -233,16 +233,16 @@ pub(super) struct UpArgs {
     #[arg(long, value_enum, value_name = "F")]
     pub frontend: Option<Frontend>,
     /// Logical block of the device: 512 or 4096 bytes [default: 512]
-    #[arg(long, value_parser = block_size, value_name = "BYTES")]
+    #[arg(long, value_parser = block_size, value_name = "BYTES", allow_negative_numbers = true)]
     pub block_size: Option<u32>,
     /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
-    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
+    #[arg(long, value_parser = seconds, value_name = "SECONDS", allow_negative_numbers = true)]
     pub io_timeout: Option<u64>,
     /// Most snapshots, removed ones not counted, 1 to 250; may change while it is up [default: 250]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250), allow_negative_numbers = true)]
     pub snapshot_max_count: Option<u32>,
     /// No snapshot once head and snapshots take more; 0 for any; may change while it is up [default: 0]
-    #[arg(long, value_parser = size_or_none, value_name = "SIZE")]
+    #[arg(long, value_parser = size_or_none, value_name = "SIZE", allow_negative_numbers = true)]
     pub snapshot_max_size: Option<u64>,
     /// Which reads are compared with checksums [default: snapshots]
     #[arg(long, value_enum, value_name = "WHICH")]
@@ -278,7 +278,7 @@ pub(super) struct ScrubArgs {
     #[arg(long)]
     pub wait: bool,
     /// Look at no more bytes in a second than this, for example 50MiB [default: no limit]
-    #[arg(long, value_parser = lh_block::parse_size, value_name = "SIZE")]
+    #[arg(long, value_parser = lh_block::parse_size, value_name = "SIZE", allow_negative_numbers = true)]
     pub limit: Option<u64>,
     /// Do not begin one: tell how the last one fares
     #[arg(long, conflicts_with_all = ["repair", "limit", "cancel"])]
@@ -302,7 +302,7 @@ pub(super) struct DownArgs {
     #[arg(long)]
     pub for_now: bool,
     /// How long to wait for whoever uses the device to let go of it
-    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value_t = 0, hide_default_value = true, allow_negative_numbers = true)]
     pub wait: u64,
 }
 

@@ -45,6 +45,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let mut engine = connect(root, volume).await?;
     let replica = new_replica(root, &mut record, directory)?;
     room::check_replica(&replica.directory)?;
+    room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
     let mut manager = Manager::ensure(root).await?;
     // The record has a replica that the engine knows, or has it no more.
     let held = interrupt::hold();

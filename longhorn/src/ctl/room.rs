@@ -1,5 +1,7 @@
 //! Space for what is to be made: a disk that is full is named before anything is begun on it.
 
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
@@ -15,6 +17,9 @@ const REPLICA: u64 = 2 << 20;
 
 /// What a volume's record and key, what its manager notes, and the first lines of its logs take.
 const VOLUME: u64 = 1 << 20;
+
+/// What the record of a volume takes once more while it is replaced, and what its manager notes of one more process.
+const NOTES: usize = 64 << 10;
 
 /// Files and directories of a replica, and what a volume has besides.
 const FILES: u64 = 32;
@@ -35,6 +40,27 @@ pub(super) fn check(root: &Root, count: usize) -> Result<()> {
 /// As [`check`].
 pub(super) fn check_replica(directory: &Path) -> Result<()> {
     check_free(directory, REPLICA).context("no replica can be made")
+}
+
+/// Refuses to note anything more below a root whose disk is full. It is tried: root may have blocks that file systems tell nobody of,
+/// and some that are told of are nobody's.
+///
+/// # Errors
+/// The disk is full, or cannot be written.
+pub(super) fn check_root(root: &Root) -> Result<()> {
+    let probe = root.run().join(format!("room.{}", std::process::id()));
+    let tried = File::create(&probe).and_then(|mut file| {
+        file.write_all(&[0; NOTES])?;
+        file.sync_all()
+    });
+    let _ = fs::remove_file(&probe);
+    match tried {
+        Err(e) if e.kind() == io::ErrorKind::StorageFull => bail!(
+            "the disk of {} is full, and what is noted of a replica lies there, wherever the replica does: free some space",
+            root.path().display()
+        ),
+        tried => tried.with_context(|| probe.display().to_string()),
+    }
 }
 
 /// Bytes that the disk of this place has free.

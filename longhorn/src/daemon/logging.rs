@@ -3,6 +3,7 @@
 //! A line goes into a bounded queue; a thread of its own writes it to standard error. When the queue is full, the line is
 //! counted and dropped, and the next one that finds room is preceded by the count.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -11,6 +12,7 @@ use std::thread::JoinHandle;
 
 use control::logging::{self, BEGINS_AT, Level};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Lines on their way: at 200 bytes a line some 200 KiB, and half a second of a disk that stalls under a line per
@@ -57,6 +59,31 @@ fn filter(level: Level) -> EnvFilter {
     EnvFilter::new(format!("info,{}", own.join(",")))
 }
 
+/// The variable in which whoever starts a process says what it logs.
+const ASKED: &str = "LONGHORN_LOG";
+
+/// What is logged by a value of [`ASKED`]; `Err`: why it says nothing, one sentence.
+fn asked_for(value: &OsStr) -> Result<EnvFilter, String> {
+    let no_level = |word: &str| {
+        format!(
+            "{ASKED} is {word:?}, which is no level, and is left out: error, warn, info, debug and trace are"
+        )
+    };
+    let text = value.to_str().ok_or_else(|| no_level(&value.to_string_lossy()))?;
+    if text.trim().is_empty() {
+        return Err(format!("{ASKED} is empty, and is left out"));
+    }
+    // A word that is neither would be taken for a library's name, and nothing be logged but its lines.
+    let is_known = |word: &str| {
+        let part = word.split("::").next().unwrap_or_default();
+        word.contains(['=', '[']) || word.parse::<LevelFilter>().is_ok() || OWN.contains(&part)
+    };
+    match text.split(',').map(str::trim).find(|word| !is_known(word)) {
+        Some(word) => Err(no_level(word)),
+        None => EnvFilter::try_new(text).map_err(|_| no_level(text)),
+    }
+}
+
 /// Begins to log to standard error. What whoever starts the process says counts to its end: `LONGHORN_LOG` chooses what is
 /// logged (`info`, `debug`, `replica=trace`), else `debug` does. Without either it is a level that changes with
 /// `control::logging`; `LONGHORN_LOG_LEVEL` is the one to begin with.
@@ -64,8 +91,12 @@ pub(super) fn start(debug: bool) -> Logging {
     let (queue, lines) = sync_channel(QUEUE_LINES);
     let dropped = Arc::new(AtomicU64::new(0));
     let writer = Writer { queue: queue.clone(), dropped: dropped.clone() };
-    let asked =
-        EnvFilter::try_from_env("LONGHORN_LOG").ok().or_else(|| debug.then(|| EnvFilter::new("debug")));
+    let (asked, wrong) = match std::env::var_os(ASKED).map(|value| asked_for(&value)) {
+        None => (None, None),
+        Some(Ok(filter)) => (Some(filter), None),
+        Some(Err(wrong)) => (None, Some(wrong)),
+    };
+    let asked = asked.or_else(|| debug.then(|| EnvFilter::new("debug")));
     let begins = std::env::var(BEGINS_AT).ok().and_then(|word| logging::parse(&word)).unwrap_or(Level::INFO);
     let is_settled = asked.is_some();
     let log = tracing_subscriber::fmt()
@@ -75,6 +106,9 @@ pub(super) fn start(debug: bool) -> Logging {
         .with_filter_reloading();
     let handle = log.reload_handle();
     log.init();
+    if let Some(wrong) = wrong {
+        tracing::warn!("{wrong}");
+    }
     if !is_settled {
         let now = Mutex::new(begins);
         logging::switch(move |level| {
@@ -190,6 +224,19 @@ mod tests {
         let has = |word: &str| said.iter().any(|line| line.contains(word));
         let words = ["before", "own", "frame", "notice", "after"].map(has);
         assert_eq!(words, [false, true, false, true, false], "{said:?}");
+    }
+
+    #[test]
+    fn what_names_no_level_leaves_the_log_as_it_is() {
+        for good in ["debug", "INFO", "off", "warn,replica=trace", "h2=debug", "datapath", "replica::store"] {
+            assert!(asked_for(OsStr::new(good)).is_ok(), "{good}");
+        }
+        for (bad, told) in [("", "empty"), ("  ", "empty"), ("verbose", "\"verbose\""), ("info,al", "\"al\"")]
+        {
+            let wrong = asked_for(OsStr::new(bad)).unwrap_err();
+            assert!(wrong.contains(told) && wrong.contains("LONGHORN_LOG"), "{wrong}");
+        }
+        assert!(asked_for(OsStr::new("replica=loud")).unwrap_err().contains("trace"));
     }
 
     #[test]
