@@ -1,7 +1,7 @@
 """What is done to a volume beyond reading and writing: snapshots of a frozen file system, labels, limits; salvage when
 no replica is left that an engine would start from; release to Longhorn."""
 import fcntl, hashlib, importlib.util, json, os, shutil, signal, struct, subprocess, threading, time
-from harness import BIN, Host, JUDGE, expect, full, have, kill, rng, run, shown, skip, stand_still, wait_for
+from harness import BIN, Host, JUDGE, contents, expect, full, have, kill, rng, run, shown, skip, stand_still, wait_for
 
 MIB = 1 << 20
 BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
@@ -238,6 +238,32 @@ def salvaged(host, volume, *args):
     return found
 
 
+def an_older_directory(host, quorum):
+    """A directory comes back, as of a disk that was not mounted, when another one has its replica's place and is a member of newer epochs."""
+    volume = host.name(f"older-{quorum}")
+    host.up(volume, "--size", "16MiB", "--frontend", "fuse", "--quorum", quorum)
+    put(volume, 0, b"1" * MIB)
+    place = host.status(volume)["replicas"][2]["path"]
+    host.ctl("down", volume)
+    os.rename(place, host.root + "/away")
+    host.up(volume)
+    host.healthy(volume)
+    put(volume, 0, b"2" * MIB)
+    host.ctl("down", volume)
+    shutil.rmtree(place)
+    os.rename(host.root + "/away", place)
+    if quorum == "any":
+        os.remove(os.path.join(host.root, "volumes", volume, "authority.json"))
+    host.up(volume)
+    # Each read asks another replica.
+    for _ in range(8):
+        expect(get(volume, 0, MIB) == b"2" * MIB, f"{quorum}: an older directory is read from")
+    host.healthy(volume)
+    paths = [r["path"] for r in host.status(volume)["replicas"]]
+    host.ctl("down", volume)
+    expect(len({contents(path) for path in paths}) == 1, f"{quorum}: replicas differ")
+
+
 # ---- release ---------------------------------------------------------------------------------------------------
 
 def exported(host, volume):
@@ -311,6 +337,9 @@ def main():
     host, dice = Host(), rng()
     frozen(host)
     salvage(host)
+    for quorum in ("any", "majority", "unsafe"):
+        an_older_directory(host, quorum)
+    shown("an older directory of a replica is brought in sync, and not read from, with each quorum")
     release(host, dice)
 
 

@@ -3,8 +3,9 @@
 //! - A replica that began a rebuild and did not end it, or that was written by another program, is never chosen while
 //!   there is an epoch.
 //! - An epoch that is older than one that counted is never started from.
+//! - A directory that was away while its replica, made anew under the same name, became a member is none.
 
-use lh_block::Epoch;
+use lh_block::{Epoch, Generation};
 use lh_wire::{LayerInfo, ReplicaState};
 
 use super::event::Quorum;
@@ -41,19 +42,21 @@ pub(super) struct Start {
     pub(super) unfenced: bool,
 }
 
-/// Chooses. `authority` is `None` until the authority has answered; it is not asked with other quorums than `Any`.
+/// Chooses, for an engine of the generation `own`. `authority` is `None` until the authority has answered; it is not asked with other
+/// quorums than `Any`.
 pub(super) fn choose(
     quorum: Quorum,
+    own: Generation,
     authority: Option<&Option<Epoch>>,
     candidates: &[Candidate<'_>],
 ) -> Choice {
     match quorum {
-        Quorum::Unsafe => whoever_is_here(candidates),
-        Quorum::Majority => by_majority(candidates),
+        Quorum::Unsafe => whoever_is_here(own, candidates),
+        Quorum::Majority => by_majority(own, candidates),
         Quorum::Any => match authority {
             None => Choice::Wait("the authority has not answered".into()),
             Some(Some(epoch)) => by_authority(epoch, candidates),
-            Some(None) => by_all_members(candidates),
+            Some(None) => by_all_members(own, candidates),
         },
     }
 }
@@ -66,7 +69,7 @@ fn by_authority(epoch: &Epoch, candidates: &[Candidate<'_>]) -> Choice {
 
 /// Without the authority: every member of the newest epoch found has to be here. A younger one would have left itself
 /// on one of them. Who has no epoch at all was emptied, or the epoch never counted: it is no member either way.
-fn by_all_members(candidates: &[Candidate<'_>]) -> Choice {
+fn by_all_members(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let tells =
         |name: &String| candidates.iter().any(|c| c.name == name && c.state.is_some_and(|s| !s.imported));
@@ -76,12 +79,12 @@ fn by_all_members(candidates: &[Candidate<'_>]) -> Choice {
             missing(epoch, candidates)
         ));
     }
-    start_from(epoch, candidates, |state| state.epoch.is_some())
+    start_from(epoch, candidates, |state| state.epoch.is_some() && was_there(own, epoch, state))
 }
 
 /// A majority of the configured replicas has to tell its epoch; the newest counts. Who has none tells nothing: it may have been made anew
 /// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made.
-fn by_majority(candidates: &[Candidate<'_>]) -> Choice {
+fn by_majority(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
     let need = candidates.len() / 2 + 1;
@@ -95,7 +98,7 @@ fn by_majority(candidates: &[Candidate<'_>]) -> Choice {
             empty => format!("{why}; without any record of the volume: {}", empty.join(", ")),
         });
     }
-    start_from(epoch, candidates, |state| state.epoch.is_some())
+    start_from(epoch, candidates, |state| state.epoch.is_some() && was_there(own, epoch, state))
 }
 
 fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&ReplicaState) -> bool) -> Choice {
@@ -118,6 +121,15 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
         complete: candidates.iter().filter(in_epoch).all(|c| c.state.is_some()),
         unfenced: heard < epoch.members.len() || candidates.iter().any(|c| c.state.is_none()),
     })
+}
+
+/// It has recorded this epoch, or was about to: the engine that names a replica in an epoch has been let in by it before, and
+/// who was let in by whom is as durable as an epoch. A directory of which neither holds is an older one under the same name, as of a
+/// disk that was away while the replica was made anew.
+fn was_there(own: Generation, epoch: &Epoch, state: &ReplicaState) -> bool {
+    epoch.generation == own
+        || state.previous_generation >= epoch.generation
+        || state.epoch.as_ref().is_some_and(|e| e.order() >= epoch.order())
 }
 
 /// A member of an epoch was a member of the one before, or has recorded the epoch itself first.
@@ -152,8 +164,9 @@ fn equal_ones(candidates: &[Candidate<'_>]) -> Choice {
 }
 
 /// As Longhorn: whoever is here and not in the middle of a rebuild; nobody else is waited for. But of those that are here the
-/// newest epoch says who was left out, and what they have missed is not read. Who has no epoch has not heard of the first yet.
-fn whoever_is_here(candidates: &[Candidate<'_>]) -> Choice {
+/// newest epoch says who was left out, and what they have missed is not read. Who has no epoch has not heard of the first yet, or was made
+/// anew since.
+fn whoever_is_here(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
     if candidates.iter().all(|c| c.state.is_none()) {
         return Choice::Wait("no replica is here".into());
     }
@@ -163,8 +176,11 @@ fn whoever_is_here(candidates: &[Candidate<'_>]) -> Choice {
     if newest.is_none() && candidates.iter().any(|c| c.state.is_some_and(|s| s.imported)) {
         return equal_ones(candidates);
     }
-    let own = |c: &Candidate<'_>| c.state.and_then(|s| s.epoch.as_ref()).is_none_or(|e| e.has(c.name));
-    let counts = |c: &&Candidate<'_>| newest.is_none_or(|e| e.has(c.name)) && own(c);
+    let counts = |c: &&Candidate<'_>| {
+        let Some(state) = c.state else { return false };
+        newest.is_none_or(|e| e.has(c.name) && was_there(own, e, state))
+            && (state.epoch.is_none() || counts_itself(c.name, state))
+    };
     let members: MemberSet = usable.iter().filter(counts).map(|c| c.id).collect();
     if members.is_empty() {
         return Choice::Wait("no replica is usable: each began a rebuild that did not end".into());
@@ -217,8 +233,18 @@ mod tests {
         }
     }
 
+    /// The engine that comes.
+    const OWN: Generation = Generation { attachment: 9, restart: 0 };
+
+    /// As it was left by an engine of the epoch's generation.
     fn knows(epoch: &Epoch) -> Option<ReplicaState> {
-        Some(ReplicaState { epoch: Some(epoch.clone()), ..ReplicaState::default() })
+        let previous_generation = epoch.generation;
+        Some(ReplicaState { epoch: Some(epoch.clone()), previous_generation, ..ReplicaState::default() })
+    }
+
+    fn was_let_in_by(attachment: u32, state: Option<ReplicaState>) -> Option<ReplicaState> {
+        let previous_generation = Generation { attachment, restart: 0 };
+        state.map(|s| ReplicaState { previous_generation, ..s })
     }
 
     fn fresh() -> Option<ReplicaState> {
@@ -237,7 +263,7 @@ mod tests {
                 state: state.as_ref(),
             })
             .collect();
-        choose(quorum, authority.as_ref(), &candidates)
+        choose(quorum, OWN, authority.as_ref(), &candidates)
     }
 
     fn start(choice: Choice) -> Start {
@@ -292,6 +318,30 @@ mod tests {
         let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
         waits(among(Quorum::Any, Some(None), [foreign.clone(), knows(&e), fresh()]));
         waits(among(Quorum::Majority, None, [foreign, knows(&announced), fresh()]));
+    }
+
+    /// 3 was away, was made anew under its name, and is a member again. Then the directory that was away takes its place.
+    #[test]
+    fn an_older_directory_of_a_member_is_none() {
+        let (old, now) = (epoch(1, 1, &["1", "2", "3"]), epoch(2, 2, &["1", "2", "3"]));
+        for (quorum, authority) in
+            [(Quorum::Majority, None), (Quorum::Unsafe, None), (Quorum::Any, Some(None))]
+        {
+            let with = |third| start(among(quorum, authority.clone(), [knows(&now), knows(&now), third]));
+            assert_eq!(ids(with(knows(&old)).members), [1, 2], "{quorum:?}");
+            let on_its_way = was_let_in_by(2, knows(&old));
+            assert_eq!(ids(with(on_its_way).members), [1, 2, 3], "{quorum:?}: who was about to record it");
+        }
+        let emptied = [knows(&now), knows(&now), fresh()];
+        assert_eq!(ids(start(among(Quorum::Unsafe, None, emptied)).members), [1, 2]);
+    }
+
+    /// What this engine has named itself and what was not recorded by all is chosen from once more.
+    #[test]
+    fn who_hears_of_an_engines_first_epoch_is_in_it_when_it_begins_again() {
+        let (before, own) = (epoch(8, 1, &["1", "2", "3"]), epoch(9, 1, &["1", "2", "3"]));
+        let states = [was_let_in_by(8, knows(&own)), knows(&before), knows(&before)];
+        assert_eq!(ids(start(among(Quorum::Majority, None, states)).members), [1, 2, 3]);
     }
 
     /// 1 was out when 2 and 3 went on without it. Those were lost, and empty ones have their places.
@@ -396,7 +446,7 @@ mod tests {
         let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
         let s = start(among(Quorum::Unsafe, None, [None, knows(&e12), knows(&e123)]));
         assert_eq!((ids(s.members), s.base), (vec![2], Some(e12.clone())));
-        let s = start(among(Quorum::Unsafe, None, [knows(&e123), fresh(), knows(&e123)]));
+        let s = start(among(Quorum::Unsafe, None, [knows(&e123), was_let_in_by(1, fresh()), knows(&e123)]));
         assert_eq!(ids(s.members), [1, 2, 3], "the first epoch was interrupted");
         let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
         let s = start(among(Quorum::Unsafe, None, [foreign.clone(), knows(&e12), knows(&e123)]));

@@ -91,7 +91,7 @@ impl Conductor {
                 Candidate { id, name: &replica.name, state: replica.state.as_deref() }
             })
             .collect();
-        choose(self.config.quorum, self.authority.as_ref(), &candidates)
+        choose(self.config.quorum, self.config.generation, self.authority.as_ref(), &candidates)
     }
 
     fn possible_since(&mut self) -> u64 {
