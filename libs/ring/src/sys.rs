@@ -13,6 +13,7 @@ mod file_systems;
 mod freeze;
 mod locks;
 mod memory_pressure;
+mod plain_files;
 mod random;
 mod rights;
 mod sockets;
@@ -29,6 +30,7 @@ pub use locks::{lock, lock_until};
 pub use memory_pressure::{
     Class, PressureTrigger, class, lock_memory_on_fault, set_class, set_io_flusher, set_oom_score,
 };
+pub use plain_files::{NotPlain, open_plain};
 pub use random::random;
 pub use rights::{RIGHTS_MAX, receive_with_fds, receive_with_fds_now, send_with_fds, send_with_fds_now};
 pub use sockets::set_socket_buffers;

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lh_block::{BLOCK, LAYERS_MAX};
+use lh_ring::sys;
 
 use super::disk::read_small;
 use super::error::{Damage, OpenError};

@@ -60,9 +60,8 @@ pub(in super::super) struct Layer {
 pub(in super::super) fn open(path: &Path, write: bool) -> Result<Layer, FoldFilesError> {
     let failed = |source| FoldFilesError::Io { what: format!("opening {}", path.display()), source };
     // Through the page cache: it is of no use to be faster than that by hand, and any file system will do.
-    let file = disk::open_layer(path, write, false).map_err(|error| match sys::NotPlain::is(&error) {
-        true => FoldFilesError::NoLayer(path.to_owned()),
-        false => failed(error),
+    let file = disk::open_layer(path, write, false).map_err(|error| {
+        if sys::NotPlain::is(&error) { FoldFilesError::NoLayer(path.to_owned()) } else { failed(error) }
     })?;
     let stat = file.metadata().map_err(failed)?;
     if !stat.len().is_multiple_of(BLOCK) {
