@@ -156,7 +156,8 @@ pub fn main() -> ExitCode {
 fn run(program: Program) -> anyhow::Result<()> {
     let is_instance = matches!(program.command, Command::Controller(_) | Command::Replica(_));
     if is_launched() && !is_instance {
-        let why = "an instance manager runs `controller` and `replica` of this program; the others are for a shell";
+        let why =
+            "an instance manager runs `controller` and `replica` of this program; the others are for a shell";
         return Err(GivesUp(why.to_owned()).into());
     }
     match program.command {

@@ -42,6 +42,12 @@ impl ConnectionCount {
         Counted { count: self.clone(), seen: before + 1 }
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn now(&self) -> usize {
+        self.0.now.load(Ordering::SeqCst)
+    }
+
     /// The count as it is now.
     pub(crate) fn census(&self) -> Census {
         // In this order, since one that comes is counted the other way round: one that has come and gone is among those that there were.

@@ -1,6 +1,6 @@
 """What is done to a volume beyond reading and writing: snapshots of a frozen file system, labels, limits; salvage when
 no replica is left that an engine would start from; release to Longhorn."""
-import fcntl, hashlib, importlib.util, json, os, shutil, signal, struct, subprocess, threading, time
+import fcntl, hashlib, importlib.util, json, os, shutil, signal, socket, struct, subprocess, threading, time
 from harness import BIN, Host, JUDGE, contents, expect, full, have, kill, rng, run, shown, skip, stand_still, wait_for
 
 MIB = 1 << 20
@@ -238,6 +238,20 @@ def salvaged(host, volume, *args):
     return found
 
 
+def a_client_is_connected(host):
+    """What a client has read would be other bytes after a revert, and it would not hear of it."""
+    volume = host.name("connected")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server")
+    host.ctl("snapshot", "create", volume, "s1")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(host.socket(volume))
+        expect(client.recv(18)[:8] == b"NBDMAGIC", "the server does not greet")
+        text = refused(host, "snapshot", "revert", volume, "s1")
+        expect("NBD connections: 1" in text, text)
+    wait_for("the revert", lambda: host.ctl("snapshot", "revert", volume, "s1", check=False).returncode == 0, 10)
+    host.ctl("down", volume)
+
+
 def an_older_directory(host, quorum):
     """A directory comes back, as of a disk that was not mounted, when another one has its replica's place and is a member of newer epochs."""
     volume = host.name(f"older-{quorum}")
@@ -262,6 +276,8 @@ def an_older_directory(host, quorum):
     paths = [r["path"] for r in host.status(volume)["replicas"]]
     host.ctl("down", volume)
     expect(len({contents(path) for path in paths}) == 1, f"{quorum}: replicas differ")
+    released = host.json("release", volume)["released"]
+    expect(sorted(released) == sorted(paths), f"{quorum}: {released} are Longhorn's")
 
 
 # ---- release ---------------------------------------------------------------------------------------------------
@@ -337,6 +353,7 @@ def main():
     host, dice = Host(), rng()
     frozen(host)
     salvage(host)
+    a_client_is_connected(host)
     for quorum in ("any", "majority", "unsafe"):
         an_older_directory(host, quorum)
     shown("an older directory of a replica is brought in sync, and not read from, with each quorum")

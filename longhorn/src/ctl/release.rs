@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, Root, VolumeRecord, VolumeState, engine_name};
-use lh_block::format_size;
+use control::host::{LiveDirs, Quorum, Root, VolumeRecord, VolumeState, engine_name};
+use lh_block::{Epoch, format_size};
 use replica::store::{Release, survey};
 use serde::Serialize;
 
@@ -106,7 +106,7 @@ fn untouched(root: &Root, record: &VolumeRecord) -> Result<Option<ReleaseView>> 
 /// The replicas that hold everything: members of the epoch that counts, closed cleanly.
 fn members(root: &Root, record: &VolumeRecord) -> Result<Vec<String>> {
     let volume = &record.name;
-    let Some(epoch) = record.authority(root).epoch()? else {
+    let Some(epoch) = epoch_that_counts(root, record)? else {
         bail!(
             "volume {volume} was never started: start it and stop it, `longhornctl up {volume}` and `longhornctl down {volume}`, \
              then release it"
@@ -128,6 +128,31 @@ fn members(root: &Root, record: &VolumeRecord) -> Result<Vec<String>> {
         bail!("no replica of volume {volume} holds everything: see `longhornctl salvage {volume}`");
     }
     Ok(members)
+}
+
+/// `None`: no epoch was ever made. Without an authority the replicas tell it, and who cannot be asked might hold a younger one: with
+/// `majority` unless more than half tell theirs.
+fn epoch_that_counts(root: &Root, record: &VolumeRecord) -> Result<Option<Epoch>> {
+    if record.quorum == Quorum::Any {
+        return Ok(record.authority(root).epoch()?);
+    }
+    let (mut told, mut silent) = (Vec::new(), None);
+    for replica in &record.replicas {
+        match survey(&replica.directory) {
+            // One of number 0 is only announced.
+            Ok(held) => told.extend(held.epoch.filter(|e| e.counter > 0)),
+            Err(e) => silent = Some(e),
+        }
+    }
+    let is_majority = record.quorum == Quorum::Majority && told.len() > record.replicas.len() / 2;
+    match silent {
+        Some(e) if !is_majority => Err(e.into()),
+        _ if record.quorum == Quorum::Majority && !told.is_empty() && !is_majority => bail!(
+            "too few replicas of volume {0} tell what it held: see `longhornctl salvage {0}`",
+            record.name
+        ),
+        _ => Ok(told.into_iter().max_by_key(Epoch::order)),
+    }
 }
 
 /// Opens every directory that is released, and sees that there is space for all of them.

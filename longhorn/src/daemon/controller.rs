@@ -2,6 +2,7 @@
 
 mod activity;
 mod authority;
+mod clients;
 mod cloning;
 mod face;
 mod fill;

@@ -20,6 +20,7 @@ use datapath::engine::{Done, EngineHandle, ReplicaAddress};
 use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
+use super::clients::Clients;
 use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
 use super::refusal::refusal;
 use super::show::Endpoint;
@@ -68,6 +69,7 @@ pub(super) struct Face {
     /// Where each replica is reached, by name.
     pub(super) addresses: Mutex<Vec<(String, String)>>,
     pub(super) engine: EngineHandle,
+    pub(super) clients: Clients,
     pub(super) shown: Arc<Mutex<Shown>>,
     pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
@@ -328,10 +330,14 @@ impl Face {
         Err(other_frontend(own, wanted))
     }
 
-    /// Refuses while somebody has the device open, who would not see that its bytes are others.
+    /// Refuses while somebody has the device open, or is connected where there is none, who would not see that its bytes are others.
     fn check_unused(&self) -> Result<(), EngineError> {
         let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
-        let Some(device) = device else { return Ok(()) };
+        let Some(device) = device else {
+            let refused =
+                |who| EngineError::NotNow(format!("the volume is in use ({who}): disconnect first"));
+            return self.clients.named().map_or(Ok(()), |who| Err(refused(who)));
+        };
         let users: Vec<String> = fuse_frontend::users_of(&device).iter().map(ToString::to_string).collect();
         if users.is_empty() {
             return Ok(());

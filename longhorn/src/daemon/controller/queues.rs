@@ -15,8 +15,9 @@ use lh_block::Device;
 use lh_ring::{
     Completion, Fd, Frontend, OWNER_FRONTEND, Overseer, Payload, Pool, QueueDevice, Ring, run_queue,
 };
-use nbd_frontend::{ConnectionCount, Ending, Export, Lane, Limits, Listener};
+use nbd_frontend::{Ending, Export, Lane, Limits, Listener};
 
+use super::clients::Clients;
 use super::fill::Filler;
 
 /// Memory for the data of a queue's requests.
@@ -148,13 +149,13 @@ impl ToRelays {
 
 impl Queues {
     /// Starts a thread for each part, from which `make` makes the queue's device, over memory that `pool` makes of its soft and
-    /// hard size. NBD connections of all of them are counted there. The last one serves relays, if `relays`.
+    /// hard size. Their clients are counted there. The last one serves relays, if `relays`.
     pub(super) fn start<P: Send + 'static, D: QueueDevice + 'static>(
         devices: Arc<dyn Devices>,
         parts: Vec<P>,
         (make, pool): (fn(P, &Pool) -> D, MakePool),
         memory: Memory,
-        connections: &ConnectionCount,
+        clients: &Clients,
         relays: bool,
     ) -> Result<Self> {
         let (sender, notices) = unbounded();
@@ -168,7 +169,7 @@ impl Queues {
                 peers: orders.clone(),
                 next_peer: number,
                 serves_relays,
-                connections: connections.clone(),
+                clients: clients.clone(),
                 notices: sender.clone(),
                 devices: Arc::clone(&devices),
             };
@@ -334,8 +335,7 @@ struct Conduct {
     next_peer: usize,
     /// What it shows is no frontend of the volume's: nobody waits for its end.
     serves_relays: bool,
-    /// The volume's NBD connections, through whichever queue, relays' among them.
-    connections: ConnectionCount,
+    clients: Clients,
     notices: Sender<Notice>,
     devices: Arc<dyn Devices>,
 }
@@ -347,6 +347,9 @@ impl<D: QueueDevice> Overseer<D, Shown> for Conduct {
                 tracing::error!("the frontend cannot be shown: {e}");
                 return false;
             }
+        }
+        if let Shown::Iscsi(server) = shown {
+            self.clients.set_initiators(server.load().sessions);
         }
         if shown.is_over() && !matches!(shown, Shown::Nothing) {
             let was_shown = !matches!(shown, Shown::Filling(..));
@@ -373,7 +376,7 @@ impl Conduct {
                 let limits = Limits::of_pool(&pool);
                 let mut server =
                     nbd_frontend::Server::new(export, limits, OWNER_FRONTEND, &pool, DEPTH.into());
-                server.count_with(self.connections.clone());
+                server.count_with(self.clients.nbd.clone());
                 if let Some(listener) = listener {
                     server.set_spread(self.spread());
                     server.listen(ring, listener);

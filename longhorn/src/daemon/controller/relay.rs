@@ -21,12 +21,12 @@ use lh_block::{Address, Geometry, Instance};
 use lh_ring::sys::random;
 use lh_ring::{Mailbox, Pool};
 use lh_wire::MAX_DATA;
-use nbd_frontend::ConnectionCount;
 use nbd_frontend::client::{Client, Mail, Parts};
 
 pub(super) use source::Source;
 
 use super::ControllerArgs;
+use super::clients::Clients;
 use super::face::{Reply, Shown};
 use super::queues::{DEPTH, Devices, Notice, Queues};
 use super::serve::{LAST_ANSWER, fronts, serve_face};
@@ -93,10 +93,10 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     }
     let mailboxes = Arc::new(Mailboxes(mailboxes));
     let devices: Arc<dyn Devices> = mailboxes.clone();
-    let connections = ConnectionCount::default();
+    let clients = Clients::default();
     // A client that leaves this relay may go on at the engine or another relay, of whose connections this process knows nothing.
-    let _elsewhere = connections.add();
-    let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), &connections, false)?;
+    let _elsewhere = clients.nbd.add();
+    let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), &clients, false)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (ends_sender, ends) = unbounded();
     let face = Face {

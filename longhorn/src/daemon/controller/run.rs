@@ -13,10 +13,10 @@ use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
 use lh_block::{Address, Generation, REPLICAS_MAX};
 use lh_ring::Pool;
-use nbd_frontend::ConnectionCount;
 
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost, replicas_to_begin_with};
+use super::clients::Clients;
 use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
 use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
@@ -66,14 +66,8 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
             .context("the engine cannot be started")?;
     let listens = args.relay_listen.is_some();
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
-    let queues = Queues::start(
-        Arc::new(handle.clone()),
-        parts,
-        make,
-        show.memory(),
-        &ConnectionCount::default(),
-        listens,
-    )?;
+    let clients = Clients::default();
+    let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), &clients, listens)?;
     let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
@@ -84,6 +78,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         insecure: args.insecure,
         addresses: Mutex::new(replicas.iter().map(|(n, address)| (n.clone(), address.to_string())).collect()),
         engine: handle.clone(),
+        clients,
         shown: shown.clone(),
         errands: sender,
         looks: Mutex::new(Looks::new(Instant::now())),

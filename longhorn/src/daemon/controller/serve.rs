@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::engine::EngineControl;
+use control::engine::{EngineControl, EngineError};
 use control::front::Front;
 use control::host::Root;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,8 +54,10 @@ async fn hear_signals(face: &dyn EngineControl) -> std::io::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        if let Err(refused) = face.shutdown().await {
-            tracing::warn!("not stopped: {refused}");
+        match face.shutdown().await {
+            // Whoever ends it by a call has the process end besides.
+            Ok(()) | Err(EngineError::Ending) => {}
+            Err(refused) => tracing::warn!("not stopped: {refused}"),
         }
     }
 }
