@@ -12,6 +12,7 @@
 mod attach;
 pub mod init;
 pub mod keeper;
+mod needed;
 pub mod node;
 pub mod proto;
 mod server;
@@ -19,19 +20,12 @@ pub mod session;
 mod users;
 
 pub use attach::{Attach, AttachError, Attached, attach};
+pub use needed::{FUSE, LOOP, MISC, Needed, Present};
 pub use node::NodeError;
 pub use server::Server;
 pub use users::{Holder, users_of};
 
-use std::path::Path;
-
 /// What this kernel lacks for the frontend, in words that name it; `None` if nothing.
-pub fn missing() -> Option<&'static str> {
-    if !Path::new("/dev/fuse").exists() {
-        return Some("/dev/fuse (kernel module fuse)");
-    }
-    if !Path::new("/dev/loop-control").exists() {
-        return Some("/dev/loop-control (kernel module loop)");
-    }
-    None
+pub fn missing() -> Option<String> {
+    [FUSE, LOOP].iter().find_map(Needed::missing)
 }

@@ -88,6 +88,38 @@ fn nonsense_on_the_socket_ends_that_connection_alone() {
     rig.stop();
 }
 
+/// A keeper that was left with another /dev than the host's would be found by every engine that comes later.
+#[test]
+fn a_keeper_that_cannot_connect_ends_and_the_next_one_can() {
+    if skip("a_keeper_that_cannot_connect_ends_and_the_next_one_can", &["unshare"]) {
+        return;
+    }
+    let mut rig = Rig::new("cannot", 16 * MIB, 512, false);
+    let mut first = rig.spawn_keeper_without_fuse();
+    wait_until("the keeper listens", || Keeper::connect(&rig.socket).is_ok());
+    let refused = Keeper::connect(&rig.socket).unwrap().attach("memory").map(drop);
+    assert!(matches!(refused, Err(KeeperError::Failed(text)) if text.contains("FUSE")));
+    wait_until("it ends", || first.try_wait().unwrap().is_some());
+    assert!(!rig.socket.exists() && !rig.socket.with_extension("lock").exists());
+    rig.serve();
+    rig.stop();
+}
+
+/// Whoever started it was killed before it asked for anything.
+#[test]
+fn a_keeper_that_nobody_comes_to_ends() {
+    if skip("a_keeper_that_nobody_comes_to_ends", &[]) {
+        return;
+    }
+    let rig = Rig::new("nobody", 16 * MIB, 512, false);
+    let mut keeper = rig.spawn_keeper();
+    wait_until("the keeper listens", || Keeper::connect(&rig.socket).is_ok());
+    // Who only asks does not keep it for ever, and is answered until it ends.
+    assert_eq!(rig.info().connection, None);
+    wait_until("it ends", || keeper.try_wait().unwrap().is_some());
+    assert!(!rig.socket.exists() && !rig.socket.with_extension("lock").exists());
+}
+
 fn readable(fuse: &OwnedFd) -> bool {
     let mut watched = [PollFd::new(fuse.as_fd(), PollFlags::POLLIN)];
     poll(&mut watched, 0_u16).unwrap() > 0

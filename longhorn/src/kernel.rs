@@ -20,7 +20,7 @@ pub(crate) fn missing(frontend: Frontend) -> Option<String> {
         Frontend::Ublk => ublk_frontend::missing(),
         Frontend::Nbd => nbd_frontend::kernel::missing().map(str::to_owned),
         Frontend::Iscsi => initiator::missing(),
-        Frontend::Fuse => fuse_frontend::missing().map(str::to_owned),
+        Frontend::Fuse => fuse_frontend::missing(),
         Frontend::Auto => match first() {
             Some(_) => None,
             None => missing(Frontend::Fuse),

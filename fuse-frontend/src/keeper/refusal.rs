@@ -5,6 +5,15 @@
 pub(super) struct Refusal {
     pub(super) kind: &'static str,
     pub(super) text: String,
+    /// The keeper ends when it has been told.
+    pub(super) ends: bool,
+}
+
+impl Refusal {
+    /// The same, as this keeper's last word.
+    pub(super) fn at_the_end(self) -> Self {
+        Self { ends: true, ..self }
+    }
 }
 
 /// Kinds of [`Refusal`].
@@ -26,5 +35,5 @@ pub(super) mod kind {
 }
 
 pub(super) fn refuse(kind: &'static str, text: impl std::fmt::Display) -> Refusal {
-    Refusal { kind, text: text.to_string() }
+    Refusal { kind, text: text.to_string(), ends: false }
 }

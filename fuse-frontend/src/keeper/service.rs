@@ -40,6 +40,10 @@ const CONNECTIONS: usize = 16;
 /// How long one that is no engine may think about its next request.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// How long a keeper that has no connection waits for an engine: longer than one waits for its keeper to start, and so much that
+/// nobody is still on the way.
+const UNUSED: Duration = Duration::from_secs(30);
+
 /// How long a device that is to be stopped may still be open.
 const LETTING_GO: Duration = Duration::from_secs(1);
 
@@ -123,11 +127,26 @@ impl Service {
         format!("longhorn:{}", self.options.volume)
     }
 
-    /// Returns once `stop` has been carried out and answered.
+    /// Returns once `stop` has been carried out and answered, or this keeper is of no use: it has no connection, and nobody comes for
+    /// one.
     pub(super) fn wait_for_stop(&self) {
         let mut state = self.lock();
+        let mut unused_since = Instant::now();
         while !state.stopped {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let is_used = state.connection.is_some() || self.connections.load(Ordering::Acquire) > 0;
+            if is_used {
+                unused_since = Instant::now();
+            }
+            if unused_since.elapsed() >= UNUSED {
+                tracing::info!("no engine has come for a connection: ending");
+                state.ending = true;
+                return;
+            }
+            // Whoever makes a connection, or lets go of one, wakes nobody: this looks again by itself while there is none.
+            state = match state.connection {
+                Some(_) => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait_timeout(state, UNUSED).unwrap_or_else(PoisonError::into_inner).0,
+            };
         }
     }
 
@@ -140,14 +159,13 @@ impl Service {
         let stream = Arc::new(stream);
         let _ = stream.set_read_timeout(Some(IDLE));
         while let Ok((request, descriptor)) = receive(&stream) {
-            let stop = request.word == "stop";
-            let (answer, fuse) = match self.obey(&stream, &request, descriptor) {
-                Ok((answer, fuse)) => (answer, fuse),
+            let (answer, fuse, stopped) = match self.obey(&stream, &request, descriptor) {
+                Ok((answer, fuse)) => (answer, fuse, request.word == "stop"),
                 Err(refusal) => {
-                    (Message::new("error").with("kind", refusal.kind).with("text", refusal.text), None)
+                    let answer = Message::new("error").with("kind", refusal.kind).with("text", refusal.text);
+                    (answer, None, refusal.ends)
                 }
             };
-            let stopped = stop && answer.word == "ok";
             let sent = send(&stream, &answer, fuse.as_ref().map(|c| c.fuse.as_fd()));
             if stopped {
                 self.lock().stopped = true;
@@ -213,9 +231,10 @@ impl Service {
                     state.connection = Some(Arc::clone(&connection));
                     connection
                 }
+                // What it lacks, the next one may have: this one may have another /dev than those that come later.
                 Err(refusal) => {
-                    state.engine = None;
-                    return Err(refusal);
+                    (state.engine, state.ending) = (None, true);
+                    return Err(refusal.at_the_end());
                 }
             },
         };

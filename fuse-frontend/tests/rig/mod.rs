@@ -167,7 +167,20 @@ impl Rig {
 
     /// A keeper without an engine.
     pub fn spawn_keeper(&self) -> Child {
-        Command::new(example())
+        self.spawn_keeper_by(Command::new(example()))
+    }
+
+    /// One that finds another file where /dev/fuse should be.
+    pub fn spawn_keeper_without_fuse(&self) -> Child {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$0\" \"$@\""])
+            .arg(example());
+        self.spawn_keeper_by(command)
+    }
+
+    fn spawn_keeper_by(&self, mut command: Command) -> Child {
+        command
             .args(["keeper", &self.name, "--socket", self.socket.to_str().expect("UTF-8")])
             .args(["--node", self.node()])
             .stdin(Stdio::null())

@@ -7,11 +7,12 @@ mod swap;
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use control::host::Root;
+use fuse_frontend::{Needed, Present};
 use iscsi_frontend::initiator;
 use lh_block::format_size;
 use lh_ring::sys::{Class, PressureTrigger, set_class};
@@ -85,8 +86,8 @@ pub(super) fn run(context: &Context) -> Result<()> {
         frontend("ublk", Frontend::Ublk),
         frontend("nbd", Frontend::Nbd),
         frontend("iscsi", Frontend::Iscsi),
-        module("fuse", "/dev/fuse"),
-        module("loop", "/dev/loop-control"),
+        module("fuse", &fuse_frontend::FUSE),
+        module("loop", &fuse_frontend::LOOP),
         first_choice(),
         devices(),
         io_flusher(),
@@ -156,11 +157,18 @@ fn io_uring() -> Finding {
 }
 
 /// What volumes survive a dead engine by everywhere, also in containers.
-fn module(check: &'static str, path: &str) -> Finding {
-    if is_char_device(path) {
-        Finding::ok(check, path)
-    } else {
-        Finding::warn(check, format!("no {path}: no --frontend fuse"), format!("modprobe {check}"))
+fn module(check: &'static str, needed: &Needed) -> Finding {
+    let Needed { path, minor, .. } = needed;
+    match needed.present() {
+        Present::Here => Finding::ok(check, *path),
+        Present::Absent => {
+            Finding::warn(check, format!("no {path}: no --frontend fuse"), format!("modprobe {check}"))
+        }
+        Present::Another => Finding::warn(
+            check,
+            format!("{path} is another file: no --frontend fuse"),
+            format!("take away what is there, then mknod {path} c {} {minor}", fuse_frontend::MISC),
+        ),
     }
 }
 
@@ -197,10 +205,6 @@ fn first_choice() -> Finding {
             "modprobe ublk_drv, nbd, or fuse and loop; or use --frontend nbd-server",
         ),
     }
-}
-
-fn is_char_device(path: &str) -> bool {
-    fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device())
 }
 
 /// Nodes are made in /dev/longhorn, on a file system that lets them be devices.
