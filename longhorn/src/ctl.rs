@@ -32,6 +32,7 @@ mod replica;
 mod resize;
 mod room;
 mod salvage;
+mod same_backing;
 mod scrub;
 mod show;
 mod snapshot;
@@ -158,7 +159,12 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Salvage(args) => salvage::run(context, args).await,
         Command::Release { volume } => release::run(context, &volume),
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
-        Command::Import { volume, directories } => import::run(context, &volume, &directories).await,
+        Command::Import { volume, directories, quorum, block_size } => {
+            let mut record = VolumeRecord::new(&volume, 0);
+            record.quorum = quorum.map_or(record.quorum, Into::into);
+            record.block_size = block_size.unwrap_or(record.block_size);
+            import::run(context, record, &directories).await
+        }
         Command::Snapshot { command } => match command {
             SnapshotCommand::Create { volume, name, labels, freeze } => {
                 snapshot::create(context, &volume, NewSnapshot { name, labels, freeze }).await

@@ -10,11 +10,13 @@ use replica::store::SnapshotView;
 use super::args::Output;
 use super::observe::observe;
 use super::output::{counted, print_json};
-use super::{Context, damaged, interrupt, lock, place};
+use super::{Context, damaged, interrupt, lock, place, same_backing};
 use crate::tell::tell;
 
-pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]) -> Result<()> {
+/// `record` is a new volume's, of which the name counts and what is chosen for it.
+pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories: &[PathBuf]) -> Result<()> {
     let root = &context.root;
+    let volume = &record.name.clone();
     root.create()?;
     let _lock = lock::name(root, volume)?;
     LiveDirs::default().check_free(volume, root)?;
@@ -24,7 +26,7 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
     } else if found?.is_some() {
         bail!("there is a volume {volume} already: choose another name");
     }
-    let mut record = VolumeRecord::new(volume, 0);
+    let mut files = BTreeMap::new();
     for directory in directories {
         let directory = directory.canonicalize().with_context(|| directory.display().to_string())?;
         if record.replicas.iter().any(|r| r.directory == directory) {
@@ -34,6 +36,7 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
             );
         }
         place::check_apart(root, &directory, what_to_do)?;
+        check_own_files(&mut files, &directory)?;
         // Opening it for reading judges everything that opening it for writing would.
         let size = SnapshotView::open(&directory, None)?.size();
         if record.size != 0 && record.size != size {
@@ -49,6 +52,8 @@ pub(super) async fn run(context: &Context, volume: &str, directories: &[PathBuf]
         let name = free_name(&record, &directory)?;
         record.replicas.push(ReplicaRecord { name, directory, imported: true });
     }
+    let named: Vec<PathBuf> = record.replicas.iter().map(|replica| replica.directory.clone()).collect();
+    same_backing::check(&named)?;
     let held = interrupt::hold();
     record.create(root)?;
     interrupt::leaves(format!("volume {volume} is made: `longhornctl up {volume}` starts it"));
@@ -70,6 +75,26 @@ fn what_to_do(owner: &str) -> String {
     format!(
         "`longhornctl release {owner}` forgets the volume and keeps its directories (`rm` deletes them), or import a copy"
     )
+}
+
+/// Refuses a directory whose files are another one's, as hard links are: what is written to one replica would be in both, and only one
+/// of them can be opened.
+fn check_own_files(seen: &mut BTreeMap<(u64, u64), PathBuf>, directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
+        let path = entry?.path();
+        let stat = fs::symlink_metadata(&path).with_context(|| path.display().to_string())?;
+        if !stat.is_file() {
+            continue;
+        }
+        if let Some(other) = seen.insert((stat.dev(), stat.ino()), path.clone()) {
+            bail!(
+                "{} and {} are one file: copy it (`cp --sparse=always`), since each replica has files of its own",
+                other.display(),
+                path.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// A name with the directory's own suffix, if it has Longhorn's form and is free.

@@ -7,6 +7,7 @@
 //! it was handed open. `docs/formats/replica-directory.md` describes every file.
 
 mod adopt;
+mod backing;
 mod catch_up;
 mod chain;
 mod checksum;
@@ -58,6 +59,7 @@ mod zero;
 #[cfg(test)]
 use tests::tape;
 
+pub use backing::{BackingDifference, BackingFile};
 pub use chain::Committed;
 pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};

@@ -1,0 +1,88 @@
+//! What `import` refuses of directories that Longhorn has written, and what it takes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A replica that Longhorn has written, on a raw backing file beside it.
+fn unpack(place: &Path, name: &str) -> PathBuf {
+    let fixture = "tests/fixtures/replica-backing-raw/replica-backing-raw.tar.xz";
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(fixture);
+    let to = place.join(name);
+    fs::create_dir(&to).unwrap();
+    let done = Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(&to).status().unwrap();
+    assert!(done.success(), "tar unpacks {name}");
+    to
+}
+
+struct Said {
+    ok: bool,
+    text: String,
+}
+
+/// `import` of the directories, below one root; one that waits is ended, and fails the test.
+fn import(place: &Path, volume: &str, directories: &[&Path]) -> Said {
+    let log = place.join("said");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
+    command.arg("--root").arg(place.join("root")).args(["import", volume]).args(directories);
+    let mut child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("import {volume} waits");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    Said { ok: status.success(), text: fs::read_to_string(log).unwrap() }
+}
+
+#[test]
+fn replicas_on_different_backing_files_are_no_volume() {
+    let place = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| unpack(place.path(), name));
+    let [first, second] = [one.join("replica"), two.join("replica")];
+    let [backing_of_one, backing_of_two] = [one.join("backing.raw"), two.join("backing.raw")];
+    let refused = |volume: &str| {
+        let said = import(place.path(), volume, &[&first, &second]);
+        let names = [&backing_of_one, &backing_of_two].map(|file| said.text.contains(file.to_str().unwrap()));
+        assert!(!said.ok && names == [true; 2] && said.text.contains("differ"), "{}", said.text);
+        assert!(!place.path().join("root/volumes").join(volume).exists());
+    };
+    let good = fs::read(&backing_of_two).unwrap();
+    let file = File::options().write(true).open(&backing_of_two).unwrap();
+    file.write_all_at(&[!good[9 << 12]], 9 << 12).unwrap();
+    refused("changed");
+    file.write_all_at(&good, 0).unwrap();
+    file.set_len(1 << 20).unwrap();
+    refused("shorter");
+    fs::write(&backing_of_two, good).unwrap();
+    let said = import(place.path(), "equal", &[&first, &second]);
+    assert!(said.ok, "{}", said.text);
+}
+
+#[test]
+fn a_fifo_in_a_files_place_is_refused_by_its_name() {
+    let place = tempfile::tempdir().unwrap();
+    let one = unpack(place.path(), "one");
+    let head_meta = fs::read_dir(one.join("replica")).unwrap().map(|entry| entry.unwrap().path());
+    let mut metas = head_meta.filter(|file| file.extension().is_some_and(|e| e == "meta"));
+    for file in [one.join("replica/volume.meta"), metas.next().unwrap(), one.join("backing.raw")] {
+        let (kept, name) = (fs::read(&file).unwrap(), file.file_name().unwrap().to_str().unwrap());
+        fs::remove_file(&file).unwrap();
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let said = import(place.path(), "fifo", &[&one.join("replica")]);
+        let told = said.text.contains(name) && said.text.contains("is not a plain file");
+        assert!(!said.ok && told, "{}", said.text);
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, kept).unwrap();
+    }
+    let said = import(place.path(), "fifo", &[&one.join("replica")]);
+    assert!(said.ok, "{}", said.text);
+}
