@@ -1,5 +1,6 @@
 //! The gRPC face of an engine: Longhorn's `ControllerService` over a handle that knows the engine.
 
+mod data_socket;
 mod operations;
 mod service;
 

@@ -45,6 +45,26 @@ fn part<T>(part: Option<T>, name: &str) -> Result<T, Status> {
     part.ok_or_else(|| Status::invalid_argument(format!("the request has no {name}")))
 }
 
+/// How many failures one status tells of. Its text is a header, and a client takes 16 KiB of headers.
+const TOLD_MAX: usize = 10;
+
+/// What became of several snapshots, in one status: the first failure's, which tells of all.
+fn not_removed(asked: usize, mut failed: Vec<(String, Status)>) -> Result<(), Status> {
+    if failed.is_empty() {
+        return Ok(());
+    }
+    if asked == 1 {
+        return Err(failed.remove(0).1);
+    }
+    let told = failed.iter().take(TOLD_MAX).map(|(name, status)| format!("{name:?} ({})", status.message()));
+    let mut text = told.collect::<Vec<_>>().join(", ");
+    if failed.len() > TOLD_MAX {
+        text.push_str(", and others");
+    }
+    let text = format!("{} of {asked} snapshots are not removed: {text}", failed.len());
+    Err(Status::new(failed[0].1.code(), text))
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
@@ -262,15 +282,20 @@ impl ProxyEngineService for Proxy {
         Ok(Response::new(imrpc::EngineSnapshotHashStatusProxyResponse { status }))
     }
 
-    /// Each snapshot is one decision; the first that is refused ends the call.
+    /// Each snapshot is one decision: one that is not removed does not keep the others from it.
     async fn snapshot_remove(&self, request: Request<imrpc::EngineSnapshotRemoveRequest>) -> Answer<()> {
         let request = request.into_inner();
         let engine = self.engine(request.proxy_engine_request)?;
+        let (asked, mut failed) = (request.names.len(), Vec::new());
         for name in request.names {
-            let name = volume::SnapshotName { name };
-            engine.operate(name, |mut c, r| async move { c.snapshot_remove(r).await }).await?;
+            let one = volume::SnapshotName { name: name.clone() };
+            if let Err(status) =
+                engine.operate(one, |mut c, r| async move { c.snapshot_remove(r).await }).await
+            {
+                failed.push((name, status));
+            }
         }
-        Ok(Response::new(()))
+        not_removed(asked, failed).map(Response::new)
     }
 
     /// The replica is added and then brought in sync; how far that is, `ReplicaRebuildingStatus` tells. Sizes, Longhorn's

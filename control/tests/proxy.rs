@@ -197,13 +197,15 @@ async fn operations_reach_the_engine_as_they_were_meant() {
     let names = ["one", "gone", "two"].map(str::to_owned).into();
     let request = imrpc::EngineSnapshotRemoveRequest { proxy_engine_request: Some(demo()), names };
     let refused = proxy.snapshot_remove(request).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "there is no snapshot gone"));
+    let told = "1 of 3 snapshots are not removed: \"gone\" (there is no snapshot gone)";
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, told));
     let purge =
         imrpc::EngineSnapshotPurgeRequest { proxy_engine_request: Some(demo()), skip_if_in_progress: true };
     proxy.snapshot_purge(purge).await.unwrap();
+    let at = format!("unix:{}", manager.root.data_socket("demo-r-3").display());
     let add = imrpc::EngineReplicaAddRequest {
         proxy_engine_request: Some(demo()),
-        replica_address: "unix:/r/demo-r-3.sock".into(),
+        replica_address: at.clone(),
         replica_name: "demo-r-3".into(),
         ..Default::default()
     };
@@ -223,8 +225,9 @@ async fn operations_reach_the_engine_as_they_were_meant() {
             Operation::Revert { name: named("one") },
             Operation::RemoveSnapshot { name: named("one") },
             Operation::RemoveSnapshot { name: named("gone") },
+            Operation::RemoveSnapshot { name: named("two") },
             Operation::Purge,
-            Operation::AddReplica { name: named("demo-r-3"), address: named("unix:/r/demo-r-3.sock") },
+            Operation::AddReplica { name: named("demo-r-3"), address: at },
             Operation::RemoveReplica { name: named("demo-r-2") },
         ]
     );

@@ -126,6 +126,10 @@ async fn a_process_is_replaced_by_another_program() {
     client.process_create(ProcessCreateRequest { spec: Some(spec(old, "5")) }).await.unwrap();
     let first =
         wait(&mut client, |status| status.pid != 0 && log().contains("old --generation 5 demo")).await;
+    // One without any would only show its help, and end: nothing is ended for it.
+    let none = ProcessSpec { args: Vec::new(), ..spec(new, "1") };
+    let request = ProcessReplaceRequest { spec: Some(none), terminate_signal: "SIGHUP".into() };
+    assert_eq!(client.process_replace(request).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     let request = ProcessReplaceRequest { spec: Some(spec(new, "1")), terminate_signal: "SIGHUP".into() };
     client.process_replace(request).await.unwrap();
     let second =

@@ -13,6 +13,7 @@ use control::engine::{
 };
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use control::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::{ptypes, volume};
 use control::replica::ReplicaStatus;
@@ -251,8 +252,15 @@ async fn operations_reach_the_engine_by_either_service() {
     asked(ours.snapshot_remove(name("a")).await.unwrap_err(), "RemoveSnapshot");
     asked(ours.snapshot_purge(()).await.unwrap_err(), "Purge");
     assert_eq!(ours.snapshot_purge_status(()).await.unwrap().into_inner().replicas[0].total, 2);
-    let added = volume::NamedReplica { name: "demo-r-2".into(), address: "unix:/r/2.sock".into() };
-    ours.replica_add(added).await.unwrap();
+    let at = |address: String| volume::NamedReplica { name: "demo-r-2".into(), address };
+    ours.replica_add(at(format!("unix:{}", dir.path().join("2.sock").display()))).await.unwrap();
+    for nowhere in ["unix:/etc/passwd", "unix:/nope"].map(str::to_owned) {
+        let create =
+            ptypes::ControllerReplicaCreateRequest { address: nowhere.clone(), ..Default::default() };
+        let refused = longhorns.controller_replica_create(create).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{nowhere}");
+        assert_eq!(ours.replica_add(at(nowhere)).await.unwrap_err().code(), Code::InvalidArgument);
+    }
     let replica = |name: &str| volume::ReplicaName { name: name.into() };
     asked(ours.replica_remove(replica("demo-r-1")).await.unwrap_err(), "RemoveReplica");
     let unknown = ours.replica_rebuild(replica("demo-r-9")).await.unwrap_err();
@@ -282,6 +290,14 @@ async fn a_replica_tells_its_chain() {
             }
             Err(refused) => assert_eq!((refused.code(), name), (Code::Unavailable, "closed")),
         }
+        let mut files = SyncAgentServiceClient::new(reach(&socket).await);
+        let hash = |name: &str| ptypes::SnapshotHashRequest { snapshot_name: name.into(), rehash: false };
+        let [known, unknown] =
+            [files.snapshot_hash(hash("one")).await, files.snapshot_hash(hash("nope")).await]
+                .map(|hashed| hashed.err().map(|refused| refused.code()));
+        let expected =
+            if name == "open" { [None, Some(Code::NotFound)] } else { [Some(Code::Unavailable); 2] };
+        assert_eq!([known, unknown], expected);
         let create = |size: &str| ptypes::ReplicaCreateRequest { size: size.into() };
         let made = client.replica_create(create("4096")).await.map_err(|refused| refused.code());
         assert_eq!(made.is_ok(), name == "open", "{made:?}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-use super::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress};
+use super::{EngineControl, NewLimits, Operation, PurgeProgress, ScrubFinding, ScrubProgress, data_socket};
 use crate::cloning::CloneSource;
 use crate::proto::volume;
 use crate::proto::volume::volume_operations_server::{VolumeOperations, VolumeOperationsServer};
@@ -88,6 +88,7 @@ impl VolumeOperations for Service {
 
     async fn replica_add(&self, request: Request<volume::NamedReplica>) -> Result<Response<()>, Status> {
         let volume::NamedReplica { name, address } = request.into_inner();
+        data_socket::check(&address)?;
         self.operate(Operation::AddReplica { name, address }).await
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use lh_block::{BLOCK, check_name};
 use tonic::{Request, Response, Status};
 
-use super::{EngineControl, EngineReplica, NewLimits, Operation, SnapshotRequest, version};
+use super::{EngineControl, EngineReplica, NewLimits, Operation, SnapshotRequest, data_socket, version};
 use crate::chain::HEAD;
 use crate::limits::{REBUILD_CONCURRENCY_MAX, refuse_unmap_mark, snapshot_count, snapshot_size};
 use crate::proto::ptypes;
@@ -66,13 +66,6 @@ impl Service {
 fn is_wanted(replica: &EngineReplica, wanted: &ptypes::ReplicaAddress) -> bool {
     replica.address == wanted.address
         || !wanted.instance_name.is_empty() && replica.name == wanted.instance_name
-}
-
-/// The replica's name in the path of its data socket, which is named after it.
-fn name_of(address: &str) -> Option<String> {
-    let file = Path::new(address.strip_prefix("unix:")?).file_name()?.to_str()?;
-    // A volume's name may have points of its own.
-    Some(file.strip_suffix(".sock").unwrap_or(file).to_owned()).filter(|name| !name.is_empty())
 }
 
 fn replica(replica: EngineReplica) -> ptypes::ControllerReplica {
@@ -172,7 +165,9 @@ impl ControllerService for Service {
     ) -> Result<Response<ptypes::ControllerReplica>, Status> {
         // No snapshot is taken for a rebuild, whether one is asked for or not.
         let address = request.into_inner().address;
-        let name = name_of(&address).ok_or_else(|| {
+        data_socket::check(&address)?;
+        let name = address.strip_prefix("unix:").and_then(|path| data_socket::name_of(Path::new(path)));
+        let name = name.map(str::to_owned).ok_or_else(|| {
             Status::invalid_argument(format!("{address:?} is not unix:PATH of a replica's data socket"))
         })?;
         self.engine.operate(Operation::AddReplica { name: name.clone(), address }).await?;
@@ -337,20 +332,5 @@ impl ControllerService for Service {
         volume_io(ptypes::VolumeIoRequest) -> ptypes::VolumeIoResponse,
             "VolumeIO is not built: data goes through the frontend";
         journal_list(ptypes::JournalListRequest) -> (), "JournalList is not built: no journal is kept";
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_has_the_name_of_its_socket_points_and_all() {
-        for name in ["demo-r-0a1b2c3d", "my.volume-r-0a1b2c3d"] {
-            assert_eq!(name_of(&format!("unix:/r/run/{name}.sock")).as_deref(), Some(name));
-        }
-        for none in ["unix:/r/run/.sock", "unix:/", "/r/run/demo-r-1.sock", "tcp:127.0.0.1:10000"] {
-            assert_eq!(name_of(none), None, "{none}");
-        }
     }
 }

@@ -96,6 +96,9 @@ pub(super) enum LastWords {
 /// Stands in the lines about the end of a process that was wanted.
 pub(super) const WAS_ENDED: &str = " was ended";
 
+/// Of a process that has nothing to say but how it is used.
+const HELP_SHOWN: &str = "it was started without a command or arguments, and showed its help";
+
 /// The last line that the last process in the log wrote itself; `None` if it wrote none. `of_usage`: the process did not understand its command line or environment;
 /// what tells it then has lines about the usage behind it.
 pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
@@ -115,6 +118,9 @@ pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     let last = lines.iter().rposition(is_said)?;
     if of_usage && let Some(reason) = reason_above(&lines[..=last]) {
         return Some(LastWords::Reason(reason));
+    }
+    if of_usage && lines[..=last].iter().any(|line| line.starts_with("Usage: ")) {
+        return Some(LastWords::Reason(HELP_SHOWN.to_owned()));
     }
     let last = lines[last];
     Some(match last.strip_prefix("error: ") {
@@ -262,6 +268,10 @@ mod tests {
         note(&path, "p starts as process 1");
         writeln!(log, "  <VOLUME>{end}").unwrap();
         assert_eq!(last_words(&path, true), reason("arguments are missing: --listen <ADDRESS> <VOLUME>"));
+        note(&path, "p ended: as it says");
+        // The help itself ends with whatever option comes last.
+        writeln!(log, "Runs a volume{end}\n  --debug  Log more. Without it the level counts.").unwrap();
+        assert_eq!(last_words(&path, true), reason(HELP_SHOWN));
         note(&path, "p ended: as it says");
         // Another program may end so without a word of ours.
         writeln!(log, "usage: other").unwrap();

@@ -48,6 +48,10 @@ pub(super) enum RegistryError {
     Ports { name: String, source: PortError },
     #[error("process {name} keeps its {held} ports when it is replaced: {asked} were asked for")]
     OtherPorts { name: String, held: i32, asked: i32 },
+    #[error(
+        "process {0} is not replaced by one without arguments: give those of the program that takes its place"
+    )]
+    NoArguments(String),
     #[error("no random numbers: {0}")]
     Random(io::Error),
 }
@@ -160,6 +164,10 @@ impl Registry {
             return Err(RegistryError::OtherPorts { name, held, asked });
         }
         let args = with_ports(&spec.args, &spec.port_args, handle.ports);
+        // The process would be ended for one that shows its help.
+        if args.is_empty() && !held.args.is_empty() {
+            return Err(RegistryError::NoArguments(spec.name.clone()));
+        }
         held.args = arguments_of_replacement(&held.args, &args);
         held.binary.clone_from(&spec.binary);
         handle.wishes.replace(Replacement { binary: spec.binary.clone(), args });

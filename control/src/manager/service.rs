@@ -54,7 +54,8 @@ impl From<RegistryError> for Status {
             RegistryError::Missing(_) => Self::not_found(text),
             RegistryError::Ports { source: PortError::Exhausted(_), .. } => Self::resource_exhausted(text),
             RegistryError::Ports { source: PortError::Count(_) | PortError::Arguments { .. }, .. }
-            | RegistryError::OtherPorts { .. } => Self::invalid_argument(text),
+            | RegistryError::OtherPorts { .. }
+            | RegistryError::NoArguments(_) => Self::invalid_argument(text),
             RegistryError::Random(_) => Self::internal(text),
         }
     }

@@ -57,8 +57,13 @@ impl SyncAgentService for SyncAgent {
     ) -> Result<Response<()>, Status> {
         let ptypes::SnapshotHashRequest { snapshot_name, rehash } = request.into_inner();
         checked(&snapshot_name)?;
+        let not_open = || Status::unavailable("the replica's directory is not open yet");
+        let status = self.replica.status().await.ok_or_else(not_open)?;
+        if !status.chain.iter().any(|layer| layer.name == snapshot_name) {
+            return Err(Status::not_found(format!("there is no snapshot {snapshot_name}")));
+        }
         if !self.replica.hash(&snapshot_name, rehash) {
-            return Err(Status::unavailable("the replica's directory is not open yet"));
+            return Err(not_open());
         }
         Ok(Response::new(()))
     }
