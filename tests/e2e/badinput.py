@@ -80,6 +80,11 @@ def main():
     refused(1, "import", host.name("nodir"), "/nonexistent", says="/nonexistent")
     empty = tempfile.mkdtemp(dir=host.root)
     refused(1, "import", host.name("empty"), empty, says="volume.meta")
+    linked = tempfile.mkdtemp(dir=host.root)
+    run("tar", "-xJf", os.path.join(FIXTURES, "replica-simple", "replica-simple.tar.xz"), "-C", linked)
+    one, other = os.path.join(linked, "replica"), os.path.join(linked, "other")
+    run("cp", "-al", one, other)
+    refused(1, "import", host.name("linked"), one, other, says="one file")
     for word, damage in hostile():
         copy = tempfile.mkdtemp(dir=host.root)
         run("tar", "-xJf", os.path.join(FIXTURES, "replica-simple", "replica-simple.tar.xz"), "-C", copy)

@@ -278,6 +278,13 @@ def an_older_directory(host, quorum):
     expect(len({contents(path) for path in paths}) == 1, f"{quorum}: replicas differ")
     released = host.json("release", volume)["released"]
     expect(sorted(released) == sorted(paths), f"{quorum}: {released} are Longhorn's")
+    # They are taken back, and what the record said of them is said again.
+    host.ctl("import", volume, *paths, "--quorum", quorum, "--block-size", "4096")
+    host.up(volume)
+    status = host.healthy(volume)
+    expect((status["quorum"], status["block_size"]) == (quorum, 4096), f"{quorum}: {status}")
+    expect(get(volume, 0, MIB) == b"2" * MIB, f"{quorum}: other bytes after an import")
+    host.ctl("down", volume)
 
 
 # ---- release ---------------------------------------------------------------------------------------------------

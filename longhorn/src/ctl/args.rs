@@ -104,6 +104,12 @@ pub(super) enum Command {
         /// The replica directories; the first is the source if they differ
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
+        /// Who must agree before a replica is left out [default: any]
+        #[arg(long, value_enum)]
+        quorum: Option<Quorum>,
+        /// Logical block of the device: 512 or 4096 bytes [default: 512]
+        #[arg(long, value_parser = block_size, value_name = "BYTES", allow_negative_numbers = true)]
+        block_size: Option<u32>,
     },
     /// Make a new volume with the bytes of another one, or of a snapshot
     #[command(after_help = CLONE_HELP)]

@@ -1,5 +1,8 @@
 //! `import`: a volume of replica directories where they are.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -81,7 +84,12 @@ fn what_to_do(owner: &str) -> String {
 /// of them can be opened.
 fn check_own_files(seen: &mut BTreeMap<(u64, u64), PathBuf>, directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
-        let path = entry?.path();
+        let entry = entry?;
+        let path = entry.path();
+        // Backing files may be shared: nobody writes them.
+        if !entry.file_name().as_encoded_bytes().starts_with(b"volume") {
+            continue;
+        }
         let stat = fs::symlink_metadata(&path).with_context(|| path.display().to_string())?;
         if !stat.is_file() {
             continue;

@@ -119,6 +119,9 @@ Examples:
     /mnt/disk2/replicas/old-4e5f6a7b
   longhornctl up old
 
+Where the record of a volume was lost, give the --quorum and the --block-size
+that it had: both are for ever.
+
 Nothing in the directories changes before `up`. If they differ, the first one
 counts and the others are brought in line with it.";
 
