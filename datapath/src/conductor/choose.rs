@@ -198,13 +198,25 @@ fn newest<'a>(candidates: &[Candidate<'a>]) -> Option<&'a Epoch> {
 }
 
 fn missing(epoch: &Epoch, candidates: &[Candidate<'_>]) -> String {
-    let here = |name: &str| candidates.iter().any(|c| c.name == name && c.state.is_some());
-    let (unusable, away): (Vec<&str>, Vec<&str>) =
-        epoch.members.iter().map(String::as_str).partition(|name| here(name));
-    match (away.is_empty(), unusable.is_empty()) {
-        (false, _) => format!("{} missing", away.join(", ")),
-        (true, false) => format!("{} not usable", unusable.join(", ")),
-        (true, true) => "it has no members".into(),
+    let said = |name: &str| candidates.iter().find(|c| c.name == name).and_then(|c| c.state);
+    let (here, away): (Vec<&str>, Vec<&str>) =
+        epoch.members.iter().map(String::as_str).partition(|name| said(name).is_some());
+    if !away.is_empty() {
+        return format!("{} missing", away.join(", "));
+    }
+    let why = |name: &&str| said(name).map(|state| format!("{name} {}", why_not(state)));
+    match here.is_empty() {
+        true => "it has no members".into(),
+        false => here.iter().filter_map(why).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Why a member that is here is not one to start from.
+const fn why_not(state: &ReplicaState) -> &'static str {
+    match (state.imported, state.rebuilding) {
+        (true, _) => "was written by another program",
+        (false, true) => "is not complete, since its rebuild did not end",
+        (false, false) => "is an older copy",
     }
 }
 
@@ -397,6 +409,10 @@ mod tests {
         let s = start(among(Quorum::Any, Some(Some(e.clone())), [rebuilding.clone(), foreign, knows(&e)]));
         assert_eq!(ids(s.members), [3]);
         waits(among(Quorum::Any, Some(Some(e)), [rebuilding, None, None]));
+        let alone = epoch(1, 1, &["1"]);
+        let foreign = knows(&alone).map(|s| ReplicaState { imported: true, ..s });
+        let why = waits(among(Quorum::Any, Some(Some(alone)), [foreign, None, None]));
+        assert!(why.ends_with("1 was written by another program"), "{why}");
     }
 
     #[test]

@@ -222,6 +222,11 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
                 "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
                 record.name
             ),
+            remark if remark == TOO_FEW && unwatched => format!(
+                "{}; {NO_MANAGER}, which starts replicas again: `longhornctl up {}` starts one",
+                outage(record.io_timeout_seconds),
+                record.name
+            ),
             remark if remark == TOO_FEW => outage(record.io_timeout_seconds),
             remark => remark,
         },
