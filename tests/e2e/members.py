@@ -1,7 +1,16 @@
 """Replicas added, rebuilt and taken out while fio verifies: no error, no mismatch, an engine that is killed in between
 knows them all, and at the end all replicas are equal, snapshots included."""
-import os, re, resource, signal, threading
+import itertools, os, re, resource, signal, threading, time
 from harness import Host, contents, expect, fio, full, have, kill, say, shown, skip, wait_for
+
+
+def unchanged(pid):
+    """The numbers of a process's open files; `None` while they change."""
+    looks = []
+    for _ in range(2):
+        looks.append({int(name) for name in os.listdir(f"/proc/{pid}/fd")})
+        time.sleep(0.5)
+    return looks[0] if looks[0] == looks[1] else None
 
 
 def one_fails(host):
@@ -10,9 +19,11 @@ def one_fails(host):
     host.up(volume, "--size", "64MiB", "--frontend", "none")
     failing, other, leaver = host.status(volume)["replicas"]
     pid = failing["pid"]
-    # The next file is one too many. That others leave is recorded in one.
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    # Once its connections are made, the next file is one too many: the limit is about numbers, of which the lowest free one is
+    # taken. That another replica leaves is recorded in a new file.
+    numbers = wait_for("nothing more to be opened", lambda: unchanged(pid), 30)
+    free = next(n for n in itertools.count() if n not in numbers)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     host.ctl("replica", "rm", volume, leaver["name"])
     healthy = host.healthy(volume, 2)["replicas"]
     now = {r["name"]: r["pid"] for r in healthy}
