@@ -99,8 +99,8 @@ pub(super) const WAS_ENDED: &str = " was ended";
 /// Of a process that has nothing to say but how it is used.
 const HELP_SHOWN: &str = "it was started without a command or arguments, and showed its help";
 
-/// The last line that the last process in the log wrote itself; `None` if it wrote none. `of_usage`: the process did not understand its command line or environment;
-/// what tells it then has lines about the usage behind it.
+/// The last line that the last process in the log wrote itself; `None` if it wrote none. `of_usage`: the process did not understand
+/// its command line or environment; what tells it then has lines about the usage behind it.
 pub(super) fn last_words(path: &Path, of_usage: bool) -> Option<LastWords> {
     let mut log = File::open(path).ok()?;
     let len = log.metadata().ok()?.len();

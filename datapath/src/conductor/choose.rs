@@ -216,7 +216,7 @@ const fn why_not(state: &ReplicaState) -> &'static str {
     match (state.imported, state.rebuilding) {
         (true, _) => "was written by another program",
         (false, true) => "is not complete, since its rebuild did not end",
-        (false, false) => "is an older copy",
+        (false, false) => "is an older copy, or was about to be left out",
     }
 }
 

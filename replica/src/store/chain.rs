@@ -59,9 +59,9 @@ pub enum Committed {
 /// there fails the replica, or keeps everybody out.
 const SPARE_DESCRIPTORS: usize = 16;
 
-fn has_spare_descriptors() -> bool {
-    let spare: io::Result<Vec<File>> = (0..SPARE_DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
-    spare.is_ok()
+/// Tried with a file that is open anyway.
+fn has_spare_descriptors(open: &File) -> bool {
+    (0..SPARE_DESCRIPTORS).map(|_| open.try_clone()).collect::<io::Result<Vec<File>>>().is_ok()
 }
 
 impl Directory {
@@ -79,7 +79,7 @@ impl Directory {
             None => {}
         }
         let prepared = self.check(id, op)?;
-        if prepared.switch.is_some() && !has_spare_descriptors() {
+        if prepared.switch.is_some() && !has_spare_descriptors(&self.intent) {
             return Err(ChainError::NoDescriptors(describe(op)));
         }
         if self.old_head.is_some() {
