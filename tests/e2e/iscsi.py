@@ -64,6 +64,15 @@ def main():
     same = run("qemu-img", "compare", "-f", "raw", "-F", "raw", picture, uri, check=False)
     expect(same.returncode == 0, f"after a new engine: {same.stdout}{same.stderr}")
 
+    host.ctl("snapshot", "create", volume, "written")
+    with subprocess.Popen(["qemu-io", "-f", "raw", uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        client.stdin.write("length\n")
+        client.stdin.flush()
+        expect("MiB" in client.stdout.readline(), "QEMU does not open the disk")
+        refused = host.ctl("snapshot", "revert", volume, "written", check=False)
+        expect(refused.returncode == 1 and "iSCSI sessions: 1" in refused.stderr, f"a revert under an initiator: {refused.stderr}")
+        client.communicate("quit\n")
+
     taken = host.name("taken")
     refused = host.ctl("up", taken, "--size", "16MiB", "--frontend", "iscsi-target", "--listen", address, check=False)
     expect(refused.returncode == 1 and address in refused.stderr, f"a port in use: {refused.stderr}")
