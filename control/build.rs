@@ -26,6 +26,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure().compile_fds(descriptors)?;
     // None of Longhorn's: between the manager and the CSI driver of a node, and what every process is asked.
     tonic_prost_build::configure()
-        .compile_fds(protox::compile(["node.proto", "process.proto"], ["proto"])?)?;
+        .compile_fds(protox::compile(["health.proto", "node.proto", "process.proto"], ["proto"])?)?;
     Ok(())
 }

@@ -335,7 +335,10 @@ pub async fn serve_at(fronts: &[Front], instance: &str, engine: Arc<dyn EngineCo
     let identity = Identity { volume, instance: instance.to_owned(), role: "controller" };
     let operations = operations::service(Arc::clone(&engine), identity.clone());
     let service = ControllerServiceServer::with_interceptor(Service { engine }, identity);
-    let routes = Routes::new(service).add_service(operations).add_service(crate::logging::service());
+    let routes = Routes::new(service)
+        .add_service(operations)
+        .add_service(crate::logging::service())
+        .add_service(crate::health::service());
     front::serve(fronts, routes).await
 }
 

@@ -7,6 +7,7 @@ pub mod cloning;
 pub mod deposit;
 pub mod engine;
 pub mod front;
+mod health;
 pub mod host;
 mod limits;
 pub mod logging;

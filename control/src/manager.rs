@@ -167,10 +167,13 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
 
 /// Everything that an instance manager can be asked.
 fn services(root: &Root, registry: &Arc<Registry>) -> Routes {
+    let ports = registry.clone();
+    let proxy = Proxy::new(root.clone(), move |port| ports.at_port(port));
     Routes::new(ProcessManagerServiceServer::new(Service::new(registry.clone())))
         .add_service(InstanceServiceServer::new(Instances::new(registry.clone())))
-        .add_service(ProxyEngineServiceServer::new(Proxy::new(root.clone())))
+        .add_service(ProxyEngineServiceServer::new(proxy))
         .add_service(DiskServiceServer::new(Disks))
+        .add_service(crate::health::service())
 }
 
 /// The address on which the root's instance manager obeys whoever reaches it; none if it does not, or none runs.

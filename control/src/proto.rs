@@ -27,6 +27,12 @@ pub mod process {
     tonic::include_proto!("longhorn.process");
 }
 
+/// Package `grpc.health.v1`: whether anybody answers.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
+pub mod health {
+    tonic::include_proto!("grpc.health.v1");
+}
+
 /// What Longhorn declares outside of any package: the service of processes. The generated code of the package `imrpc`
 /// looks for two of its messages here.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]

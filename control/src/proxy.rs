@@ -19,7 +19,7 @@ use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineService;
 use crate::proto::ptypes;
 use crate::proto::volume;
 use crate::unbuilt::unbuilt;
-use engine::{Engine, Engines, LONG};
+use engine::{AtPort, Engine, Engines, LONG};
 
 /// The service.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// The proxy to the engines of a root.
-    pub(crate) fn new(root: Root) -> Self {
-        Self { engines: Engines::new(root) }
+    /// The proxy to the engines of a root. `at_port`: the process to which its manager has given a port.
+    pub(crate) fn new(root: Root, at_port: impl Fn(u16) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self { engines: Engines::new(root, AtPort(Box::new(at_port))) }
     }
 
     /// The engine that a request names.

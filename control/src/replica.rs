@@ -122,7 +122,10 @@ pub async fn serve_at(
     let agent = SyncAgent::of(Arc::clone(&replica));
     let service = ReplicaServiceServer::with_interceptor(Service { replica }, identity.clone());
     let files = SyncAgentServiceServer::with_interceptor(agent, identity);
-    let routes = Routes::new(service).add_service(files).add_service(crate::logging::service());
+    let routes = Routes::new(service)
+        .add_service(files)
+        .add_service(crate::logging::service())
+        .add_service(crate::health::service());
     front::serve(fronts, routes).await
 }
 

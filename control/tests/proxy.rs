@@ -15,6 +15,9 @@ use control::engine::{
 };
 use control::host::Root;
 use control::manager::{self, Options};
+use control::proto::health::health_check_response::ServingStatus;
+use control::proto::health::health_client::HealthClient;
+use control::proto::health::{HealthCheckRequest, HealthCheckResponse};
 use control::proto::imrpc::instance_service_client::InstanceServiceClient;
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
@@ -174,6 +177,74 @@ async fn an_engine_is_asked_through_the_proxy() {
     let disks = proxy.snapshot_list(demo()).await.unwrap().into_inner().disks;
     assert_eq!(disks["volume-head"].parent, "one");
     assert!(disks["one"].children["volume-head"]);
+}
+
+/// Longhorn's clients ask so whether a server is there (`CheckConnection`).
+#[tokio::test]
+async fn manager_and_engine_say_that_they_serve() {
+    let manager = Manager::start().await;
+    manager.engine(Engine::default()).await;
+    let engine = reach(&manager.root.control_socket("demo-e-0")).await;
+    for channel in [manager.channel.clone(), engine] {
+        let mut health = HealthClient::new(channel);
+        let serving = HealthCheckResponse { status: ServingStatus::Serving.into() };
+        let answer = health.check(HealthCheckRequest::default()).await.unwrap().into_inner();
+        assert_eq!(answer, serving);
+        let mut watched = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+        assert_eq!(watched.message().await.unwrap(), Some(serving));
+        // It goes on as long as the server does.
+        assert!(tokio::time::timeout(Duration::from_millis(100), watched.message()).await.is_err());
+    }
+}
+
+/// Longhorn's clients ask for the version by the address alone.
+#[tokio::test]
+async fn an_engine_is_found_by_the_port_that_it_was_given() {
+    let manager = Manager::start().await;
+    let mut instances = InstanceServiceClient::new(manager.channel.clone());
+    let spec = imrpc::InstanceSpec { port_count: 1, ..instance_spec("demo-e-0", &["controller"]) };
+    let request = imrpc::InstanceCreateRequest { spec: Some(spec), ..Default::default() };
+    let port = instances.instance_create(request).await.unwrap().into_inner().status.unwrap().port_start;
+    manager.engine(Engine::default()).await;
+    let mut proxy = manager.proxy();
+    let at = |address: String| imrpc::ProxyEngineRequest { address, ..Default::default() };
+    for address in [format!("10.0.0.1:{port}"), format!("tcp://[fd00::1]:{port}")] {
+        let answer = proxy.server_version_get(at(address)).await.unwrap().into_inner();
+        assert_eq!(answer.version.unwrap().controller_api_version, 6);
+    }
+    for nobodys in
+        [format!("10.0.0.1:{}", port + 1), format!("unix:/run/other.sock:{port}"), port.to_string()]
+    {
+        let refused = proxy.server_version_get(at(nobodys.clone())).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{nobodys}");
+    }
+}
+
+/// Who is taken out by mistake may be the last that has everything.
+#[tokio::test]
+async fn an_address_and_a_name_of_two_replicas_are_neithers() {
+    let manager = Manager::start().await;
+    let engine = manager.engine(Engine::default()).await;
+    let mut proxy = manager.proxy();
+    let remove = |address: &str, name: &str| imrpc::EngineReplicaRemoveRequest {
+        proxy_engine_request: Some(demo()),
+        replica_address: address.into(),
+        replica_name: name.into(),
+    };
+    let refused = proxy.replica_remove(remove("unix:/r/demo-r-1.sock", "demo-r-2")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(refused.message(), "unix:/r/demo-r-1.sock is replica demo-r-1, not demo-r-2");
+    assert!(engine.asked.lock().unwrap().is_empty());
+    let verify = imrpc::EngineReplicaVerifyRebuildRequest {
+        proxy_engine_request: Some(demo()),
+        replica_address: "unix:/r/demo-r-1.sock".into(),
+        replica_name: "demo-r-2".into(),
+    };
+    assert_eq!(proxy.replica_verify_rebuild(verify).await.unwrap_err().code(), Code::FailedPrecondition);
+    // One that was started anew elsewhere is known by its name.
+    proxy.replica_remove(remove("unix:/r/before.sock", "demo-r-2")).await.unwrap();
+    let asked = engine.asked.lock().unwrap().clone();
+    assert_eq!(asked, [Operation::RemoveReplica { name: "demo-r-2".into() }]);
 }
 
 #[tokio::test]

@@ -11,6 +11,8 @@ use control::engine::{
     Answer, EngineControl, EngineError, EngineReplica, EngineStatus, Operation, PurgeProgress, ScrubProgress,
     SnapshotRequest,
 };
+use control::proto::health::health_client::HealthClient;
+use control::proto::health::{HealthCheckRequest, health_check_response::ServingStatus};
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
@@ -282,6 +284,9 @@ async fn a_replica_tells_its_chain() {
             async move { control::replica::serve(&served, "demo", "demo-r-1", Arc::new(replica)).await },
         );
         let mut client = ReplicaServiceClient::new(reach(&socket).await);
+        let mut health = HealthClient::new(reach(&socket).await);
+        let answers = health.check(HealthCheckRequest::default()).await.unwrap().into_inner();
+        assert_eq!(answers.status(), ServingStatus::Serving);
         match client.replica_get(()).await {
             Ok(answer) => {
                 let replica = answer.into_inner().replica.unwrap();

@@ -59,13 +59,27 @@ impl Service {
 
     fn find(&self, is_it: impl Fn(&EngineReplica) -> bool) -> Result<ptypes::ControllerReplica, Status> {
         let found = self.engine.status().replicas.into_iter().find(is_it);
-        found.map(replica).ok_or_else(|| Status::not_found("the volume has no such replica"))
+        found.map(replica).ok_or_else(no_such_replica)
+    }
+
+    /// The replica of that address, or of that name. Where both are said and are two replicas', nobody knows which is meant.
+    fn wanted(&self, wanted: &ptypes::ReplicaAddress) -> Result<ptypes::ControllerReplica, Status> {
+        let replicas = self.engine.status().replicas;
+        let is_said = |said: &str, own: &str| !said.is_empty() && said == own;
+        let at = replicas.iter().find(|r| is_said(&wanted.address, &r.address));
+        let named = replicas.iter().find(|r| is_said(&wanted.instance_name, &r.name));
+        match (at, named) {
+            (Some(at), Some(named)) if at.name != named.name => Err(Status::failed_precondition(format!(
+                "{} is replica {}, not {}",
+                at.address, at.name, named.name
+            ))),
+            (at, named) => at.or(named).cloned().map(replica).ok_or_else(no_such_replica),
+        }
     }
 }
 
-fn is_wanted(replica: &EngineReplica, wanted: &ptypes::ReplicaAddress) -> bool {
-    replica.address == wanted.address
-        || !wanted.instance_name.is_empty() && replica.name == wanted.instance_name
+fn no_such_replica() -> Status {
+    Status::not_found("the volume has no such replica")
 }
 
 fn replica(replica: EngineReplica) -> ptypes::ControllerReplica {
@@ -176,7 +190,7 @@ impl ControllerService for Service {
 
     async fn replica_delete(&self, request: Request<ptypes::ReplicaAddress>) -> Result<Response<()>, Status> {
         let wanted = request.into_inner();
-        let address = self.find(|r| is_wanted(r, &wanted))?.address.unwrap_or_default();
+        let address = self.wanted(&wanted)?.address.unwrap_or_default();
         self.engine.operate(Operation::RemoveReplica { name: address.instance_name }).await?;
         Ok(Response::new(()))
     }
@@ -190,8 +204,7 @@ impl ControllerService for Service {
         &self,
         request: Request<ptypes::ReplicaAddress>,
     ) -> Result<Response<ptypes::ControllerReplica>, Status> {
-        let wanted = request.into_inner();
-        self.find(|r| is_wanted(r, &wanted)).map(Response::new)
+        self.wanted(&request.into_inner()).map(Response::new)
     }
 
     /// A replica whose mode is to be ERR or WO is put out and brought in sync anew. RW nobody can give but the engine.
@@ -201,7 +214,7 @@ impl ControllerService for Service {
     ) -> Result<Response<ptypes::ControllerReplica>, Status> {
         let request = request.into_inner();
         let wanted = request.address.clone().unwrap_or_default();
-        let found = self.find(|r| is_wanted(r, &wanted))?;
+        let found = self.wanted(&wanted)?;
         let name = found.address.clone().unwrap_or_default().instance_name;
         match (request.mode(), found.mode()) {
             (ptypes::ReplicaMode::Rw, ptypes::ReplicaMode::Rw) => return Ok(Response::new(found)),
@@ -222,8 +235,7 @@ impl ControllerService for Service {
         &self,
         request: Request<ptypes::ReplicaAddress>,
     ) -> Result<Response<ptypes::ReplicaPrepareRebuildReply>, Status> {
-        let wanted = request.into_inner();
-        let replica = Some(self.find(|r| is_wanted(r, &wanted))?);
+        let replica = Some(self.wanted(&request.into_inner())?);
         Ok(Response::new(ptypes::ReplicaPrepareRebuildReply { replica, sync_file_info_list: Vec::new() }))
     }
 
@@ -231,8 +243,7 @@ impl ControllerService for Service {
         &self,
         request: Request<ptypes::ReplicaAddress>,
     ) -> Result<Response<ptypes::ControllerReplica>, Status> {
-        let wanted = request.into_inner();
-        let replica = self.find(|r| is_wanted(r, &wanted))?;
+        let replica = self.wanted(&request.into_inner())?;
         if replica.mode() == ptypes::ReplicaMode::Rw {
             return Ok(Response::new(replica));
         }

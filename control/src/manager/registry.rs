@@ -207,6 +207,12 @@ impl Registry {
         self.processes().iter().map(|(name, handle)| (name.clone(), handle.latest.borrow().clone())).collect()
     }
 
+    /// The process that has this port.
+    pub(super) fn at_port(&self, port: u16) -> Option<String> {
+        let has = |handle: &Handle| handle.ports.is_some_and(|own| (own.start..=own.end).contains(&port));
+        self.processes().iter().find(|(_, handle)| has(handle)).map(|(name, _)| name.clone())
+    }
+
     pub(super) fn names(&self) -> Vec<String> {
         self.processes().keys().cloned().collect()
     }

@@ -29,19 +29,30 @@ pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// the way, and all are dropped together and made again when they are wanted.
 const CHANNELS_MAX: usize = 2048;
 
+/// Tells the process to which the root's manager has given a port.
+pub(super) struct AtPort(pub(super) Box<dyn Fn(u16) -> Option<String> + Send + Sync>);
+
+impl std::fmt::Debug for AtPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AtPort")
+    }
+}
+
 /// The engines of a root, and their replicas.
 #[derive(Debug)]
 pub(super) struct Engines {
     root: Root,
+    at_port: AtPort,
     channels: Mutex<BTreeMap<PathBuf, Channel>>,
 }
 
 impl Engines {
-    pub(super) fn new(root: Root) -> Self {
-        Self { root, channels: Mutex::default() }
+    pub(super) fn new(root: Root, at_port: AtPort) -> Self {
+        Self { root, at_port, channels: Mutex::default() }
     }
 
-    /// The engine that a request names: by its name, or, where it has none, by the path of its control socket.
+    /// The engine that a request names: by its name, or, where it has none, by the path of its control socket, or by the port that it was
+    /// given: Longhorn's clients ask for an engine's version by its address alone.
     pub(super) fn find(&self, request: &ProxyEngineRequest) -> Result<Engine, Status> {
         let v1 = request.backend_store_driver == i32::from(BackendStoreDriver::V1)
             && request.data_engine == i32::from(DataEngine::V1);
@@ -90,12 +101,24 @@ impl Engines {
     fn by_address(&self, address: &str) -> Result<PathBuf, Status> {
         let path = address.strip_prefix("unix://").or_else(|| address.strip_prefix("unix:")).map(Path::new);
         let ours = self.root.manager_socket();
-        match path {
-            Some(path) if path.parent() == ours.parent() && path.file_name().is_some() => Ok(path.to_owned()),
-            _ => Err(Status::invalid_argument(format!(
-                "{address:?} is no control socket of this node's engines: name the engine by engine_name"
-            ))),
-        }
+        let found = match path {
+            Some(path) if path.parent() == ours.parent() && path.file_name().is_some() => {
+                Some(path.to_owned())
+            }
+            Some(_) => None,
+            None => self.by_port(address).map(|name| self.root.control_socket(&name)),
+        };
+        found.ok_or_else(|| {
+            Status::invalid_argument(format!(
+                "{address:?} is no control socket of this node's engines, and has no port of theirs: name the engine by engine_name"
+            ))
+        })
+    }
+
+    /// Nothing is opened at the address: whose port that is answers at its socket.
+    fn by_port(&self, address: &str) -> Option<String> {
+        let (_, port) = address.rsplit_once(':')?;
+        (self.at_port.0)(port.parse().ok()?)
     }
 
     fn channel(&self, socket: &Path) -> Channel {
@@ -191,7 +214,8 @@ mod tests {
     use super::*;
 
     fn find(request: &ProxyEngineRequest) -> Result<Engine, Status> {
-        Engines::new(Root::at(Path::new("/var/lib/longhorn")).unwrap()).find(request)
+        Engines::new(Root::at(Path::new("/var/lib/longhorn")).unwrap(), AtPort(Box::new(|_| None)))
+            .find(request)
     }
 
     #[tokio::test]
@@ -223,7 +247,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_channel_is_kept_and_their_number_bounded() {
-        let engines = Engines::new(Root::at(Path::new("/var/lib/longhorn")).unwrap());
+        let engines =
+            Engines::new(Root::at(Path::new("/var/lib/longhorn")).unwrap(), AtPort(Box::new(|_| None)));
         for i in 0..CHANNELS_MAX * 2 {
             engines.channel(Path::new(&format!("/x/{i}")));
             engines.channel(Path::new(&format!("/x/{i}")));
