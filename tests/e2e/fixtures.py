@@ -36,7 +36,14 @@ def imported(host, name):
             expect("being removed" in done.stderr, f"{name}: the removed snapshot {s['name']} is exported: {done.stderr}")
         else:
             same(s["content"], f"snapshot {s['name']}")
+    if name.startswith("backing"):
+        # What lies below all layers is in no layer that a rebuild copies.
+        host.ctl("replica", "add", volume)
+        expect(host.json("scrub", volume, "--wait")["bad_blocks"] == 0, f"{name}: a replica that was added differs")
     host.ctl("down", volume)
+    for replica in host.status(volume)["replicas"]:
+        host.ctl("replica", "export", replica["path"], out)
+        same(expected["head"]["content"], f"{replica['name']}, {replica['mode']}")
     return len(snapshots) + 1
 
 

@@ -21,7 +21,7 @@ pub(super) mod pace;
 mod plan;
 
 use lh_block::{Epoch, Extent};
-use lh_wire::{Control, LayerInfo, MapPage};
+use lh_wire::{Control, LayerInfo, MapPage, ReplicaState};
 
 use super::{Conductor, ControlFor, Job, JobFor, Phase, Quorum, Role, sabotaged};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet, Switch, SwitchId};
@@ -122,7 +122,30 @@ impl Rebuild {
     }
 }
 
+/// Why the target cannot be filled: what lies below all layers is copied by nobody, and it would read something else there for ever.
+fn other_backing(target: &ReplicaState, source: &ReplicaState) -> Option<&'static str> {
+    match (target.backed?, source.backed?) {
+        (false, true) => Some(
+            "it has no backing file, and the replicas in sync stand on one, which no copy brings over: take it out, and add another one",
+        ),
+        (true, false) => Some("it stands on a backing file, and the replicas in sync on none"),
+        _ => None,
+    }
+}
+
 impl Conductor {
+    /// Why the replica is not to be overwritten: it came too late to say that the authority was put back, and may hold what nobody here
+    /// has. With the other quorums the newest epoch found was started from.
+    fn knows_better(&self, own: &ReplicaState) -> Option<&'static str> {
+        let counted = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?.after;
+        let is_younger =
+            self.config.quorum == Quorum::Any && self.started_from.is_some() && counted > self.started_from;
+        is_younger.then_some(
+            "it knows of an epoch that counted and is younger than the authority's was: it is kept as it is. Stop the volume and salvage it \
+             with that replica here, or take the replica out",
+        )
+    }
+
     pub(super) fn advance_rebuilds(&mut self) -> bool {
         if !matches!(self.phase, Phase::Running) {
             return false;
@@ -243,6 +266,11 @@ impl Conductor {
             // It moves blocks from layer to layer: whoever began it, it has to rest before anything is read.
             self.stop_fold(source);
             self.ask_state(source);
+            return true;
+        }
+        let refused = other_backing(own, theirs).or_else(|| self.knows_better(own));
+        if let Some(why) = refused {
+            self.lose(member, why);
             return true;
         }
         let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());

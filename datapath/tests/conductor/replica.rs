@@ -105,6 +105,7 @@ pub(crate) struct Replica {
     next_epoch: Option<Epoch>,
     /// Another program has written it.
     pub(crate) imported: bool,
+    pub(crate) backed: Option<bool>,
     pub(crate) kept: Option<Kept>,
     unsettled: Vec<String>,
     /// Up to where an engine has said last that all is stable.
@@ -159,6 +160,7 @@ impl Replica {
             rebuilding: false,
             next_epoch: None,
             imported: false,
+            backed: None,
             kept: None,
             unsettled: Vec::new(),
             settled: None,
@@ -654,6 +656,7 @@ impl Replica {
             unsettled: self.unsettled.clone(),
             clean: self.clean,
             imported: self.imported,
+            backed: self.backed,
             kept: self.kept.clone(),
             fold: (self.folding.clone())
                 .map(|name| FoldState { name, ..FoldState::default() })

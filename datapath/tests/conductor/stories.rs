@@ -213,6 +213,31 @@ fn a_returning_replica_is_brought_in_sync_and_then_a_member() {
     world.settle();
 }
 
+/// What lies below the lowest layer is in nobody's chain: who lacks it would be a member that reads zeroes there.
+#[test]
+fn who_stands_on_another_backing_file_is_not_brought_in_sync() {
+    for (source, target, is_filled) in [
+        (Some(true), Some(false), false),
+        (Some(false), Some(true), false),
+        (Some(true), Some(true), true),
+        // An older program does not say.
+        (None, Some(true), true),
+        (Some(true), None, true),
+    ] {
+        let mut world = opened(Quorum::Any);
+        world.dies(2);
+        world.run_until("2 is out", |w| w.members() == ["r1", "r3"]);
+        for (number, backed) in [(0, source), (1, target), (2, source)] {
+            world.replicas[number].backed = backed;
+        }
+        world.returns(2);
+        let refused = |w: &World| w.engines[0].log.iter().any(|line| line.contains("backing file"));
+        world.run_until("2 is a member, or refused", |w| w.mode(2) == Mode::Rw || refused(w));
+        assert_eq!(!refused(&world), is_filled, "{source:?} {target:?}");
+        assert_eq!(world.mode(2) == Mode::Rw, is_filled);
+    }
+}
+
 #[test]
 fn nobody_is_copied_to_before_every_queue_writes_to_it() {
     let mut world = returning(2);

@@ -319,6 +319,10 @@ pub struct ReplicaState {
     pub clean: bool,
     /// An import: the directory was written by another program, or never by this one.
     pub imported: bool,
+    /// The lowest layer stands on a backing file, which is none of the chain's and comes over with no copy. `None`: an older program
+    /// does not say.
+    #[serde(default)]
+    pub backed: Option<bool>,
     /// The fold that runs, or the last one if it failed or was stopped.
     #[serde(default)]
     pub fold: Option<FoldState>,

@@ -12,6 +12,7 @@ use control::host::{ReplicaRecord, Root, VolumeRecord};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName};
 use control::transport::is_gone;
+use replica::store::{BackingFile, CreateOptions, Directory};
 use tonic::transport::Channel;
 
 use super::Context;
@@ -26,6 +27,9 @@ use crate::tell::tell;
 
 /// How often a rebuild is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a lock of a new directory is waited for: a process that is just being started by another thread shares it for a moment.
+const PASSING: Duration = Duration::from_secs(5);
 
 /// How long is waited for a new replica to open its directory, or to say why it cannot.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
@@ -51,6 +55,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let held = interrupt::hold();
     record.store(root)?;
     let begun = async {
+        stand_on_backing(&record, &replica)?;
         manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
         let opening = start::wait_for_new_replica(root, &record, &replica, &mut manager);
         // One that takes longer, or whose command is interrupted, is the engine's to wait for.
@@ -82,6 +87,21 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     wait_until_in_sync(context, &record, &replica.name, &mut progress).await?;
     drop(progress);
     told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
+}
+
+/// Makes the directory of a replica whose volume stands on a backing file, as imported ones may: on the same file, since what lies below
+/// all layers comes over with no copy. Any other directory is made by the replica's process.
+fn stand_on_backing(record: &VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
+    let others =
+        record.replicas.iter().filter(|other| other.name != replica.name && other.directory.exists());
+    let backing = others.map(|other| BackingFile::of(&other.directory)).find_map(Result::ok).flatten();
+    let Some(backing) = backing else { return Ok(()) };
+    let directory = &replica.directory;
+    let path = backing.path().to_str().with_context(|| backing.path().display().to_string())?;
+    let options = CreateOptions { size: record.size, backing: Some(path.to_owned()), lock_wait: PASSING };
+    fs::create_dir_all(directory.parent().unwrap_or(directory))?;
+    let (mut made, mut store) = Directory::create(directory, &options)?;
+    made.close_clean(store.close()).with_context(|| directory.display().to_string())
 }
 
 /// Adds a replica to the record; what it holds of the disk is still nothing.

@@ -12,7 +12,9 @@ use lh_wire::{ChainOp, Keep, LayerInfo, Outsider, ReplicaState};
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
 use super::fold::{FoldReport, FoldTask};
-use crate::store::{ChainError, Closing, Committed, Directory, FoldPlan, NewZeroMap, Parts, Trail};
+use crate::store::{
+    BackingFile, ChainError, Closing, Committed, Directory, FoldPlan, NewZeroMap, Parts, Trail,
+};
 
 /// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
 /// what [`super::Status::state`] asks.
@@ -141,6 +143,8 @@ fn work(
     bell: &Bell,
     status: &Status,
 ) {
+    // That is for ever.
+    let backed = BackingFile::of(directory.path()).ok().map(|file| file.is_some());
     for task in inbox {
         let report = match task {
             Task::Record(id, saved) => {
@@ -148,7 +152,9 @@ fn work(
                     save(&mut directory, saved, status).map_err(|trouble| trouble.into_failure(status));
                 Report::Recorded(id, result)
             }
-            Task::Describe(id) => Report::Described(id, Box::new(directory.state())),
+            Task::Describe(id) => {
+                Report::Described(id, Box::new(ReplicaState { backed, ..directory.state() }))
+            }
             Task::MarkZeroes => Report::ZeroesMarked(directory.mark_zeroes().map_err(|e| note(status, &e))),
             Task::MakeZeroMap(layer) => {
                 let made = directory.make_zero_map(&layer).map_err(|e| note(status, &e));
