@@ -229,6 +229,20 @@ def sent_again_elsewhere(volume, source, target):
     expect(relay.wait(30) == 0, "the relay does not end")
 
 
+def no_revert_beside_a_relay(volume, source, target):
+    """Who uses the volume through a relay would not see that its bytes are others, and the engine's host does not see who does."""
+    def engine(*words, check=True):
+        return run(os.path.join(BIN, "longhorn"), "--url", f"unix:{volume.roots[source]}/e.sock", *words, check=check)
+    engine("snapshot", "create", "before")
+    volume.start_relay(target, source)
+    volume.wait_up(target)
+    done = engine("snapshot", "revert", "before", check=False)
+    expect(done.returncode == 1 and "relays" in done.stderr, f"reverted under a relay: {done.stderr}")
+    volume.running[target].terminate()
+    expect(volume.running[target].wait(30) == 0, "the relay does not end")
+    wait_for("the revert", lambda: engine("snapshot", "revert", "before", check=False).returncode == 0, 10)
+
+
 def migrated(volume, source, target, dice, registers, poison):
     """Moves the volume under load: the pause that the target's user sees, from the end of the relay on."""
     volume.begin_stay(target)
@@ -273,6 +287,7 @@ def main():
         volume.wait_up(1)
         nobody_without_the_key(volume, host, 1, 2)
         sent_again_elsewhere(volume, 1, 2)
+        no_revert_beside_a_relay(volume, 1, 2)
         volume.start_relay(2, 1)
         volume.wait_up(2)
         one, two, moved, poison = Registers(0), Registers(1000), Registers(2000), Registers(3000)

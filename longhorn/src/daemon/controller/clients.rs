@@ -11,12 +11,26 @@ pub(super) struct Clients {
     /// NBD connections, through whichever queue, relays' among them.
     pub(super) nbd: ConnectionCount,
     initiators: Arc<AtomicUsize>,
+    /// Of the NBD connections, those of relays.
+    relays: Arc<AtomicUsize>,
 }
 
 impl Clients {
     /// Says how many iSCSI sessions the target has now.
     pub(super) fn set_initiators(&self, sessions: usize) {
         self.initiators.store(sessions, Ordering::Relaxed);
+    }
+
+    /// Says how many connections relays have now.
+    pub(super) fn set_relays(&self, connections: usize) {
+        self.relays.store(connections, Ordering::Relaxed);
+    }
+
+    /// The relays that are connected, for people; `None`: none. Their hosts show the volume, and who uses it there nobody here can see,
+    /// whatever it is shown by on this one.
+    pub(super) fn relays_named(&self) -> Option<String> {
+        let connections = self.relays.load(Ordering::Relaxed);
+        (connections > 0).then(|| format!("relays' connections: {connections}"))
     }
 
     /// Who is connected, for people; `None`: nobody.

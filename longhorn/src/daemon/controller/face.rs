@@ -330,14 +330,17 @@ impl Face {
         Err(other_frontend(own, wanted))
     }
 
-    /// Refuses while somebody has the device open, or is connected where there is none, who would not see that its bytes are others.
+    /// Refuses while somebody has the device open, is connected where there is none, or has it shown on another host, who would not see
+    /// that its bytes are others.
     fn check_unused(&self) -> Result<(), EngineError> {
         let device = lock(&self.shown).endpoint.as_ref().and_then(|shown| shown.device.clone());
+        let refused = |who| EngineError::NotNow(format!("the volume is in use ({who}): disconnect first"));
         let Some(device) = device else {
-            let refused =
-                |who| EngineError::NotNow(format!("the volume is in use ({who}): disconnect first"));
             return self.clients.named().map_or(Ok(()), |who| Err(refused(who)));
         };
+        if let Some(relays) = self.clients.relays_named() {
+            return Err(refused(relays));
+        }
         let users: Vec<String> = fuse_frontend::users_of(&device).iter().map(ToString::to_string).collect();
         if users.is_empty() {
             return Ok(());

@@ -348,8 +348,10 @@ impl<D: QueueDevice> Overseer<D, Shown> for Conduct {
                 return false;
             }
         }
-        if let Shown::Iscsi(server) = shown {
-            self.clients.set_initiators(server.load().sessions);
+        match shown {
+            Shown::Iscsi(server) => self.clients.set_initiators(server.load().sessions),
+            Shown::Nbd(server) if self.serves_relays => self.clients.set_relays(server.load().connections),
+            _ => {}
         }
         if shown.is_over() && !matches!(shown, Shown::Nothing) {
             let was_shown = !matches!(shown, Shown::Filling(..));
