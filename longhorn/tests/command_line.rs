@@ -225,6 +225,24 @@ fn json_of_a_stopped_volume_is_as_promised() {
 }
 
 #[test]
+fn a_stopped_volume_is_read_where_a_member_is_and_one_that_is_away_does_not_mean_no_snapshots() {
+    let (_dir, root) = root_with_a_volume();
+    let list = || ctl(&root, &["snapshot", "ls", "demo"]);
+    let away = list();
+    assert_eq!(away.status.code(), Some(1), "{}", text(&away.stdout));
+    assert!(text(&away.stderr).contains("demo-4e5f6a7b is not there"), "{}", text(&away.stderr));
+    // Both are members by now, and the disk of the first is not mounted.
+    let record = VolumeRecord::load(&root, "demo").unwrap();
+    let authority = record.authority(&root);
+    let before = authority.epoch().unwrap().unwrap();
+    let members = record.replicas.iter().map(|replica| replica.name.clone()).collect();
+    let epoch = Epoch { counter: 2, members, ..before.clone() };
+    authority.store_epoch(Some(before.order()), &epoch).unwrap();
+    with_snapshots(&root);
+    assert!(text(&list().stdout).contains("two"), "{}", text(&list().stderr));
+}
+
+#[test]
 fn tables_name_everything_that_matters() {
     let (_dir, root) = root_with_a_volume();
     let list = text(&ctl(&root, &["ls"]).stdout);
@@ -407,6 +425,7 @@ fn a_variable_that_is_set_and_empty_is_named() {
 #[test]
 fn what_cannot_be_done_ends_with_1_and_one_sentence() {
     let (dir, root) = root_with_a_volume();
+    with_snapshots(&root);
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let empty = empty.to_str().unwrap();

@@ -7,10 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name};
+use control::host::{Quorum, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
+use lh_block::Epoch;
+use replica::store::survey;
 use serde::Serialize;
 use tonic::transport::Channel;
 
@@ -190,7 +192,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let abandoned = unwatched && !running;
     let shown_at = engine.as_ref().and_then(|e| open_address(&e.volume.uri));
     let insecure = insecure(root, known.values(), shown_at);
-    let last_modes = LastModes::of(root, record)?;
+    let last_modes = LastModes::of(root, record, known.is_empty() && damaged.is_empty())?;
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
         let last = last_modes.mode(number, replica);
@@ -431,12 +433,21 @@ fn replica_view(
 
 /// What each replica was when the volume stopped: a member of the epoch that counts has everything.
 struct LastModes {
+    /// `None`: there was no epoch yet.
     members: Option<Vec<String>>,
 }
 
 impl LastModes {
-    fn of(root: &Root, record: &VolumeRecord) -> Result<Self> {
-        Ok(Self { members: record.authority(root).epoch()?.map(|epoch| epoch.members) })
+    /// `is_stopped`: no process of the volume is there, which would have its directory for itself.
+    fn of(root: &Root, record: &VolumeRecord, is_stopped: bool) -> Result<Self> {
+        let members = match record.quorum {
+            Quorum::Any => record.authority(root).epoch()?.map(|epoch| epoch.members),
+            // Epochs are recorded by replicas alone.
+            Quorum::Majority | Quorum::Unsafe if is_stopped => members_told(record),
+            // Nobody can say but their engine.
+            Quorum::Majority | Quorum::Unsafe => Some(Vec::new()),
+        };
+        Ok(Self { members })
     }
 
     fn mode(&self, number: usize, replica: &ReplicaRecord) -> &'static str {
@@ -449,9 +460,25 @@ impl LastModes {
     }
 }
 
+/// The members of the newest epoch that the directories of a stopped volume tell of: those from which an engine would start. None of
+/// them where too few tell, with `majority`; `None` where no directory has any epoch of this volume.
+fn members_told(record: &VolumeRecord) -> Option<Vec<String>> {
+    // What another volume has left there names none of these; one of number 0 is only announced.
+    let is_own =
+        |epoch: &Epoch| epoch.counter > 0 && record.replicas.iter().any(|replica| epoch.has(&replica.name));
+    let told = record.replicas.iter().filter_map(|replica| survey(&replica.directory).ok()?.epoch);
+    let told: Vec<Epoch> = told.filter(is_own).collect();
+    let is_enough = record.quorum == Quorum::Unsafe || told.len() > record.replicas.len() / 2;
+    let newest = told.into_iter().max_by_key(Epoch::order)?;
+    Some(if is_enough { newest.members } else { Vec::new() })
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use lh_block::Instance;
+    use replica::store::{CreateOptions, Directory};
 
     use super::*;
 
@@ -508,6 +535,59 @@ mod tests {
         let mut alone = [gone(), replica("ERR")];
         name_a_way_back(&root, "demo", &mut alone);
         assert_eq!(alone[0].remark, "volume.meta is not JSON");
+    }
+
+    /// A volume of this quorum with three replicas, of which the first was left out, and how it fares.
+    fn left_out(dir: &Path, quorum: Quorum) -> (Root, VolumeRecord) {
+        let root = Root::at(&dir.join(quorum.as_str())).unwrap();
+        root.create().unwrap();
+        let mut record = VolumeRecord::new("demo", 1 << 20);
+        record.quorum = quorum;
+        for _ in 0..3 {
+            record.add_replica(&root).unwrap();
+        }
+        record.create(&root).unwrap();
+        let names: Vec<String> = record.replicas.iter().map(|replica| replica.name.clone()).collect();
+        std::fs::create_dir_all(root.replicas()).unwrap();
+        for (number, replica) in record.replicas.iter().enumerate() {
+            let options = CreateOptions { size: 1 << 20, backing: None, lock_wait: Duration::from_secs(5) };
+            let (mut directory, mut store) = Directory::create(&replica.directory, &options).unwrap();
+            let counter = if number == 0 { 1 } else { 2 };
+            let members = names[usize::from(number != 0)..].to_vec();
+            let epoch = Epoch { counter, members, id: Instance(counter.into()), ..Epoch::default() };
+            directory.store_epoch(epoch).unwrap();
+            directory.close_clean(store.close()).unwrap();
+        }
+        (root, record)
+    }
+
+    #[test]
+    fn the_modes_of_a_stopped_volume_are_what_its_replicas_tell_where_no_authority_does() {
+        let dir = tempfile::tempdir().unwrap();
+        for quorum in [Quorum::Majority, Quorum::Unsafe] {
+            let (root, record) = left_out(dir.path(), quorum);
+            let modes = |record: &VolumeRecord, is_stopped| {
+                let last = LastModes::of(&root, record, is_stopped).unwrap();
+                record.replicas.iter().enumerate().map(|(n, r)| last.mode(n, r)).collect::<Vec<_>>()
+            };
+            assert_eq!(modes(&record, true), ["ERR", "RW", "RW"], "{quorum}");
+            // What an engine that does not answer has for members its replicas do not tell.
+            assert_eq!(modes(&record, false), ["ERR"; 3], "{quorum}");
+            // The directories are another volume's until it starts.
+            let mut other = record.clone();
+            for (number, replica) in other.replicas.iter_mut().enumerate() {
+                (replica.name, replica.imported) = (format!("other-r-{number}"), true);
+            }
+            assert_eq!(modes(&other, true), ["RW", "ERR", "ERR"], "{quorum}");
+            for replica in &record.replicas[1..] {
+                std::fs::rename(&replica.directory, replica.directory.with_extension("away")).unwrap();
+            }
+            // A newer epoch may be where nobody can look.
+            let told = if quorum == Quorum::Majority { ["ERR"; 3] } else { ["RW"; 3] };
+            assert_eq!(modes(&record, true), told, "{quorum}");
+            std::fs::rename(&record.replicas[0].directory, root.replicas().join("away")).unwrap();
+            assert_eq!(modes(&record, true), ["RW"; 3], "{quorum}: as before the first start");
+        }
     }
 
     #[test]

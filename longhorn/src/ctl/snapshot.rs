@@ -11,7 +11,7 @@ use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
-use lh_block::format_size;
+use lh_block::{Generation, format_size};
 use replica::store::OpenError;
 
 use super::args::{ImageFormat, Output};
@@ -227,7 +227,7 @@ async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> 
         }
     }
     let directory = directory_in_sync(&view)?;
-    if !directory.exists() {
+    if !directory.exists() && record.authority(&context.root).generation()? == Generation::default() {
         // Created by its first start.
         return Ok(Vec::new());
     }
@@ -235,10 +235,11 @@ async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> 
     Ok(offline.layers().iter().cloned().map(crate::daemon::layer).collect())
 }
 
-/// The directory of a replica that holds everything.
+/// The directory of a replica that holds everything; one that is there, if any is: a disk may not be mounted.
 pub(super) fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
-    match view.replicas.iter().find(|r| r.mode == "RW") {
-        Some(replica) => Ok(replica.path.clone()),
+    let in_sync = || view.replicas.iter().filter(|r| r.mode == "RW").map(|replica| &replica.path);
+    match in_sync().find(|path| path.exists()).or_else(|| in_sync().next()) {
+        Some(path) => Ok(path.clone()),
         None => {
             bail!("no replica of volume {} is in sync: see `longhornctl status {}`", view.name, view.name)
         }
