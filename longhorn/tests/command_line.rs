@@ -731,6 +731,12 @@ fn completion_knows_names() {
     assert_eq!(bash_completes(&root, "status demo --w"), ["--watch"]);
     // What bash knows itself, files, it offers only where nothing else is.
     assert_eq!(bash_completes(&root, "snapshot export demo one "), Vec::<String>::new());
+    // A list of words would end the word behind a directory, and take a name apart at its spaces.
+    std::fs::create_dir(root.path().join("my disk")).unwrap();
+    for option in ["--dir ", "--dir="] {
+        let line = format!("replica add demo {option}{}/my", root.path().display());
+        assert_eq!(bash_completes(&root, &line), Vec::<String>::new());
+    }
     // Where readline has taken a word apart, it puts what is offered behind the last part.
     let with_root = |line: &str| bash_completes_line(&format!("--root={} {line}", root.path().display()));
     assert_eq!(with_root("status de"), ["demo"]);

@@ -64,6 +64,9 @@ _longhornctl_with_names() {
 complete -F _longhornctl_with_names -o bashdefault -o default longhornctl
 "#;
 
+/// Where the script for bash offers files: a list of words, in which a directory ends the word and a name with a space is two.
+const BASH_FILES: &str = "COMPREPLY=($(compgen -f \"${cur}\"))";
+
 /// Of zsh: what takes the place of `_default` where a name belongs.
 const ZSH: &str = r#"
 _longhornctl_names() {
@@ -98,7 +101,8 @@ const NAMED: [&str; 5] = ["volume", "source", "name", "names", "replica"];
 pub(super) fn script(shell: Shell) -> Result<()> {
     let script = generated(shell);
     print(&match shell {
-        Shell::Bash => script + BASH,
+        // Where it offers nothing bash completes files by itself, and goes on below a directory.
+        Shell::Bash => script.replace(BASH_FILES, "COMPREPLY=()") + BASH,
         Shell::Zsh => with_function(&script),
         Shell::Fish => with_values(&script) + FISH,
         _ => script,
