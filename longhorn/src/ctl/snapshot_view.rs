@@ -1,6 +1,6 @@
 //! A snapshot as it is shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use control::chain::Layer;
 use serde::Serialize;
@@ -49,8 +49,20 @@ pub(super) fn views(chain: &[Layer]) -> Vec<SnapshotView> {
     };
     let mut views: Vec<SnapshotView> = snapshots.map(view).collect();
     // After a revert the chain has those that it stands on first, whenever they were taken.
-    views.sort_by(|a, b| a.created.cmp(&b.created));
+    let since = not_before_what_is_below(chain);
+    views.sort_by_key(|view| since.get(view.name.as_str()).copied());
     views
+}
+
+/// When each snapshot was taken, but not before the one that it stands on: a clock that was wrong may have been set back in between.
+/// The chain has parents before children.
+fn not_before_what_is_below(chain: &[Layer]) -> HashMap<&str, &str> {
+    let mut since = HashMap::new();
+    for layer in chain {
+        let below = since.get(layer.parent.as_str()).copied().unwrap_or_default();
+        since.insert(layer.name.as_str(), layer.created.as_str().max(below));
+    }
+    since
 }
 
 #[cfg(test)]
@@ -67,6 +79,19 @@ mod tests {
         };
         let views = views(&[layer("a", "", 1), layer("d", "a", 4), layer("b", "a", 2), layer("c", "b", 2)]);
         assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_puts_no_snapshot_before_the_one_that_it_stands_on() {
+        let layer = |name: &str, parent: &str, year: u32| Layer {
+            name: name.into(),
+            parent: parent.into(),
+            created: format!("{year}-11-23T10:50:28Z"),
+            ..Layer::default()
+        };
+        let chain =
+            [layer("a", "", 2025), layer("b", "a", 2036), layer("c", "b", 2026), layer("", "c", 2026)];
+        assert_eq!(views(&chain).iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
     }
 
     #[test]
