@@ -30,6 +30,9 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
     }
 }
 
+/// The file that makes a directory a replica's, Longhorn's or ours.
+const VOLUME_META: &str = "volume.meta";
+
 /// A file that was written, as `replica export` and `snapshot export` print it with `-o json`.
 #[derive(Debug, Serialize)]
 struct ExportView<'a> {
@@ -99,6 +102,10 @@ impl NewFile {
             bail!("{} is not a file: name one, and copy from it", target.display());
         }
         let Some(name) = target.file_name() else { bail!("{} is not a file's name", target.display()) };
+        // What is there by that name would be gone, a layer perhaps.
+        if directory_of(target).join(VOLUME_META).exists() {
+            bail!("{} would lie among the files of a replica: choose another place", target.display());
+        }
         let mut temporary = std::ffi::OsString::from(".");
         temporary.push(name);
         temporary.push(format!(".{}.tmp", std::process::id()));
@@ -186,6 +193,19 @@ mod tests {
         new.file.write_all(b"new").unwrap();
         new.take_place().unwrap();
         assert_eq!((names(), fs::read(&target).unwrap()), (vec!["demo.img".to_owned()], b"new".to_vec()));
+    }
+
+    #[test]
+    fn no_file_of_a_replica_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [VOLUME_META, "volume-head-000.img"] {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        for name in ["volume-head-000.img", "demo.img"] {
+            let refused = NewFile::beside(&dir.path().join(name)).err().unwrap().to_string();
+            assert!(refused.contains("among the files of a replica"), "{refused}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]
