@@ -40,7 +40,7 @@ mod status;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lh_block::{Epoch, Instance};
+use lh_block::{Epoch, EpochOrder, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
 pub use event::{
@@ -192,6 +192,10 @@ pub struct Conductor {
     asking: bool,
     /// The epoch that counts.
     epoch: Option<Epoch>,
+    /// What each member has recorded at least: that epoch, or one before it at the start.
+    recorded: Option<EpochOrder>,
+    /// The epoch that counted at the start, if there was one.
+    started_from: Option<EpochOrder>,
     /// Counts this engine's epochs.
     counter: u64,
     /// The volume's first epoch is about to be made, and a majority knows that.
@@ -246,6 +250,8 @@ impl Conductor {
             outdated: false,
             asking: false,
             epoch: None,
+            recorded: None,
+            started_from: None,
             counter: 0,
             announced: false,
             loose_epoch: false,
@@ -392,7 +398,7 @@ impl Conductor {
 
     fn on_yes(&mut self, member: MemberId, purpose: ControlFor) {
         match purpose {
-            ControlFor::State | ControlFor::Look => {}
+            ControlFor::State | ControlFor::Look | ControlFor::Counts => {}
             ControlFor::Epoch(change) => self.on_epoch_recorded(member, change),
             ControlFor::Chain(task) => self.on_chain_yes(member, task),
             ControlFor::Finish => self.ask_state(member),
@@ -418,6 +424,7 @@ impl Conductor {
             ControlFor::Fold => self.on_fold_no(member, text),
             ControlFor::Scrub(attempt, number) => self.on_no_scrub_map(attempt, number, text),
             ControlFor::Hash(attempt) => self.on_no_hash(member, attempt, text),
+            ControlFor::Counts => {}
             ControlFor::State
             | ControlFor::Look
             | ControlFor::Epoch(_)

@@ -113,8 +113,11 @@ fn counted(quorum: Quorum, authority: &Authority, candidates: &[Candidate]) -> R
         (Quorum::Unsafe, _) => {
             Err("the volume has the quorum unsafe: nothing says who missed a write".to_owned())
         }
-        (Quorum::Any, Authority::Says(Some(epoch))) => Ok(epoch.clone()),
-        (Quorum::Any, _) => newest_with_all_members(candidates),
+        (Quorum::Any, Authority::Says(Some(epoch))) if !is_put_back(epoch, candidates) => Ok(epoch.clone()),
+        (Quorum::Any, Authority::Says(Some(_))) => {
+            newest_with_all_members(candidates, "the authority names an older epoch than one that counted")
+        }
+        (Quorum::Any, _) => newest_with_all_members(candidates, "the authority names no epoch"),
         (Quorum::Majority, _) => newest_of_a_majority(candidates),
     }
 }
@@ -126,8 +129,15 @@ fn newest(candidates: &[Candidate]) -> Option<&Epoch> {
 
 const NEVER_STARTED: &str = "no replica has recorded an epoch: the volume was never started";
 
-/// An epoch that is found on a replica alone may be replaced by one that this replica was left out of.
-fn newest_with_all_members(candidates: &[Candidate]) -> Result<Epoch, String> {
+/// A younger epoch has counted, as a replica has recorded: the authority's was put back from a copy.
+fn is_put_back(epoch: &Epoch, candidates: &[Candidate]) -> bool {
+    let recorded = candidates.iter().filter_map(|c| c.held.as_ref().ok()?.epoch.as_ref());
+    recorded.into_iter().any(|e| e.after > Some(epoch.order()))
+}
+
+/// Without the authority, for that reason. An epoch that is found on a replica alone may be replaced by one that this replica was left
+/// out of.
+fn newest_with_all_members(candidates: &[Candidate], why: &str) -> Result<Epoch, String> {
     let epoch = newest(candidates).ok_or(NEVER_STARTED)?;
     let speaks = |name: &&String| {
         candidates.iter().any(|c| c.name == **name && c.held.as_ref().is_ok_and(|h| !h.imported))
@@ -137,8 +147,7 @@ fn newest_with_all_members(candidates: &[Candidate]) -> Result<Epoch, String> {
         return Ok(epoch.clone());
     }
     Err(format!(
-        "the authority names no epoch, and {} of the newest epoch found is not heard: a younger one may have left \
-         out everybody who is here",
+        "{why}, and {} of the newest epoch found is not heard: a younger one may have left out everybody who is here",
         silent.join(", ")
     ))
 }

@@ -8,6 +8,7 @@ mod args;
 mod clone;
 mod complete;
 mod damaged;
+mod decree;
 mod delete;
 mod device;
 mod diff;

@@ -269,7 +269,8 @@ fn closed_cleanly_and_used_again() {
 #[test]
 fn epochs_are_kept() {
     let place = tempfile::tempdir().unwrap();
-    let epoch = Epoch { generation: generation(1), counter: 2, members: vec!["a".into()], id: Instance(5) };
+    let (members, id) = (vec!["a".into()], Instance(5));
+    let epoch = Epoch { generation: generation(1), counter: 2, members, id, after: None };
     let server = Server::start(place.path());
     let mut c = session(&server.socket, 1, 1);
     assert_eq!(c.control(&Control::SetEpoch { epoch: epoch.clone(), out: Vec::new() }).status(), Status::Ok);

@@ -252,17 +252,28 @@ def a_client_is_connected(host):
     host.ctl("down", volume)
 
 
-def an_older_directory(host, quorum):
-    """A directory comes back, as of a disk that was not mounted, when another one has its replica's place and is a member of newer epochs."""
-    volume = host.name(f"older-{quorum}")
+def an_older_directory(host, quorum, in_one_life):
+    """A directory comes back, as of a disk that was not mounted, when another one has its replica's place and is a member of newer
+    epochs: of another engine's, or, `in_one_life`, of the same one's."""
+    volume = host.name(f"older-{quorum}-{'same' if in_one_life else 'other'}")
     host.up(volume, "--size", "16MiB", "--frontend", "fuse", "--quorum", quorum)
     put(volume, 0, b"1" * MIB)
-    place = host.status(volume)["replicas"][2]["path"]
+    # Nothing is marked as written any more, which would be compared.
     host.ctl("down", volume)
-    os.rename(place, host.root + "/away")
     host.up(volume)
+    replica = host.healthy(volume)["replicas"][2]
+    place, generation = replica["path"], host.status(volume)["generation"]
+    if in_one_life:
+        os.rename(place, host.root + "/away")
+        os.kill(replica["pid"], signal.SIGKILL)
+        wait_for("another directory", lambda: os.path.isdir(place), 30)
+    else:
+        host.ctl("down", volume)
+        os.rename(place, host.root + "/away")
+        host.up(volume)
     host.healthy(volume)
     put(volume, 0, b"2" * MIB)
+    expect((host.status(volume)["generation"] == generation) == in_one_life, f"{quorum}: another engine's life")
     host.ctl("down", volume)
     shutil.rmtree(place)
     os.rename(host.root + "/away", place)
@@ -285,6 +296,38 @@ def an_older_directory(host, quorum):
     expect((status["quorum"], status["block_size"]) == (quorum, 4096), f"{quorum}: {status}")
     expect(get(volume, 0, MIB) == b"2" * MIB, f"{quorum}: other bytes after an import")
     host.ctl("down", volume)
+
+
+def an_older_authority(host):
+    """The host's records are put back from a copy that was made when a replica that is out was a member."""
+    volume = host.name("put-back")
+    host.up(volume, "--size", "16MiB", "--frontend", "fuse")
+    put(volume, 0, b"1" * MIB)
+    # Nothing is marked as written any more, which would be compared.
+    host.ctl("down", volume)
+    host.up(volume)
+    out = host.healthy(volume)["replicas"][2]
+    authority = os.path.join(host.root, "volumes", volume, "authority.json")
+    before = open(authority, "rb").read()
+    # Its disk is away with it.
+    os.rename(out["path"], out["path"] + ".away")
+    with open(out["path"], "w"):
+        os.kill(out["pid"], signal.SIGKILL)
+    put(volume, 0, b"2" * MIB)
+    expect(open(authority, "rb").read() != before, "a replica is out, and the epoch is what it was")
+    host.ctl("down", volume)
+    os.remove(out["path"])
+    os.rename(out["path"] + ".away", out["path"])
+    with open(authority, "wb") as f:
+        f.write(before)
+    host.up(volume)
+    # Each read asks another replica.
+    for _ in range(8):
+        expect(get(volume, 0, MIB) == b"2" * MIB, "a replica is read from that was out")
+    paths = [r["path"] for r in host.healthy(volume)["replicas"]]
+    host.ctl("down", volume)
+    expect(len({contents(path) for path in paths}) == 1, "replicas differ")
+    shown("an epoch of before that is put back makes no member of a replica that is out")
 
 
 # ---- release ---------------------------------------------------------------------------------------------------
@@ -362,8 +405,10 @@ def main():
     salvage(host)
     a_client_is_connected(host)
     for quorum in ("any", "majority", "unsafe"):
-        an_older_directory(host, quorum)
-    shown("an older directory of a replica is brought in sync, and not read from, with each quorum")
+        an_older_directory(host, quorum, in_one_life=False)
+        an_older_directory(host, quorum, in_one_life=True)
+    shown("an older directory of a replica is brought in sync, and not read from, with each quorum, whichever engine let in the newer one")
+    an_older_authority(host)
     release(host, dice)
 
 

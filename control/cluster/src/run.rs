@@ -36,6 +36,7 @@ mod replicas;
 mod request;
 mod shelf;
 mod snapshots;
+mod sole;
 mod tickets;
 mod trim;
 mod upgrades;
@@ -113,6 +114,14 @@ pub enum RunError {
     /// The root cannot be used.
     #[error(transparent)]
     Root(#[from] RootError),
+    /// Whether another manager has the root cannot be said.
+    #[error("{}: {source}", path.display())]
+    Lock {
+        /// The lock's file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The socket for engines cannot be used.
     #[error("{}: {source}", socket.display())]
     Socket {
@@ -170,8 +179,8 @@ impl Context {
 }
 
 /// Runs the manager of this machine until `stop` is ready: with the API server that `KUBECONFIG` or the pod's service
-/// account names, and the instance manager of the root. `reach`: how engines of other nodes reach replicas of this one;
-/// `driver`: the socket of this node's CSI driver, if there is one.
+/// account names, and the instance manager of the root, once no other manager has that. `reach`: how engines of other nodes
+/// reach replicas of this one; `driver`: the socket of this node's CSI driver, if there is one.
 ///
 /// # Errors
 /// [`RunError`].
@@ -184,6 +193,11 @@ pub async fn run_here(
     let root = Root::at(&options.root);
     let root = root.map_err(|source| RootError::Refused { root: options.root.clone(), source })?;
     root.create()?;
+    let mut stop = std::pin::pin!(stop);
+    let _sole = tokio::select! {
+        held = sole::sole(&root, &options) => held?,
+        () = &mut stop => return Ok(()),
+    };
     let clients = Clients::of_this_place().await.map_err(Box::new)?;
     // What runs, whatever lies by now where it was started from.
     let own = PathBuf::from("/proc/self/exe");

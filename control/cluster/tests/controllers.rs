@@ -797,7 +797,13 @@ async fn a_volume_moves_from_a_node_that_is_silent_and_what_runs_there_ends_when
 /// An epoch that an engine of that attachment would make.
 fn epoch(attachment: u32, counter: u64) -> Epoch {
     let generation = Generation { attachment, restart: 0 };
-    Epoch { generation, counter, members: vec!["demo-r-1".into()], id: Instance(u128::from(counter) + 1) }
+    Epoch {
+        generation,
+        counter,
+        members: vec!["demo-r-1".into()],
+        id: Instance(u128::from(counter) + 1),
+        after: None,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

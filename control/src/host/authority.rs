@@ -258,6 +258,7 @@ mod tests {
             counter,
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(u128::from(attachment) << 64 | u128::from(counter)),
+            after: None,
         }
     }
 

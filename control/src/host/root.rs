@@ -186,6 +186,11 @@ impl Root {
         self.run().join("instance-manager.lock")
     }
 
+    /// Held by the one manager of a cluster that acts on this root.
+    pub fn cluster_manager_lock(&self) -> PathBuf {
+        self.run().join("manager.lock")
+    }
+
     /// The instance manager listens here.
     pub fn manager_socket(&self) -> PathBuf {
         self.socket("instance-manager.sock")

@@ -52,6 +52,8 @@ pub(super) enum ControlFor {
     State,
     /// The epoch change with this number.
     Epoch(u64),
+    /// The epoch that was recorded last counts. Nothing waits for the answer.
+    Counts,
     /// A step of the chain operation with this number.
     Chain(u64),
     /// A chain operation of an engine before is finished on this replica.

@@ -2,10 +2,10 @@
 //!
 //! - A replica that began a rebuild and did not end it, or that was written by another program, is never chosen while
 //!   there is an epoch.
-//! - An epoch that is older than one that counted is never started from.
+//! - An epoch that is older than one that counted is never started from, whatever the authority says.
 //! - A directory that was away while its replica, made anew under the same name, became a member is none.
 
-use lh_block::{Epoch, Generation};
+use lh_block::{Epoch, EpochOrder, Generation};
 use lh_wire::{LayerInfo, ReplicaState};
 
 use super::event::Quorum;
@@ -35,6 +35,8 @@ pub(super) struct Start {
     pub(super) base: Option<Epoch>,
     /// Members of it that are here. Never empty.
     pub(super) members: MemberSet,
+    /// What each of these has recorded at least, and no younger one than `base`.
+    pub(super) recorded: Option<EpochOrder>,
     /// Nobody who is missing could still join: no need to wait.
     pub(super) complete: bool,
     /// A configured replica is not fenced: an old engine may still answer reads from it. That holds for who is not in
@@ -55,10 +57,19 @@ pub(super) fn choose(
         Quorum::Majority => by_majority(own, candidates),
         Quorum::Any => match authority {
             None => Choice::Wait("the authority has not answered".into()),
-            Some(Some(epoch)) => by_authority(epoch, candidates),
-            Some(None) => by_all_members(own, candidates),
+            Some(Some(epoch)) if !is_put_back(epoch, candidates) => by_authority(epoch, candidates),
+            Some(Some(_)) => {
+                by_all_members(own, candidates, "the authority has an older epoch than one that counted")
+            }
+            Some(None) => by_all_members(own, candidates, "the authority has no epoch"),
         },
     }
+}
+
+/// A younger epoch has counted, as some replica has recorded: what the authority has was put back, as from a copy of the host's or the
+/// cluster's records, and whoever was left out since is still a member of it.
+fn is_put_back(epoch: &Epoch, candidates: &[Candidate<'_>]) -> bool {
+    candidates.iter().filter_map(|c| c.state?.epoch.as_ref()).any(|e| e.after > Some(epoch.order()))
 }
 
 /// The authority's epoch and one of its members. Who is a member has recorded it, or a younger one.
@@ -67,15 +78,15 @@ fn by_authority(epoch: &Epoch, candidates: &[Candidate<'_>]) -> Choice {
     start_from(epoch, candidates, holds)
 }
 
-/// Without the authority: every member of the newest epoch found has to be here. A younger one would have left itself
-/// on one of them. Who has no epoch at all was emptied, or the epoch never counted: it is no member either way.
-fn by_all_members(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
+/// Without the authority, for that reason: every member of the newest epoch found has to be here. A younger one would have left
+/// itself on one of them. Who has no epoch at all was emptied, or the epoch never counted: it is no member either way.
+fn by_all_members(own: Generation, candidates: &[Candidate<'_>], why: &str) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let tells =
         |name: &String| candidates.iter().any(|c| c.name == name && c.state.is_some_and(|s| !s.imported));
     if !epoch.members.iter().all(tells) {
         return Choice::Wait(format!(
-            "the authority has no epoch; without it every member of the newest epoch found is needed: {}",
+            "{why}; without it every member of the newest epoch found is needed: {}",
             missing(epoch, candidates)
         ));
     }
@@ -118,18 +129,29 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
     Choice::Start(Start {
         base: Some(epoch.clone()),
         members,
+        recorded: recorded_by(members, candidates).min(Some(epoch.order())),
         complete: candidates.iter().filter(in_epoch).all(|c| c.state.is_some()),
         unfenced: heard < epoch.members.len() || candidates.iter().any(|c| c.state.is_none()),
     })
 }
 
-/// It has recorded this epoch, or was about to: the engine that names a replica in an epoch has been let in by it before, and
-/// who was let in by whom is as durable as an epoch. A directory of which neither holds is an older one under the same name, as of a
-/// disk that was away while the replica was made anew.
+/// It has recorded this epoch, or was about to: then it had recorded what the epoch says of its members. Where the epoch does not say
+/// it, the engine that names a replica in an epoch has been let in by it before, and who was let in by whom is as durable as an
+/// epoch. A directory of which neither holds is an older one under the same name, as of a disk that was away while the replica was made
+/// anew.
 fn was_there(own: Generation, epoch: &Epoch, state: &ReplicaState) -> bool {
-    epoch.generation == own
-        || state.previous_generation >= epoch.generation
-        || state.epoch.as_ref().is_some_and(|e| e.order() >= epoch.order())
+    let recorded = state.epoch.as_ref().map(Epoch::order);
+    let was_about_to = match epoch.after {
+        Some(_) => recorded >= epoch.after,
+        None => state.previous_generation >= epoch.generation,
+    };
+    epoch.generation == own || was_about_to || recorded >= Some(epoch.order())
+}
+
+/// The oldest of the epochs that these have recorded last; `None` if one has recorded none.
+fn recorded_by(members: MemberSet, candidates: &[Candidate<'_>]) -> Option<EpochOrder> {
+    let recorded = |c: &Candidate<'_>| c.state.and_then(|s| s.epoch.as_ref()).map(Epoch::order);
+    candidates.iter().filter(|c| members.has(c.id)).map(recorded).min().flatten()
 }
 
 /// A member of an epoch was a member of the one before, or has recorded the epoch itself first.
@@ -160,7 +182,7 @@ fn equal_ones(candidates: &[Candidate<'_>]) -> Choice {
         .map(|(c, _)| c.id)
         .collect();
     let complete = candidates.iter().all(|c| c.state.is_some());
-    Choice::Start(Start { base: None, members, complete, unfenced: false })
+    Choice::Start(Start { base: None, members, recorded: None, complete, unfenced: false })
 }
 
 /// As Longhorn: whoever is here and not in the middle of a rebuild; nobody else is waited for. But of those that are here the
@@ -186,7 +208,8 @@ fn whoever_is_here(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
         return Choice::Wait("no replica is usable: each began a rebuild that did not end".into());
     }
     let complete = candidates.iter().all(|c| c.state.is_some());
-    Choice::Start(Start { base: newest.cloned(), members, complete, unfenced: false })
+    let recorded = recorded_by(members, candidates);
+    Choice::Start(Start { base: newest.cloned(), members, recorded, complete, unfenced: false })
 }
 
 fn untouched(state: &ReplicaState) -> bool {
@@ -242,6 +265,7 @@ mod tests {
             counter,
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(u128::from(counter)),
+            after: None,
         }
     }
 
@@ -346,6 +370,41 @@ mod tests {
         }
         let emptied = [knows(&now), knows(&now), fresh()];
         assert_eq!(ids(start(among(Quorum::Unsafe, None, emptied)).members), [1, 2]);
+    }
+
+    /// An engine that was answered says so on its members; it also shows in the epoch that comes next.
+    #[test]
+    fn an_authority_that_was_put_back_is_not_believed() {
+        let (e123, e12) = (epoch(1, 1, &["1", "2", "3"]), epoch(1, 2, &["1", "2"]));
+        let counts = Epoch { after: Some(e12.order()), ..e12.clone() };
+        let next = Epoch { after: Some(e12.order()), ..epoch(2, 1, &["1", "2"]) };
+        for known in [counts, next] {
+            let authority = || Some(Some(e123.clone()));
+            let s = start(among(Quorum::Any, authority(), [knows(&known), knows(&known), knows(&e123)]));
+            assert_eq!((ids(s.members), s.base), (vec![1, 2], Some(known.clone())));
+            let why = waits(among(Quorum::Any, authority(), [None, knows(&known), knows(&e123)]));
+            assert!(why.contains("older epoch than one that counted") && why.contains("1 missing"), "{why}");
+        }
+        // It was on its way, and whoever it was to leave out has everything.
+        let on_its_way = Epoch { after: Some(e123.order()), ..e12 };
+        let states = [knows(&on_its_way), knows(&on_its_way), knows(&e123)];
+        assert_eq!(ids(start(among(Quorum::Any, Some(Some(e123)), states)).members), [1, 2, 3]);
+    }
+
+    /// The same while one engine lives: it has let in both directories.
+    #[test]
+    fn an_older_directory_of_a_member_is_none_though_the_same_engine_let_it_in() {
+        let (old, without) = (epoch(1, 4, &["1", "2", "3"]), epoch(1, 5, &["1", "2"]));
+        let now = Epoch { after: Some(without.order()), ..epoch(1, 6, &["1", "2", "3"]) };
+        for (quorum, authority) in
+            [(Quorum::Majority, None), (Quorum::Unsafe, None), (Quorum::Any, Some(None))]
+        {
+            let with = |second, third| start(among(quorum, authority.clone(), [knows(&now), second, third]));
+            assert_eq!(ids(with(knows(&now), knows(&old)).members), [1, 2], "{quorum:?}");
+            let on_its_way = with(knows(&without), knows(&now));
+            assert_eq!(ids(on_its_way.members), [1, 2, 3], "{quorum:?}: who was about to record it");
+            assert_eq!(on_its_way.recorded, Some(without.order()), "{quorum:?}");
+        }
     }
 
     /// What this engine has named itself and what was not recorded by all is chosen from once more.

@@ -7,6 +7,8 @@
 //!  leavers
 //! ```
 //!
+//! Behind it, with the quorum `any`, all record that it counts.
+//!
 //! - Until `Storing` a change is given up when somebody who should stay fails; the next one includes that failure. An
 //!   epoch that was given up may lie on some replicas: the next one is younger and replaces it.
 //! - In `Storing` nothing is given up: the epoch may count already.
@@ -80,6 +82,7 @@ impl Conductor {
             Stage::Enacting(switches) => {
                 if self.switches.all_done(switches) {
                     self.on_change_done(change.joiners);
+                    self.tell_that_it_counts();
                     return true;
                 }
                 None
@@ -121,6 +124,7 @@ impl Conductor {
             counter: self.counter,
             members: self.names_of(target),
             id: Instance(self.config.instance.0.wrapping_add(u128::from(self.counter))),
+            after: self.recorded.filter(|_| !sabotaged!(self, after_unnoted)),
         };
         self.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
@@ -151,11 +155,28 @@ impl Conductor {
 
     /// Asks for the epoch to be recorded; true once everybody in the set has.
     fn record(&mut self, ballot: &mut Ballot, of: MemberSet, number: u64, epoch: &Epoch) -> bool {
-        let out = self.names_of(self.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
-        let out = out.into_iter().filter(|name| !epoch.has(name)).collect();
-        let control = Control::SetEpoch { epoch: epoch.clone(), out };
+        let control = self.set_epoch(epoch.clone());
         self.poll(ballot, of, ControlFor::Epoch(number), &control);
         ballot.complete(of)
+    }
+
+    fn set_epoch(&self, epoch: Epoch) -> Control {
+        let out = self.names_of(self.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
+        let out = out.into_iter().filter(|name| !epoch.has(name)).collect();
+        Control::SetEpoch { epoch, out }
+    }
+
+    /// The authority has the epoch: its members note that it does, so that nobody believes an older one should the authority's be put
+    /// back. Nothing waits for it: until the next epoch is made, which says as much, it is only likely.
+    fn tell_that_it_counts(&mut self) {
+        if self.config.quorum != Quorum::Any || sabotaged!(self, after_unnoted) {
+            return;
+        }
+        let Some(epoch) = self.epoch.clone() else { return };
+        let control = self.set_epoch(Epoch { after: Some(epoch.order()), ..epoch });
+        for member in self.linked(self.serving()).iter() {
+            self.ask(member, ControlFor::Counts, control.clone());
+        }
     }
 
     pub(super) fn on_epoch_recorded(&mut self, member: MemberId, number: u64) {
@@ -180,6 +201,7 @@ impl Conductor {
             self.epoch = Some(change.epoch.clone());
             self.loose_epoch = false;
         }
+        self.recorded = Some(change.epoch.order());
         self.counters.epochs += 1;
         let mut switches = Vec::new();
         for member in change.leavers.iter() {

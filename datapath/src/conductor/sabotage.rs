@@ -56,6 +56,9 @@ pub struct Sabotage {
     /// Flushes end well after a loss.
     #[cfg(feature = "sabotage")]
     pub loss_untold: bool,
+    /// Epochs do not say what their members had recorded.
+    #[cfg(feature = "sabotage")]
+    pub after_unnoted: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

@@ -32,6 +32,10 @@ impl Conductor {
             Choice::Wait(why) => {
                 self.waiting_for = Some(why);
                 self.phase = Phase::Collecting { since: None };
+                // It may have been asked before the engine before stored what replicas know of by now.
+                if matches!(self.authority, Some(Some(_))) {
+                    self.is_authority_heard();
+                }
                 false
             }
             Choice::Start(start) => {
@@ -112,7 +116,17 @@ impl Conductor {
             self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease_ns));
         }
         self.log(format!("starting with {}", self.names_of(start.members).join(", ")));
+        if let (Some(base), Some(Some(stored))) = (&start.base, &self.authority)
+            && base.order() > stored.order()
+        {
+            self.log(format!(
+                "the authority was put back: it has epoch {}.{}, and {}.{} is younger than one that counted",
+                stored.generation, stored.counter, base.generation, base.counter
+            ));
+        }
+        self.started_from = start.base.as_ref().map(Epoch::order);
         self.epoch = start.base;
+        self.recorded = start.recorded;
         for member in start.members.iter() {
             self.replica_mut(member).role = Role::Member(Seat::Serving);
         }

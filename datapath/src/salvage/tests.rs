@@ -8,6 +8,7 @@ fn epoch(attachment: u32, counter: u64, members: &[&str]) -> Epoch {
         counter,
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(u128::from(counter)),
+        after: None,
     }
 }
 
@@ -148,4 +149,17 @@ fn unsafe_is_never_sure_and_takes_what_was_written_last() {
     let written = |written| Ok(Held { written, ..Held::default() });
     let found = among(Quorum::Unsafe, &Authority::Silent, [written(5), written(7), written(6)]);
     assert_eq!(found.choice, Choice::Guess("2".into()));
+}
+
+/// The host's records were put back from a copy: 3 was left out since.
+#[test]
+fn an_authority_that_was_put_back_makes_nobody_sure() {
+    let [e123, e12, _] = shrunk();
+    let counts = Epoch { after: Some(e12.order()), ..e12 };
+    let all = among(Quorum::Any, &says(&e123), [knows(&counts), knows(&counts), knows(&e123)]);
+    assert_eq!(all.choice, sure(&["1", "2"]));
+    assert!(unsure(&all, 2).contains("left out"));
+    let without_one = among(Quorum::Any, &says(&e123), [lost(), knows(&counts), knows(&e123)]);
+    assert_eq!(without_one.choice, Choice::Guess("2".into()));
+    assert!(unsure(&without_one, 2).contains("older epoch than one that counted"));
 }

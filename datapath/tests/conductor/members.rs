@@ -193,3 +193,32 @@ fn empty_replicas_are_no_majority_with_one_that_was_left_out() {
     world.run_for(60_000);
     assert!(!world.is_open());
 }
+
+/// 3 is out when the authority's epoch of before is put back, and is the only one that the next start hears. 1 and 2 know better, and
+/// come too late: what they hold is nowhere else.
+#[test]
+fn who_knows_that_the_authority_was_put_back_is_not_overwritten() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let before = world.authority.epoch.clone();
+    world.dies(3);
+    world.writes();
+    let counts =
+        |w: &World| (0..2).all(|r| w.replicas[r].epoch.as_ref().is_some_and(|e| e.after == Some(e.order())));
+    world.run_until("1 and 2 have recorded that 3 is out", |w| {
+        counts(w) && w.status().epoch.is_some_and(|e| !e.has("r3"))
+    });
+    world.crash_engine();
+    [1, 2].into_iter().for_each(|r| world.dies(r));
+    world.authority.epoch = before;
+    world.returns(3);
+    world.run_until("3 is started from", |w| w.engine().log.iter().any(|l| l == "starting with r3"));
+    [1, 2].into_iter().for_each(|r| world.returns(r));
+    let says = |w: &World, r: usize| {
+        let error = w.status().replicas[r].last_error.clone().unwrap_or_default();
+        error.contains("kept as it is")
+    };
+    world.run_until("1 and 2 are left as they are", |w| says(w, 0) && says(w, 1));
+    world.run_for(20_000);
+    assert!((0..2).all(|r| !world.replicas[r].rebuilding && world.mode(r + 1) == Mode::Err));
+}

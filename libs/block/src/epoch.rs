@@ -53,11 +53,14 @@ impl std::fmt::Display for Generation {
     }
 }
 
+/// What epochs of one volume are ordered and compared-and-swapped by.
+pub type EpochOrder = (Generation, u64);
+
 /// One state of a volume's membership: the replicas that hold every acknowledged write made under it.
 ///
 /// Epochs of one volume are ordered by (generation, counter). A write that some replica missed is acknowledged only
 /// after an epoch without that replica is durable (`docs/invariants.md`, 1).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch {
     /// The generation of the engine that made it.
     pub generation: Generation,
@@ -67,11 +70,26 @@ pub struct Epoch {
     pub members: Vec<String>,
     /// Tells apart two epochs that two engines made under equal numbers, which must never happen.
     pub id: Instance,
+    /// What each member had recorded at least when this epoch was made, but for those that it takes in, which record it first: who
+    /// has recorded less is an older directory under a member's name (`docs/invariants.md`, 12). `None`: not all had recorded any
+    /// epoch, or whoever passed this one on does not know of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<EpochOrder>,
 }
 
+/// By what every program has passed on that ever did: [`Epoch::after`] may be lost on the way, and says nothing that the others do not
+/// settle.
+impl PartialEq for Epoch {
+    fn eq(&self, other: &Self) -> bool {
+        self.order() == other.order() && self.id == other.id && self.members == other.members
+    }
+}
+
+impl Eq for Epoch {}
+
 impl Epoch {
-    /// What epochs are ordered and compared-and-swapped by.
-    pub const fn order(&self) -> (Generation, u64) {
+    /// See [`EpochOrder`].
+    pub const fn order(&self) -> EpochOrder {
         (self.generation, self.counter)
     }
 
@@ -98,6 +116,22 @@ mod hex128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_epoch_is_the_same_for_programs_that_do_not_know_what_its_members_had_recorded() {
+        let generation = Generation { attachment: 2, restart: 0 };
+        let older = r#"{"generation":8589934592,"counter":4,"members":["a"],"id":"0000000000000000000000000000000c"}"#;
+        let read: Epoch = serde_json::from_str(older).unwrap();
+        assert_eq!((read.generation, read.after), (generation, None));
+        assert_eq!(serde_json::to_string(&read).unwrap(), older);
+        let epoch = Epoch { after: Some((generation, 3)), ..read.clone() };
+        let written = serde_json::to_string(&epoch).unwrap();
+        assert_eq!(serde_json::from_str::<Epoch>(&written).unwrap().after, epoch.after);
+        assert_eq!(epoch, read);
+        assert_ne!(epoch, Epoch { id: Instance(13), ..epoch.clone() });
+        assert_ne!(epoch, Epoch { members: Vec::new(), ..epoch.clone() });
+        assert_ne!(epoch, Epoch { counter: 5, ..epoch.clone() });
+    }
 
     #[test]
     fn a_restart_is_younger_and_an_attachment_younger_still() {

@@ -17,7 +17,7 @@ pub use address::Address;
 pub use boot::boot;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
 pub use device::{Allocation, Device, Done, Geometry, Op, Request};
-pub use epoch::{Epoch, Generation, Instance, REPLICAS_MAX};
+pub use epoch::{Epoch, EpochOrder, Generation, Instance, REPLICAS_MAX};
 pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};
 pub use hash::fnv1a;

@@ -10,7 +10,7 @@ use control::host::{Root, VolumeRecord};
 use lh_block::Epoch;
 use replica::store::{Survey, survey};
 
-use super::salvage;
+use super::decree;
 use crate::progress::Progress;
 
 /// True if nothing of the volume has run yet, and the directory is as another volume of ours has left it.
@@ -68,5 +68,5 @@ pub(super) fn first(root: &Root, record: &VolumeRecord, progress: &mut Progress)
         );
     }
     progress.say(&format!("{} counts, which was named first", source.directory.display()));
-    salvage::start_from(root, record, &source.name)
+    decree::start_from(root, record, &source.name)
 }

@@ -670,6 +670,7 @@ mod tests {
             counter: 1,
             members: vec![record.replicas[1].name.clone()],
             id: lh_block::Instance(1),
+            after: None,
         };
         authority.store_epoch(None, &epoch).unwrap();
         let view = observe(&root, &record).await.unwrap();

@@ -260,7 +260,7 @@ pub(super) async fn wait_until_usable(
     let engine = engine_name(&record.name);
     let begun = Instant::now();
     let deadline = begun + ENGINE_PATIENCE;
-    let mut remark = String::new();
+    let (mut remark, mut is_faulted) = (String::new(), false);
     let before = Starts::of(&manager.list().await?);
     let mut is_asked = false;
     loop {
@@ -274,8 +274,12 @@ pub(super) async fn wait_until_usable(
                 if is_usable(&view) {
                     return Ok(view);
                 }
+                is_faulted = view.robustness == "faulted";
             }
             remark = answer.volume.waiting_for;
+            if remark.is_empty() && is_faulted {
+                "no replica can serve it".clone_into(&mut remark);
+            }
             if !remark.is_empty() && begun.elapsed() > SILENCE {
                 progress.say(&format!("waiting: {remark}"));
             }
@@ -325,8 +329,13 @@ async fn show_again(root: &Root, record: &VolumeRecord, hidden: &ptypes::Volume)
     }
 }
 
-/// True if whoever is told of the volume can use it. The engine may have ended, or may not have answered, since it said so.
-pub(super) fn is_usable(view: &VolumeView) -> bool {
+/// True if whoever is told of the volume can use it: its replicas may have died, and not be there again yet.
+fn is_usable(view: &VolumeView) -> bool {
+    is_shown(view) && view.robustness != "faulted"
+}
+
+/// True if the volume is where it is to be. The engine may have ended, or may not have answered, since it said so.
+pub(super) fn is_shown(view: &VolumeView) -> bool {
     view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == Frontend::None.as_str())
 }
 
@@ -361,6 +370,8 @@ mod tests {
         assert!(!is_usable(&view("attached", "", "nbd")));
         assert!(!is_usable(&view("attaching", "", "none")));
         assert!(!is_usable(&view("detaching", "/dev/longhorn/demo", "nbd")));
+        let faulted = VolumeView { robustness: "faulted", ..view("attached", "/dev/longhorn/demo", "nbd") };
+        assert!(is_shown(&faulted) && !is_usable(&faulted));
     }
 
     #[test]

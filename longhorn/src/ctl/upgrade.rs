@@ -19,7 +19,7 @@ use super::interrupt::{self, Held};
 use super::manager::Manager;
 use super::observe::{VolumeView, observe};
 use super::output::print_json;
-use super::start::{failure_since, is_usable};
+use super::start::{failure_since, is_shown};
 use super::{Context, engine, lock};
 use crate::progress::Progress;
 use crate::sentence::sentence;
@@ -111,7 +111,7 @@ impl Exchange<'_> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let view = observe(root, record).await?;
-            if view.generation > before && is_usable(&view) {
+            if view.generation > before && is_shown(&view) {
                 return Ok(view);
             }
             // With the old arguments it is still the old one that is told of.

@@ -20,6 +20,9 @@ const BROKEN_MAX: usize = 20;
 /// Seeds of those with clients that leave.
 const CLIENT_SEEDS: u64 = 1000;
 
+/// Seeds of those in which something older is put back.
+const OLDER_SEEDS: u64 = 500;
+
 /// States that some seed of the usual run has to enter.
 const STATES: [&str; 31] = [
     "answered with TimedOut",
@@ -141,6 +144,23 @@ fn what_clients_give_up_is_not_done_after_what_they_send_in_its_place() {
     assert!(left > CLIENT_SEEDS, "{left}");
 }
 
+/// Nor is this.
+#[test]
+fn what_is_older_and_put_back_is_not_believed() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=OLDER_SEEDS {
+        match run_only(Some(Mix::Older), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=older LH_SEED={seed}: {e}"),
+        }
+    }
+    let states =
+        ["quorum majority", "authority lost its epoch", "older directory put back", "older epoch put back"];
+    for state in states {
+        assert!(seen.get(state).is_some_and(|n| *n > OLDER_SEEDS / 8), "{state}: {seen:?}");
+    }
+}
+
 /// Runs seeds until one notices that the mechanism is missing.
 fn noticed(name: &str, sabotage: Sabotage) {
     noticed_from(1, name, sabotage);
@@ -240,6 +260,14 @@ fn who_is_filled_spared_what_is_merged() {
 fn zeroed_over_what_is_in_doubt() {
     let replica = InReplica { zero_over_doubt: true, ..InReplica::default() };
     noticed_from(703_001, "zeroed_over_what_is_in_doubt", Sabotage { replica, ..Sabotage::default() });
+}
+
+/// One engine has to let in both directories, or the authority's epoch to be put back.
+#[test]
+fn what_members_had_recorded_not_noted() {
+    let conductor = InConductor { after_unnoted: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Older), 1, "what_members_had_recorded_not_noted", sabotage);
 }
 
 /// An engine has to die after all have lost their power, before anybody flushes.

@@ -166,7 +166,14 @@ impl EpochRecord {
         let id = u128::from_str_radix(&self.id, 16).map_err(|e| format!("epoch id {:?}: {e}", self.id))?;
         let counter =
             u64::try_from(self.counter).map_err(|_| format!("epoch counter {} is negative", self.counter))?;
-        Ok(Epoch { generation: self.generation.0, counter, members: self.members.clone(), id: Instance(id) })
+        Ok(Epoch {
+            generation: self.generation.0,
+            counter,
+            members: self.members.clone(),
+            id: Instance(id),
+            // Who starts by the epoch that is stored here needs no more: its members have recorded that one.
+            after: None,
+        })
     }
 }
 
@@ -265,6 +272,7 @@ mod tests {
             counter: 12,
             members: vec!["a".to_owned(), "b".to_owned()],
             id: Instance(u128::MAX - 5),
+            after: None,
         };
         let json = serde_json::to_string(&EpochRecord::from(&epoch)).unwrap();
         assert!(json.contains("\"generation\":\"30064771075\""), "{json}");

@@ -199,8 +199,8 @@ impl Core {
         }
         let next = self.next_epoch.as_ref().map(|(next, _)| next);
         match next.or(self.epoch.as_ref()) {
-            Some(stored) if stored == epoch => Step::Answer,
-            Some(stored) if stored.order() >= epoch.order() => Step::Refuse(format!(
+            Some(stored) if stored == epoch && stored.after >= epoch.after => Step::Answer,
+            Some(stored) if stored != epoch && stored.order() >= epoch.order() => Step::Refuse(format!(
                 "this replica has a younger epoch: generation {}, number {}",
                 stored.generation, stored.counter
             )),

@@ -278,6 +278,7 @@ mod tests {
             counter,
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(counter.into()),
+            after: None,
         }
     }
 

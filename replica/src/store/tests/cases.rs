@@ -442,6 +442,7 @@ fn trails_of_nobody_are_not_saved() {
         counter,
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
+        after: None,
     };
     let all = epoch(1, &["1", "2", "3"]);
     let outsider = |name: &str| lh_wire::Outsider { replica: name.into(), base: all.clone() };

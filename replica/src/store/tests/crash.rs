@@ -748,6 +748,7 @@ fn records() {
         counter: 1,
         members: vec!["r".into()],
         id: Instance(u128::from(n)),
+        after: None,
     };
     at_every_step(
         |path| {

@@ -165,6 +165,8 @@ pub(crate) enum Mix {
     Rot,
     /// Clients that give up on a connection and send again on another one, beside everything else.
     Clients,
+    /// After everything else a directory comes back whose replica was made anew without it, or an epoch that the authority had before.
+    Older,
 }
 
 impl Mix {
@@ -197,6 +199,7 @@ impl Mix {
             Self::Members,
             Self::Rot,
             Self::Clients,
+            Self::Older,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
@@ -214,7 +217,13 @@ impl Mix {
             return true;
         }
         match self {
-            Self::All | Self::Absences | Self::Folds | Self::Members | Self::Rot | Self::Clients => true,
+            Self::All
+            | Self::Absences
+            | Self::Folds
+            | Self::Members
+            | Self::Rot
+            | Self::Clients
+            | Self::Older => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(

@@ -157,12 +157,12 @@ impl Node {
         }
     }
 
-    /// The host gets an empty disk in place of its own.
-    pub(crate) fn exchange_disk(&mut self, disk: Disk) {
+    /// The host gets another disk in place of its own. The one that it had.
+    pub(crate) fn exchange_disk(&mut self, disk: Disk) -> Disk {
         self.process = None;
         self.running.clear();
         self.lose_power_of_grant();
-        self.disk = disk;
+        std::mem::replace(&mut self.disk, disk)
     }
 
     /// The power goes: what was under way is done in part or not at all, what was not synced is lost in part.

@@ -7,6 +7,7 @@ mod disaster;
 mod ending;
 mod leaving;
 mod network;
+mod older;
 mod pieces;
 mod scrub;
 
@@ -470,6 +471,9 @@ impl World {
             _ if self.mix == Mix::Rot => Quorum::Any,
             _ => Quorum::Unsafe,
         };
+        if self.mix == Mix::Older {
+            self.quorum = if self.dice.chance(500) { Quorum::Majority } else { Quorum::Any };
+        }
         if self.dice.chance(500) {
             self.grace = SECOND / 2;
         }
@@ -511,6 +515,9 @@ impl World {
             self.note("load cut short".into());
         }
         self.peace();
+        if self.broken.is_none() && self.mix == Mix::Older {
+            self.put_something_older_back();
+        }
         if self.broken.is_none() {
             self.verify();
         }

@@ -35,6 +35,7 @@ fn an_epoch_of_lower_order_is_refused() {
         counter,
         members: vec!["a".into()],
         id: Instance(id),
+        after: None,
     };
     let mut r = Rig::new(Facts { epoch: Some(epoch(3, 2, 1)), ..facts() });
     let conn = r.open(5, 1);
@@ -49,6 +50,14 @@ fn an_epoch_of_lower_order_is_refused() {
     }
     let same = r.control(conn, 5, Control::SetEpoch { epoch: epoch(3, 2, 1), out: Vec::new() });
     assert_eq!(r.status(same), Some(Status::Ok));
+    let counts = lh_block::Epoch { after: Some((generation(3), 2)), ..epoch(3, 2, 1) };
+    let counted = r.control(conn, 5, Control::SetEpoch { epoch: counts.clone(), out: Vec::new() });
+    assert_eq!(r.status(counted), None, "that it counts is news, and not durable yet");
+    r.persist_all();
+    assert_eq!(r.status(counted), Some(Status::Ok));
+    assert_eq!(r.core.epoch.as_ref().and_then(|e| e.after), counts.after);
+    let again = r.control(conn, 5, Control::SetEpoch { epoch: epoch(3, 2, 1), out: Vec::new() });
+    assert_eq!(r.status(again), Some(Status::Ok), "less is known, and nothing is recorded");
     let next = r.control(conn, 5, Control::SetEpoch { epoch: epoch(5, 1, 3), out: Vec::new() });
     assert_eq!(r.status(next), None, "not durable yet");
     r.persist_all();
@@ -211,6 +220,7 @@ fn an_epoch_counts_from_the_end_of_the_rebuild_on() {
         counter,
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
+        after: None,
     };
     let (first, with_u, second) = (epoch(1, &["t", "u"]), epoch(2, &["t", "u"]), epoch(3, &["t"]));
     let set = |epoch: &lh_block::Epoch, out: &[&str]| Control::SetEpoch {

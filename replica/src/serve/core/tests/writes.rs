@@ -252,6 +252,7 @@ fn epoch(counter: u64, without: &[&str]) -> lh_block::Epoch {
         counter,
         members: members.map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
+        after: None,
     }
 }
 
