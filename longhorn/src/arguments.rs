@@ -246,6 +246,15 @@ pub fn snapshot_name(text: &str) -> Result<String, NameError> {
     lh_block::check_name("snapshot", text).map(|()| text.to_owned())
 }
 
+/// The name of a snapshot that there is already. Longhorn's may be longer than ours, and have spaces and other letters: whether there is
+/// one of that name the volume knows.
+///
+/// # Errors
+/// There is no name.
+pub fn known_snapshot(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("a snapshot has a name".to_owned()) } else { Ok(text.to_owned()) }
+}
+
 /// A label of a snapshot: `KEY=VALUE`.
 ///
 /// # Errors

@@ -51,7 +51,9 @@ fn root_with_a_volume() -> (tempfile::TempDir, Root) {
     let authority = record.authority(&root);
     let generation = authority.issue_generation(Generation::default()).unwrap();
     let members = vec![replica_name("demo", "4e5f6a7b")];
-    authority.store_epoch(None, &Epoch { generation, counter: 1, members, id: Instance(1), after: None }).unwrap();
+    authority
+        .store_epoch(None, &Epoch { generation, counter: 1, members, id: Instance(1), after: None })
+        .unwrap();
     (dir, root)
 }
 
@@ -240,6 +242,38 @@ fn a_stopped_volume_is_read_where_a_member_is_and_one_that_is_away_does_not_mean
     authority.store_epoch(Some(before.order()), &epoch).unwrap();
     with_snapshots(&root);
     assert!(text(&list().stdout).contains("two"), "{}", text(&list().stderr));
+}
+
+/// Longhorn takes names that a snapshot is not given here.
+#[test]
+fn an_imported_snapshot_is_read_by_whatever_name_it_has() {
+    let (dir, root) = root_with_a_volume();
+    with_snapshots(&root);
+    let directory = root.replica("demo", "4e5f6a7b");
+    let name = format!("Tuesday's 2nd @ {}", "x".repeat(70));
+    for file in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
+        if !file.to_str().unwrap().ends_with(".img") {
+            let text = fs::read_to_string(&file).unwrap();
+            fs::write(&file, text.replace("volume-snap-two", &format!("volume-snap-{name}"))).unwrap();
+        }
+        let renamed = file.file_name().unwrap().to_str().unwrap().replace("-two.", &format!("-{name}."));
+        fs::rename(&file, directory.join(renamed)).unwrap();
+    }
+    let out = dir.path().join("out.img");
+    let (out, path) = (out.to_str().unwrap(), directory.to_str().unwrap());
+    let cloned = format!("demo@{name}");
+    for args in [
+        &["snapshot", "diff", "demo", &name][..],
+        &["snapshot", "export", "demo", &name, out],
+        &["replica", "export", "--snapshot", &name, path, out],
+        &["clone", &cloned, "other"],
+        &["snapshot", "diff", "other", &name],
+    ] {
+        let done = ctl(&root, args);
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+    }
+    let refused = ctl(&root, &["snapshot", "diff", "demo", "no such"]);
+    assert!(text(&refused.stderr).contains("has no snapshot no such"), "{}", text(&refused.stderr));
 }
 
 #[test]

@@ -11,8 +11,9 @@ use lh_block::REPLICAS_MAX;
 use serde::Serialize;
 
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, label,
-    listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, known_snapshot,
+    label, listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name,
+    volume_name,
 };
 pub(super) use as_longhorn::{CheckCommand, ExportCommand, TrimCommand};
 
@@ -331,12 +332,12 @@ pub(super) struct CloneSource {
     pub snapshot: Option<String>,
 }
 
-fn clone_source(text: &str) -> Result<CloneSource, lh_block::NameError> {
+fn clone_source(text: &str) -> Result<CloneSource, String> {
     let (volume, snapshot) = match text.split_once('@') {
-        Some((volume, snapshot)) => (volume, Some(snapshot_name(snapshot)?)),
+        Some((volume, snapshot)) => (volume, Some(known_snapshot(snapshot)?)),
         None => (text, None),
     };
-    Ok(CloneSource { volume: volume_name(volume)?, snapshot })
+    Ok(CloneSource { volume: volume_name(volume).map_err(|e| e.to_string())?, snapshot })
 }
 
 #[derive(Debug, Subcommand)]
@@ -378,7 +379,7 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the snapshot
-        #[arg(value_parser = snapshot_name)]
+        #[arg(value_parser = known_snapshot)]
         name: String,
     },
     /// Fold removed snapshots away, which gives their space back
@@ -395,7 +396,7 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the snapshot
-        #[arg(value_parser = snapshot_name)]
+        #[arg(value_parser = known_snapshot)]
         name: String,
     },
     /// List the ranges in which two snapshots differ, or those that a snapshot holds at all
@@ -405,7 +406,7 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// One name; or two, the older one first
-        #[arg(required = true, num_args = 1..=2, value_parser = snapshot_name, value_name = "[FROM] TO")]
+        #[arg(required = true, num_args = 1..=2, value_parser = known_snapshot, value_name = "[FROM] TO")]
         names: Vec<String>,
     },
     /// Write a snapshot's bytes to a file, holes as holes
@@ -418,7 +419,7 @@ pub(super) enum SnapshotCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the snapshot
-        #[arg(value_parser = snapshot_name)]
+        #[arg(value_parser = known_snapshot)]
         name: String,
         /// The file, which is replaced
         file: PathBuf,
@@ -478,7 +479,7 @@ pub(super) struct ReplicaExportArgs {
     #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
     pub format: ImageFormat,
     /// As of this snapshot, not as of the end
-    #[arg(long, value_parser = snapshot_name, value_name = "NAME")]
+    #[arg(long, value_parser = known_snapshot, value_name = "NAME")]
     pub snapshot: Option<String>,
     /// The file, which is replaced
     pub file: PathBuf,
