@@ -17,6 +17,7 @@ use lh_wire::ChainOp;
 use super::directory::{DirLayer, Directory, NewHead, info};
 use super::disk;
 use super::error::ChainError;
+use super::fs::found_at;
 use super::id::{Id, LAYER_ATTRIBUTE};
 use super::load::Parts;
 use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
@@ -82,11 +83,9 @@ impl Directory {
         if prepared.switch.is_some() && !has_spare_descriptors(&self.intent) {
             return Err(ChainError::NoDescriptors(describe(op)));
         }
-        if self.old_head.is_some() {
-            // Nobody has flushed since, and the next change of heads would forget the name that is still to go.
-            let what = "making a change of heads durable".to_owned();
-            self.sync_commit().map_err(|source| ChainError::Io { what, source })?;
-        }
+        // The next change of heads would forget the name that is still to go.
+        let what = "making a change of heads durable".to_owned();
+        self.settle_heads().map_err(|source| ChainError::Io { what, source })?;
         let settled = self.settled().map(str::to_owned);
         let record = ChainRecord { prepared: Some(prepared.clone()), settled, ..self.chain.clone() };
         // A link changes the layer's inode: that is use.
@@ -159,7 +158,7 @@ impl Directory {
         let failed = |source| ChainError::Io { what: "a random id".into(), source };
         let layer = Id::random().map_err(failed)?;
         let old_head = self.volume.head.clone();
-        let free = |name: &String| self.path.join(name).symlink_metadata().is_err();
+        let free = |name: &String| matches!(found_at(&self.path.join(name)), Ok(None));
         let new_head = heads_after(&old_head).find(free).ok_or(ChainError::TooMany(snapshots))?;
         Ok(Switch { old_head, new_head, layer })
     }
@@ -372,6 +371,12 @@ impl Directory {
         self.fs.sync_directory(&self.engine())?;
         self.records().store(&self.fs, &self.chain)?;
         self.note_layers()
+    }
+
+    /// The last change of heads may be one that nobody has flushed since: what is made durable from here on would name layers that a
+    /// power cut takes away.
+    pub(super) fn settle_heads(&mut self) -> io::Result<()> {
+        if self.old_head.is_some() { self.sync_commit() } else { Ok(()) }
     }
 
     /// Takes a prepared operation back. One that was never prepared is taken back already.

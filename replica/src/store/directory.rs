@@ -242,6 +242,8 @@ impl Directory {
     }
 
     pub(super) fn save_chain(&mut self, record: ChainRecord) -> io::Result<()> {
+        // A record says of no change that it was carried out that may yet be lost.
+        self.settle_heads()?;
         self.records().store(&self.fs, &record)?;
         self.chain = record;
         Ok(())

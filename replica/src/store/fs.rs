@@ -1,7 +1,7 @@
 //! The operations that change a directory. Everything that creates, renames, links, removes or syncs goes through
 //! [`Fs`], so that tests can stop after any of them, and can see which were not made durable.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -173,7 +173,7 @@ impl Fs {
 
     /// Removes a file; one that is not there is removed already.
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
-        if path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        if found_at(path)?.is_none() {
             return Ok(());
         }
         self.step(Step::Remove(path))?;
@@ -197,5 +197,35 @@ impl Fs {
         self.step(Step::SyncDirectory(path))?;
         let synced = File::open(path)?.sync_all();
         synced.map_err(|e| if room::is_full(&e) { io::Error::other(e) } else { e })
+    }
+}
+
+/// What has the name; `None` if nothing has it. An error is not that word: where a step is passed over since there is nothing to
+/// be done, it would be taken for done.
+pub(super) fn found_at(path: &Path) -> io::Result<Option<Metadata>> {
+    #[cfg(test)]
+    tests_fault::check()?;
+    match path.symlink_metadata() {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Names of which the disk does not tell, for tests.
+#[cfg(test)]
+pub(super) mod tests_fault {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        /// Looks that end well before the one that fails.
+        pub(in crate::store) static BLIND_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn check() -> io::Result<()> {
+        let left = BLIND_AFTER.take();
+        BLIND_AFTER.set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
 }

@@ -16,7 +16,7 @@ use super::data::Store;
 use super::directory::{DirLayer, Directory, OpenOptions, stat_of};
 use super::disk::{self, Alignment};
 use super::error::{Damage, OpenError, damaged, failed};
-use super::fs::Fs;
+use super::fs::{Fs, found_at};
 use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::intent::{self, Intent};
 use super::known::Known;
@@ -136,11 +136,19 @@ pub(super) fn owner(records: &Records<'_>) -> Result<Owner, OpenError> {
         other => other?.filter(|closed| closed.volume == identity.volume),
     };
     let Some(closed) = closed else { return Ok(Owner::Ours { identity, clean: false }) };
-    let same = |file: &ClosedFile| {
-        path.join(&file.name).symlink_metadata().is_ok_and(|stat| file.is_still(&stat_of(&file.name, &stat)))
-    };
-    let untouched = closed.files.iter().all(same);
-    Ok(if untouched { Owner::Ours { identity, clean: true } } else { Owner::Other })
+    for file in &closed.files {
+        if !is_still(path, file)? {
+            return Ok(Owner::Other);
+        }
+    }
+    Ok(Owner::Ours { identity, clean: true })
+}
+
+/// The file is there, and nobody has written to it since the clean close.
+fn is_still(directory: &Path, file: &ClosedFile) -> Result<bool, OpenError> {
+    let path = directory.join(&file.name);
+    let found = found_at(&path).map_err(failed("reading", &path))?;
+    Ok(found.is_some_and(|stat| file.is_still(&stat_of(&file.name, &stat))))
 }
 
 /// See [`Directory::open`].
@@ -188,7 +196,8 @@ impl Opening {
         let chain = self.records().load::<ChainRecord>()?.filter(|c| c.volume == id).unwrap_or(none);
         // What is tidied away below may be another name of a layer, and its going changes what the clean close has recorded of the
         // file. The record goes first: who looks at it next would take the change for somebody else's.
-        if clean && (chain.prepared.is_some() || super::fold::is_left(&self.path)) {
+        let left = super::fold::is_left(&self.path).map_err(self.failed("recovering"))?;
+        if clean && (chain.prepared.is_some() || left) {
             self.records().remove::<Closed>(&self.fs).map_err(failed("recovering", &self.path))?;
         }
         let found = self.recover(&chain)?;

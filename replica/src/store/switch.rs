@@ -22,7 +22,7 @@ use lh_wire::{ChainOp, expansion_snapshot};
 
 use super::ENGINE;
 use super::disk;
-use super::fs::Fs;
+use super::fs::{Fs, found_at};
 use super::id::LAYER_ATTRIBUTE;
 use super::meta::{LayerMeta, META_MAX, VOLUME_META, VolumeMeta, meta_name, snapshot_file};
 use super::record::{ChainRecord, Prepared, Switch};
@@ -78,10 +78,9 @@ pub(super) fn remove_next(fs: &Fs, directory: &Path, prepared: Option<&Prepared>
 pub(super) fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
     let engine = directory.join(ENGINE);
     let at = |name: &str| directory.join(name);
-    let there = |path: &Path| path.symlink_metadata().is_ok();
     let mut moves = Vec::new();
     if let Some(snapshot) = keep.map(snapshot_file) {
-        if !there(&at(&snapshot)) {
+        if found_at(&at(&snapshot))?.is_none() {
             fs.link(&at(&switch.old_head), &at(&snapshot))?;
         }
         moves.push((NEXT_SNAPSHOT, meta_name(&snapshot)));
@@ -90,7 +89,7 @@ pub(super) fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, keep: Opt
     moves.push((NEXT_HEAD_INFO, meta_name(&switch.new_head)));
     moves.push((NEXT_VOLUME, VOLUME_META.to_owned()));
     for (from, to) in moves {
-        if there(&engine.join(from)) {
+        if found_at(&engine.join(from))?.is_some() {
             fs.rename(&engine.join(from), &at(&to))?;
         }
     }
@@ -101,7 +100,7 @@ pub(super) fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, keep: Opt
 pub(super) fn drop_old_head(fs: &Fs, directory: &Path, switch: &Switch, kept: bool) -> io::Result<()> {
     fs.sync_directory(directory)?;
     let old = directory.join(&switch.old_head);
-    if !kept && old.symlink_metadata().is_ok() {
+    if !kept && found_at(&old)?.is_some() {
         let id = disk::id(&disk::open_layer(&old, false, false)?, LAYER_ATTRIBUTE)?;
         if let Some(id) = id {
             let engine = directory.join(ENGINE);
@@ -158,7 +157,8 @@ pub(super) fn recover(
     }
 }
 
-/// Takes back the steps before the switch. The new head was never written; the snapshot's name is the old head's file.
+/// Takes back the steps before the switch. What was written to the new head was lost with its name, and nobody was told that it is on
+/// the disk; its zero map may have marks all the same, written in place. The snapshot's name is the old head's file.
 fn undo(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
     let at = |name: &str| directory.join(name);
     let head = at(&switch.old_head).symlink_metadata()?.ino();
@@ -166,14 +166,14 @@ fn undo(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::R
     fs.remove(&at(&switch.new_head))?;
     if let Some(snapshot) = keep.map(snapshot_file) {
         // The name was free: a meta without its file is one that the disk wrote first.
-        let ours = match at(&snapshot).symlink_metadata() {
-            Ok(link) => link.ino() == head,
-            Err(e) => e.kind() == io::ErrorKind::NotFound,
-        };
-        if ours {
+        if found_at(&at(&snapshot))?.is_none_or(|link| link.ino() == head) {
             fs.remove(&at(&meta_name(&snapshot)))?;
             fs.remove(&at(&snapshot))?;
         }
     }
-    fs.sync_directory(directory)
+    fs.sync_directory(directory)?;
+    // The next try makes a new one: this one would be that of a layer that is gone.
+    let engine = directory.join(ENGINE);
+    fs.remove(&engine.join(zero::file_name(switch.layer)))?;
+    fs.sync_directory(&engine)
 }

@@ -76,7 +76,13 @@ pub(in super::super) fn open(path: &Path, write: bool) -> Result<Layer, FoldFile
     })?;
     if let Some(id) = id {
         let map = path.parent().unwrap_or(Path::new("")).join(ENGINE).join(zero::file_name(id));
-        if map.metadata().is_ok_and(|stat| zero::may_have_marks(stat.len())) {
+        let length = match map.metadata() {
+            Ok(stat) => stat.len(),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => 0,
+            // It may be there.
+            Err(e) => return Err(failed(e)),
+        };
+        if zero::may_have_marks(length) {
             return Err(FoldFilesError::ZeroMarks { file: path.to_owned(), map });
         }
     }
@@ -199,6 +205,14 @@ mod tests {
         assert!(matches!(fold_files(&parent, &parent, &mut |_, _| ()), Err(FoldFilesError::Same(..))));
         std::fs::remove_file(&child).unwrap();
         let held = layer(&child, 4, &[(0, 1)]);
+        // Whether there are marks is not known.
+        let id = "0123456789abcdef0123456789abcdef";
+        sys::set_xattr(&held, LAYER_ATTRIBUTE, id.as_bytes()).unwrap();
+        std::fs::create_dir(place.path().join(ENGINE)).unwrap();
+        let map = place.path().join(ENGINE).join(format!("zero-{id}"));
+        std::os::unix::fs::symlink(&map, &map).unwrap();
+        assert!(matches!(fold(), Err(FoldFilesError::Io { .. })));
+        std::fs::remove_file(&map).unwrap();
         assert!(sys::lock(&held, true).unwrap());
         assert!(matches!(fold(), Err(FoldFilesError::InUse(_))));
     }

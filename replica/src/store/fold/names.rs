@@ -24,7 +24,7 @@ use super::super::ENGINE;
 use super::super::directory::{DirLayer, Directory};
 use super::super::disk;
 use super::super::error::ChainError;
-use super::super::fs::Fs;
+use super::super::fs::{Fs, found_at};
 use super::super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name, snapshot_file, snapshot_name};
 use super::super::record::{FoldRecord, FoldSwitch, Record, Records};
@@ -113,6 +113,7 @@ impl Directory {
     /// # Errors
     /// The disk's.
     pub fn save_fold(&mut self, plan: &FoldPlan, direction: Direction, done: u64) -> io::Result<()> {
+        self.settle_heads()?;
         let child = self.pair(&plan.name).and_then(|(_, child)| child).map(|c| self.layers[c].name.clone());
         let record = FoldRecord {
             volume: self.identity.volume,
@@ -187,6 +188,7 @@ impl Directory {
         parent: usize,
         child: Option<usize>,
     ) -> io::Result<()> {
+        self.settle_heads()?;
         let goes = match (direction, child) {
             (Direction::IntoParent, Some(child)) => child,
             _ => parent,
@@ -370,53 +372,51 @@ pub(in super::super) fn recover(
     directory: &Path,
     volume: Id,
 ) -> Result<Option<FoldRecord>, super::super::error::OpenError> {
+    let record = Records { directory }.load::<FoldRecord>()?.filter(|r| r.volume == volume);
+    finish_or_forget(fs, directory, record).map_err(super::super::error::failed("recovering", directory))
+}
+
+fn finish_or_forget(fs: &Fs, directory: &Path, record: Option<FoldRecord>) -> io::Result<Option<FoldRecord>> {
     let records = Records { directory };
-    let record = records.load::<FoldRecord>()?.filter(|r| r.volume == volume);
-    let failed = super::super::error::failed("recovering", directory);
     let record = match record {
-        Some(record) if !is_decided(directory, &record) => {
-            if let Err(e) = records.remove::<FoldRecord>(fs) {
-                return Err(failed(e));
-            }
+        Some(record) if !is_decided(directory, &record)? => {
+            records.remove::<FoldRecord>(fs)?;
             None
         }
         other => other,
     };
     let Some(record) = record else {
         let stale = [NEW_LINK, NEW_META, NEW_VOLUME].map(|name| directory.join(ENGINE).join(name));
-        return stale.iter().try_for_each(|path| fs.remove(path)).map(|()| None).map_err(failed);
+        return stale.iter().try_for_each(|path| fs.remove(path)).map(|()| None);
     };
     if record.switch.is_some() {
-        return finish(fs, directory, &record).map(|()| None).map_err(failed);
+        return finish(fs, directory, &record).map(|()| None);
     }
-    if directory.join(snapshot_file(&record.name)).symlink_metadata().is_err() {
-        return records.remove::<FoldRecord>(fs).map(|()| None).map_err(failed);
+    if found_at(&directory.join(snapshot_file(&record.name)))?.is_none() {
+        return records.remove::<FoldRecord>(fs).map(|()| None);
     }
     Ok(Some(record))
 }
 
 /// True if a fold has left what [`recover`] looks into: its record, or another name of a layer.
-pub(in super::super) fn is_left(directory: &Path) -> bool {
+pub(in super::super) fn is_left(directory: &Path) -> io::Result<bool> {
     let engine = directory.join(ENGINE);
-    [FoldRecord::NAME, NEW_LINK].iter().any(|name| engine.join(name).symlink_metadata().is_ok())
+    Ok(found_at(&engine.join(FoldRecord::NAME))?.is_some() || found_at(&engine.join(NEW_LINK))?.is_some())
 }
 
 /// `false`: the head was about to go into the parent's file, and has not.
-fn is_decided(directory: &Path, record: &FoldRecord) -> bool {
+fn is_decided(directory: &Path, record: &FoldRecord) -> io::Result<bool> {
     let (Some(switch), Direction::IntoParent, Some("")) =
         (&record.switch, record.direction, record.child.as_deref())
     else {
-        return true;
+        return Ok(true);
     };
-    let inode = |path: &Path| path.symlink_metadata().map(|m| m.ino()).ok();
-    match inode(&directory.join(snapshot_file(&record.name))) {
-        Some(parent) => {
-            let child = switch.child_file.as_deref().map(|child| directory.join(child));
-            child.and_then(|child| inode(&child)) == Some(parent)
-        }
+    let Some(parent) = found_at(&directory.join(snapshot_file(&record.name)))? else {
         // The parent's own name goes near the end, when the metas have their places.
-        None => inode(&directory.join(ENGINE).join(NEW_META)).is_none(),
-    }
+        return Ok(found_at(&directory.join(ENGINE).join(NEW_META))?.is_none());
+    };
+    let Some(child) = &switch.child_file else { return Ok(false) };
+    Ok(found_at(&directory.join(child))?.is_some_and(|child| child.ino() == parent.ino()))
 }
 
 /// The steps; what is done already is passed over.
@@ -450,7 +450,7 @@ fn finish(fs: &Fs, directory: &Path, record: &FoldRecord) -> io::Result<()> {
 fn replace_file(fs: &Fs, directory: &Path, parent: &Path, child: &Path) -> io::Result<()> {
     let engine = directory.join(ENGINE);
     let link = engine.join(NEW_LINK);
-    let Ok(stays) = parent.symlink_metadata() else { return Ok(()) };
+    let Some(stays) = found_at(parent)? else { return Ok(()) };
     if child.symlink_metadata()?.ino() != stays.ino() {
         fs.remove(&link)?;
         fs.link(parent, &link)?;
@@ -467,7 +467,7 @@ fn stand_on(fs: &Fs, directory: &Path, child_file: &str) -> io::Result<()> {
     let engine = directory.join(ENGINE);
     for (new, name) in [(NEW_META, meta_name(child_file)), (NEW_VOLUME, VOLUME_META.to_owned())] {
         let new = engine.join(new);
-        if new.symlink_metadata().is_ok() {
+        if found_at(&new)?.is_some() {
             fs.rename(&new, &directory.join(name))?;
             fs.sync_directory(directory)?;
         }

@@ -1,5 +1,6 @@
 //! Tests of the store as a whole.
 
+mod blind;
 mod cases;
 mod chain;
 mod clone;

@@ -20,6 +20,8 @@ struct State {
     journal: Option<Journal>,
     /// Steps left before the stop.
     left: Option<usize>,
+    /// It is no stop: the one step fails, and nothing behind it.
+    once: bool,
     stopped: bool,
     /// Steps left before the disk is full, and whether names take space, too.
     full: Option<(usize, bool)>,
@@ -39,6 +41,12 @@ impl Tape {
     pub(crate) fn stop_after(&self, steps: usize) {
         let mut state = self.state.lock().unwrap();
         state.left = Some(steps);
+    }
+
+    /// The one operation behind so many fails, and no other.
+    pub(crate) fn fail_once_after(&self, steps: usize) {
+        let mut state = self.state.lock().unwrap();
+        (state.left, state.once) = (Some(steps), true);
     }
 
     /// Nothing stops any more. Returns how many steps were left.
@@ -107,6 +115,10 @@ impl Tape {
         if let Some(left) = &mut state.left {
             if *left == 0 {
                 state.stopped = true;
+                if state.once {
+                    state.left = None;
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
                 return Err(io::Error::other("the power is cut"));
             }
             *left -= 1;
