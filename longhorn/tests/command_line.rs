@@ -5,10 +5,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use clap::CommandFactory;
 use control::host::{Root, VolumeRecord, replica_name};
 use lh_block::{Epoch, Generation, Instance};
+use replica::store::{CreateOptions, Directory};
 
 const CTL: &str = env!("CARGO_BIN_EXE_longhornctl");
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
@@ -242,6 +244,16 @@ fn a_stopped_volume_is_read_where_a_member_is_and_one_that_is_away_does_not_mean
     authority.store_epoch(Some(before.order()), &epoch).unwrap();
     with_snapshots(&root);
     assert!(text(&list().stdout).contains("two"), "{}", text(&list().stderr));
+    // The first is back, and is an older directory.
+    let options = CreateOptions { size: 1 << 30, backing: None, lock_wait: Duration::from_secs(5) };
+    let (mut older, mut store) = Directory::create(&record.replicas[0].directory, &options).unwrap();
+    older.store_epoch(before).unwrap();
+    older.close_clean(store.close()).unwrap();
+    drop(older);
+    assert!(text(&list().stdout).contains("two"), "{}", text(&list().stderr));
+    fs::remove_dir_all(&record.replicas[1].directory).unwrap();
+    let refused = text(&list().stderr);
+    assert!(refused.contains("demo-0a1b2c3d is older than what replica demo-r-0a1b2c3d held"), "{refused}");
 }
 
 /// Longhorn takes names that a snapshot is not given here.

@@ -104,7 +104,7 @@ async fn look_at(
             name.to_owned()
         }
         None if !is_up => {
-            let directory = directory_in_sync(&observe(root, record).await?)?;
+            let directory = directory_in_sync(root, record, &observe(root, record).await?)?;
             return Ok((SnapshotView::open(&directory, None)?, "clone".to_owned()));
         }
         None => {
@@ -118,7 +118,7 @@ async fn look_at(
             taken
         }
     };
-    let directory = directory_in_sync(&observe(root, record).await?)?;
+    let directory = directory_in_sync(root, record, &observe(root, record).await?)?;
     let view = opener(root, record, &directory)?(&name)?;
     Ok((view, name))
 }

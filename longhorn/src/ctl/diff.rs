@@ -30,7 +30,7 @@ pub(super) async fn run(context: &Context, volume: &str, from: Option<&str>, to:
     for name in from.into_iter().chain([to]) {
         check_known(context, &record, name).await?;
     }
-    let directory = directory_in_sync(&observe(root, &record).await?)?;
+    let directory = directory_in_sync(root, &record, &observe(root, &record).await?)?;
     let open = opener(root, &record, &directory)?;
     // The older first: what is folded between the two looks counts as changed then.
     let from = from.map(&open).transpose()?;

@@ -460,17 +460,20 @@ impl LastModes {
     }
 }
 
-/// The members of the newest epoch that the directories of a stopped volume tell of: those from which an engine would start. None of
-/// them where too few tell, with `majority`; `None` where no directory has any epoch of this volume.
+/// The members of the newest epoch that the directories of a stopped volume tell of, as far as they have recorded it. None of them where
+/// too few tell, with `majority`; `None` where no directory has any epoch of this volume.
 fn members_told(record: &VolumeRecord) -> Option<Vec<String>> {
     // What another volume has left there names none of these; one of number 0 is only announced.
     let is_own =
         |epoch: &Epoch| epoch.counter > 0 && record.replicas.iter().any(|replica| epoch.has(&replica.name));
-    let told = record.replicas.iter().filter_map(|replica| survey(&replica.directory).ok()?.epoch);
-    let told: Vec<Epoch> = told.filter(is_own).collect();
+    let epoch_of = |replica: &ReplicaRecord| survey(&replica.directory).ok()?.epoch.filter(is_own);
+    let told: Vec<(&String, Epoch)> =
+        record.replicas.iter().filter_map(|replica| Some((&replica.name, epoch_of(replica)?))).collect();
     let is_enough = record.quorum == Quorum::Unsafe || told.len() > record.replicas.len() / 2;
-    let newest = told.into_iter().max_by_key(Epoch::order)?;
-    Some(if is_enough { newest.members } else { Vec::new() })
+    let newest = told.iter().map(|(_, epoch)| epoch).max_by_key(|epoch| epoch.order())?;
+    // A directory of a member that has recorded an older one may be one that was there before.
+    let has_all = |(name, own): &&(&String, Epoch)| is_enough && own == newest && newest.has(name);
+    Some(told.iter().filter(has_all).map(|(name, _)| (*name).clone()).collect())
 }
 
 #[cfg(test)]
@@ -583,7 +586,7 @@ mod tests {
                 std::fs::rename(&replica.directory, replica.directory.with_extension("away")).unwrap();
             }
             // A newer epoch may be where nobody can look.
-            let told = if quorum == Quorum::Majority { ["ERR"; 3] } else { ["RW"; 3] };
+            let told = if quorum == Quorum::Majority { ["ERR"; 3] } else { ["RW", "ERR", "ERR"] };
             assert_eq!(modes(&record, true), told, "{quorum}");
             std::fs::rename(&record.replicas[0].directory, root.replicas().join("away")).unwrap();
             assert_eq!(modes(&record, true), ["RW"; 3], "{quorum}: as before the first start");

@@ -12,11 +12,11 @@ use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::SnapshotName;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use lh_block::{Generation, format_size};
-use replica::store::OpenError;
+use replica::store::{OpenError, survey};
 
 use super::args::{ImageFormat, Output};
 use super::engine::{answer, reach, with_engine};
-use super::observe::{VolumeView, has_processes, observe};
+use super::observe::{ReplicaView, VolumeView, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::snapshot_view::{SnapshotView, views};
@@ -185,7 +185,7 @@ pub(super) async fn export(
     let record = VolumeRecord::load(&context.root, volume)?;
     check_known(context, &record, name).await?;
     let view = observe(&context.root, &record).await?;
-    let directory = directory_in_sync(&view)?;
+    let directory = directory_in_sync(&context.root, &record, &view)?;
     let open = opener(&context.root, &record, &directory)?;
     write_out(context, &open(name)?, format, file)
 }
@@ -226,7 +226,7 @@ async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> 
             return Ok(chain);
         }
     }
-    let directory = directory_in_sync(&view)?;
+    let directory = directory_in_sync(&context.root, record, &view)?;
     if !directory.exists() && record.authority(&context.root).generation()? == Generation::default() {
         // Created by its first start.
         return Ok(Vec::new());
@@ -235,12 +235,31 @@ async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> 
     Ok(offline.layers().iter().cloned().map(crate::daemon::layer).collect())
 }
 
-/// The directory of a replica that holds everything; one that is there, if any is: a disk may not be mounted.
-pub(super) fn directory_in_sync(view: &VolumeView) -> Result<PathBuf> {
-    let in_sync = || view.replicas.iter().filter(|r| r.mode == "RW").map(|replica| &replica.path);
-    match in_sync().find(|path| path.exists()).or_else(|| in_sync().next()) {
-        Some(path) => Ok(path.clone()),
-        None => {
+/// The directory of a replica that holds everything: one that is there, if any is (a disk may not be mounted), and of a volume that is down
+/// none that is older than what its replica held then.
+pub(super) fn directory_in_sync(root: &Root, record: &VolumeRecord, view: &VolumeView) -> Result<PathBuf> {
+    let counts = record.authority(root).epoch()?;
+    let is_older = |replica: &ReplicaView| {
+        let own = match replica.pid {
+            Some(_) => None,
+            None => survey(&replica.path).ok().and_then(|held| held.epoch),
+        };
+        own.zip(counts.as_ref()).is_some_and(|(own, counts)| own.order() < counts.order())
+    };
+    let in_sync = || view.replicas.iter().filter(|r| r.mode == "RW");
+    if let Some(replica) = in_sync().find(|r| r.path.exists() && !is_older(r)) {
+        return Ok(replica.path.clone());
+    }
+    match (in_sync().find(|r| r.path.exists()), in_sync().next()) {
+        (Some(older), _) => bail!(
+            "{} is older than what replica {} held when volume {} stopped, and none of the others that were in sync is here: put the right \
+             one there",
+            older.path.display(),
+            older.name,
+            view.name
+        ),
+        (None, Some(away)) => Ok(away.path.clone()),
+        (None, None) => {
             bail!("no replica of volume {} is in sync: see `longhornctl status {}`", view.name, view.name)
         }
     }
