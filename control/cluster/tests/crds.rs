@@ -284,6 +284,8 @@ fn impossible_changes_are_refused() {
     validate_cel_update(&volume(|v| v.number_of_replicas = 1), &old).unwrap();
     let cases: &[Case] = &[
         (|v| v.size = Int64Text((1 << 30) - 1), "does not shrink"),
+        // Left out it could be written anew, as small as anybody likes, and clones would be as small as that.
+        (|v| v.size = Int64Text::default(), "does not shrink"),
         (|v| v.data_engine = api::DataEngine::V2, "data engine"),
         (|v| v.quorum = api::Quorum::Majority, "quorum"),
     ];

@@ -43,7 +43,7 @@ use super::words::{
 )]
 #[schemars(extend("x-kubernetes-validations" = [
     {
-        "rule": "!has(self.size) || !has(oldSelf.size) || int(self.size) >= int(oldSelf.size)",
+        "rule": "!has(oldSelf.size) || (has(self.size) && int(self.size) >= int(oldSelf.size))",
         "message": "a volume does not shrink: make a smaller one and copy the data"
     },
     {
