@@ -351,3 +351,18 @@ async fn what_a_manager_tells_of_a_node_without_a_disk_is_not_written_again_and_
     );
     assert!(writes < 30, "{writes} writes");
 }
+
+#[tokio::test]
+async fn what_of_longhorns_cannot_be_let_go_of_keeps_no_other_of_its_kind() {
+    let cluster = Cluster::new(&["n1"], 45).await;
+    cluster.wait("a leader acts", |c| nodes_ready(c) == 1 && !c.server.all("engineimages").is_empty()).await;
+    for name in ["a", "b"] {
+        cluster.server.apply("backups", name, &json!({ "metadata": { "finalizers": ["longhorn.io"] } }));
+    }
+    cluster.server.fix("backups", "a");
+    cluster.server.delete("backups", "a");
+    tokio::time::sleep(LONG).await;
+    cluster.server.delete("backups", "b");
+    cluster.wait("the other one is gone", |c| c.server.get("backups", "b").is_none()).await;
+    assert!(cluster.server.get("backups", "a").is_some());
+}

@@ -4,6 +4,7 @@
 //! backup in its store, stays. The others are of kinds that go at once where they were made here: who deletes one of them waits for
 //! nothing, or has waited before.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -12,6 +13,7 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
+use tokio::time::MissedTickBehavior;
 
 use super::desk::{Desk, Kind};
 use super::patience::Patience;
@@ -55,11 +57,32 @@ pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
 async fn follow<K: Kind + Send + Sync + 'static>(desk: Desk) {
     let events = watcher(desk.watched::<K>(), watcher::Config::default()).backoff(Patience::default());
     let mut objects = std::pin::pin!(events.applied_objects());
-    while let Some(object) = objects.next().await {
+    // What could not be let go of keeps no other: it is tried again beside them, as it was told of last.
+    let mut left: BTreeMap<String, K> = BTreeMap::new();
+    let mut again = tokio::time::interval(AGAIN);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let object = tokio::select! {
+            object = objects.next() => object,
+            _ = again.tick() => {
+                for (name, object) in std::mem::take(&mut left) {
+                    if !release(&desk, &object).await {
+                        left.insert(name, object);
+                    }
+                }
+                continue;
+            }
+        };
         match object {
-            Ok(object) if is_held(&object) => release(&desk, &object).await,
-            Ok(_) => {}
-            Err(e) => {
+            None => return,
+            Some(Ok(object)) => {
+                let name = object.name_any();
+                left.remove(&name);
+                if is_held(&object) && !release(&desk, &object).await {
+                    left.insert(name, object);
+                }
+            }
+            Some(Err(e)) => {
                 tracing::debug!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");
                 // The watcher itself waits longer and longer; this only bounds the log.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -73,17 +96,20 @@ fn is_held<K: Kind>(object: &K) -> bool {
     object.meta().deletion_timestamp.is_some() && object.finalizers().iter().any(|f| f == FINALIZER)
 }
 
-/// Another version of it is told of by itself: one attempt per version is enough, unless the API server does not answer.
-async fn release<K: Kind>(desk: &Desk, object: &K) {
+/// False if it has to be tried again: another version of it is told of by itself.
+async fn release<K: Kind>(desk: &Desk, object: &K) -> bool {
     let name = object.name_any();
-    while let Err(e) = desk.set_finalizer(object, false).await {
-        if matches!(e, super::desk::ReconcileError::Stale) {
-            return;
+    match desk.set_finalizer(object, false).await {
+        Err(super::desk::ReconcileError::Stale) => true,
+        Err(e) => {
+            tracing::warn!(kind = %K::kind(&()), name, error = %e, "its finalizer stays for now");
+            false
         }
-        tracing::warn!(kind = %K::kind(&()), name, error = %e, "its finalizer stays for now");
-        tokio::time::sleep(AGAIN).await;
+        Ok(_) => {
+            tracing::info!(kind = %K::kind(&()), name, "was deleted, and waits for nobody here: its finalizer is gone");
+            true
+        }
     }
-    tracing::info!(kind = %K::kind(&()), name, "was deleted, and waits for nobody here: its finalizer is gone");
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ struct State {
     refused: Option<(&'static str, u16, &'static str, &'static str)>,
     /// Deletions of this object are refused.
     protected: Option<(&'static str, &'static str)>,
+    /// Changes of this object are refused.
+    fixed: Option<(&'static str, &'static str)>,
     /// Requests for this kind are never answered, nor carried out.
     swallowed: Option<&'static str>,
     /// Watches of this kind tell nothing for now.
@@ -173,6 +175,11 @@ impl ApiServer {
     /// From now on this object is not deleted, as a webhook has it.
     pub(crate) fn protect(&self, resource: &'static str, name: &'static str) {
         self.state().protected = Some((resource, name));
+    }
+
+    /// From now on this object does not change, as one that the rules of its definition forbid by now.
+    pub(crate) fn fix(&self, resource: &'static str, name: &'static str) {
+        self.state().fixed = Some((resource, name));
     }
 
     /// From now on requests for this kind get no answer, as over a connection at whose other end nobody is any more; those
@@ -316,6 +323,9 @@ impl ApiServer {
         let key = (target.resource.clone(), target.name.clone().unwrap_or_default());
         let mut state = self.state();
         let Some(old) = state.objects.get(&key).cloned() else { return Err(missing(target)) };
+        if state.fixed == Some((key.0.as_str(), key.1.as_str())) {
+            return Err(Failure(422, "Invalid", format!("{} is wrong as it is", key.1)));
+        }
         let version = &patch["metadata"]["resourceVersion"];
         if !version.is_null() && *version != old["metadata"]["resourceVersion"] {
             return Err(Failure(409, "Conflict", format!("{} has changed", key.1)));
