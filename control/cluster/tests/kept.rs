@@ -366,3 +366,39 @@ async fn what_of_longhorns_cannot_be_let_go_of_keeps_no_other_of_its_kind() {
     cluster.wait("the other one is gone", |c| c.server.get("backups", "b").is_none()).await;
     assert!(cluster.server.get("backups", "a").is_some());
 }
+
+#[tokio::test]
+async fn pods_begin_anew_where_what_keeps_their_volume_attached_was_deleted() {
+    for (kind, name) in [("engines", "demo-e-0"), ("volumeattachments", "demo")] {
+        let cluster = Cluster::new(&["n1", "n2", "n3"], 46).await;
+        cluster.attached_volume().await;
+        let claim = json!({ "namespace": "apps", "name": "data" });
+        let source = json!({ "driver": "driver.longhorn.io", "volumeHandle": "demo" });
+        let volume = json!({ "metadata": { "name": "pv" }, "spec": { "csi": source, "claimRef": claim } });
+        cluster.server.apply("core/persistentvolumes", "pv", &volume);
+        let began = "2026-01-01T00:00:00Z";
+        let owner = json!({ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "s", "controller": true });
+        let pod = json!({
+            "metadata": { "namespace": "apps", "uid": "p", "ownerReferences": [owner], "creationTimestamp": began },
+            "spec": {
+                "nodeName": "n1", "containers": [],
+                "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }],
+            },
+            "status": { "startTime": began },
+        });
+        cluster.server.apply("core/pods", "p", &pod);
+        let starts = cluster.machine().generations.len();
+        cluster.server.delete(kind, name);
+        let is_anew =
+            |c: &Cluster| c.server.get(kind, name).is_some_and(|o| o["spec"].to_string().contains("demo"));
+        cluster.wait(&format!("it is made anew among {kind}"), is_anew).await;
+        // As csi-attacher does within a minute: Kubernetes has it attached all the while.
+        cluster.ticket(Some("n1"));
+        cluster
+            .wait(&format!("what had its device goes, {kind}"), |c| c.server.get("core/pods", "p").is_none())
+            .await;
+        let is_served =
+            |c: &Cluster| c.machine().generations.len() > starts && c.volume("state") == "attached";
+        cluster.wait(&format!("it is attached again, {kind}"), is_served).await;
+    }
+}

@@ -54,6 +54,7 @@ impl<'a> Draft<'a> {
         if !finalizers.iter().any(|f| f == FINALIZER) {
             self.actions.push(Action::AddFinalizer);
         }
+        self.ask_for_remount_after_deletion();
         if self.o.attachment.is_none() {
             self.actions.push(Action::CreateAttachment);
         }

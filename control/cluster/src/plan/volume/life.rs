@@ -17,6 +17,9 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// locked for as long as it is there (`docs/invariants.md`, 2).
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
+/// How soon what was made in the place of something that somebody deleted is heard of.
+const NEWS: Duration = Duration::from_secs(10);
+
 /// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
 /// changes.
 const USUAL_START: Duration = Duration::from_secs(5);
@@ -209,6 +212,26 @@ impl Draft<'_> {
                 "the volume's device was lost: its pods have to start anew".to_owned(),
             );
         }
+    }
+
+    /// The same where somebody has deleted what keeps the volume attached, its engine or who wants it where: it is begun anew, with
+    /// another device, and nobody would know of the one before.
+    pub(super) fn ask_for_remount_after_deletion(&mut self) {
+        let deleted = match (self.o.engine, self.o.attachment) {
+            (None, _) => "Engine",
+            (_, None) => "VolumeAttachment",
+            _ => return,
+        };
+        let is_shown = self.status.state == VolumeState::Attached && !self.status.frontend_disabled;
+        let asked = age(&self.status.remount_requested_at, self.o.now);
+        if !is_shown || asked.is_some_and(|asked| asked < NEWS) {
+            return;
+        }
+        self.status.remount_requested_at.clone_from(&self.now);
+        let message = format!(
+            "its {deleted} was deleted while it was attached, and its device goes with that: its pods have to start anew"
+        );
+        self.tell(true, "Remount", message);
     }
 
     /// Where each replica is reached. One whose process is away keeps its place: the engine tries again and again.
