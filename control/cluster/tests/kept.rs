@@ -402,3 +402,45 @@ async fn pods_begin_anew_where_what_keeps_their_volume_attached_was_deleted() {
         cluster.wait(&format!("it is attached again, {kind}"), is_served).await;
     }
 }
+
+#[tokio::test]
+async fn a_volume_that_is_restored_before_its_replicas_begins_nothing_beside_their_data() {
+    let cluster = Cluster::new(&["n1", "n2"], 47).await;
+    cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
+    let directory = "demo-0a1b2c3d";
+    cluster.machine().directories.insert(("/root-n1".to_owned(), directory.to_owned()));
+    cluster.wait("nobody knows the data", |c| c.server.all("orphans").len() == 1).await;
+    cluster.create("demo", 1);
+    cluster.wait("it can be asked for", |c| c.server.get("volumeattachments", "demo").is_some()).await;
+    cluster.ticket(Some("n2"));
+    cluster
+        .wait("it says what it waits for", |c| c.volume("conditions").to_string().contains("DataLeft"))
+        .await;
+    tokio::time::sleep(LONG).await;
+    let begun = (replicas(&cluster).len(), cluster.machine().engines.len());
+    assert_eq!(begun, (0, 0), "whoever wants it would be given an empty device");
+    let spec = json!({
+        "volumeName": "demo", "nodeID": "n1", "diskID": "disk-of-n1", "diskPath": "/root-n1", "dataDirectoryName": directory,
+        "volumeSize": "1073741824", "healthyAt": "2026-01-01T00:00:00Z",
+    });
+    cluster.server.apply("replicas", "demo-r-11112222", &json!({ "spec": spec }));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    assert_eq!((cluster.machine().directories.len(), replicas(&cluster).len()), (1, 1), "with what it had");
+    assert!(!cluster.volume("conditions").to_string().contains("DataLeft"));
+
+    // Of a name that somebody has used before, and whose data nobody wants.
+    cluster.machine().directories.insert(("/root-n2".to_owned(), "anew-0a1b2c3d".to_owned()));
+    let orphan = |c: &Cluster| {
+        let all = c.server.all("orphans");
+        let found = all.iter().find(|o| o["spec"]["parameters"]["DataName"] == "anew-0a1b2c3d");
+        found.map(|o| o["metadata"]["name"].as_str().unwrap().to_owned())
+    };
+    cluster.wait("told", |c| orphan(c).is_some()).await;
+    cluster.create("anew", 1);
+    let status = |c: &Cluster| c.server.get("volumes", "anew").unwrap()["status"].clone();
+    cluster.wait("it waits", |c| status(c)["conditions"].to_string().contains("DataLeft")).await;
+    cluster.server.delete("orphans", &orphan(&cluster).unwrap());
+    cluster.wait("it begins", |c| status(c)["state"] == "detached").await;
+}

@@ -115,6 +115,12 @@ pub fn volume_of_directory(name: &str) -> Option<&str> {
     (is_suffix && !volume.is_empty()).then_some(volume)
 }
 
+/// The volume whose data an orphan stands for; `None`: it stands for something else.
+pub fn volume_of(orphan: &Orphan) -> Option<&str> {
+    let is_data = matches!(orphan.spec.orphan_type.as_str(), REPLICA_DATA | REPLICA_DATA_BEFORE);
+    orphan.spec.parameters.get(DATA_NAME).filter(|_| is_data).and_then(|name| volume_of_directory(name))
+}
+
 /// Decides for one node.
 pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let found = found(o);

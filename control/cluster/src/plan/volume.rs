@@ -14,6 +14,7 @@ mod draft;
 mod eviction;
 mod health;
 mod image;
+mod left;
 mod life;
 mod migration;
 mod offline;
@@ -30,7 +31,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Event;
 use crate::api::{
-    Engine, EngineSpec, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
+    Engine, EngineSpec, Orphan, Replica, ReplicaSpec, SnapshotSpec, TicketType, Volume, VolumeAttachment,
     VolumeStatus,
 };
 use crate::schedule;
@@ -76,6 +77,8 @@ pub struct Observed<'a> {
     pub source: Option<CloneSource<'a>>,
     /// Snapshots of it that are still there.
     pub snapshots: usize,
+    /// Orphans that stand for data of a volume of its name.
+    pub left: Vec<&'a Orphan>,
     /// The nodes and disks.
     pub cluster: &'a schedule::Cluster,
     /// Replicas that are being filled, of all volumes.
@@ -152,6 +155,9 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         draft.keep();
         draft.forget_lost();
         if draft.refuse_unbuilt() {
+            return draft.finish();
+        }
+        if draft.waits_for_what_is_left() {
             return draft.finish();
         }
         if draft.is_being_cloned() {

@@ -28,6 +28,7 @@ use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
 use crate::plan::instance_manager::{RunBy, TEMPLATE};
+use crate::plan::orphan::volume_of;
 use crate::plan::trim::pending;
 use crate::settings::{Given, Settings};
 
@@ -107,7 +108,11 @@ impl Item for Node {}
 impl Item for Setting {}
 impl Item for InstanceManager {}
 impl Item for EngineImage {}
-impl Item for Orphan {}
+impl Item for Orphan {
+    fn owner(&self) -> &str {
+        volume_of(self).unwrap_or_default()
+    }
+}
 impl Item for VolumeAttachment {
     /// How tickets fare does not.
     fn counts_otherwise(&self, before: &Self) -> bool {
@@ -312,7 +317,10 @@ impl Global {
             }),
             nodes: to.watch(desk.watched(), "", |_: &Node| vec![Key::Nodes]),
             kube_nodes: to.watch(Api::all(desk.watching.clone()), "", |_: &KubeNode| vec![Key::Nodes]),
-            orphans: to.watch(desk.watched(), "", |o: &Orphan| vec![Key::Orphan(o.name_any())]),
+            orphans: to.watch(desk.watched(), "", |o: &Orphan| {
+                let volume = volume_of(o).map(|volume| Key::Volume(volume.to_owned()));
+                [Key::Orphan(o.name_any())].into_iter().chain(volume).collect()
+            }),
             budgets: to.watch(desk.watched(), "", |_: &PodDisruptionBudget| vec![Key::Nodes]),
         };
         (global, to.all)

@@ -40,6 +40,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let attachment = cache.attachments.get(name);
     let snapshots = context.cache.snapshots.of(name);
     let origin = origin(context, cache, &volume);
+    let left = cache.orphans.of(name);
     let picture = lead.picture(context);
     let decide = |filling: &Filling| {
         volume::plan(&volume::Observed {
@@ -54,6 +55,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
                 replicas: o.2.iter().map(Arc::as_ref).collect(),
             }),
             snapshots: snapshots.len(),
+            left: left.iter().map(Arc::as_ref).collect(),
             cluster: &picture.cluster,
             filling,
             disk_paths: &picture.disk_paths,

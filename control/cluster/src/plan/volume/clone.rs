@@ -331,6 +331,7 @@ mod tests {
                     replicas: self.holders.iter().collect(),
                 }),
                 snapshots: 0,
+                left: Vec::new(),
                 cluster: &cluster,
                 filling: &BTreeMap::new(),
                 disk_paths: &BTreeMap::new(),
