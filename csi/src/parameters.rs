@@ -39,6 +39,9 @@ const UNBUILT: &[&str] = &[
     "dataLayout.stripSizeKB",
 ];
 
+/// What some of them ask for where they ask for what there is: room is told node by node, and data is replicated.
+const AS_IT_IS: &[(&str, &str)] = &[("storageCapacityMode", "node"), ("dataLayout.mode", "raid1")];
+
 /// The prefix of the sidecars' own keys.
 const SIDECARS: &str = "csi.storage.k8s.io/";
 
@@ -54,7 +57,8 @@ pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refuse
             continue;
         }
         if UNBUILT.contains(&key) {
-            if boolean(value) != Some(false) && !matches!(value, "[]" | "{}") {
+            let asks_nothing = boolean(value) == Some(false) || matches!(value, "[]" | "{}");
+            if !asks_nothing && !AS_IT_IS.contains(&(key, value)) {
                 return Err(not_built(key, value, "nothing"));
             }
             continue;
@@ -333,18 +337,28 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_as_something_that_may_be_had_later() {
-        for (key, value) in
-            [("share", "true"), ("recurringJobSelector", "[{\"name\":\"x\"}]"), ("cloneMode", "linked-clone")]
-        {
+        for (key, value) in [
+            ("share", "true"),
+            ("recurringJobSelector", "[{\"name\":\"x\"}]"),
+            ("cloneMode", "linked-clone"),
+            ("storageCapacityMode", "zone"),
+            ("dataLayout.mode", "erasureCoding"),
+        ] {
             let refused = volume(&of(&[(key, value)])).unwrap_err();
             assert!(
                 matches!(&refused, Refused::Precondition(text) if text.contains(key)),
                 "{key}={value}: {refused:?}"
             );
         }
-        for nothing in
-            [("share", "false"), ("share", "False"), ("recurringJobSelector", "[]"), ("cloneMode", "")]
-        {
+        for nothing in [
+            ("share", "false"),
+            ("share", "False"),
+            ("recurringJobSelector", "[]"),
+            ("cloneMode", ""),
+            ("storageCapacityMode", "node"),
+            ("dataLayout.type", "replicated"),
+            ("dataLayout.mode", "raid1"),
+        ] {
             volume(&of(&[nothing])).unwrap();
         }
     }
