@@ -366,6 +366,29 @@ async fn what_is_for_reading_alone_never_takes_writes_however_it_was_begun() {
 }
 
 #[tokio::test]
+async fn options_of_the_class_count_for_whoever_only_reads_too() {
+    let test = "options_of_the_class_count_for_whoever_only_reads_too";
+    let flags = ["nosuid", "nodev", "noexec", "noatime"];
+    let mount = MountVolume { mount_flags: flags.map(str::to_owned).to_vec(), ..MountVolume::default() };
+    let capability = VolumeCapability {
+        access_type: Some(AccessType::Mount(mount)),
+        ..capability(Mode::SingleNodeWriter)
+    };
+    let Some((mut kubelet, _device)) = Kubelet::start(test, capability).await else { return };
+    kubelet.stage().await.unwrap();
+    for (target, readonly) in [("target-1", true), ("target-2", false)] {
+        kubelet.publish(target, readonly).await.unwrap();
+        let told = options(&kubelet, target);
+        let has = |flag: &str| told.split(',').any(|o| o == flag);
+        assert!(flags.into_iter().all(has) && has("ro") == readonly, "{target}: {told}");
+    }
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
 async fn what_is_for_one_pod_is_published_in_one_place() {
     let test = "what_is_for_one_pod_is_published_in_one_place";
     for capability in [capability(Mode::SingleNodeSingleWriter), block(Mode::SingleNodeSingleWriter)] {
