@@ -2,9 +2,13 @@
 
 mod serve_client;
 
+use std::fs::File;
+use std::path::Path;
+
 use lh_block::{BLOCK, Extent};
 use lh_wire::{BlockState, Header, LayerTrailer, OpCode, Status, flags};
-use replica::store::{CreateOptions, Directory};
+use replica::serve::{Mode, ServeError};
+use replica::store::{CreateOptions, Damage, Directory, OpenError, OpenOptions};
 use serve_client::{MIB, PATIENCE, SIZE, Server, knock, pattern, places, session, who};
 
 #[test]
@@ -46,6 +50,63 @@ fn behind_the_end_of_a_backing_file_are_zeroes() {
             assert_eq!(c.write((n + 1) * u64::from(MIB), &data), Status::Ok);
             assert_eq!(c.read((n + 1) * u64::from(MIB), MIB), data);
             assert!(c.read(4096, 8192) == [vec![9; 4096 + 512], vec![0; 4096 - 512]].concat());
+        }
+    }
+}
+
+/// A backing file that was cut off since the replica was started: what it has lost is no zeroes.
+#[test]
+fn what_a_backing_file_has_lost_cannot_be_read() {
+    for place in places() {
+        let backing = place.path().join("backing");
+        std::fs::write(&backing, vec![9; MIB as usize + 512]).unwrap();
+        let options = CreateOptions {
+            size: SIZE,
+            backing: Some(backing.to_str().unwrap().to_owned()),
+            lock_wait: PATIENCE,
+        };
+        drop(Directory::create(&place.path().join("replica"), &options).unwrap());
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        cut_off(&backing, 8192);
+        for (offset, length) in [(4096, 8192), (0, MIB), (MIB.into(), 4096)] {
+            assert_eq!(c.op(OpCode::Read, offset, length).status(), Status::Io);
+        }
+        assert_eq!(c.read(0, 8192), [9; 8192]);
+        assert_eq!(server.status.snapshot().mode, Mode::Serving);
+        let said = server.status.snapshot().last_error.unwrap();
+        assert!(said.contains("cut off"), "{said}");
+    }
+}
+
+fn cut_off(file: &Path, length: u64) {
+    File::options().write(true).open(file).unwrap().set_len(length).unwrap();
+}
+
+/// A layer's file that was cut off under its process is no file of holes. A write farther behind would make it one: so the replica fails,
+/// and the next process refuses the directory.
+#[test]
+fn a_replica_whose_file_is_cut_off_fails() {
+    for place in places() {
+        for (offset, length) in [(4096, 8192), (0, MIB), (65536, 4096)] {
+            let path = place.path().join("replica");
+            let server = Server::start(place.path());
+            let mut c = session(&server.socket, 1, 1);
+            let data = pattern(1, MIB as usize);
+            assert_eq!(c.write(0, &data), Status::Ok);
+            cut_off(&path.join("volume-head-000.img"), 8192);
+            assert_eq!(c.read(0, 8192), data[..8192]);
+            assert_eq!(c.op(OpCode::Read, offset, length).status(), Status::Io);
+            assert_eq!(server.status.snapshot().mode, Mode::Failed);
+            assert_eq!(c.write(MIB.into(), &data), Status::Io);
+            let ended = server.ended();
+            let Err(ServeError::Failed(why)) = ended else { panic!("{ended:?}") };
+            assert!(why.contains("cut off"), "{why}");
+            let opened = Directory::open(&path, &OpenOptions { lock_wait: PATIENCE }).map(drop);
+            let Err(OpenError::Damaged { damage: Damage::HeadShort { .. }, .. }) = opened else {
+                panic!("{opened:?}")
+            };
+            std::fs::remove_dir_all(path).unwrap();
         }
     }
 }

@@ -124,13 +124,12 @@ impl Server {
         let slot = self.requests.get(id);
         let Some(Part::Bytes { offset, layer, payload, .. }) = slot.parts.get_mut(index) else { return };
         if self.in_memory && payload.len() <= AT_ONCE_MAX {
-            let read = payload.read_from(self.store.layer_file(*layer), *offset);
-            // Fewer bytes only at the end of the file: zeroes follow.
-            match read {
-                Ok(n) => payload.fill_zero(n..payload.len()),
+            let (read, len) = (payload.read_from(self.store.layer_file(*layer), *offset), payload.len());
+            return match read {
+                Ok(n) if n == len => {}
+                Ok(n) => self.ended_early(id, index, n),
                 Err(e) => slot.failure = Some(note(&self.status, &e)),
-            }
-            return;
+            };
         }
         slot.left += 1;
         // At most as many parts as blocks in the largest read.
@@ -140,12 +139,10 @@ impl Server {
     }
 
     pub(super) fn read_done(&mut self, c: Completion) {
-        let id = RequestId(c.token.data);
+        let (id, index) = (RequestId(c.token.data), usize::from(c.token.slot));
         let slot = self.requests.get(id);
         slot.left -= 1;
-        let Some(Part::Bytes { offset, len, layer, payload, again }) =
-            slot.parts.get_mut(usize::from(c.token.slot))
-        else {
+        let Some(Part::Bytes { offset, len, layer, payload, again }) = slot.parts.get_mut(index) else {
             return;
         };
         *payload = c.payload.unwrap_or_default();
@@ -155,13 +152,12 @@ impl Server {
                 let (from, twice) = (*offset + u64::from(n), std::mem::replace(again, true));
                 let end = self.store.layer_file(*layer).metadata().map_or(u64::MAX, |m| m.len());
                 if from >= end {
-                    // Behind the end of the file: as in a hole.
-                    payload.fill_zero(n as usize..*len as usize);
+                    self.ended_early(id, index, n as usize);
                 } else if twice {
                     slot.failure = Some(Failure::Io);
                     self.status.set_error(format!("a read at {from} ended early, and again"));
                 } else {
-                    return self.read_part(id, usize::from(c.token.slot));
+                    return self.read_part(id, index);
                 }
             }
             Err(e) => slot.failure = Some(note(&self.status, &e)),
@@ -169,6 +165,22 @@ impl Server {
         if self.requests.get(id).left == 0 {
             self.parts_read(id);
         }
+    }
+
+    /// A part ended at the end of its file. Behind that of a backing file are zeroes. A file that has had more was cut off under this
+    /// process: nobody knows what was there, and as soon as something is written farther behind, holes would pass for it.
+    fn ended_early(&mut self, id: RequestId, index: usize, done: usize) {
+        let slot = self.requests.get(id);
+        let Some(Part::Bytes { offset, len, layer, payload, .. }) = slot.parts.get_mut(index) else { return };
+        let (layer, end, length) = (*layer, *offset + done as u64, self.store.file_length(*layer));
+        if end >= length {
+            return payload.fill_zero(done..*len as usize);
+        }
+        let text = format!("the file of a layer ends at {end} and has had {length} bytes: it was cut off");
+        let error = io::Error::new(io::ErrorKind::UnexpectedEof, text);
+        let own = self.store.is_own(layer);
+        let failure = if own { self.break_down(&error) } else { note(&self.status, &error) };
+        self.requests.get(id).failure = Some(failure);
     }
 
     /// Every part of a read is there, or has failed.

@@ -72,19 +72,28 @@ fn is_empty(path: &Path) -> bool {
     std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Takes away what a creation made: nobody has ever written into it. The mark goes last.
+/// Takes away what a creation made: nobody has ever written into it. What cannot be taken away is still called unfinished.
 fn remove(path: &Path, fs: &Fs) {
+    let _ = try_remove(path, fs);
+}
+
+/// The mark goes last, when nothing else is left on the disk.
+fn try_remove(path: &Path, fs: &Fs) -> io::Result<()> {
     let head = first_head();
     for name in [VOLUME_META, &meta_name(&head), &head] {
-        let _ = fs.remove(&path.join(name));
+        fs.remove(&path.join(name))?;
     }
     let engine = path.join(ENGINE);
-    let names = std::fs::read_dir(&engine).into_iter().flatten().flatten();
-    for entry in names.filter(|e| e.file_name() != Creating::NAME) {
-        let _ = fs.remove(&entry.path());
+    for entry in std::fs::read_dir(&engine)? {
+        let entry = entry?;
+        if entry.file_name() != Creating::NAME {
+            fs.remove(&entry.path())?;
+        }
     }
-    let _ = fs.remove(&engine.join(Creating::NAME));
-    let _ = fs.remove_directory(&engine);
+    fs.sync_directory(path)?;
+    fs.sync_directory(&engine)?;
+    fs.remove(&engine.join(Creating::NAME))?;
+    fs.remove_directory(&engine)
 }
 
 fn first_head() -> String {

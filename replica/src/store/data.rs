@@ -224,6 +224,24 @@ impl Store {
         self.at(layer).length
     }
 
+    /// How many bytes the layer's file has: a read that ends before that found a file that was cut off. Behind it is nothing, as in a
+    /// hole.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn file_length(&self, layer: LayerNo) -> u64 {
+        let layer = self.at(layer);
+        layer.image.as_ref().map_or(layer.length, |image| image.file_length())
+    }
+
+    /// A layer of this directory: no backing file, and not folded away.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn is_own(&self, layer: LayerNo) -> bool {
+        self.at(layer).name.is_some()
+    }
+
     pub(super) fn at(&self, layer: LayerNo) -> &Layer {
         &self.layers[usize::from(layer.0)]
     }

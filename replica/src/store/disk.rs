@@ -232,6 +232,20 @@ pub(super) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Res
     Ok(done)
 }
 
+/// The same of a file that is known to have `length` bytes.
+///
+/// # Errors
+/// The disk's; `UnexpectedEof` for a file that was cut off since.
+pub(super) fn read_whole(file: &File, length: u64, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    let done = read_up_to(file, offset, buffer)?;
+    let end = offset + done as u64;
+    if done < buffer.len() && end < length {
+        let text = format!("the file ends at {end} and had {length} bytes: it was cut off");
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+    }
+    Ok(done)
+}
+
 /// Makes sure that the range has its space; what is new there reads as zero.
 pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     sys::fallocate(file, Falloc::Allocate, offset, len)

@@ -277,7 +277,7 @@ fn read_layer(layer: &LayerParts, offset: u64, buffer: &mut [u8]) -> io::Result<
     if let Some(image) = &layer.image {
         return image.read_at(offset, buffer);
     }
-    let done = disk::read_up_to(&layer.file, offset, buffer)?;
+    let done = disk::read_whole(&layer.file, layer.length, offset, buffer)?;
     buffer[done..].fill(0);
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flate2::{Decompress, FlushDecompress};
 use lh_block::{BLOCK, Extent};
 
-use super::super::disk::read_up_to;
+use super::super::disk::{read_up_to, read_whole};
 use super::super::index::Index;
 use super::format::{Cluster, HEADER_MAX, Header, Qcow2Fault};
 
@@ -105,6 +105,11 @@ impl Image {
     /// Bytes of the virtual disk.
     pub(in super::super) const fn size(&self) -> u64 {
         self.header.size
+    }
+
+    /// Bytes of the file, when it was opened.
+    pub(in super::super) const fn file_length(&self) -> u64 {
+        self.length
     }
 
     /// Looks at every entry of every table.
@@ -230,7 +235,7 @@ impl Image {
             let now = place_in((part.end() - at).min(COPY as u64));
             let bytes = &mut cache.copy[..now];
             let got = match found {
-                Cluster::At(offset) => read_up_to(&self.file, offset + at, bytes)?,
+                Cluster::At(offset) => read_whole(&self.file, self.length, offset + at, bytes)?,
                 _ => 0,
             };
             // Behind the end of the file: as in a hole.

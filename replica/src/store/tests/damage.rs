@@ -96,6 +96,26 @@ fn the_sample_itself_opens() {
     assert_eq!(Volume::open(&path).unwrap().blocks()[..6], [1, 1, 2, 3, 1, 1]);
 }
 
+/// Beside the process of a replica nobody holds a lock, and below no lock keeps anybody from cutting a file off.
+#[test]
+fn what_a_file_has_lost_is_not_read_as_zeroes() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    ours(&path);
+    let view = SnapshotView::open(&path, None).unwrap();
+    set_length(&path, ONE, 2 * BLOCK);
+    let mut bytes = [0; 4096];
+    view.read_at(BLOCK, &mut bytes).unwrap();
+    assert_eq!(bytes, [1; 4096]);
+    let lost = view.read_at(4 * BLOCK, &mut bytes).unwrap_err();
+    assert_eq!(lost.kind(), std::io::ErrorKind::UnexpectedEof);
+    assert!(lost.to_string().contains("cut off"), "{lost}");
+    let out = tempfile::tempfile().unwrap();
+    assert!(view.export(&out, &mut |_, _| ()).is_err());
+    view.read_at(3 * BLOCK, &mut bytes).unwrap();
+    assert_eq!(bytes, [3; 4096], "another layer's");
+}
+
 #[test]
 fn volume_meta() {
     let meta = |from: &'static str, to: &'static str| after(move |path| edit(path, "volume.meta", from, to));
@@ -312,6 +332,27 @@ fn what_cannot_be_removed_is_in_the_way() {
     fs::create_dir_all(path.join("engine/creating")).unwrap();
     let made = super::super::Directory::create(&path, &create_options(SIZE));
     assert!(matches!(made.map(drop), Err(OpenError::NotEmpty(_))));
+}
+
+/// Half a creation stays what it is as long as a part of it is there: without the word for it, it would be somebody's volume.
+#[test]
+fn half_a_creation_that_cannot_be_removed_is_called_unfinished() {
+    for left in ["volume.meta", "engine/intent"] {
+        let place = temporary();
+        let path = place.path().join("r");
+        let tape = std::sync::Arc::new(super::tape::Tape::default());
+        tape.stop_after(40);
+        let fs = Fs { tape: Some(tape) };
+        assert!(super::super::create::create(&path, &create_options(SIZE), fs).is_err());
+        let _ = fs::remove_file(path.join(left));
+        fs::create_dir(path.join(left)).unwrap();
+        let create = || super::super::Directory::create(&path, &create_options(SIZE)).map(drop);
+        assert!(matches!(create(), Err(OpenError::NotEmpty(_))));
+        let opened = Volume::open(&path).map(drop).unwrap_err();
+        assert!(matches!(opened, OpenError::Damaged { damage: Damage::Unfinished, .. }), "{left}: {opened}");
+        fs::remove_dir(path.join(left)).unwrap();
+        create().unwrap();
+    }
 }
 
 /// Longhorn folds a layer into the removed snapshot below, gives the snapshot's file the layer's name, too, and takes the
