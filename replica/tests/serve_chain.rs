@@ -7,6 +7,7 @@ use std::path::Path;
 
 use lh_block::{Extent, Instance};
 use lh_wire::{BlockState, ChainOp, Control, Header, LayerTrailer, OpCode, Status};
+use replica::serve::{Mode, ServeError};
 use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
 
 fn snapshot(name: &str) -> ChainOp {
@@ -204,6 +205,32 @@ fn zeroes_after_a_clean_close_are_announced_again() {
     assert_eq!(c.op(OpCode::WriteZeroes, 0, 4096).status(), Status::Ok);
     assert!(says_rebuilding(place.path()));
     assert_eq!(c.read(0, 8192), [&[0; 4096], &data[4096..]].concat());
+}
+
+/// Somebody takes the directory's files away: with the first that has to be made anew the replica has failed, whatever it is for.
+#[test]
+fn a_replica_that_cannot_note_its_zeroes_fails() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        assert_eq!(c.write(0, &pattern(1, 8192)), Status::Ok);
+        take_snapshot(&mut c, 1, "s1");
+        let engine = place.path().join("replica/engine");
+        let away = place.path().join("away");
+        std::fs::rename(&engine, &away).unwrap();
+        assert_eq!(c.op(OpCode::WriteZeroes, 0, 4096).status(), Status::Io);
+        assert_eq!(server.status.snapshot().mode, Mode::Failed);
+        std::fs::rename(&away, &engine).unwrap();
+        assert_eq!(c.op(OpCode::WriteZeroes, 0, 4096).status(), Status::Io, "it is not tried again");
+        drop(c);
+        let ended = server.ended();
+        assert!(matches!(ended, Err(ServeError::Failed(_))), "{ended:?}");
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 2, 2);
+        assert_eq!(c.read(0, 8192), pattern(1, 8192));
+        assert_eq!(c.op(OpCode::WriteZeroes, 0, 4096).status(), Status::Ok);
+        assert_eq!(c.read(0, 8192), [&[0; 4096], &pattern(1, 8192)[4096..]].concat());
+    }
 }
 
 #[test]

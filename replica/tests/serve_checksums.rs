@@ -5,12 +5,12 @@ mod serve_client;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lh_block::Instance;
-use lh_wire::{ChainOp, Control, Header, OpCode, Status, Verified, flags};
+use lh_wire::{ChainOp, Control, Header, LayerInfo, OpCode, Status, Verified, flags};
 use replica::store::LayerChecksums;
 use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
 
@@ -245,6 +245,25 @@ fn a_fold_of_sound_layers_leaves_checksums_and_a_fold_of_rot_none() {
         assert_eq!([ask(&mut c, 3), ask(&mut c, 4), ask(&mut c, 8)], [expected; 3]);
         let corrupted = c.state().hash.unwrap().corrupted;
         assert_eq!(corrupted.contains(&"t".to_owned()), rotten);
+        drop(c);
+        server.stop();
+    }
+}
+
+/// A rebuild that begins at the start removes all layers, and needs their space.
+#[test]
+fn no_file_is_kept_open_of_a_layer_that_is_gone() {
+    for place in places() {
+        let Some((server, mut c, _)) = sample(place.path()) else { continue };
+        assert_eq!(verify(&mut c, 3), SOUND);
+        let head = LayerInfo { created: "2026-11-20T06:03:39Z".into(), ..LayerInfo::default() };
+        ok(&mut c, &Control::RebuildBegin { size: SIZE, chain: vec![head], keep: None });
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let files = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        let is_gone = |file: &PathBuf| {
+            file.starts_with(place.path()) && file.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
+        };
+        assert_eq!(files.filter(is_gone).collect::<Vec<_>>(), Vec::<PathBuf>::new());
         drop(c);
         server.stop();
     }

@@ -194,7 +194,10 @@ impl Server {
                 None
             }
             Ok(None) => Some(Failure::Io),
-            Err(failure) => Some(failure),
+            Err(failure) => {
+                self.worker_failed(&failure);
+                Some(failure)
+            }
         };
         let mut layer = None;
         for id in std::mem::take(&mut self.mapless) {

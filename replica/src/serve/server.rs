@@ -21,7 +21,7 @@ use super::request::{Digesting, Requests};
 use super::verify::Checksums;
 use super::worker::{Change, Report, Saved, Task, Worker};
 use super::{Mode, ServeError, Status};
-use crate::store::{Committed, Piece, Store};
+use crate::store::{Committed, Parts, Piece, Store};
 
 /// Owner of all tokens here: the thread has no other part.
 pub(super) const OWNER: u8 = 1;
@@ -248,19 +248,20 @@ impl Server {
                             self.files[usize::from(number.0)] = Fd::new(file);
                         }
                     }
-                    Committed::Chain(parts) => {
-                        self.store.replace(*parts);
-                        self.files.clear();
-                    }
+                    Committed::Chain(parts) => self.replace_layers(*parts),
                     Committed::Nothing => return Ok(()),
                 }
             }
-            Change::Rebuilt(parts) => {
-                self.store.replace(*parts);
-                self.files.clear();
-            }
+            Change::Rebuilt(parts) => self.replace_layers(*parts),
         }
         self.open_files().map_err(|e| super::worker::note(&self.status, &e))
+    }
+
+    /// All layers are others, under other numbers.
+    fn replace_layers(&mut self, parts: Parts) {
+        self.store.replace(parts);
+        self.files.clear();
+        self.checksums.forget_all();
     }
 
     /// Feeds the machine and carries out what it wants, until it wants nothing more.

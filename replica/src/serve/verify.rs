@@ -69,6 +69,11 @@ impl Checksums {
         self.open.remove(&layer);
     }
 
+    /// Lets go of all files: the layers are others, and what is gone of them would keep its space.
+    pub(super) fn forget_all(&mut self) {
+        self.open.clear();
+    }
+
     /// What is to be said of the blocks from `offset` on, given what they hold. Empty: nothing can be said.
     fn verdicts(
         &mut self,

@@ -105,6 +105,14 @@ impl Server {
         Failure::Io
     }
 
+    /// The worker could not make something durable that is no record. Unless the disk is full nobody knows what it holds of that, and
+    /// it would not tell with the next try.
+    pub(super) fn worker_failed(&mut self, failure: &Failure) {
+        if *failure == Failure::Io {
+            self.inputs.push_back(Input::Broken);
+        }
+    }
+
     /// Makes a range of the head read as zero.
     pub(super) fn start_zero(&mut self, id: RequestId, range: Extent) {
         let head = self.store.head();
@@ -181,8 +189,9 @@ impl Server {
     }
 
     pub(super) fn zeroes_marked(&mut self, result: Result<(), Failure>) {
-        if result.is_ok() {
-            self.store.marked();
+        match &result {
+            Ok(()) => self.store.marked(),
+            Err(failure) => self.worker_failed(failure),
         }
         for id in std::mem::take(&mut self.unmarked) {
             let slot = self.requests.get(id);
