@@ -204,7 +204,7 @@ use replica::serve::core::Sabotage as InReplica;
 #[test]
 fn repaired_layer_by_layer() {
     let conductor = InConductor { repair_by_layer: true, ..InConductor::default() };
-    noticed_from(18_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
+    noticed_from(39_001, "repaired_layer_by_layer", Sabotage { conductor, ..Sabotage::default() });
 }
 
 /// Rare: a replica has to come back after a revert that it has missed, to a block that was written before and not since.
@@ -221,6 +221,13 @@ fn folded_beside_a_repair() {
     let conductor = InConductor { fold_beside_repair: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Folds), 3_001, "folded_beside_a_repair", sabotage);
+}
+
+/// Rare: an engine that is stopped has to read in a file when the replica has folded it away, or another engine has it.
+#[test]
+fn reads_in_files_that_are_granted_no_more() {
+    let sabotage = Sabotage { grants_endless: true, ..Sabotage::default() };
+    noticed_from(17_001, "reads_in_files_that_are_granted_no_more", sabotage);
 }
 
 /// Clients have to leave at all.
@@ -286,7 +293,6 @@ sabotage! {
     who_becomes_a_member_not_awaited: queue Some(InQueue::NotAwaited);
     lent_memory_used_again_before_the_replica_is_heard: returned_unheard true;
     reads_where_blocks_were_once: counters_unseen true;
-    reads_in_files_that_are_granted_no_more: grants_endless true;
     reads_not_compared_with_checksums: reads_unverified true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
     part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);

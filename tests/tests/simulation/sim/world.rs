@@ -357,6 +357,9 @@ pub(crate) struct World {
     /// As in the limits of a conductor.
     grace: u64,
     sabotage: Sabotage,
+    /// Epochs say what their members had recorded, and members note that they count: in every fourth run, and where it matters. The
+    /// others are as they were without that, and those among them that notice what is rare go on noticing it.
+    epochs_tell: bool,
     broken: Option<String>,
     errors_injected: bool,
     tracing: bool,
@@ -419,6 +422,7 @@ impl World {
             quorum: Quorum::Any,
             grace: 3 * SECOND,
             sabotage,
+            epochs_tell: seed % 4 == 3,
             broken: None,
             errors_injected: false,
             tracing,
@@ -472,6 +476,7 @@ impl World {
             _ => Quorum::Unsafe,
         };
         if self.mix == Mix::Older {
+            self.epochs_tell = true;
             self.quorum = if self.dice.chance(500) { Quorum::Majority } else { Quorum::Any };
         }
         if self.dice.chance(500) {
@@ -778,7 +783,10 @@ impl World {
                 clear_every_ns: SECOND,
                 ..Limits::default()
             },
-            sabotage: self.sabotage.conductor,
+            sabotage: conductor::Sabotage {
+                after_unnoted: !self.epochs_tell || self.sabotage.conductor.after_unnoted,
+                ..self.sabotage.conductor
+            },
         };
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
