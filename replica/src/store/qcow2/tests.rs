@@ -216,6 +216,23 @@ fn a_small_file_costs_little() {
     assert_eq!(fault(&twice), Qcow2Fault::Entry { level: 1, entry: 2 * CLUSTER as u64 });
 }
 
+/// The last cluster of an image may end with its file. What a file has had when it was opened is not that.
+#[test]
+fn what_an_image_has_lost_is_not_read_as_zeroes() {
+    let bytes = sample(V3, 4 * CLUSTER as u64, &[Kind::Plain; 4]);
+    let length = bytes.len() as u64;
+    let file = std::sync::Arc::new(tempfile::tempfile().unwrap());
+    file.write_all_at(&bytes, 0).unwrap();
+    let image = Image::open(std::sync::Arc::clone(&file), LARGEST).unwrap();
+    assert_eq!(image.file_length(), length);
+    file.set_len(length - CLUSTER as u64).unwrap();
+    let mut read = vec![0; CLUSTER];
+    image.read_at(2 * CLUSTER as u64, &mut read).unwrap();
+    assert_eq!(read, content(2));
+    let lost = image.read_at(3 * CLUSTER as u64, &mut read).unwrap_err();
+    assert_eq!(lost.kind(), std::io::ErrorKind::UnexpectedEof, "{lost}");
+}
+
 #[test]
 fn a_damaged_compressed_cluster_is_an_error_of_its_own_range() {
     let mut bytes = sample(V3, 8 * BLOCK, &KINDS);
