@@ -392,7 +392,10 @@ async fn pods_begin_anew_where_what_keeps_their_volume_attached_was_deleted() {
         let is_anew =
             |c: &Cluster| c.server.get(kind, name).is_some_and(|o| o["spec"].to_string().contains("demo"));
         cluster.wait(&format!("it is made anew among {kind}"), is_anew).await;
-        // As csi-attacher does within a minute: Kubernetes has it attached all the while.
+        // As csi-attacher does within a minute: Kubernetes has it attached all the while. Sooner, and the device would stay.
+        if kind == "volumeattachments" {
+            cluster.wait("nobody wants it any more", |c| c.volume("state") != "attached").await;
+        }
         cluster.ticket(Some("n1"));
         cluster
             .wait(&format!("what had its device goes, {kind}"), |c| c.server.get("core/pods", "p").is_none())
