@@ -51,6 +51,14 @@ pub(super) struct Run {
     pub(super) checksums: Option<Box<FoldedChecksums>>,
 }
 
+impl Run {
+    /// It keeps to its bandwidth, but holds no claim for the sake of it, and puts no end off: that may have been asked for while a
+    /// piece was copied, whose share is reckoned only then.
+    fn is_due(&self, now: u64) -> bool {
+        self.claim.is_some() || self.fold.is_broken_off() || now >= self.not_before
+    }
+}
+
 /// A layer that was folded away and may still be read by requests that had begun.
 #[derive(Debug)]
 struct Gone {
@@ -138,7 +146,6 @@ impl Folder {
     pub(super) fn stop(&mut self, why: &str) {
         if let Some(run) = &mut self.run {
             run.fold.stop(why);
-            run.not_before = 0;
         }
     }
 
@@ -255,8 +262,7 @@ impl Server {
         self.end_standing_aside(now);
         let Some(run) = &self.folder.run else { return false };
         let ready = match run.waits {
-            // A claim is not held for the sake of a bandwidth.
-            Waits::Nothing => run.claim.is_some() || now >= run.not_before,
+            Waits::Nothing => run.is_due(now),
             Waits::Claim => !run.claim.is_some_and(|claim| self.is_written(claim)),
             Waits::Punch => !self.flusher.is_punching(),
             // A prepared operation may stay for long; who wants an end gets it.
@@ -481,11 +487,56 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use lh_block::Instance;
     use lh_ring::Payload;
-    use lh_wire::{Header, OpCode};
+    use lh_wire::{ChainOp, Header, OpCode};
 
     use super::*;
     use crate::serve::core::ConnId;
+    use crate::store::{CreateOptions, Directory, OpenOptions};
+
+    /// A fold of a snapshot of an empty volume.
+    fn fold_of(place: &Path) -> Fold {
+        let options = CreateOptions { size: 1 << 20, backing: None, lock_wait: Duration::ZERO };
+        let (mut directory, mut store) = Directory::create(place, &options).unwrap();
+        let (name, created, labels) = ("s".to_owned(), "2026-01-01T00:00:00Z".to_owned(), Default::default());
+        let snapshot = ChainOp::Snapshot { name: name.clone(), user_created: true, created, labels };
+        for (id, op) in [(1, snapshot), (2, ChainOp::MarkRemoved { name })] {
+            directory.prepare(Instance(id), &op).unwrap();
+            directory.commit(Instance(id)).unwrap();
+        }
+        directory.close_clean(store.close()).unwrap();
+        drop((directory, store));
+        let options = OpenOptions { lock_wait: Duration::ZERO };
+        let (mut directory, store) = Directory::open(place, &options).unwrap();
+        let plan = directory.begin_fold("s").unwrap();
+        Fold::new(&store, plan).unwrap()
+    }
+
+    /// The piece that was being copied when the end was asked for has its share reckoned all the same.
+    #[test]
+    fn the_end_of_a_fold_does_not_wait_for_its_bandwidth() {
+        let place = tempfile::tempdir().unwrap();
+        for (number, break_off) in
+            [|fold: &mut Fold| fold.stop("it is to end"), Fold::give_way].iter().enumerate()
+        {
+            let mut run = Run {
+                fold: fold_of(&place.path().join(number.to_string())),
+                bytes_per_second: Some(1),
+                not_before: 1000,
+                reckoned: 0,
+                waits: Waits::Nothing,
+                claim: None,
+                checksums: None,
+            };
+            assert!(!run.is_due(999) && run.is_due(1000));
+            break_off(&mut run.fold);
+            assert!(run.is_due(999));
+        }
+    }
 
     /// A read that comes back short asks the layer's file again.
     #[test]

@@ -28,7 +28,6 @@ impl Server {
             Some(run) if run.waits == Waits::Images || !run.fold.touches(&self.store, layer) => false,
             Some(run) => {
                 run.fold.give_way();
-                run.not_before = 0;
                 true
             }
             // Where it is to go on from may have been read already.
