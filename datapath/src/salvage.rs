@@ -132,7 +132,7 @@ const NEVER_STARTED: &str = "no replica has recorded an epoch: the volume was ne
 /// A younger epoch has counted, as a replica has recorded: the authority's was put back from a copy.
 fn is_put_back(epoch: &Epoch, candidates: &[Candidate]) -> bool {
     let recorded = candidates.iter().filter_map(|c| c.held.as_ref().ok()?.epoch.as_ref());
-    recorded.into_iter().any(|e| e.after > Some(epoch.order()))
+    recorded.into_iter().any(|e| e.outdates(epoch.order()))
 }
 
 /// Without the authority, for that reason. An epoch that is found on a replica alone may be replaced by one that this replica was left

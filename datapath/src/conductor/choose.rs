@@ -69,7 +69,7 @@ pub(super) fn choose(
 /// A younger epoch has counted, as some replica has recorded: what the authority has was put back, as from a copy of the host's or the
 /// cluster's records, and whoever was left out since is still a member of it.
 fn is_put_back(epoch: &Epoch, candidates: &[Candidate<'_>]) -> bool {
-    candidates.iter().filter_map(|c| c.state?.epoch.as_ref()).any(|e| e.after > Some(epoch.order()))
+    candidates.iter().filter_map(|c| c.state?.epoch.as_ref()).any(|e| e.outdates(epoch.order()))
 }
 
 /// The authority's epoch and one of its members. Who is a member has recorded it, or a younger one.
@@ -387,6 +387,9 @@ mod tests {
         }
         // It was on its way, and whoever it was to leave out has everything.
         let on_its_way = Epoch { after: Some(e123.order()), ..e12 };
+        let states = [knows(&on_its_way), knows(&on_its_way), None];
+        let s = start(among(Quorum::Any, Some(Some(e123.clone())), states));
+        assert_eq!(s.recorded, Some(e123.order()), "the next one does not say that it counted");
         let states = [knows(&on_its_way), knows(&on_its_way), knows(&e123)];
         assert_eq!(ids(start(among(Quorum::Any, Some(Some(e123)), states)).members), [1, 2, 3]);
     }

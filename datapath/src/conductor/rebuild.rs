@@ -137,9 +137,8 @@ impl Conductor {
     /// Why the replica is not to be overwritten: it came too late to say that the authority was put back, and may hold what nobody here
     /// has. With the other quorums the newest epoch found was started from.
     fn knows_better(&self, own: &ReplicaState) -> Option<&'static str> {
-        let counted = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?.after;
-        let is_younger =
-            self.config.quorum == Quorum::Any && self.started_from.is_some() && counted > self.started_from;
+        let recorded = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?;
+        let is_younger = self.config.quorum == Quorum::Any && recorded.outdates(self.started_from?);
         is_younger.then_some(
             "it knows of an epoch that counted and is younger than the authority's was: it is kept as it is. Stop the volume and salvage it \
              with that replica here, or take the replica out",

@@ -77,8 +77,7 @@ pub struct Epoch {
     pub after: Option<EpochOrder>,
 }
 
-/// By what every program has passed on that ever did: [`Epoch::after`] may be lost on the way, and says nothing that the others do not
-/// settle.
+/// By what every program passes on: [`Epoch::after`] is lost with one that does not know it, and does not tell two epochs apart.
 impl PartialEq for Epoch {
     fn eq(&self, other: &Self) -> bool {
         self.order() == other.order() && self.id == other.id && self.members == other.members
@@ -91,6 +90,11 @@ impl Epoch {
     /// See [`EpochOrder`].
     pub const fn order(&self) -> EpochOrder {
         (self.generation, self.counter)
+    }
+
+    /// True if one has counted that is younger than that: whoever has recorded this epoch knows of it (`docs/invariants.md`, 12).
+    pub fn outdates(&self, older: EpochOrder) -> bool {
+        self.after > Some(older)
     }
 
     /// True if the replica of that name is a member.
