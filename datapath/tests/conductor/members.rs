@@ -222,3 +222,29 @@ fn who_knows_that_the_authority_was_put_back_is_not_overwritten() {
     world.run_for(20_000);
     assert!((0..2).all(|r| !world.replicas[r].rebuilding && world.mode(r + 1) == Mode::Err));
 }
+
+/// What the authority told before the replicas were fenced is older than what they have recorded since. That is no copy that was put
+/// back: asked again, it has what the engine before has stored.
+#[test]
+fn an_authority_that_was_asked_too_early_is_asked_again() {
+    let mut world = opened(Quorum::Any);
+    world.writes();
+    let early = world.authority.epoch.clone();
+    world.dies(3);
+    world.writes();
+    let counts = |w: &World, r: usize| {
+        w.replicas[r].epoch.as_ref().is_some_and(|e| e.after == Some(e.order()) && !e.has("r3"))
+    };
+    world.run_until("1 and 2 have recorded that 3 is out", |w| counts(w, 0) && counts(w, 1));
+    let stored = std::mem::replace(&mut world.authority.epoch, early);
+    world.crash_engine();
+    let connects = std::mem::take(&mut world.engine().connects);
+    world.run_until("the authority has answered", |w| !w.engine().load && w.engine().outside.is_empty());
+    world.authority.epoch = stored;
+    world.dies(1);
+    world.returns(3);
+    world.engine().connects = connects;
+    world.run_until("2 is enough", World::is_open);
+    world.returns(1);
+    world.settle();
+}
