@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent};
@@ -155,7 +156,7 @@ fn folded_by_longhorn(tree: &Tree) -> Option<(&LayerFile, &LayerFile)> {
 }
 
 /// An import must be the whole volume.
-pub(super) fn check(path: &std::path::Path, tree: &Tree) -> Result<(), OpenError> {
+pub(super) fn check(path: &Path, tree: &Tree) -> Result<(), OpenError> {
     if tree.volume.rebuilding {
         return Err(damaged(path, Damage::Rebuilding));
     }
@@ -166,14 +167,29 @@ pub(super) fn check(path: &std::path::Path, tree: &Tree) -> Result<(), OpenError
     let records = Records { directory: path };
     let rebuilding = records.load::<Rebuild>()?.is_some();
     let engine = path.join(ENGINE);
-    let marks = std::fs::read_dir(&engine).into_iter().flatten().flatten().any(|entry| {
-        let zero = entry.file_name().to_str().and_then(zero::parse_name).is_some();
-        zero && entry.metadata().is_ok_and(|stat| zero::may_have_marks(stat.len()))
-    });
+    let marks = has_marks(&engine)
+        .map_err(|source| OpenError::Io { what: format!("looking for zero maps in {}", engine.display()), source })?;
     if rebuilding || marks {
         return Err(damaged(path, Damage::MarksWithoutVolume));
     }
     Ok(())
+}
+
+/// Whether a zero map in `engine` may have a mark. What cannot be looked at is an error: it may have one.
+fn has_marks(engine: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(engine) {
+        Ok(entries) => entries,
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(err) => return Err(err),
+    };
+    for entry in entries {
+        let entry = entry?;
+        let zero = entry.file_name().to_str().and_then(zero::parse_name).is_some();
+        if zero && zero::may_have_marks(entry.metadata()?.len()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Writes zeroes into extents that were never written.

@@ -277,9 +277,14 @@ impl Records<'_> {
         }
     }
 
-    /// Makes a record durable.
+    /// Makes a record durable. One that would not be read again is not written: the one before stays.
     pub(super) fn store<R: Record>(&self, fs: &Fs, record: &R) -> io::Result<()> {
-        fs.replace(&self.directory.join(ENGINE), R::NAME, &encode(record)?, None)
+        let bytes = encode(record)?;
+        if bytes.len() > RECORD_MAX {
+            let length = bytes.len();
+            return Err(io::Error::other(format!("{} would take {length} bytes, and {RECORD_MAX} are read", R::NAME)));
+        }
+        fs.replace(&self.directory.join(ENGINE), R::NAME, &bytes, None)
     }
 
     /// Removes a record, durably.
@@ -329,6 +334,28 @@ mod tests {
             records.load::<Fence>(),
             Err(OpenError::Damaged { damage: Damage::Record(name), .. }) if name == "fence"
         ));
+    }
+
+    #[test]
+    fn what_would_not_be_read_again_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(ENGINE)).unwrap();
+        let records = Records { directory: dir.path() };
+        let volume = Id::parse(&[b'a'; 32]).unwrap();
+        let said = |name: String| FoldRecord {
+            volume,
+            name,
+            child: None,
+            direction: Direction::IntoChild,
+            done: 0,
+            switch: None,
+        };
+        let spare = RECORD_MAX - encode(&said(String::new())).unwrap().len();
+        let longest = said("n".repeat(spare));
+        records.store(&Fs::default(), &longest).unwrap();
+        let refused = records.store(&Fs::default(), &said("n".repeat(spare + 1))).unwrap_err();
+        assert_eq!(refused.to_string(), "fold would take 131073 bytes, and 131072 are read");
+        assert_eq!(records.load::<FoldRecord>().unwrap(), Some(longest));
     }
 
     #[test]

@@ -93,7 +93,11 @@ fn identity(config: &Path) -> io::Result<String> {
             let linked = fs::hard_link(&new, config);
             fs::remove_file(&new)?;
             match linked {
-                Ok(()) => Ok(uuid),
+                Ok(()) => {
+                    // What is told of the disk from now on goes by it: it must be there after a power cut, too.
+                    fs::File::open(config.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+                    Ok(uuid)
+                }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => identity(config),
                 Err(e) => Err(e),
             }
