@@ -4,7 +4,8 @@
 //! Both sides have a certificate of one authority, and the handshake proves it, before a byte of a request is read. Whoever
 //! holds a certificate of that authority may do everything, so the authority should sign for nothing else; names in
 //! certificates are for clients to check. Files that change are taken up by the next connection, unless they do not
-//! fit: then what was there before goes on.
+//! fit: then what was there before goes on, until they do. No session is taken up again: its client would be believed by a certificate
+//! that may have expired since.
 
 use std::fs;
 use std::io;
@@ -18,8 +19,8 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore, ServerConfig};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -119,6 +120,7 @@ impl TlsFiles {
         let mut config =
             config.map_err(|e| self.unfit(KEY, format!("is not the key of {CERTIFICATE} beside it: {e}")))?;
         config.alpn_protocols = vec![HTTP2.to_vec()];
+        (config.session_storage, config.send_tls13_tickets) = (Arc::new(NoServerSessionStorage {}), 0);
         Ok(config)
     }
 
@@ -167,8 +169,7 @@ impl TlsFiles {
         TlsError::Unfit { path: self.path(name), reason }
     }
 
-    /// What tells one version of the files from another. Links are followed: Kubernetes changes a mounted Secret by one.
-    fn version(&self) -> Vec<Option<(u64, i64, i64, u64)>> {
+    fn version(&self) -> Version {
         let of = |name| {
             let meta = fs::metadata(self.path(name)).ok()?;
             Some((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.len()))
@@ -177,11 +178,16 @@ impl TlsFiles {
     }
 }
 
+/// What tells one version of the files from another. Links are followed: Kubernetes changes a mounted Secret by one.
+type Version = Vec<Option<(u64, i64, i64, u64)>>;
+
 /// The files in use, and which version of them.
 #[derive(Debug)]
 struct Loaded {
     config: Arc<ServerConfig>,
-    version: Vec<Option<(u64, i64, i64, u64)>>,
+    version: Version,
+    /// Those that were told not to fit.
+    unfit: Option<Version>,
 }
 
 /// How connections are let in, by files that may change.
@@ -199,7 +205,7 @@ impl Door {
     pub(crate) fn new(files: TlsFiles) -> Result<Self, TlsError> {
         let version = files.version();
         let config = Arc::new(files.server()?);
-        Ok(Self { files, loaded: Arc::new(Mutex::new(Loaded { config, version })) })
+        Ok(Self { files, loaded: Arc::new(Mutex::new(Loaded { config, version, unfit: None })) })
     }
 
     /// The certificate of whom connections are believed.
@@ -207,18 +213,22 @@ impl Door {
         self.files.authority()
     }
 
-    /// How the next connection is let in. Files that changed and do not fit are told of once.
+    /// How the next connection is let in. Files that changed and do not fit are told of once, and looked at again each time: what is
+    /// not valid yet will be, and a disk may fail for a moment.
     fn config(&self) -> Arc<ServerConfig> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let version = self.files.version();
         if version != loaded.version {
-            loaded.version = version;
             match self.files.server() {
                 Ok(config) => {
-                    loaded.config = Arc::new(config);
+                    *loaded = Loaded { config: Arc::new(config), version, unfit: None };
                     tracing::info!(directory = %self.files.directory.display(), "new certificates are in use");
                 }
-                Err(e) => tracing::error!("the certificates before go on being used: {e}"),
+                Err(e) if loaded.unfit.as_ref() != Some(&version) => {
+                    loaded.unfit = Some(version);
+                    tracing::error!("the certificates before go on being used: {e}");
+                }
+                Err(_) => {}
             }
         }
         Arc::clone(&loaded.config)

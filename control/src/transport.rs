@@ -32,8 +32,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a listener rests that could not take a connection: where no descriptor is left the next try would fail at once.
 pub const BREATH: Duration = Duration::from_millis(100);
 
-/// After how long of silence a client on TCP is asked whether it is there (RFC 9113, 6.7). One whose host has gone would keep its
-/// descriptor here for ever.
+/// After how long of silence a client on TCP is asked whether it is there (RFC 9113, 6.7), and a server that it waits for. One whose host
+/// has gone would keep its descriptor here for ever, or whoever waits for it.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// How long it may take to say so.
@@ -138,12 +138,18 @@ const fn is_trusted(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }
 
-/// Connects to a server on TCP, without encryption: `HOST:PORT`.
+/// Connects to a server on TCP, without encryption: `HOST:PORT`. Its answers may take as long as they do, while it says that it is
+/// there.
 ///
 /// # Errors
 /// Nobody listens there, or it wants a certificate.
 pub async fn connect_in_the_open(address: &str) -> io::Result<Channel> {
+    client_that_asks(address, KEEPALIVE, KEEPALIVE_PATIENCE).await
+}
+
+async fn client_that_asks(address: &str, after: Duration, patience: Duration) -> io::Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(io::Error::other)?;
+    let endpoint = endpoint.http2_keep_alive_interval(after).keep_alive_timeout(patience);
     endpoint.connect_timeout(CONNECT_PATIENCE).connect().await.map_err(io::Error::other)
 }
 
@@ -238,6 +244,7 @@ pub fn not_listening(e: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::ptypes::controller_service_client::ControllerServiceClient;
 
     #[test]
     fn only_root_and_oneself_are_trusted() {
@@ -305,6 +312,18 @@ mod tests {
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
         let ended = async { while client.read(&mut [0; 4096]).await.is_ok_and(|n| n > 0) {} };
         tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is given up");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_say_that_it_is_there_is_given_up() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let channel = client_that_asks(&address, Duration::from_millis(200), Duration::from_secs(1));
+        let mut client = ControllerServiceClient::new(channel.await.unwrap());
+        // The system has taken the connection, and nobody says anything on it.
+        let asked = tokio::time::timeout(Duration::from_secs(60), client.volume_get(())).await;
+        assert!(is_gone(&asked.expect("it is given up").unwrap_err()));
+        drop(listener);
     }
 
     #[test]

@@ -18,7 +18,8 @@ use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersion};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -108,10 +109,18 @@ async fn ask(address: SocketAddr, authority: &Authority, client: Client<'_>) -> 
 }
 
 fn client_config(authority: &Authority, client: Client<'_>) -> ClientConfig {
+    client_config_of(rustls::DEFAULT_VERSIONS, authority, client)
+}
+
+fn client_config_of(
+    versions: &[&'static SupportedProtocolVersion],
+    authority: &Authority,
+    client: Client<'_>,
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem.as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions).unwrap();
     let config = config.with_root_certificates(roots);
     let mut config = match client {
         Client::Shows(pair) => {
@@ -213,6 +222,41 @@ async fn new_files_are_taken_up_and_unfit_ones_are_not() {
     write(&manager.files(), &after.pem, &after.pair());
     ask(manager.first, &after, Client::Shows(&new)).await.unwrap();
     assert!(ask(manager.first, &after, Client::Shows(&old)).await.is_err());
+}
+
+/// The clock of the authority's host may be ahead of this one's.
+#[tokio::test]
+async fn new_files_that_are_not_valid_yet_are_taken_up_once_they_are() {
+    let (before, after) = (Authority::new("ours"), Authority::new("the next one"));
+    let manager = Manager::start(&before).await;
+    let (old, new) = (before.pair(), after.pair());
+    let from = SystemTime::now() + Duration::from_secs(5);
+    write(&manager.files(), &after.pem, &after.sign(from, from + DAY));
+    let asked = ask(manager.first, &before, Client::Shows(&old)).await;
+    assert!(asked.is_ok() || SystemTime::now() >= from, "{asked:?}");
+    let until = from + PATIENCE;
+    while let Err(e) = ask(manager.first, &after, Client::Shows(&new)).await {
+        assert!(SystemTime::now() < until, "{e}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Taken up again, a session would let its client in as long as the server runs, whatever has become of its certificate.
+#[tokio::test]
+async fn a_client_shows_its_certificate_each_time() {
+    let authority = Authority::new("ours");
+    let manager = Manager::start(&authority).await;
+    for versions in [&[&rustls::version::TLS13][..], &[&rustls::version::TLS12]] {
+        let config = Arc::new(client_config_of(versions, &authority, Client::Shows(&authority.pair())));
+        for _ in 0..3 {
+            let stream = TcpStream::connect(manager.first).await.unwrap();
+            let name = ServerName::try_from(NAME).unwrap();
+            let mut stream = TlsConnector::from(Arc::clone(&config)).connect(name, stream).await.unwrap();
+            assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full), "{versions:?}");
+            // What the server says first comes behind what it may give to come again with.
+            assert_ne!(stream.read(&mut [0; 64]).await.unwrap(), 0);
+        }
+    }
 }
 
 #[tokio::test]
