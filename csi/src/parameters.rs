@@ -104,8 +104,10 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
     match key {
         "fsType" => check_file_system(value).map_err(|_| wrong(key, value, "ext4 or xfs"))?,
         "frontend" => {
-            let known = Frontend::parse(value).filter(|f| !matches!(f, Frontend::None));
-            spec.frontend = known.ok_or_else(|| wrong(key, value, "blockdev, ublk, nbd, fuse or iscsi"))?;
+            // Without a device no pod could have the volume.
+            let known = Frontend::parse(value)
+                .filter(|f| !matches!(f, Frontend::None | Frontend::Iscsi | Frontend::NbdServer));
+            spec.frontend = known.ok_or_else(|| wrong(key, value, "blockdev, ublk, nbd or fuse"))?;
         }
         "quorum" => {
             spec.quorum = Quorum::parse(value).ok_or_else(|| wrong(key, value, "any, majority or unsafe"))?
@@ -319,6 +321,8 @@ mod tests {
             ("fsType", "btrfs"),
             ("frontend", ""),
             ("frontend", "floppy"),
+            ("frontend", "iscsi"),
+            ("frontend", "nbd-server"),
             ("quorum", "all"),
             ("ioTimeout", "-1"),
             ("migratable", "yes"),

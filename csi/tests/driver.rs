@@ -356,6 +356,28 @@ async fn a_clone_says_what_it_waits_for_and_one_without_a_source_is_not_waited_f
     assert!(cluster.server.get("volumes", "clone").is_none(), "it would never be made");
 }
 
+#[tokio::test]
+async fn a_volume_whose_old_data_lies_somewhere_waits_for_that_and_one_without_room_goes() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    let refused = async || cluster.controller().create_volume(wish("v", 64)).await.unwrap_err();
+    // No other place has room for it, and somebody may have restored it before its replicas.
+    cluster.hold_beginnings("DataLeft", "data of a volume of this name lies on nodes");
+    for _ in 0..2 {
+        let why = refused().await;
+        assert!(why.code() == Code::Aborted && why.message().contains("lies on nodes"), "{why}");
+        assert!(cluster.server.get("volumes", "v").is_some());
+    }
+    cluster.server.delete("core/configmaps", "beginnings");
+    while cluster.server.get("volumes", "v").unwrap()["status"]["state"] == "creating" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.hold_beginnings("ReplicaSchedulingFailure", "no disk has room");
+    cluster.server.delete("volumes", "v");
+    assert_eq!(refused().await.code(), Code::ResourceExhausted);
+    assert!(cluster.server.get("volumes", "v").is_none());
+}
+
 /// Deleted, and kept by somebody's finalizer.
 async fn goes(cluster: &Cluster, kind: &str, name: &str) {
     cluster.server.apply(kind, name, &json!({ "metadata": { "finalizers": ["test/keeps"] } }));
@@ -482,6 +504,13 @@ async fn what_goes_is_no_source_and_an_odd_time_hides_no_other_snapshot() {
     };
     assert_eq!(cluster.create(request).await, Err(Code::NotFound));
     goes(&cluster, "volumes", "v").await;
+    let volume = Source::Volume(VolumeSource { volume_id: "v".to_owned() });
+    let request = CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(volume) }),
+        ..wish("copy", 64)
+    };
+    assert_eq!(cluster.create(request).await, Err(Code::NotFound));
+    assert!(cluster.server.get("volumes", "copy").is_none());
     assert_eq!(cluster.snapshot("v", "u").await, Err(Code::NotFound));
     assert!(cluster.server.get("snapshots", "u").is_none());
 }
@@ -533,6 +562,37 @@ async fn a_volume_grows_changes_and_is_listed() {
     assert_eq!((first.entries.len(), first.next_token.as_str()), (2, "after:b"));
     let rest = cluster.controller().list_volumes(page(&first.next_token)).await.unwrap().into_inner();
     assert_eq!((rest.entries.len(), rest.next_token.as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn however_many_volumes_there_are_and_whatever_they_say_a_list_of_them_can_be_received() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    // Why a volume has no place names every disk.
+    let message = "node n has no room; ".repeat(300);
+    let condition = json!({ "type": "Scheduled", "status": "False", "message": message });
+    for n in 0..2500 {
+        let volume = json!({
+            "apiVersion": "longhorn.io/v1beta2", "kind": "Volume", "spec": { "size": (64 * MIB).to_string() },
+            "status": { "state": "detached", "robustness": "unknown", "conditions": [condition] },
+        });
+        cluster.server.apply("volumes", &format!("v{n:04}"), &volume);
+    }
+    // Receivers take 4 MiB, unless they are told otherwise.
+    let (mut token, mut seen) = (String::new(), 0);
+    loop {
+        let request = ListVolumesRequest { max_entries: 0, starting_token: token };
+        let page = cluster.controller().list_volumes(request).await.unwrap().into_inner();
+        let told = |e: &proto::list_volumes_response::Entry| {
+            e.status.as_ref().unwrap().volume_condition.clone().unwrap().message
+        };
+        assert!(page.entries.iter().all(|e| told(e).contains("no room")));
+        seen += page.entries.len();
+        token = page.next_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(seen, 2500);
 }
 
 #[tokio::test]
@@ -673,12 +733,32 @@ async fn a_group_is_of_one_moment_or_refused() {
     let whole = groups.create_volume_group_snapshot(request("i", &["a", "b"])).await.unwrap().into_inner();
     assert_eq!(whole.group_snapshot.unwrap().snapshots.len(), 2);
     assert!(of_a()["labels"]["taken"].is_null(), "it was taken at another time than the rest");
-    let delete = || proto::DeleteVolumeGroupSnapshotRequest {
+    // What somebody deletes is not handed out again.
+    let name = of_a()["name"].as_str().unwrap().to_owned();
+    cluster.server.apply("snapshots", &name, &old);
+    goes(&cluster, "snapshots", &name).await;
+    let server = cluster.server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.apply("snapshots", &name, &json!({ "metadata": { "finalizers": null } }));
+        server.delete("snapshots", &name);
+    });
+    groups.create_volume_group_snapshot(request("i", &["a", "b"])).await.unwrap();
+    assert!(of_a()["labels"]["taken"].is_null() && of_a()["deletionTimestamp"].is_null(), "{}", of_a());
+    let ids: Vec<String> = group.snapshots.iter().map(|s| s.snapshot_id.clone()).collect();
+    let delete = |ids: &[String]| proto::DeleteVolumeGroupSnapshotRequest {
         group_snapshot_id: group.group_snapshot_id.clone(),
+        snapshot_ids: ids.to_vec(),
         ..Default::default()
     };
-    groups.delete_volume_group_snapshot(delete()).await.unwrap();
-    groups.delete_volume_group_snapshot(delete()).await.unwrap();
+    // One of its own is gone since the last attempt, which did not get to the other one.
+    cluster.server.delete("snapshots", ids[0].rsplit_once('/').unwrap().1);
+    let strange = cluster.snapshot("c", "strange").await.unwrap().snapshot_id;
+    let refused = groups.delete_volume_group_snapshot(delete(&[ids[1].clone(), strange])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    cluster.server.delete("snapshots", "strange");
+    groups.delete_volume_group_snapshot(delete(&ids)).await.unwrap();
+    groups.delete_volume_group_snapshot(delete(&ids)).await.unwrap();
     assert_eq!(cluster.server.all("snapshots").len(), 2);
     // One of its volumes has no room for it: nothing is left that nobody was told of.
     cluster.create(wish("full", 64)).await.unwrap();

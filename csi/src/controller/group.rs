@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::ControllerService;
 use super::snapshots::{GROUP_LABEL, handle, told};
-use crate::names::{group_handle, group_name, resource_name, snapshot_name};
+use crate::names::{SnapshotHandle, group_handle, group_name, resource_name, snapshot_name};
 use crate::proto::csi::group_controller_server::GroupController;
 use crate::proto::csi::group_controller_service_capability::rpc::Type as Ability;
 use crate::proto::csi::group_controller_service_capability::{Rpc, Type};
@@ -46,7 +46,8 @@ impl ControllerService {
                 of.join(", ")
             )));
         }
-        let is_taken = |s: &Snapshot| s.status.as_ref().is_some_and(|s| s.ready_to_use);
+        let stays = |s: &Snapshot| s.metadata.deletion_timestamp.is_none();
+        let is_taken = |s: &Snapshot| stays(s) && s.status.as_ref().is_some_and(|s| s.ready_to_use);
         if of == volumes && there.iter().all(is_taken) {
             return Ok(group_of(&group, &there));
         }
@@ -115,18 +116,24 @@ impl ControllerService {
         Ok(all)
     }
 
-    /// The snapshots of a group, checked against those that the request names.
-    async fn found(&self, id: &str, named: &[String]) -> Result<Vec<Snapshot>, Refused> {
+    /// The snapshots of a group, checked against those that the request names. `gone_too`: one that is there no more may be named: an
+    /// earlier attempt has deleted it.
+    async fn found(&self, id: &str, named: &[String], gone_too: bool) -> Result<Vec<Snapshot>, Refused> {
         let id = required("the group's id", id)?;
         let Some(group) = group_name(id) else { return Ok(Vec::new()) };
         let members = self.members(group).await?;
         let is_one = |n: &String| members.iter().any(|m| handle(m).to_string() == *n);
-        match named.iter().find(|n| !is_one(n)) {
-            Some(stranger) if !members.is_empty() => {
-                Err(Refused::Argument(format!("snapshot {stranger} does not belong to group {id}")))
+        for other in named.iter().filter(|n| !members.is_empty() && !is_one(n)) {
+            if !gone_too || self.is_there(other).await? {
+                return Err(Refused::Argument(format!("snapshot {other} does not belong to group {id}")));
             }
-            _ => Ok(members),
         }
+        Ok(members)
+    }
+
+    async fn is_there(&self, snapshot: &str) -> Result<bool, Refused> {
+        let Some(wanted) = SnapshotHandle::parse(snapshot) else { return Ok(false) };
+        Ok(self.cluster.snapshot(&wanted.name).await?.is_some_and(|s| handle(&s) == wanted))
     }
 }
 
@@ -165,7 +172,7 @@ impl GroupController for ControllerService {
     ) -> Result<Response<DeleteVolumeGroupSnapshotResponse>, Status> {
         let request = request.into_inner();
         let _held = self.guard.take(&request.group_snapshot_id)?;
-        for member in self.found(&request.group_snapshot_id, &request.snapshot_ids).await? {
+        for member in self.found(&request.group_snapshot_id, &request.snapshot_ids, true).await? {
             self.drop_snapshot(&member.name_any()).await?;
         }
         Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
@@ -176,7 +183,7 @@ impl GroupController for ControllerService {
         request: Request<GetVolumeGroupSnapshotRequest>,
     ) -> Result<Response<GetVolumeGroupSnapshotResponse>, Status> {
         let request = request.into_inner();
-        let members = self.found(&request.group_snapshot_id, &request.snapshot_ids).await?;
+        let members = self.found(&request.group_snapshot_id, &request.snapshot_ids, false).await?;
         let Some(group) = group_name(&request.group_snapshot_id).filter(|_| !members.is_empty()) else {
             return Err(
                 Refused::Missing(format!("group {} does not exist", request.group_snapshot_id)).into()

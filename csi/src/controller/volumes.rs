@@ -7,7 +7,9 @@ use lh_cluster::api::{
     AccessMode, AttachmentTicket, Conditions, Int64Text, Snapshot, TicketType, Volume, VolumeSpec,
     VolumeState,
 };
-use lh_cluster::plan::volume::{CLONING, SCHEDULED, SOURCE_LARGER, SOURCE_MISSING, unbuilt};
+use lh_cluster::plan::volume::{
+    CLONING, DATA_LEFT, NOT_BUILT, SCHEDULED, SOURCE_LARGER, SOURCE_MISSING, unbuilt,
+};
 use serde_json::{Map, Value, json};
 
 use super::ControllerService;
@@ -150,7 +152,14 @@ impl ControllerService {
     /// Bytes of what a volume is to be made of, which has to be there. What is copied of a snapshot is as large as its volume is by now.
     async fn bytes_of(&self, source: &Source) -> Result<u64, Refused> {
         match source {
-            Source::Volume(volume) => Ok(self.cluster.volume(&volume.volume_id).await?.spec.size.bytes()),
+            Source::Volume(volume) => {
+                let id = &volume.volume_id;
+                let found = self.cluster.volume(id).await?;
+                if found.metadata.deletion_timestamp.is_some() {
+                    return Err(Refused::Missing(format!("volume {id} is being removed")));
+                }
+                Ok(found.spec.size.bytes())
+            }
             Source::Snapshot(snapshot) => {
                 let id = &snapshot.snapshot_id;
                 let missing = || Refused::Missing(format!("snapshot {id} does not exist"));
@@ -353,7 +362,10 @@ fn is_made(volume: Option<&Volume>) -> Result<Option<Volume>, Refused> {
         && let Some(condition) = status.conditions.get_condition(SCHEDULED).filter(|c| !c.is_true())
     {
         return Err(match condition.reason.as_str() {
-            "NotBuilt" => Refused::Precondition(condition.message.clone()),
+            NOT_BUILT => Refused::Precondition(condition.message.clone()),
+            // It begins by itself once somebody has decided about that data, and no other node has room for it. The volume stays:
+            // whoever restores it may have made it before its replicas.
+            DATA_LEFT => Refused::NotYet(condition.message.clone()),
             _ => Refused::Exhausted(condition.message.clone()),
         });
     }

@@ -122,6 +122,12 @@ impl Cluster {
         self.server.apply("core/configmaps", "clones", &map);
     }
 
+    /// From now on no volume is begun, and says why.
+    pub(crate) fn hold_beginnings(&self, reason: &str, message: &str) {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "reason": reason, "message": message } });
+        self.server.apply("core/configmaps", "beginnings", &map);
+    }
+
     /// From now on no volume is attached.
     pub(crate) fn hold_attachments(&self, why: &str) {
         let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "why": why } });
@@ -204,16 +210,18 @@ async fn manage(server: ApiServer) {
             let second =
                 nodes.iter().find(|n| **n != node && spec["migratable"] == true).copied().unwrap_or_default();
             let held = server.get("core/configmaps", "clones").filter(|_| spec["dataSource"].is_string());
-            let state = match &held {
+            let kept = server.get("core/configmaps", "beginnings");
+            let state = match held.as_ref().or(kept.as_ref()) {
                 Some(_) => "creating",
                 None if node.is_empty() => "detached",
                 None => "attached",
             };
             let clone = if spec["dataSource"].is_string() && held.is_none() { "completed" } else { "" };
-            if let Some(why) = &held {
+            for (why, kind) in [(&held, "Cloned"), (&kept, "Scheduled")] {
+                let Some(why) = why else { continue };
                 let (reason, message) = (&why["data"]["reason"], &why["data"]["message"]);
                 let condition =
-                    json!({ "type": "Cloned", "status": "False", "reason": reason, "message": message });
+                    json!({ "type": kind, "status": "False", "reason": reason, "message": message });
                 server.apply("volumes", &name, &json!({ "status": { "conditions": [condition] } }));
             }
             server.apply("volumes", &name, &json!({ "spec": { "nodeID": node, "migrationNodeID": second }, "status": {

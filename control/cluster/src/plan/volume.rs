@@ -40,10 +40,11 @@ pub use clone::{CLONED, CLONING, CloneSource, SOURCE_LARGER, SOURCE_MISSING, Sou
 use draft::Draft;
 pub use eviction::EVICTION;
 pub use image::exchanges;
+pub use left::DATA_LEFT;
 pub use migration::pair;
 pub use offline::OFFLINE_REBUILDING;
 pub use replicas::{is_gone, lost};
-pub use unbuilt::unbuilt;
+pub use unbuilt::{NOT_BUILT, unbuilt};
 
 /// The condition that says whether every replica has a place; Longhorn's.
 pub const SCHEDULED: &str = "Scheduled";

@@ -8,7 +8,7 @@ use super::{READY, SCHEDULED};
 use crate::api::{Conditions, Orphan, VolumeState};
 
 /// The reason in the condition.
-const REASON: &str = "DataLeft";
+pub const DATA_LEFT: &str = "DataLeft";
 
 impl Draft<'_> {
     /// True for a volume of which nothing is known here but data that lies on nodes under its name. It begins once a Replica names some
@@ -25,14 +25,14 @@ impl Draft<'_> {
              or delete these Orphans, and the data with them",
             left.join("; ")
         );
-        let is_known = self.status.conditions.get_condition(SCHEDULED).is_some_and(|c| c.reason == REASON);
+        let is_known = self.status.conditions.get_condition(SCHEDULED).is_some_and(|c| c.reason == DATA_LEFT);
         let now = self.now.clone();
         // Whoever waits to have it attached hears of the second one.
         for kind in [SCHEDULED, READY] {
-            self.status.conditions.set_condition(kind, false, REASON, &message, &now);
+            self.status.conditions.set_condition(kind, false, DATA_LEFT, &message, &now);
         }
         if !is_known {
-            self.tell(true, REASON, message);
+            self.tell(true, DATA_LEFT, message);
         }
         self.look_again(ROOM);
         true

@@ -7,7 +7,7 @@ use super::draft::Draft;
 use crate::api::{Conditions, DataEngine, Frontend, VolumeSpec};
 
 /// The reason in the condition.
-const REASON: &str = "NotBuilt";
+pub const NOT_BUILT: &str = "NotBuilt";
 
 /// What a volume asks for that is not built; `None`: nothing.
 pub fn unbuilt(spec: &VolumeSpec) -> Option<&'static str> {
@@ -37,11 +37,11 @@ impl Draft<'_> {
         }
         let Some(what) = unbuilt(&spec) else { return false };
         let message = format!("this version cannot do that yet: {what}");
-        let is_known = self.status.conditions.get_condition(SCHEDULED).is_some_and(|c| c.reason == REASON);
+        let is_known = self.status.conditions.get_condition(SCHEDULED).is_some_and(|c| c.reason == NOT_BUILT);
         let now = self.now.clone();
-        self.status.conditions.set_condition(SCHEDULED, false, REASON, &message, &now);
+        self.status.conditions.set_condition(SCHEDULED, false, NOT_BUILT, &message, &now);
         if !is_known {
-            self.tell(true, REASON, message);
+            self.tell(true, NOT_BUILT, message);
         }
         true
     }
