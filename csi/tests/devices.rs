@@ -609,3 +609,25 @@ async fn a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is()
     assert_eq!(kubelet.mounted("staging"), [kubelet.numbers()]);
     kubelet.unstage().await;
 }
+
+#[tokio::test]
+async fn a_file_system_that_has_shut_down_is_let_go_of_wherever_it_is_mounted() {
+    let test = "a_file_system_that_has_shut_down_is_let_go_of_wherever_it_is_mounted";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind("xfs")).await else { return };
+    let _device = enlarge(&kubelet, 320 << 20);
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", false).await.unwrap();
+    // Whoever published it for reading was ended on the way.
+    let left = kubelet.path(".target-2.readonly");
+    fs::create_dir(&left).unwrap();
+    run(&["mount", "--bind", &kubelet.text("staging"), &left.display().to_string()]).unwrap();
+    run(&["xfs_io", "-x", "-c", "shutdown", &kubelet.text("staging")]).unwrap();
+    assert!(fs::symlink_metadata(&left).is_err(), "nobody can say what is there");
+    for target in ["target-1", "target-2"] {
+        kubelet.unpublish(target).await;
+    }
+    kubelet.unstage().await;
+    assert!(kubelet.mounted("").is_empty() && !left.exists());
+    kubelet.stage().await.unwrap();
+    kubelet.unstage().await;
+}

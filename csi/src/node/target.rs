@@ -361,7 +361,16 @@ fn beside(target: &Path) -> PathBuf {
 
 /// Removes such a place, and what is mounted there.
 async fn discard(beside: &Path) -> Result<(), Refused> {
-    if fs::symlink_metadata(beside).is_ok() { remove(beside).await } else { Ok(()) }
+    if at(beside).is_ok_and(|found| found.is_none()) { Ok(()) } else { remove(beside).await }
+}
+
+/// What is at a path itself; `None`: nothing. Of a file system that has shut down nobody can say, and something is there.
+fn at(path: &Path) -> Result<Option<fs::Metadata>, Refused> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(failed(path, &e)),
+    }
 }
 
 /// Unmounts whatever is at a path, all of it.
@@ -380,7 +389,7 @@ pub(super) async fn unpublish(target: &Path) -> Result<(), Refused> {
 
 async fn remove(target: &Path) -> Result<(), Refused> {
     unmount(target).await?;
-    let Ok(found) = fs::symlink_metadata(target) else { return Ok(()) };
+    let Some(found) = at(target)? else { return Ok(()) };
     // Never with what is in it: a directory that holds something is somebody's.
     let removed = if found.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) };
     match removed {
