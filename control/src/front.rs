@@ -40,10 +40,11 @@ impl std::fmt::Display for Front {
     }
 }
 
-/// Answers at all of these. One that fails is told of, and the others go on; the end is the last one's.
+/// Answers at all of these. One that fails is told of, and the others go on; the end is the last one's. Certificates that cannot be used
+/// are waited for.
 ///
 /// # Errors
-/// Of the last one: a socket that cannot be made, certificates that cannot be used.
+/// Of the last one: a socket that cannot be made.
 pub(crate) async fn serve(fronts: &[Front], routes: Routes) -> io::Result<()> {
     let serve = |front| {
         let routes = routes.clone();
@@ -68,15 +69,15 @@ async fn serve_one(front: &Front, routes: Routes) -> io::Result<()> {
         }
         Front::Tcp(address, trust) => {
             let server = tcp_server().add_routes(routes);
-            let listener = TcpListener::bind(address).await.map_err(not_listening)?;
+            let listen = async || TcpListener::bind(address).await.map_err(not_listening);
             match trust {
                 Trust::Certificates(files) => {
-                    let door = Door::new(files.clone()).map_err(io::Error::other)?;
-                    server.serve_with_incoming(door.peers(listener)).await
+                    let door = Door::opened(files.clone()).await;
+                    server.serve_with_incoming(door.peers(listen().await?)).await
                 }
                 Trust::Everybody => {
                     tracing::warn!(%address, "insecure: whoever reaches this address is obeyed");
-                    server.serve_with_incoming(everybody(listener)).await
+                    server.serve_with_incoming(everybody(listen().await?)).await
                 }
             }
         }

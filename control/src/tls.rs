@@ -33,6 +33,9 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::transport::{BREATH, Guests};
 
+/// How often files that cannot be used yet are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Where Longhorn's pods have the files.
 pub const LONGHORNS_PLACE: &str = "/tls-files";
 
@@ -206,6 +209,23 @@ impl Door {
         let version = files.version();
         let config = Arc::new(files.server()?);
         Ok(Self { files, loaded: Arc::new(Mutex::new(Loaded { config, version, unfit: None })) })
+    }
+
+    /// Reads the files once they can be used. Why they cannot is told once for each version of them.
+    pub(crate) async fn opened(files: TlsFiles) -> Self {
+        let mut told = None;
+        loop {
+            let version = files.version();
+            match Self::new(files.clone()) {
+                Ok(door) => return door,
+                Err(e) if told.as_ref() != Some(&version) => {
+                    tracing::error!("nobody is let in on TCP until the certificates can be used: {e}");
+                    told = Some(version);
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// The certificate of whom connections are believed.

@@ -1,6 +1,8 @@
 //! Who is let in on TCP: whoever shows a certificate of the right authority, and nobody else; and what is said of files that
 //! cannot be used.
 
+mod stand_in;
+
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -9,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
-use control::front::Trust;
+use control::front::{Front, Trust};
 use control::host::Root;
 use control::manager::{ManagerError, Options, run};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -22,7 +24,10 @@ use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersio
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
+
+use stand_in::Replica;
 
 /// The name in Longhorn's certificates that its clients insist on.
 const NAME: &str = "longhorn-backend.longhorn-system";
@@ -93,12 +98,8 @@ async fn ask(address: SocketAddr, authority: &Authority, client: Client<'_>) -> 
         Client::Shows(_) | Client::ShowsNothing => {
             let config = Arc::new(client_config(authority, client));
             let connector = tower::service_fn(move |_: Uri| {
-                let connector = TlsConnector::from(Arc::clone(&config));
-                async move {
-                    let stream = TcpStream::connect(address).await?;
-                    let stream = connector.connect(ServerName::try_from(NAME).unwrap(), stream).await?;
-                    Ok::<_, io::Error>(TokioIo::new(stream))
-                }
+                let config = Arc::clone(&config);
+                async move { connect(address, &config).await.map(TokioIo::new) }
             });
             Endpoint::from_static("http://localhost").connect_with_connector(connector).await
         }
@@ -106,6 +107,11 @@ async fn ask(address: SocketAddr, authority: &Authority, client: Client<'_>) -> 
     let mut client = ProcessManagerServiceClient::<Channel>::new(channel.map_err(|e| e.to_string())?);
     let answer = tokio::time::timeout(PATIENCE, client.version_get(())).await.map_err(|e| e.to_string())?;
     answer.map(|answer| answer.into_inner().version).map_err(|e| e.to_string())
+}
+
+async fn connect(address: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    TlsConnector::from(Arc::clone(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
 }
 
 fn client_config(authority: &Authority, client: Client<'_>) -> ClientConfig {
@@ -241,6 +247,27 @@ async fn new_files_that_are_not_valid_yet_are_taken_up_once_they_are() {
     }
 }
 
+/// An engine or a replica goes on without: its data is not to wait for a certificate.
+#[tokio::test]
+async fn a_process_that_began_with_unfit_files_lets_in_who_comes_once_they_fit() {
+    let authority = Authority::new("ours");
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_ports());
+    write(dir.path(), &authority.pem, &authority.expired());
+    let front = Front::Tcp(address, Trust::Certificates(TlsFiles::below(dir.path())));
+    let served = tokio::spawn(async move {
+        control::replica::serve_at(&[front], "demo", "demo-r-1", Arc::new(Replica(None))).await
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let config = Arc::new(client_config(&authority, Client::Shows(&authority.pair())));
+    assert!(connect(address, &config).await.is_err());
+    write(dir.path(), &authority.pem, &authority.pair());
+    let until = SystemTime::now() + PATIENCE;
+    while let Err(e) = connect(address, &config).await {
+        assert!(SystemTime::now() < until && !served.is_finished(), "{e}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Taken up again, a session would let its client in as long as the server runs, whatever has become of its certificate.
 #[tokio::test]
 async fn a_client_shows_its_certificate_each_time() {
@@ -249,9 +276,7 @@ async fn a_client_shows_its_certificate_each_time() {
     for versions in [&[&rustls::version::TLS13][..], &[&rustls::version::TLS12]] {
         let config = Arc::new(client_config_of(versions, &authority, Client::Shows(&authority.pair())));
         for _ in 0..3 {
-            let stream = TcpStream::connect(manager.first).await.unwrap();
-            let name = ServerName::try_from(NAME).unwrap();
-            let mut stream = TlsConnector::from(Arc::clone(&config)).connect(name, stream).await.unwrap();
+            let mut stream = connect(manager.first, &config).await.unwrap();
             assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full), "{versions:?}");
             // What the server says first comes behind what it may give to come again with.
             assert_ne!(stream.read(&mut [0; 64]).await.unwrap(), 0);
