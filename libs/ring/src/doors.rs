@@ -92,7 +92,8 @@ pub fn tune_served(connection: impl AsFd) {
     let connection = connection.as_fd();
     // Answers leave at once: they are collected by the server already.
     let _ = setsockopt(&connection, sockopt::TcpNoDelay, &true);
-    // A peer whose host is gone gives its place back after about 90 s.
+    // A peer whose host is gone gives its place back after about 90 s, with answers on their way to it or without.
+    let _ = setsockopt(&connection, sockopt::TcpUserTimeout, &90_000);
     let _ = setsockopt(&connection, sockopt::TcpKeepIdle, &60);
     let _ = setsockopt(&connection, sockopt::TcpKeepInterval, &10);
     let _ = setsockopt(&connection, sockopt::TcpKeepCount, &3);
@@ -218,6 +219,7 @@ mod tests {
             getsockopt(&stream, sockopt::TcpKeepCount).unwrap(),
         );
         assert_eq!(seconds, (60, 10, 3));
+        assert_eq!(getsockopt(&stream, sockopt::TcpUserTimeout).unwrap(), 90_000);
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         tune_served(&ours);
         ours.write_all(b"abc").unwrap();

@@ -1,7 +1,7 @@
 //! Who comes in: listening, the handshake, and the last word to who is sent away.
 
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lh_block::Generation;
 use lh_ring::sys::{random, receive_with_fds_now};
-use lh_ring::{Completion, Fd, Lent, Token};
+use lh_ring::{Completion, Fd, Lent, Token, tune_served};
 use lh_wire::handshake::{
     CHALLENGE_LEN, Challenge, HELLO_LEN, Hello, Key, Verdict, encode_welcome, is_grantee, is_reader,
 };
@@ -157,14 +157,6 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     }
 }
 
-/// Small messages of a TCP connection leave at once.
-fn without_delay(fd: Fd) -> io::Result<Fd> {
-    let owned = fd.into_owned().ok_or(io::ErrorKind::ResourceBusy)?;
-    let stream = TcpStream::from(owned);
-    stream.set_nodelay(true)?;
-    Ok(Fd::new(stream))
-}
-
 impl Server {
     /// Accepts the next connection if that is not going on, and there is room for its handshake.
     pub(super) fn pump_door(&mut self, now: u64) {
@@ -199,18 +191,13 @@ impl Server {
         if self.peers.iter().filter(|p| p.is_stranger()).count() >= HELLOS_MAX {
             self.part_with_the_oldest_stranger();
         }
-        let fd = match self.door.address {
-            Address::Tcp(_) => without_delay(fd),
-            Address::Unix(_) => Ok(fd),
-        };
+        // Whether an engine lives is asked of who it is connected to.
+        tune_served(&fd);
         let mut nonce = [0; 32];
-        let fd = match fd.and_then(|fd| random(&mut nonce).map(|()| fd)) {
-            Ok(fd) => fd,
-            Err(e) => {
-                tracing::warn!("a connection is turned away: {e}");
-                return;
-            }
-        };
+        if let Err(e) = random(&mut nonce) {
+            tracing::warn!("a connection is turned away: {e}");
+            return;
+        }
         let is_unix = matches!(self.door.address, Address::Unix(_));
         let challenge = if is_unix { Challenge::of_neighbour(nonce) } else { Challenge::new(nonce) };
         let bytes: [u8; CHALLENGE_LEN] = *challenge.as_bytes();

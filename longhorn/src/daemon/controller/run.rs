@@ -139,7 +139,8 @@ fn authority(
             let replicas: Vec<ReplicaAt> = replicas.iter().map(at).collect();
             let seen = generation::highest_seen(&replicas).map_err(|replica| {
                 GivesUp(format!(
-                    "replica {replica} has an engine that lives: end that one, or give --generation to fence it off"
+                    "replica {replica} has an engine that lives: end that one, or give --generation to fence it off; \
+                     that the host of one is gone is noticed after 90 s"
                 ))
             })?;
             authority.issue_generation(seen)?

@@ -8,6 +8,7 @@ use crossbeam_channel::bounded;
 use lh_block::Extent;
 use lh_ring::Token;
 use lh_wire::{BlockState, Header, LayerDigest, OpCode};
+use nix::sys::socket::{getsockopt, sockopt};
 
 use super::*;
 use crate::serve::core::{ConnId, SessionHello};
@@ -90,6 +91,29 @@ fn a_replica_that_cannot_hear_its_own_threads_ends() {
     assert!(server.completed(bell(Ok(0))).is_ok());
     let ended = server.completed(bell(Err(io::Error::from_raw_os_error(libc::EIO)))).unwrap_err();
     assert!(ended.to_string().contains("eventfd"), "{ended}");
+}
+
+/// Its session would go on for ever, and no engine elsewhere began without being told to fence it off.
+#[test]
+fn an_engine_whose_host_is_gone_is_noticed() {
+    let place = tempfile::tempdir().unwrap();
+    create(place.path(), &[]);
+    let listen = Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into());
+    let mut server = Server::start(Options { listen, ..options(place.path()) }).unwrap();
+    let Address::Tcp(address) = *server.door.address() else { panic!("it listens elsewhere") };
+    let _engine = std::net::TcpStream::connect(address).unwrap();
+    let peer = loop {
+        server.pump();
+        server.ring.turn(Some(Duration::from_millis(10))).unwrap();
+        while let Some(completion) = server.ring.next() {
+            server.completed(completion).unwrap();
+        }
+        if let Some(peer) = server.peers.iter().next() {
+            break peer;
+        }
+    };
+    assert!(getsockopt(&peer.fd, sockopt::KeepAlive).unwrap());
+    assert!(getsockopt(&peer.fd, sockopt::TcpNoDelay).unwrap());
 }
 
 /// Replicas are made equal by what is said to differ.
