@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use super::Options;
 use super::certificate::SECRET;
+use super::clients::was_silent;
 use super::desk::Desk;
 use super::patience::Patience;
 use super::queue::{Lane, Laned};
@@ -383,7 +384,11 @@ async fn follow<K: Item>(
                 }
             }
             Err(e) => {
-                tracing::warn!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");
+                if was_silent(&e) {
+                    tracing::debug!(kind = %K::kind(&()), "the watch was silent and is begun again");
+                } else {
+                    tracing::warn!(kind = %K::kind(&()), error = %e, "the watch was lost and is begun again");
+                }
                 // The watcher itself waits longer and longer; this only bounds the log.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

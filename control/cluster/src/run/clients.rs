@@ -4,6 +4,8 @@
 //! a quarter of an hour, and a client that only waits is blind and mute for as long. So each read of a connection ends: soon
 //! where an answer is due, later where a watch may have nothing to tell.
 
+use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use kube::{Client, Config};
@@ -11,8 +13,9 @@ use kube::{Client, Config};
 /// How long an answer may take. An API server asks webhooks for 10 s (`deploy/webhooks.yaml`) before it answers.
 const ANSWER: Duration = Duration::from_secs(15);
 
-/// How long a watch may be silent. An API server sends a bookmark roughly every minute where nothing changes
-/// (apiserver, `storage/cacher`).
+/// How long a watch may be silent. An API server sends a bookmark roughly every minute where something else than that kind
+/// changes and etcd has told it so; else it has nothing to say (apiserver, `storage/cacher`), and the watch is begun again
+/// where it was.
 const NEWS: Duration = Duration::from_secs(90);
 
 /// The ways to the API server.
@@ -61,9 +64,23 @@ impl From<Client> for Clients {
     }
 }
 
+/// True if a request ended since nothing came for as long as its client has patience: of a watch that says nothing, only that
+/// nothing may have happened.
+pub(super) fn was_silent(error: &(dyn Error + 'static)) -> bool {
+    let is_timeout = |e: &(dyn Error + 'static)| {
+        e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::TimedOut)
+    };
+    std::iter::successors(Some(error), |&e| e.source()).any(is_timeout)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
+
+    use futures::StreamExt;
+    use k8s_openapi::api::core::v1::Secret;
+    use kube::Api;
+    use kube::api::WatchParams;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -111,5 +128,39 @@ mod tests {
             assert!(asked.elapsed() >= patience, "it was the old connection");
             answered(&client, limit).await;
         }
+    }
+
+    /// Begins to answer the first request, with this, and says nothing more; each other connection is closed at once.
+    async fn begins_to_answer(listener: TcpListener, body: &'static str) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 4096];
+        let _ = stream.read(&mut request).await.unwrap();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked";
+        let answer = format!("{head}\r\n\r\n{:x}\r\n{body}\r\n", body.len());
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        while listener.accept().await.is_ok() {}
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_is_silent_is_told_from_one_that_broke() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let event = r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"1"}}}"#;
+        tokio::spawn(begins_to_answer(listener, event));
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        let patience = Duration::from_millis(500);
+        let watches = Clients::patient(&config, patience, patience).unwrap().watches;
+        let secrets = Api::<Secret>::default_namespaced(watches);
+        let mut events = secrets.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+        // An event is passed on once it is whole: its line ends with the next one, or with the watch.
+        let silent = loop {
+            if let Err(e) = events.next().await.expect("it ends by an error") {
+                break e;
+            }
+        };
+        assert!(was_silent(&silent), "{silent:?}");
+        let broke = secrets.watch(&WatchParams::default(), "0").await.map(|_| ()).unwrap_err();
+        assert!(!was_silent(&broke), "{broke:?}");
     }
 }
