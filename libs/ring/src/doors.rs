@@ -87,7 +87,7 @@ impl<K> Doors<K> {
     }
 }
 
-/// Sets what a served TCP connection needs. Unix sockets have none of it and refuse.
+/// Sets what a TCP connection needs that is served, or serves. Unix sockets have none of it and refuse.
 pub fn tune_served(connection: impl AsFd) {
     let connection = connection.as_fd();
     // Answers leave at once: they are collected by the server already.

@@ -13,6 +13,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
 use super::send_with_fds;
+use crate::tune_served;
 
 /// A stream of either kind. Every call ends at the deadline, with `TimedOut`, however slowly the other side speaks.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ impl Stream {
     /// The system's.
     pub fn of_tcp(socket: TcpStream, deadline: Instant) -> io::Result<Self> {
         socket.set_nodelay(true)?;
+        // Who asks for nothing notices as well that the other host is gone.
+        tune_served(&socket);
         Ok(Self { socket: Socket::Tcp(socket), deadline })
     }
 
@@ -167,7 +170,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
-    use nix::sys::socket::{Backlog, listen};
+    use nix::sys::socket::{Backlog, listen, sockopt};
 
     use super::*;
 
@@ -242,6 +245,14 @@ mod tests {
         };
         let _other = std::thread::spawn(listen).join().unwrap();
         assert!(!is_own("other"));
+    }
+
+    #[test]
+    fn a_tcp_connection_is_watched_when_nobody_says_anything() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        let stream = Stream::connect(&address, Instant::now() + Duration::from_secs(5)).unwrap();
+        assert!(getsockopt(&stream.into_socket().unwrap(), sockopt::KeepAlive).unwrap());
     }
 
     #[test]
