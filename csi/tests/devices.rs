@@ -21,7 +21,7 @@ use proto::node_client::NodeClient;
 use proto::volume_capability::access_mode::Mode;
 use proto::volume_capability::{AccessType, MountVolume};
 use proto::{
-    CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
 };
 use serde_json::json;
@@ -174,6 +174,17 @@ impl Kubelet {
         while let Err(refused) = self.node.node_unstage_volume(request.clone()).await {
             is_let_go(&refused, until).await;
         }
+    }
+
+    /// Whether something is wrong with the volume at a place.
+    async fn is_abnormal(&mut self, target: &str) -> bool {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: VOLUME.into(),
+            volume_path: self.text(target),
+            ..Default::default()
+        };
+        let told = self.node.node_get_volume_stats(request).await.unwrap().into_inner();
+        told.volume_condition.unwrap().abnormal
     }
 
     /// Has the file system trimmed, and waits for the end of that.
@@ -630,4 +641,23 @@ async fn a_file_system_that_has_shut_down_is_let_go_of_wherever_it_is_mounted() 
     assert!(kubelet.mounted("").is_empty() && !left.exists());
     kubelet.stage().await.unwrap();
     kubelet.unstage().await;
+}
+
+#[tokio::test]
+async fn a_file_system_that_has_stopped_is_abnormal_whatever_its_kind_and_kernel_call_it() {
+    let test = "a_file_system_that_has_stopped_is_abnormal_whatever_its_kind_and_kernel_call_it";
+    let (abort, shutdown) = (["mount", "-o", "remount,abort"], ["xfs_io", "-x", "-c", "shutdown"]);
+    for (kind, stop) in [("ext4", &abort[..]), ("xfs", &shutdown[..])] {
+        let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind(kind)).await else { return };
+        let _device = enlarge(&kubelet, 320 << 20);
+        kubelet.stage().await.unwrap();
+        kubelet.publish("target-1", false).await.unwrap();
+        assert!(!kubelet.is_abnormal("target-1").await, "{kind}");
+        let staging = kubelet.text("staging");
+        run(&[stop, &[staging.as_str()]].concat()).unwrap();
+        assert!(fs::write(kubelet.path("target-1/data"), "x").is_err());
+        assert!(kubelet.is_abnormal("target-1").await, "{kind}: {:?}", fs::read_to_string("/proc/self/mountinfo"));
+        kubelet.unpublish("target-1").await;
+        kubelet.unstage().await;
+    }
 }

@@ -23,7 +23,7 @@ pub(super) struct Mount {
     pub(super) source: PathBuf,
     /// The mount itself takes no writes.
     pub(super) read_only: bool,
-    /// The file system takes none.
+    /// The file system takes none, as it was mounted or since the kernel stopped it for its errors.
     pub(super) super_read_only: bool,
 }
 
@@ -42,17 +42,20 @@ fn parse(line: &str) -> Option<Mount> {
     let (root, point, options) = (own.next()?, own.next()?, own.next()?);
     let mut rest = of_file_system.split(' ');
     let (kind, source, super_options) = (rest.next()?, rest.next()?, rest.next().unwrap_or_default());
-    let ro = |options: &str| options.split(',').any(|o| o == "ro");
+    let has = |options: &str, any: &[&str]| options.split(',').any(|o| any.contains(&o));
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: PathBuf::from(unescape(root)),
         point: PathBuf::from(unescape(point)),
         kind: kind.to_owned(),
         source: PathBuf::from(unescape(source)),
-        read_only: ro(options),
-        super_read_only: ro(super_options),
+        read_only: has(options, &["ro"]),
+        super_read_only: has(super_options, STOPPED),
     })
 }
+
+/// What says of a file system that it takes no writes: the last two are ext4's since Linux 6.15, which leaves out the first.
+const STOPPED: &[&str] = &["ro", "emergency_ro", "shutdown"];
 
 /// Blanks, tabs, newlines and backslashes are written as three octal digits.
 fn unescape(text: &str) -> String {
@@ -107,6 +110,10 @@ mod tests {
         );
         assert_eq!(mount.source, Path::new("/dev/longhorn/v"));
         assert!(!mount.read_only && mount.super_read_only);
+        for stopped in ["rw,emergency_ro", "rw,abort,shutdown"] {
+            let mount = parse(&line.replace("ro,errors=continue", stopped)).unwrap();
+            assert!(!mount.read_only && mount.super_read_only, "{stopped}");
+        }
         // Without optional fields.
         let line = "22 1 0:21 / /sys ro - sysfs sysfs rw";
         let mount = parse(line).unwrap();
