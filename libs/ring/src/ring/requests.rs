@@ -140,7 +140,13 @@ impl Ring {
 
     /// Writes the payload to a file.
     pub fn writev(&mut self, token: Token, fd: &Fd, offset: u64, from: &Payload) {
-        self.write(token, fd, offset, &[], from);
+        self.write(token, fd, offset, &[], from, squeue::Flags::empty());
+    }
+
+    /// As [`Self::writev`], for a write that the kernel cannot begin without waiting: a thread of its own does it at once, where
+    /// this one would try first, and in vain (`IOSQE_ASYNC`, io_uring_enter(2)).
+    pub fn writev_apart(&mut self, token: Token, fd: &Fd, offset: u64, from: &Payload) {
+        self.write(token, fd, offset, &[], from, squeue::Flags::ASYNC);
     }
 
     /// Writes a head and a payload in one call to a device such as /dev/fuse. The head is copied.
@@ -148,10 +154,18 @@ impl Ring {
     /// # Panics
     /// If the head is longer than 64 bytes.
     pub fn writev_head(&mut self, token: Token, fd: &Fd, head: &[u8], payload: &Payload) {
-        self.write(token, fd, NO_OFFSET, head, payload);
+        self.write(token, fd, NO_OFFSET, head, payload, squeue::Flags::empty());
     }
 
-    fn write(&mut self, token: Token, fd: &Fd, offset: u64, head: &[u8], payload: &Payload) {
+    fn write(
+        &mut self,
+        token: Token,
+        fd: &Fd,
+        offset: u64,
+        head: &[u8],
+        payload: &Payload,
+        flags: squeue::Flags,
+    ) {
         assert!(head.len() <= HEAD, "head of {} bytes", head.len());
         let (user_data, args) = self.table.take(token, Some(fd.clone()));
         // SAFETY: as in `fill`.
@@ -170,7 +184,7 @@ impl Ring {
         } else {
             opcode::Writev::new(fd, args.iovecs.as_ptr(), count).offset(offset).build()
         };
-        self.submit(user_data, Hold::Keep(payload.clone()), entry);
+        self.submit(user_data, Hold::Keep(payload.clone()), entry.flags(flags));
     }
 
     /// Makes the file's data, and what is needed to find it, durable.
