@@ -425,6 +425,7 @@ fn an_address_that_breaks_connections_off_is_told_as_one_that_may_want_certifica
         let said = text(&refused.stderr);
         assert_eq!((refused.status.code(), refused.stdout.len()), (Some(1), 0), "{said}");
         assert!(said.contains("wants certificates") && said.contains("--url unix:PATH"), "{said}");
+        assert!(!said.contains("not known"), "nothing was said that it could be not known of: {said}");
     }
     // Longhorn's own place is where it looks by itself, and nobody is there.
     let nowhere = text(&run(PROGRAM, &["info"]).stderr);

@@ -22,6 +22,7 @@ use tonic::{Request, Status};
 
 use super::as_longhorn::wrong;
 use crate::arguments::unix_address;
+use crate::sentence::sentence;
 use words::FrontendCommand;
 pub(super) use words::{EngineCommand, Target};
 
@@ -70,7 +71,9 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let done = runtime.block_on(async { Line::connect(target).await?.carry_out(command).await });
-            done.map_err(|e| if is_broken_off(target, &e) { e.context(WANTS_CERTIFICATES) } else { e })
+            done.map_err(|e| {
+                if is_broken_off(target, &e) { anyhow!("{}; {WANTS_CERTIFICATES}", sentence(&e)) } else { e }
+            })
         }
     }
 }
@@ -160,9 +163,9 @@ impl Line {
 /// Where Longhorn's engines listen, and its command line looks.
 const LONGHORNS_URL: &str = "http://localhost:9501";
 
-/// What an address that ends a connection without a word may be.
-const WANTS_CERTIFICATES: &str = "the connection was broken off, as by an engine that wants certificates: ask that one at its control \
-    socket, on its own host: --url unix:PATH";
+/// What an address that ends a connection without a word, or says nothing, may be.
+const WANTS_CERTIFICATES: &str = "or it is an engine that wants certificates, or one whose host is gone: ask it at its control socket, on \
+    its own host: --url unix:PATH";
 
 /// True of an address on TCP that hears nobody.
 fn is_broken_off(target: &Target, e: &anyhow::Error) -> bool {
