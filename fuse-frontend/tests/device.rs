@@ -324,6 +324,31 @@ fn users_of_a_partition_are_users_of_the_device() {
     rig.stop();
 }
 
+/// Partitions that are left behind would be parts of whatever is bound to the loop device next.
+#[test]
+fn partitions_that_somebody_adds_go_with_the_device() {
+    if skip("partitions_that_somebody_adds_go_with_the_device", &["addpart"]) {
+        return;
+    }
+    let mut rig = Rig::start("partitions", 64 * MIB, 512, false);
+    let whole = rig.info().device().unwrap();
+    let name = whole.file_name().unwrap().to_str().unwrap();
+    for (number, start) in [("1", "2048"), ("2", "8192")] {
+        run(&["addpart", whole.to_str().unwrap(), number, start, "4096"]);
+    }
+    let is_there = |number| Path::new("/sys/block").join(format!("{name}/{name}p{number}")).exists();
+    wait_until("nobody uses it", || users_of(&rig.node).is_empty());
+    {
+        let _open = File::open(&rig.node).unwrap();
+        assert!(rig.server().order("stop").starts_with("refused "));
+        assert!(is_there(1) && is_there(2), "a refused stop changes nothing");
+    }
+    let mut server = rig.server.take().unwrap();
+    assert_eq!(server.order("stop"), "stopped");
+    server.child.wait().unwrap();
+    assert!(!is_there(1) && !is_there(2));
+}
+
 #[test]
 fn a_killed_server_is_a_pause_and_not_an_error() {
     if skip("a_killed_server_is_a_pause_and_not_an_error", &["fio"]) {

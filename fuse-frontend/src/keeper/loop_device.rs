@@ -4,6 +4,8 @@
 //!   one that the kernel gave it when we bound it (`diskseq`, Linux 5.15; before, a bound one is taken for ours).
 //! - The driver is never asked for its settings: it would ask the file's server for the inode, of whatever volume that
 //!   is, and wait for it.
+//! - The kernel is not told to look for partitions: it would read the table before the device is there, and wait for replicas. Those
+//!   that somebody adds (partx) go with the device.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use lh_ring::sys::loops;
+use lh_ring::sys::{loops, remove_partitions};
 use nix::sys::stat::{Mode, SFlag, mknod};
 
 use crate::node;
@@ -42,6 +44,7 @@ impl LoopDevice {
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..ATTEMPTS {
             let free = Self { number: loops::get_free()?, sequence: 0 };
+            free.remove_partitions()?;
             let opened = free.open()?;
             match loops::configure(opened.as_fd(), file.as_fd(), block_size, name) {
                 Ok(()) => return Ok(Self { sequence: free.current_sequence(), ..free }),
@@ -104,6 +107,16 @@ impl LoopDevice {
 
     /// Unbinds the device as soon as nobody has it open: now, or later.
     pub(super) fn clear_at_last_close(self) -> io::Result<()> {
+        self.unbind_at_last_close()?;
+        if !self.is_bound()
+            && let Err(e) = self.remove_partitions()
+        {
+            tracing::warn!("partitions of {} stay: {e}", self.path().display());
+        }
+        Ok(())
+    }
+
+    fn unbind_at_last_close(self) -> io::Result<()> {
         if !self.is_bound() {
             return Ok(());
         }
@@ -119,8 +132,22 @@ impl LoopDevice {
         }
     }
 
-    /// Opens the device, whose node is made if nobody did (containers have a /dev of their own).
+    /// Removes the partitions of a device that nobody has bound: they would be parts of what is bound to it next.
+    fn remove_partitions(self) -> io::Result<()> {
+        // While it is open so, nobody binds it.
+        let device = match self.open_with(nix::fcntl::OFlag::O_EXCL) {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => return Ok(()),
+            opened => opened?,
+        };
+        if self.sys().join("loop").exists() { Ok(()) } else { remove_partitions(device.as_fd()) }
+    }
+
     fn open(self) -> io::Result<File> {
+        self.open_with(nix::fcntl::OFlag::empty())
+    }
+
+    /// Opens the device, whose node is made if nobody did (containers have a /dev of their own).
+    fn open_with(self, flags: nix::fcntl::OFlag) -> io::Result<File> {
         let (path, rdev) = (self.path(), self.rdev()?);
         if !path.exists() {
             mknod(&path, SFlag::S_IFBLK, Mode::from_bits_truncate(0o660), rdev)?;
@@ -128,7 +155,7 @@ impl LoopDevice {
         let file = File::options()
             .read(true)
             .write(true)
-            .custom_flags(nix::fcntl::OFlag::O_CLOEXEC.bits())
+            .custom_flags((nix::fcntl::OFlag::O_CLOEXEC | flags).bits())
             .open(&path)?;
         if file.metadata()?.rdev() != rdev {
             return Err(io::Error::new(

@@ -21,7 +21,7 @@ mod stream;
 mod xattr;
 
 pub use allocation::{clone_range, fallocate, forget_cached, punch_hole};
-pub use block_device::as_new;
+pub use block_device::{as_new, remove_partitions};
 pub use clock::since_boot;
 pub use extents::{FileExtent, fiemap, seek_data, seek_hole};
 pub use file_systems::{FileSystem, dio_align, file_system};

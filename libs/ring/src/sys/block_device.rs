@@ -11,6 +11,30 @@ use nix::sys::stat::{fstat, major, minor};
 /// _IO(0x12, 93) (include/uapi/linux/fs.h).
 const BLKROSET: libc::Ioctl = 0x125d;
 
+/// _IO(0x12, 105), and what it is to do (include/uapi/linux/blkpg.h).
+const BLKPG: libc::Ioctl = 0x1269;
+const BLKPG_DEL_PARTITION: libc::c_int = 2;
+
+/// struct blkpg_partition.
+#[repr(C)]
+struct BlkpgPartition {
+    start: i64,
+    length: i64,
+    number: libc::c_int,
+    names: [[u8; 64]; 2],
+}
+
+const _: () = assert!(size_of::<BlkpgPartition>() == 152);
+
+/// struct blkpg_ioctl_arg.
+#[repr(C)]
+struct BlkpgIoctlArg {
+    op: libc::c_int,
+    flags: libc::c_int,
+    datalen: libc::c_int,
+    data: *const BlkpgPartition,
+}
+
 /// Makes a device that has just been bound or connected what its driver says: it may be written, though somebody has
 /// forbidden that (`blockdev --setro`); its flushes are sent, though somebody has said that it has no cache (`write through`
 /// in `queue/write_cache`), without which what a flush has promised would be lost with the power; and its requests are as
@@ -34,9 +58,35 @@ pub fn as_new(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes the partitions of a device that somebody has added by hand (partx(8)). A driver that looks for none does not take them
+/// away with what it was bound to, and they are parts of what it is bound to next.
+///
+/// # Errors
+/// The system's: `ResourceBusy` if one is in use. It, and those behind it, are still there then.
+pub fn remove_partitions(device: BorrowedFd<'_>) -> io::Result<()> {
+    let entries = fs::read_dir(directory_of(device)?)?.collect::<io::Result<Vec<_>>>()?;
+    for entry in entries {
+        let Ok(number) = fs::read_to_string(entry.path().join("partition")) else { continue };
+        let number = number.trim().parse().map_err(io::Error::other)?;
+        let data = BlkpgPartition { start: 0, length: 0, number, names: [[0; 64]; 2] };
+        let len = i32::try_from(size_of_val(&data)).unwrap_or(0);
+        let arg = BlkpgIoctlArg { op: BLKPG_DEL_PARTITION, flags: 0, datalen: len, data: &raw const data };
+        // SAFETY: the command reads one blkpg_ioctl_arg and the blkpg_partition in it, which live until the call returns.
+        if unsafe { libc::ioctl(device.as_raw_fd(), BLKPG, &raw const arg) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 fn queue_of(device: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    Ok(directory_of(device)?.join("queue"))
+}
+
+/// The device's directory in sysfs.
+fn directory_of(device: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let rdev = fstat(device)?.st_rdev;
-    Ok(PathBuf::from(format!("/sys/dev/block/{}:{}/queue", major(rdev), minor(rdev))))
+    Ok(PathBuf::from(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev))))
 }
 
 /// Where sysfs may only be read, as in many containers, nothing fails unless something would have to be changed.
