@@ -21,8 +21,8 @@ use proto::node_client::NodeClient;
 use proto::volume_capability::access_mode::Mode;
 use proto::volume_capability::{AccessType, MountVolume};
 use proto::{
-    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
 };
 use serde_json::json;
 use tonic::transport::Channel;
@@ -174,6 +174,16 @@ impl Kubelet {
         while let Err(refused) = self.node.node_unstage_volume(request.clone()).await {
             is_let_go(&refused, until).await;
         }
+    }
+
+    /// Has the kernel stop the file system that is staged.
+    fn stop_as_for_an_error(&self, kind: &str) {
+        let staging = self.text("staging");
+        match kind {
+            "ext4" => run(&["mount", "-o", "remount,abort", &staging]).unwrap(),
+            _ => run(&["xfs_io", "-x", "-c", "shutdown", &staging]).unwrap(),
+        };
+        assert!(fs::write(self.path("staging/more"), "x").is_err(), "{kind} goes on");
     }
 
     /// Whether something is wrong with the volume at a place.
@@ -646,18 +656,51 @@ async fn a_file_system_that_has_shut_down_is_let_go_of_wherever_it_is_mounted() 
 #[tokio::test]
 async fn a_file_system_that_has_stopped_is_abnormal_whatever_its_kind_and_kernel_call_it() {
     let test = "a_file_system_that_has_stopped_is_abnormal_whatever_its_kind_and_kernel_call_it";
-    let (abort, shutdown) = (["mount", "-o", "remount,abort"], ["xfs_io", "-x", "-c", "shutdown"]);
-    for (kind, stop) in [("ext4", &abort[..]), ("xfs", &shutdown[..])] {
+    for kind in ["ext4", "xfs"] {
         let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind(kind)).await else { return };
         let _device = enlarge(&kubelet, 320 << 20);
         kubelet.stage().await.unwrap();
         kubelet.publish("target-1", false).await.unwrap();
         assert!(!kubelet.is_abnormal("target-1").await, "{kind}");
-        let staging = kubelet.text("staging");
-        run(&[stop, &[staging.as_str()]].concat()).unwrap();
-        assert!(fs::write(kubelet.path("target-1/data"), "x").is_err());
-        assert!(kubelet.is_abnormal("target-1").await, "{kind}: {:?}", fs::read_to_string("/proc/self/mountinfo"));
+        kubelet.stop_as_for_an_error(kind);
+        assert!(
+            kubelet.is_abnormal("target-1").await,
+            "{kind}: {:?}",
+            fs::read_to_string("/proc/self/mountinfo")
+        );
         kubelet.unpublish("target-1").await;
         kubelet.unstage().await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_when_nobody_has_a_stopped_file_system_any_more_gets_it_mounted_anew() {
+    let test = "a_pod_that_comes_when_nobody_has_a_stopped_file_system_any_more_gets_it_mounted_anew";
+    for kind in ["ext4", "xfs"] {
+        let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind(kind)).await else { return };
+        let _device = enlarge(&kubelet, 320 << 20);
+        kubelet.stage().await.unwrap();
+        kubelet.publish("target-1", false).await.unwrap();
+        fs::write(kubelet.path("target-1/data"), "kept").unwrap();
+        run(&["sync", "-f", &kubelet.text("target-1")]).unwrap();
+        kubelet.stop_as_for_an_error(kind);
+        // A pod has it, which is to see that.
+        let _ = kubelet.stage().await;
+        let _ = kubelet.publish("target-2", false).await;
+        assert!(fs::write(kubelet.path("target-1/more"), "x").is_err(), "{kind}");
+        for target in ["target-1", "target-2"] {
+            kubelet.unpublish(target).await;
+        }
+        // The kubelet stages nothing anew for a pod that was there before the one before it had gone.
+        kubelet.publish("target-2", false).await.unwrap();
+        assert_eq!(fs::read_to_string(kubelet.path("target-2/data")).unwrap(), "kept", "{kind}");
+        fs::write(kubelet.path("target-2/more"), "x").unwrap();
+        assert!(!kubelet.is_abnormal("target-2").await, "{kind}");
+        kubelet.stop_as_for_an_error(kind);
+        kubelet.unpublish("target-2").await;
+        kubelet.stage().await.unwrap();
+        fs::write(kubelet.path("staging/more"), "x").unwrap();
+        kubelet.unstage().await;
+        assert!(kubelet.mounted("").is_empty());
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::libc::EIO;
 use nix::sys::stat::{major, minor};
 
 use crate::Refused;
@@ -25,6 +26,16 @@ pub(super) struct Mount {
     pub(super) read_only: bool,
     /// The file system takes none, as it was mounted or since the kernel stopped it for its errors.
     pub(super) super_read_only: bool,
+}
+
+impl Mount {
+    /// True if its kernel has stopped the file system for its errors. Whoever asks may wait as long as the volume does.
+    ///
+    /// Of an XFS the mount says nothing, and the kernel goes on telling how full it is; nothing else of it can be had any more.
+    pub(super) fn has_stopped(&self) -> bool {
+        let is_shut = || fs::symlink_metadata(&self.point).is_err_and(|e| e.raw_os_error() == Some(EIO));
+        self.super_read_only && !self.read_only || is_shut()
+    }
 }
 
 /// Every mount of this mount namespace, in the order in which they were made.

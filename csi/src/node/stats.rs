@@ -1,6 +1,5 @@
 //! How full a volume is, and whether it still answers.
 
-use std::fs;
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
@@ -29,12 +28,12 @@ pub(super) async fn stats(
     // A file system whose volume waits for its replicas may keep whoever asks, and a thread with it.
     let place = path.to_owned();
     let ask = move || {
-        let found = (statvfs(&place), has_shut_down(&place));
+        let found = (statvfs(&place), mount.has_stopped());
         drop(held);
         found
     };
     let asked = tokio::task::spawn_blocking(ask).await;
-    let (found, shut_down) = asked.map_err(|e| Refused::Failed(e.to_string()))?;
+    let (found, stopped) = asked.map_err(|e| Refused::Failed(e.to_string()))?;
     let found = found.map_err(|e| Refused::Failed(format!("{}: {e}", path.display())))?;
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let piece = found.fragment_size();
@@ -51,15 +50,8 @@ pub(super) async fn stats(
         used: number(found.files().saturating_sub(found.files_free())),
         unit: Unit::Inodes.into(),
     };
-    let stopped = shut_down || mount.super_read_only && !mount.read_only;
     let trouble = if stopped { "the file system takes no writes any more: see the kernel's log" } else { "" };
     Ok(told(vec![space, inodes], trouble.to_owned()))
-}
-
-/// True for a file system of which nothing can be had any more, though the kernel says how full it is: an XFS that met an error that it
-/// cannot go on with. Its mount tells nothing of that.
-fn has_shut_down(place: &Path) -> bool {
-    fs::symlink_metadata(place).is_err_and(|e| e.raw_os_error() == Some(nix::libc::EIO))
 }
 
 fn told(usage: Vec<VolumeUsage>, trouble: String) -> NodeGetVolumeStatsResponse {

@@ -66,6 +66,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         write_protect(device, false).await?;
     }
     lost::clear(staging, device).await?;
+    clear_stopped(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
         if is_of(&there, device) {
             same_stage(&there, wish.is_for_reading(), fs_type, staging)?;
@@ -184,8 +185,18 @@ fn failed(path: &Path, e: &io::Error) -> Refused {
     Refused::Failed(format!("{}: {e}", path.display()))
 }
 
-/// Binds the staged file system where a pod sees it. Where the volume has another device since it was staged, it is staged
-/// anew: whoever staged it once does not do so again for the next pod.
+/// Unmounts what is staged if its kernel has stopped it and no pod has it: mounted anew it is whole, with what it had flushed.
+async fn clear_stopped(staging: &Path, device: &Path) -> Result<(), Refused> {
+    let stopped = mount_at(staging)?.is_some_and(|m| is_of(&m, device) && m.has_stopped());
+    if !stopped || !elsewhere(device, staging)?.is_empty() {
+        return Ok(());
+    }
+    tracing::warn!(path = %staging.display(), "a file system that has stopped is mounted anew");
+    unmount(staging).await
+}
+
+/// Binds the staged file system where a pod sees it. Where the volume has another device since it was staged, or its file system has
+/// stopped, it is staged anew: whoever staged it once does not do so again for the next pod.
 pub(super) async fn publish_mount(
     wish: &Staging,
     staging: &Path,
@@ -194,6 +205,7 @@ pub(super) async fn publish_mount(
 ) -> Result<(), Refused> {
     let device = &wish.device;
     lost::clear(staging, device).await?;
+    clear_stopped(staging, device).await?;
     if mount_at(staging)?.is_none_or(|m| !is_of(&m, device)) {
         // Whoever stages makes the directory, and removes it when nobody needs it any more.
         if !staging.is_dir() {
@@ -218,12 +230,18 @@ pub(super) async fn publish_mount(
 /// Refuses a second place where a pod would see what one pod alone may have (CSI, NodePublishVolume). Parts of the file system that
 /// the kubelet binds for the pod that has it are no such place, nor is the staged one, by whatever path it is seen.
 fn no_other_pod(device: &Path, staging: &Path) -> Result<(), Refused> {
-    let staged = fs::canonicalize(staging).map_err(|e| failed(staging, &e))?;
+    let there = elsewhere(device, staging)?;
+    there.iter().find(|m| m.root == Path::new("/")).map_or(Ok(()), |there| Err(taken(there)))
+}
+
+/// Where a device's file system is mounted beside the place where it is staged.
+fn elsewhere(device: &Path, staging: &Path) -> Result<Vec<Mount>, Refused> {
+    let staged = fs::canonicalize(staging).unwrap_or_else(|_| staging.to_owned());
     let tail = |path: &Path| -> Vec<OsString> {
         path.components().rev().take(2).map(|part| part.as_os_str().to_owned()).collect()
     };
-    let is_pods = |m: &Mount| is_of(m, device) && m.root == Path::new("/") && tail(&m.point) != tail(&staged);
-    mounts()?.iter().find(|m| is_pods(m)).map_or(Ok(()), |there| Err(taken(there)))
+    let is_other = |m: &Mount| is_of(m, device) && tail(&m.point) != tail(&staged);
+    Ok(mounts()?.into_iter().filter(is_other).collect())
 }
 
 fn taken(there: &Mount) -> Refused {
