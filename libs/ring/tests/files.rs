@@ -41,11 +41,7 @@ fn payloads_go_to_disk_and_back_without_a_copy() {
     for (i, len) in (0..).zip(sizes) {
         let payload = filled(&pool, i, len);
         // More operations than the submission queue has places.
-        if i % 2 == 0 {
-            ring.writev_apart(token(1, 0), &fd, offset, &payload);
-        } else {
-            ring.writev(token(1, 0), &fd, offset, &payload);
-        }
+        ring.writev(token(1, 0), &fd, offset, &payload);
         offset += len as u64;
     }
     for c in completions(&mut ring, sizes.len()) {

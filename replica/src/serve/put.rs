@@ -93,16 +93,10 @@ impl Server {
             let token = Token::new(OWNER, kind::PUNCH, 0, id.0);
             self.ring.fallocate(token, file, Falloc::PunchHole, hole.offset, hole.len);
         }
-        let fills = self.store.direct().is_some() && !self.in_memory && put.plan.held.is_empty();
         for (index, (offset, from, len)) in put.runs.iter().enumerate() {
             // As many runs as blocks in an image, at most.
             let token = Token::new(OWNER, kind::WRITE, u16::try_from(index).unwrap_or(u16::MAX), id.0);
-            let data = put.data.slice(*from, *len);
-            if fills {
-                self.ring.writev_apart(token, file, *offset, &data);
-            } else {
-                self.ring.writev(token, file, *offset, &data);
-            }
+            self.ring.writev(token, file, *offset, &put.data.slice(*from, *len));
         }
         if slot.left == 0 {
             self.put_changed(id);

@@ -8,7 +8,7 @@ use super::read::PAGE;
 use super::request::Work;
 use super::server::{AT_ONCE_MAX, OWNER, SHORT_MAX, Server, kind};
 use super::worker::{Task, note};
-use crate::store::{Answer, DirectWrite, LayerNo};
+use crate::store::{Answer, LayerNo};
 
 impl Server {
     /// Writes the request's payload to the head.
@@ -22,31 +22,23 @@ impl Server {
                 Ok(()) => self.written(id, range),
                 Err(e) => self.fail_write(id, head, range, &e),
             }
+        } else if self.align_payload(id) {
+            let slot = self.requests.get(id);
+            slot.work = Work::Write { done: 0 };
+            slot.left = 1;
+            let token = Token::new(OWNER, kind::WRITE, 0, id.0);
+            self.ring.writev(token, &self.files[usize::from(head.0)], range.offset, &slot.payload);
         } else {
-            self.write_by_ring(id, head, range);
-        }
-    }
-
-    fn write_by_ring(&mut self, id: RequestId, head: LayerNo, range: Extent) {
-        let direct = self.store.direct_write(range);
-        if direct.is_some_and(|wanted| !self.align_payload(id, wanted)) {
-            return self.starve(id);
-        }
-        let slot = self.requests.get(id);
-        slot.work = Work::Write { done: 0 };
-        slot.left = 1;
-        let token = Token::new(OWNER, kind::WRITE, 0, id.0);
-        let file = &self.files[usize::from(head.0)];
-        if direct.is_some_and(|wanted| wanted.fills) && !self.in_memory {
-            self.ring.writev_apart(token, file, range.offset, &slot.payload);
-        } else {
-            self.ring.writev(token, file, range.offset, &slot.payload);
+            self.starve(id);
         }
     }
 
     /// Makes the payload fit for the disk: where it lies, or as a copy. False if there is no memory for that now.
-    fn align_payload(&mut self, id: RequestId, wanted: DirectWrite) -> bool {
-        if self.requests.get(id).payload.is_aligned(wanted.memory, wanted.offset) {
+    fn align_payload(&mut self, id: RequestId) -> bool {
+        let slot = self.requests.get(id);
+        let range = Extent::new(slot.header.offset, slot.header.length.into());
+        let Some((memory, offset)) = self.store.write_alignment(range) else { return true };
+        if slot.payload.is_aligned(memory, offset) {
             return true;
         }
         // Bytes that are lent take no memory here until they are copied: for that holds what holds for receiving.

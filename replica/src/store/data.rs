@@ -60,17 +60,6 @@ pub struct Closing {
     pub(super) pages: Vec<(u64, Vec<u8>)>,
 }
 
-/// How a write is best handed to a disk that is written with O_DIRECT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectWrite {
-    /// The alignment that its memory should have, in bytes: with less it works, too, but slowly.
-    pub memory: u32,
-    /// That of file offsets and lengths.
-    pub offset: u32,
-    /// It fills a hole of the file: the file system allocates blocks, and the kernel does not do that without waiting.
-    pub fills: bool,
-}
-
 /// When a change may be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -193,13 +182,14 @@ impl Store {
         self.direct
     }
 
-    /// How a write of a range to the head is best handed to the disk. `None` if the files are opened without O_DIRECT.
-    pub fn direct_write(&self, extent: Extent) -> Option<DirectWrite> {
+    /// The alignment of the memory that a write of a range to the head should have: with less it works, too, but slowly.
+    /// `None` if the files are opened without O_DIRECT.
+    pub fn write_alignment(&self, extent: Extent) -> Option<(u32, u32)> {
         let direct = self.direct?;
         let head = self.at(self.head()).rank;
-        let fills = self.places.runs(blocks(extent)).any(|(_, rank)| rank != head);
-        let memory = if fills { direct.filling.max(direct.memory) } else { direct.memory };
-        Some(DirectWrite { memory, offset: direct.offset, fills })
+        let filling = || self.places.runs(blocks(extent)).any(|(_, rank)| rank != head);
+        let memory = if direct.filling > direct.memory && filling() { direct.filling } else { direct.memory };
+        Some((memory, direct.offset))
     }
 
     /// The head.

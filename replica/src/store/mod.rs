@@ -63,7 +63,7 @@ pub use backing::{BackingDifference, BackingFile};
 pub use chain::Committed;
 pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
-pub use data::{Answer, Closing, DirectWrite, LayerNo, Piece, Source, Store, ZeroPlan};
+pub use data::{Answer, Closing, LayerNo, Piece, Source, Store, ZeroPlan};
 pub use diff::{Change, ChangeKind};
 pub use directory::{CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
 pub use disk::Alignment;

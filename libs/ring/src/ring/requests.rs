@@ -140,13 +140,7 @@ impl Ring {
 
     /// Writes the payload to a file.
     pub fn writev(&mut self, token: Token, fd: &Fd, offset: u64, from: &Payload) {
-        self.write(token, fd, offset, &[], from, squeue::Flags::empty());
-    }
-
-    /// As [`Self::writev`], for a write that the kernel cannot begin without waiting: a thread of its own does it at once, where
-    /// this one would try first, and in vain (`IOSQE_ASYNC`, io_uring_enter(2)).
-    pub fn writev_apart(&mut self, token: Token, fd: &Fd, offset: u64, from: &Payload) {
-        self.write(token, fd, offset, &[], from, squeue::Flags::ASYNC);
+        self.write(token, fd, offset, &[], from);
     }
 
     /// Writes a head and a payload in one call to a device such as /dev/fuse. The head is copied.
@@ -154,18 +148,10 @@ impl Ring {
     /// # Panics
     /// If the head is longer than 64 bytes.
     pub fn writev_head(&mut self, token: Token, fd: &Fd, head: &[u8], payload: &Payload) {
-        self.write(token, fd, NO_OFFSET, head, payload, squeue::Flags::empty());
+        self.write(token, fd, NO_OFFSET, head, payload);
     }
 
-    fn write(
-        &mut self,
-        token: Token,
-        fd: &Fd,
-        offset: u64,
-        head: &[u8],
-        payload: &Payload,
-        flags: squeue::Flags,
-    ) {
+    fn write(&mut self, token: Token, fd: &Fd, offset: u64, head: &[u8], payload: &Payload) {
         assert!(head.len() <= HEAD, "head of {} bytes", head.len());
         let (user_data, args) = self.table.take(token, Some(fd.clone()));
         // SAFETY: as in `fill`.
@@ -184,7 +170,7 @@ impl Ring {
         } else {
             opcode::Writev::new(fd, args.iovecs.as_ptr(), count).offset(offset).build()
         };
-        self.submit(user_data, Hold::Keep(payload.clone()), entry.flags(flags));
+        self.submit(user_data, Hold::Keep(payload.clone()), entry);
     }
 
     /// Makes the file's data, and what is needed to find it, durable.

@@ -45,25 +45,6 @@ fn volume_meta_says_what_is_in_force() {
     assert_eq!(volume.blocks()[..4], [5, 1, 1, 1]);
 }
 
-#[test]
-fn what_fills_a_hole_of_the_head_is_told_from_what_replaces() {
-    let place = tempfile::tempdir().unwrap();
-    let mut volume = Volume::create(&place.path().join("r"));
-    if volume.store.direct().is_none() {
-        eprintln!("SKIP what_fills_a_hole_of_the_head_is_told_from_what_replaces: no O_DIRECT there");
-        return;
-    }
-    let fills = |volume: &Volume, blocks| volume.store.direct_write(blocks).unwrap().fills;
-    assert!(fills(&volume, extent(1, 1)));
-    volume.write(extent(1, 2), 1);
-    assert!(!fills(&volume, extent(1, 2)) && fills(&volume, extent(0, 2)) && fills(&volume, extent(2, 2)));
-    volume.snapshot(1, "one").unwrap();
-    assert!(fills(&volume, extent(1, 1)), "a snapshot has it, and the head does not");
-    volume.write(extent(1, 1), 2);
-    volume.zero(extent(1, 1));
-    assert!(fills(&volume, extent(1, 1)), "it was punched");
-}
-
 /// The judge of the format reads a directory of ours without `engine/` as Longhorn does.
 #[test]
 fn a_snapshot_is_written_as_longhorn_writes_it() {
