@@ -173,6 +173,7 @@ pub fn change(spec: &mut VolumeSpec, parameters: &HashMap<String, String>) -> Re
             "dataLocality" => spec.data_locality = locality(key, value)?,
             "replicaAutoBalance" => spec.replica_auto_balance = balance(key, value)?,
             "snapshotMaxCount" => spec.snapshot_max_count = number(key, value, 0, SNAPSHOT_COUNT.into())?,
+            _ if key.starts_with(SIDECARS) => {}
             _ => {
                 return Err(Refused::Argument(format!(
                     "{key:?} of a volume does not change: numberOfReplicas, dataLocality, replicaAutoBalance and snapshotMaxCount do"
@@ -390,6 +391,7 @@ mod tests {
             ("snapshotMaxCount", "7"),
         ];
         change(&mut spec, &of(&wishes)).unwrap();
+        change(&mut spec, &of(&[("csi.storage.k8s.io/pvc/name", "data")])).unwrap();
         assert_eq!((spec.number_of_replicas, spec.snapshot_max_count), (2, 7));
         assert_eq!(spec.replica_auto_balance, AutoBalance::LeastEffort);
         for wrong in [

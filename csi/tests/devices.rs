@@ -286,6 +286,10 @@ async fn what_a_lost_device_left_is_no_reason_not_to_stage_and_nothing_is_format
     let empty = Loop::of(kubelet.path("b")).unwrap();
     kubelet.is_now(&empty);
     // The file system that was there cannot be gone: whoever says so is wrong.
+    assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition));
+    kubelet.is_now(&first);
+    kubelet.stage().await.unwrap();
+    kubelet.is_now(&empty);
     assert_eq!(kubelet.publish("target-1", false).await, Err(Code::FailedPrecondition));
     let mut beginning = vec![1; 1 << 20];
     File::open(&empty.file).unwrap().read_exact(&mut beginning).unwrap();

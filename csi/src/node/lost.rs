@@ -10,6 +10,12 @@ use super::filesystem::{must, text};
 use super::mounts::{Mount, block_numbers, is_gone, mount_at};
 use crate::Refused;
 
+/// True if there is anything at one of a volume's paths that [`clear`] would unmount. It says that the volume held a file system.
+pub(super) fn left_at(path: &Path, device: &Path) -> Result<bool, Refused> {
+    let Some(present) = block_numbers(device) else { return Ok(false) };
+    Ok(mount_at(path)?.is_some_and(|there| is_left(&there, device, present)))
+}
+
 /// Unmounts from one of a volume's paths what is mounted there from an earlier device of that volume, or from one that the
 /// kernel has no more. What is of the present device stays, and what is of anything else.
 pub(super) async fn clear(path: &Path, device: &Path) -> Result<(), Refused> {

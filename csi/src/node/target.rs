@@ -65,6 +65,10 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     if !wish.read_only {
         write_protect(device, false).await?;
     }
+    if lost::left_at(staging, device)? {
+        // It stays until a file system is there again: whoever asks again would have one made.
+        file_system_on(wish, fs_type, true).await?;
+    }
     lost::clear(staging, device).await?;
     clear_stopped(staging, device).await?;
     if let Some(there) = mount_at(staging)? {
@@ -83,7 +87,7 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
             device.display()
         )));
     }
-    let kind = file_system_on(wish, fs_type).await?;
+    let kind = file_system_on(wish, fs_type, wish.again).await?;
     if !fs_type.is_empty() && *fs_type != kind {
         return Err(Refused::Precondition(format!(
             "{} holds {kind}, not {fs_type}: ask for fsType {kind}",
@@ -107,15 +111,15 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     Ok(())
 }
 
-/// The kind of file system that a device holds; one is made where there is none, if one may be.
-async fn file_system_on(wish: &Staging, fs_type: &str) -> Result<String, Refused> {
+/// The kind of file system that a device holds; one is made where there is none, if one may be. `again`: there was one.
+async fn file_system_on(wish: &Staging, fs_type: &str, again: bool) -> Result<String, Refused> {
     let device = &wish.device;
     let class = wish.context.get("fsType").map_or("", String::as_str);
     let wanted = [fs_type, class, DEFAULT].into_iter().find(|k| !k.is_empty()).unwrap_or(DEFAULT);
     check_file_system(wanted)?;
     Ok(match filesystem::look(device).await? {
         Content::FileSystem(kind) => kind,
-        Content::Nothing | Content::Begun(_) if wish.read_only || wish.again => {
+        Content::Nothing | Content::Begun(_) if wish.read_only || again => {
             return Err(Refused::Precondition(format!(
                 "{} holds no file system, and none is made {}",
                 device.display(),
@@ -204,11 +208,11 @@ pub(super) async fn publish_mount(
     read_only: bool,
 ) -> Result<(), Refused> {
     let device = &wish.device;
-    lost::clear(staging, device).await?;
     clear_stopped(staging, device).await?;
-    if mount_at(staging)?.is_none_or(|m| !is_of(&m, device)) {
+    let there = mount_at(staging)?;
+    if there.as_ref().is_none_or(|m| !is_of(m, device)) {
         // Whoever stages makes the directory, and removes it when nobody needs it any more.
-        if !staging.is_dir() {
+        if there.is_none() && !staging.is_dir() {
             return Err(Refused::Precondition(format!("the volume is not staged at {}", staging.display())));
         }
         stage(wish, staging).await?;
