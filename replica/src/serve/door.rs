@@ -17,6 +17,7 @@ use lh_wire::handshake::{
 use super::core::{ConnId, Input, SessionHello};
 use super::peer::{HELLO_PATIENCE_NS, HELLOS_MAX, Peer, Phase};
 use super::server::{OWNER, Server, kind};
+use super::strangers::Strangers;
 use super::{Address, Options, ServeError};
 
 /// How long nothing is accepted after the system refused to: it is out of descriptors or memory.
@@ -42,6 +43,7 @@ pub(super) struct Door {
     replica: String,
     key: Key,
     map_key: Key,
+    pub(super) strangers: Strangers,
     /// Removed at the end.
     socket: Option<PathBuf>,
 }
@@ -70,6 +72,7 @@ impl Door {
             replica: options.replica,
             key: options.key,
             map_key: options.map_key,
+            strangers: Strangers::default(),
             socket,
         })
     }
@@ -189,7 +192,7 @@ impl Server {
 
     fn greet(&mut self, fd: Fd, now: u64) {
         if self.peers.iter().filter(|p| p.is_stranger()).count() >= HELLOS_MAX {
-            self.part_with_the_oldest_stranger();
+            self.part_with_the_oldest_stranger(now);
         }
         // Whether an engine lives is asked of who it is connected to.
         tune_served(&fd);
@@ -210,14 +213,16 @@ impl Server {
 
     /// Makes room for who comes: whoever reaches the port can connect as often as he likes, say nothing, and would keep the engine
     /// out.
-    fn part_with_the_oldest_stranger(&mut self) {
+    fn part_with_the_oldest_stranger(&mut self, now: u64) {
         // They are numbered in the order in which they came.
         let oldest = self.peers.iter().filter(|p| p.is_stranger()).map(|p| p.conn).min_by_key(|conn| conn.0);
         if let Some(conn) = oldest {
-            tracing::warn!(
-                "connection {} is closed: {HELLOS_MAX} are in their handshake, and more come",
-                conn.0
-            );
+            if self.door.strangers.may_tell(now) {
+                tracing::warn!(
+                    "connection {} is closed: {HELLOS_MAX} are in their handshake, and more come",
+                    conn.0
+                );
+            }
             self.lose(conn);
         }
     }
@@ -312,8 +317,11 @@ impl Server {
     }
 
     pub(super) fn refuse(&mut self, conn: ConnId, verdict: Verdict, generation: Generation) {
-        tracing::info!("connection {} refused: {verdict}", conn.0);
-        let deadline = self.now() + HELLO_PATIENCE_NS;
+        let now = self.now();
+        if self.door.strangers.may_tell(now) {
+            tracing::info!("connection {} refused: {verdict}", conn.0);
+        }
+        let deadline = now + HELLO_PATIENCE_NS;
         if let Some(peer) = self.answer_hello(conn, verdict, generation) {
             peer.phase = Phase::Leaving;
             peer.deadline = Some(deadline);

@@ -201,7 +201,10 @@ impl Server {
     pub(super) fn part_with_the_late(&mut self, now: u64) {
         let late = |p: &Peer| p.deadline.is_some_and(|at| at <= now);
         while let Some(conn) = self.peers.find(late) {
-            tracing::warn!("connection {} is closed: it takes too long", conn.0);
+            let is_stranger = self.peers.get(conn).is_some_and(|peer| peer.is_stranger());
+            if !is_stranger || self.door.strangers.may_tell(now) {
+                tracing::warn!("connection {} is closed: it takes too long", conn.0);
+            }
             self.lose(conn);
         }
     }

@@ -24,6 +24,7 @@ mod reader;
 mod request;
 mod server;
 mod status;
+mod strangers;
 mod verify;
 mod worker;
 mod write;
