@@ -140,15 +140,16 @@ fn serve(settings: &Settings) -> Result<(), Failure> {
     for _ in 0..settings.queues {
         queues.push(Queue::start(settings, &attached, &size)?);
     }
-    let info = attached.serve(settings.block_size)?;
+    let info = attached.serve(settings.block_size, settings.size)?;
     say(&format!("ready {} {}", info.node.display(), info.device().unwrap_or_default().display()));
 
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         match line.split_once(' ').unwrap_or((&line, "")) {
             ("resize", bytes) => {
-                size.store(bytes.parse()?, Ordering::Relaxed);
-                attached.resize()?;
+                let bytes = bytes.parse()?;
+                size.store(bytes, Ordering::Relaxed);
+                attached.resize(bytes)?;
                 say("resized");
             }
             ("look", _) => say(&format!("bound {}", attached.replace_lost_device(settings.block_size)?)),

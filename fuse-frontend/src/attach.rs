@@ -50,6 +50,8 @@ pub struct Attached {
     pub may_have_lost: bool,
     /// Its end is the engine's death, to the keeper.
     keeper: Keeper,
+    /// Of the volume, in bytes, as was told last.
+    size: u64,
 }
 
 /// Why there is no connection.
@@ -103,17 +105,27 @@ pub fn attach(options: &Attach) -> Result<Attached, AttachError> {
         nix::unistd::write(&fuse, &notification).map_err(|errno| AttachError::Resend(errno.into()))?;
     }
     let may_have_lost = info.served_before && !agreement.can_resend();
-    Ok(Attached { fuse, info, agreement, may_have_lost, keeper })
+    Ok(Attached { fuse, info, agreement, may_have_lost, keeper, size: 0 })
 }
 
 impl Attached {
-    /// Says that queues serve the descriptor now, and waits for the device and its node: [`Info::node`].
+    /// Says that queues serve the descriptor now, a volume of `size` bytes, and waits for the device and its node: [`Info::node`].
     ///
     /// # Errors
     /// [`KeeperError::Node`] or in words.
-    pub fn serve(&mut self, block_size: u32) -> Result<&Info, KeeperError> {
+    pub fn serve(&mut self, block_size: u32, size: u64) -> Result<&Info, KeeperError> {
+        self.tell_size(size)?;
         self.info = self.keeper.serve(block_size)?;
         Ok(&self.info)
+    }
+
+    /// Has the kernel know how large the file is, before the loop device is as large: a read ends where the inode does, and the loop
+    /// driver makes an I/O error of that.
+    fn tell_size(&mut self, size: u64) -> Result<(), KeeperError> {
+        self.size = size;
+        let told = nix::unistd::write(&self.fuse, &proto::size_notification(size));
+        told.map(drop)
+            .map_err(|e| KeeperError::Failed(format!("the kernel does not take the size {size} over: {e}")))
     }
 
     /// Binds another loop device if somebody else has unbound the one that there was, as `losetup -D` does to every device that nobody
@@ -126,15 +138,16 @@ impl Attached {
         if self.info.is_bound() {
             return Ok(false);
         }
-        self.serve(block_size)?;
+        self.serve(block_size, self.size)?;
         Ok(true)
     }
 
-    /// Takes the volume's new size, which the queues' devices tell already, over to the device.
+    /// Takes the volume's new size in bytes, which the queues' devices tell already, over to the device.
     ///
     /// # Errors
     /// In words.
-    pub fn resize(&mut self) -> Result<(), KeeperError> {
+    pub fn resize(&mut self, size: u64) -> Result<(), KeeperError> {
+        self.tell_size(size)?;
         self.keeper.resize()
     }
 

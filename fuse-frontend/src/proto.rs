@@ -22,6 +22,9 @@ pub const REQUEST_HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 /// FUSE_UNIQUE_RESEND: set in `unique` of a request that the kernel hands out a second time.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
+/// FUSE_NOTIFY_STORE: gives the kernel bytes of a file.
+pub const NOTIFY_STORE: i32 = 4;
+
 /// FUSE_NOTIFY_RESEND: asks for everything that was read and not answered (Linux >= 6.9).
 pub const NOTIFY_RESEND: i32 = 7;
 
@@ -402,6 +405,26 @@ pub struct FallocateIn {
 
 const _: () = assert!(size_of::<InHeader>() == 40);
 const _: () = assert!(size_of::<OutHeader>() == 16);
+/// struct fuse_notify_store_out. The bytes follow it.
+#[derive(IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct NotifyStoreOut {
+    nodeid: u64,
+    offset: u64,
+    size: u32,
+    padding: u32,
+}
+
+/// A notification of a file's last byte.
+#[derive(IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, packed)]
+struct LastByte {
+    header: OutHeader,
+    out: NotifyStoreOut,
+    byte: u8,
+}
+
+const _: () = assert!(size_of::<NotifyStoreOut>() == 24);
 const _: () = assert!(size_of::<InitIn>() == 64);
 const _: () = assert!(size_of::<InitOut>() == 64);
 const _: () = assert!(size_of::<Attr>() == 88);
@@ -421,4 +444,15 @@ const _: () = assert!(REQUEST_HEAD == 80);
 /// connection writes them before its first read.
 pub fn resend_notification() -> [u8; size_of::<OutHeader>()] {
     zerocopy::transmute!(OutHeader { len: 16, error: NOTIFY_RESEND, unique: 0 })
+}
+
+/// The bytes that have the kernel know that the file has `size` bytes, one at least.
+///
+/// A size that a GETATTR tells while a write ends is passed over (`attr_version`, `fuse_change_attributes` of fs/fuse/inode.c); a
+/// notification of bytes that end behind the inode makes it as large at once (`fuse_notify_store` of fs/fuse/dev.c). It
+/// is of the last byte alone: a page that is stored from its middle on does not count as read, so nobody reads it but from the server.
+pub fn size_notification(size: u64) -> [u8; size_of::<LastByte>()] {
+    let header = OutHeader { len: 41, error: NOTIFY_STORE, unique: 0 };
+    let out = NotifyStoreOut { nodeid: ROOT, offset: size.saturating_sub(1), size: 1, padding: 0 };
+    zerocopy::transmute!(LastByte { header, out, byte: 0 })
 }

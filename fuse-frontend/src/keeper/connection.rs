@@ -1,11 +1,10 @@
 //! Making a FUSE connection whose root is the file itself.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use lh_ring::sys::mounts;
 use nix::fcntl::OFlag;
@@ -18,12 +17,6 @@ const INIT_ROOM: usize = 8 << 10;
 
 /// The kernel sends INIT while it mounts; it is there when the mount is.
 const INIT_PATIENCE_MS: u16 = 5_000;
-
-/// How long the kernel may take to learn that the file has grown.
-const LEARNS: Duration = Duration::from_secs(10);
-
-/// Between two times that it is told.
-const AGAIN: Duration = Duration::from_millis(1);
 
 /// A connection with INIT behind it.
 #[derive(Debug)]
@@ -73,42 +66,15 @@ impl Connection {
 
     /// Opens the file for the loop driver. The server is asked: see [`super::apart`].
     pub(super) fn open_file(&self) -> io::Result<File> {
-        self.open_by_mount()?.ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-
-    /// `None` without the mount.
-    fn open_by_mount(&self) -> io::Result<Option<File>> {
         let mount = match &*self.mount.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(mount) => mount.try_clone()?,
-            None => return Ok(None),
+            None => return Err(io::ErrorKind::NotConnected.into()),
         };
         File::options()
             .read(true)
             .write(true)
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(format!("/proc/thread-self/fd/{}", mount.as_raw_fd()))
-            .map(Some)
-    }
-
-    /// Has the kernel learn how large the file is, before the loop device is as large.
-    ///
-    /// A read ends where the inode does, and the loop driver makes an I/O error of that. The kernel passes over a size that
-    /// the server tells while a write ends (`attr_version`, `fuse_change_attributes` of fs/fuse/inode.c), so it is asked
-    /// until it has taken it: `stat` gives the server's word, `SEEK_END` the inode's size.
-    ///
-    /// # Errors
-    /// The system's; `TimedOut`. Without the mount nothing can be asked, and nothing is.
-    pub(super) fn learn_size(&self) -> io::Result<()> {
-        let Some(mut file) = self.open_by_mount()? else { return Ok(()) };
-        let size = file.metadata()?.len();
-        let deadline = Instant::now() + LEARNS;
-        while file.seek(SeekFrom::End(0))? < size {
-            if Instant::now() > deadline {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            std::thread::sleep(AGAIN);
-        }
-        Ok(())
     }
 
     /// True once the kernel has ended the connection: nobody is asked through it any more, and whoever uses what it showed gets

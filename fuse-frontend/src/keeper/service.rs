@@ -445,7 +445,9 @@ impl Service {
     }
 
     fn grow(connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
-        let grown = apart(connection, || connection.learn_size().and_then(|()| device.grow()));
+        // The kernel has a size for the driver also where nobody can be asked any more.
+        let ended = || Err(io::ErrorKind::NotConnected.into());
+        let grown = if connection.has_ended() { ended() } else { apart(connection, || device.grow()) };
         grown.map_err(|e| refuse(kind::SYSTEM, format!("cannot grow {}: {e}", device.path().display())))
     }
 

@@ -225,7 +225,7 @@ impl Show {
                 }
                 let agreement = fuse.agreement;
                 queues.order(|_| Ok(Order::Fuse(fuse.fuse.try_clone()?, agreement)))?;
-                let node = fuse.serve(*block_size).map_err(keeper_error)?.node.clone();
+                let node = fuse.serve(*block_size, size).map_err(keeper_error)?.node.clone();
                 *attached = Some(Box::new(fuse));
                 Ok(Endpoint { device: Some(node), uri: None })
             }
@@ -235,7 +235,7 @@ impl Show {
     /// The volume has grown: the device grows, too. Clients of a server see it when they connect again.
     pub(super) fn resize(&mut self, size: u64) -> Result<()> {
         match self {
-            Self::Fuse { attached: Some(attached), .. } => attached.resize().map_err(keeper_error),
+            Self::Fuse { attached: Some(attached), .. } => attached.resize(size).map_err(keeper_error),
             Self::Ublk(ublk) => ublk.resize(size),
             Self::Nbd(nbd) => nbd.resize(size),
             Self::Initiator(initiator) => initiator.resize(),
