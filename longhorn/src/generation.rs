@@ -27,11 +27,18 @@ pub(crate) async fn seen_by(root: &Root, replica: &str) -> Option<Generation> {
     tokio::time::timeout(ANSWER_PATIENCE, ask).await.ok().flatten()
 }
 
+/// A replica that has an engine that lives, and goes on to.
+pub(crate) struct Served {
+    pub(crate) replica: String,
+    /// The highest generation that any of those who answered has seen.
+    pub(crate) highest: Generation,
+}
+
 /// The highest that any of these has seen, as far as they answer, wherever they are.
 ///
 /// # Errors
-/// One has an engine that lives, and goes on to: its name.
-pub(crate) fn highest_seen(replicas: &[ReplicaAt]) -> Result<Generation, String> {
+/// [`Served`].
+pub(crate) fn highest_seen(replicas: &[ReplicaAt]) -> Result<Generation, Served> {
     let until = Instant::now() + PREDECESSOR;
     loop {
         let looks: Vec<_> = std::thread::scope(|scope| {
@@ -40,10 +47,12 @@ pub(crate) fn highest_seen(replicas: &[ReplicaAt]) -> Result<Generation, String>
                 replicas.iter().map(|at| (at, scope.spawn(move || look(at, deadline).ok()))).collect();
             threads.into_iter().filter_map(|(at, thread)| Some((at, thread.join().ok()??))).collect()
         });
-        let served = looks.iter().find(|(_, (_, has_engine))| *has_engine);
-        match served {
-            None => return Ok(looks.iter().map(|(_, (seen, _))| *seen).max().unwrap_or_default()),
-            Some((at, _)) if Instant::now() > until => return Err(at.replica.clone()),
+        let highest = looks.iter().map(|(_, (seen, _))| *seen).max().unwrap_or_default();
+        match looks.iter().find(|(_, (_, has_engine))| *has_engine) {
+            None => return Ok(highest),
+            Some((at, _)) if Instant::now() > until => {
+                return Err(Served { replica: at.replica.clone(), highest });
+            }
             Some(_) => std::thread::sleep(LOOK),
         }
     }

@@ -292,8 +292,10 @@ fn an_engine_without_a_number_asks_its_replicas_and_leaves_a_living_engine_alone
     until("an epoch of the seventh", || issued() == 7);
     // On another host nothing but the replicas knows of it.
     let other = ["--mount", "sh", "-c", "mount -t tmpfs none /run/longhorn && exec \"$0\" \"$@\"", longhorn];
-    let refused = by_hand.start("unshare", &[&other[..], &engine, &[volume]].concat()).wait().unwrap();
-    assert_eq!(refused.code(), Some(3), "it has fenced off an engine that lives");
+    let refused = Command::new("unshare").args([&other[..], &engine, &[volume]].concat()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(3), "it has fenced off an engine that lives");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains(&format!("with --generation {}", 8_u64 << 32)), "{said}");
     let first = &mut by_hand.0[1];
     assert!(first.try_wait().unwrap().is_none(), "the engine that lived has ended");
     first.kill().unwrap();

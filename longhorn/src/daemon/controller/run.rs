@@ -28,7 +28,7 @@ use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
 use crate::daemon::{GivesUp, freeze, memory, open_files};
-use crate::generation;
+use crate::generation::{self, Served};
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
 
@@ -137,10 +137,11 @@ fn authority(
                 key,
             };
             let replicas: Vec<ReplicaAt> = replicas.iter().map(at).collect();
-            let seen = generation::highest_seen(&replicas).map_err(|replica| {
+            let seen = generation::highest_seen(&replicas).map_err(|Served { replica, highest }| {
                 GivesUp(format!(
-                    "replica {replica} has an engine that lives: end that one, or give --generation to fence it off; \
-                     that the host of one is gone is noticed after 90 s"
+                    "replica {replica} has an engine that lives: end that one, or fence it off with --generation {}; \
+                     that the host of one is gone is noticed after 90 s",
+                    u64::from(highest.next_attachment())
                 ))
             })?;
             authority.issue_generation(seen)?
