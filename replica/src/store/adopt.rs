@@ -167,8 +167,10 @@ pub(super) fn check(path: &Path, tree: &Tree) -> Result<(), OpenError> {
     let records = Records { directory: path };
     let rebuilding = records.load::<Rebuild>()?.is_some();
     let engine = path.join(ENGINE);
-    let marks = has_marks(&engine)
-        .map_err(|source| OpenError::Io { what: format!("looking for zero maps in {}", engine.display()), source })?;
+    let marks = has_marks(&engine).map_err(|source| OpenError::Io {
+        what: format!("looking for zero maps in {}", engine.display()),
+        source,
+    })?;
     if rebuilding || marks {
         return Err(damaged(path, Damage::MarksWithoutVolume));
     }

@@ -282,7 +282,10 @@ impl Records<'_> {
         let bytes = encode(record)?;
         if bytes.len() > RECORD_MAX {
             let length = bytes.len();
-            return Err(io::Error::other(format!("{} would take {length} bytes, and {RECORD_MAX} are read", R::NAME)));
+            return Err(io::Error::other(format!(
+                "{} would take {length} bytes, and {RECORD_MAX} are read",
+                R::NAME
+            )));
         }
         fs.replace(&self.directory.join(ENGINE), R::NAME, &bytes, None)
     }
