@@ -252,6 +252,23 @@ def a_client_is_connected(host):
     host.ctl("down", volume)
 
 
+def a_replica_with_a_branch_dies(host):
+    """Opened anew a replica tells its layers in another order than the one in which its engine has seen them made, where a revert
+    has left a branch: the last one is the member that was lost all the same."""
+    volume = host.name("branch")
+    host.up(volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server")
+    for name in ("a", "b", "c"):
+        host.ctl("snapshot", "create", volume, name)
+    host.ctl("snapshot", "revert", volume, "a")
+    for name in ("d", "e"):
+        host.ctl("snapshot", "create", volume, name)
+    generation = host.status(volume)["generation"]
+    os.kill(host.status(volume)["replicas"][0]["pid"], signal.SIGKILL)
+    host.ctl("snapshot", "create", volume, "f", timeout=60)
+    expect(host.status(volume)["generation"] == generation, "it goes on with another engine")
+    host.ctl("down", volume)
+
+
 def an_older_directory(host, quorum, in_one_life):
     """A directory comes back, as of a disk that was not mounted, when another one has its replica's place and is a member of newer
     epochs: of another engine's, or, `in_one_life`, of the same one's."""
@@ -404,6 +421,7 @@ def main():
     frozen(host)
     salvage(host)
     a_client_is_connected(host)
+    a_replica_with_a_branch_dies(host)
     for quorum in ("any", "majority", "unsafe"):
         an_older_directory(host, quorum, in_one_life=False)
         an_older_directory(host, quorum, in_one_life=True)

@@ -5,6 +5,8 @@
 //! - An epoch that is older than one that counted is never started from, whatever the authority says.
 //! - A directory that was away while its replica, made anew under the same name, became a member is none.
 
+use std::collections::BTreeSet;
+
 use lh_block::{Epoch, EpochOrder, Generation};
 use lh_wire::{LayerInfo, ReplicaState};
 
@@ -244,13 +246,14 @@ const fn why_not(state: &ReplicaState) -> &'static str {
 }
 
 /// Two replicas hold the same snapshots of a volume of the same size. What is marked as removed does not count: each
-/// replica folds it when it likes.
+/// replica folds it when it likes. Nor does the order: where a revert has left a branch, one that was opened since tells its layers in
+/// another order than one that has made them one by one, as this engine's own picture has them.
 pub(super) fn same_shape(a: &ReplicaState, b: &ReplicaState) -> bool {
-    a.size == b.size && snapshots(&a.chain).eq(snapshots(&b.chain))
+    a.size == b.size && snapshots(&a.chain) == snapshots(&b.chain)
 }
 
-fn snapshots(chain: &[LayerInfo]) -> impl Iterator<Item = &str> {
-    chain.iter().filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.as_str())
+fn snapshots(chain: &[LayerInfo]) -> BTreeSet<&str> {
+    chain.iter().filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -258,6 +261,23 @@ mod tests {
     use lh_block::{Generation, Instance};
 
     use super::*;
+
+    #[test]
+    fn a_branch_is_the_same_in_whatever_order_its_layers_are_told() {
+        let layer = |name: &str, parent: &str| LayerInfo {
+            name: name.to_owned(),
+            parent: parent.to_owned(),
+            ..LayerInfo::default()
+        };
+        let told = |chain: &[LayerInfo]| ReplicaState { chain: chain.to_vec(), ..ReplicaState::default() };
+        // Reverted from c to a, and then d was taken: one has made it so, the other has been opened since.
+        let [a, b, c, d, head] =
+            [("a", ""), ("b", "a"), ("c", "b"), ("d", "a"), ("", "d")].map(|(n, p)| layer(n, p));
+        let made = told(&[a.clone(), b.clone(), c.clone(), d.clone(), head.clone()]);
+        let opened = told(&[a.clone(), b.clone(), d, c.clone(), head.clone()]);
+        assert!(same_shape(&made, &opened));
+        assert!(!same_shape(&made, &told(&[a, b, c, head])));
+    }
 
     fn epoch(attachment: u32, counter: u64, members: &[&str]) -> Epoch {
         Epoch {

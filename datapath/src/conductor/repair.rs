@@ -587,11 +587,12 @@ pub(super) fn join(mut ranges: Vec<Extent>) -> Vec<Extent> {
 /// nothing of this block" would take it from the former.
 fn may_differ<'a>(mut chains: impl Iterator<Item = &'a [LayerInfo]>) -> bool {
     let Some(first) = chains.next() else { return false };
-    let same = |chain: &[LayerInfo]| {
-        let pairs = chain.iter().zip(first);
-        chain.len() == first.len()
-            && pairs.into_iter().all(|(a, b)| a.name == b.name && a.parent == b.parent && !a.removed)
+    // Layers of a branch that a revert has left are told in any order.
+    let places = |chain: &'a [LayerInfo]| -> BTreeSet<(&str, &str)> {
+        chain.iter().map(|l| (l.name.as_str(), l.parent.as_str())).collect()
     };
+    let expected = places(first);
+    let same = |chain: &'a [LayerInfo]| chain.iter().all(|l| !l.removed) && places(chain) == expected;
     !(same(first) && chains.all(same))
 }
 
