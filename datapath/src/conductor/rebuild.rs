@@ -20,6 +20,8 @@ mod copy;
 pub(super) mod pace;
 mod plan;
 
+use std::sync::Arc;
+
 use lh_block::{Epoch, Extent};
 use lh_wire::{Control, LayerInfo, MapPage, ReplicaState};
 
@@ -39,6 +41,8 @@ pub(super) struct Rebuild {
     source: MemberId,
     stage: Stage,
     plan: Plan,
+    /// The source's chain that was planned by. Another member, whom somebody looks at meanwhile, may have folded what this one has.
+    chain: Arc<Vec<LayerInfo>>,
     /// The last epoch that the target was in.
     base: Option<Epoch>,
     copy: Copy,
@@ -177,6 +181,7 @@ impl Conductor {
             source,
             stage: Stage::Asking,
             plan,
+            chain: Arc::default(),
             base: None,
             copy,
             rests_until: 0,
@@ -284,9 +289,9 @@ impl Conductor {
         }
         let keep = plan.keep.clone();
         self.volume.chain = chain.clone().into();
+        let planned = Arc::clone(&self.volume.chain);
         if let Some(rebuild) = self.rebuild(member) {
-            rebuild.plan = plan;
-            rebuild.base = base;
+            (rebuild.plan, rebuild.chain, rebuild.base) = (plan, planned, base);
         }
         self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain, keep });
         self.rebuild_goes_to(member, Stage::Beginning)
@@ -363,7 +368,10 @@ impl Conductor {
     }
 
     fn begin_copying(&mut self, member: MemberId) -> bool {
-        let (chain, size) = (self.volume.chain.clone(), self.volume.size);
+        let size = self.volume.size;
+        let Some(chain) = self.rebuild(member).map(|rebuild| Arc::clone(&rebuild.chain)) else {
+            return false;
+        };
         let layers: Vec<Option<LayerRef>> = chain.iter().map(|l| self.layer_ref(&l.name)).collect();
         let name = self.name(member).to_owned();
         let Some(rebuild) = self.rebuild(member) else { return false };
