@@ -403,8 +403,6 @@ pub struct FallocateIn {
     pub padding: u32,
 }
 
-const _: () = assert!(size_of::<InHeader>() == 40);
-const _: () = assert!(size_of::<OutHeader>() == 16);
 /// struct fuse_notify_store_out. The bytes follow it.
 #[derive(IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -424,7 +422,10 @@ struct LastByte {
     byte: u8,
 }
 
+const _: () = assert!(size_of::<InHeader>() == 40);
+const _: () = assert!(size_of::<OutHeader>() == 16);
 const _: () = assert!(size_of::<NotifyStoreOut>() == 24);
+const _: () = assert!(size_of::<LastByte>() == 41);
 const _: () = assert!(size_of::<InitIn>() == 64);
 const _: () = assert!(size_of::<InitOut>() == 64);
 const _: () = assert!(size_of::<Attr>() == 88);
