@@ -420,8 +420,8 @@ impl ControlThread {
             Order::Connected { member, session, name, made } => {
                 let connector::Made { links, number, grants } = made;
                 for (mailbox, link) in self.mailboxes.iter().zip(links) {
-                    let connector::Linked { socket, checksums, lends } = link;
-                    mailbox.put(Mail::Link { member, socket, checksums, lends });
+                    let connector::Linked { socket, checksums, lends, tells } = link;
+                    mailbox.put(Mail::Link { member, socket, checksums, lends, tells });
                 }
                 if grants && self.local_reads {
                     self.keep_grants(member, name, number);

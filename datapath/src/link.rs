@@ -62,6 +62,8 @@ pub enum Mail {
         checksums: bool,
         /// The replica has the queue's memory mapped.
         lends: bool,
+        /// The replica tells which blocks hold data.
+        tells: bool,
     },
     /// The session with the member is over.
     Close(MemberId),
@@ -135,6 +137,8 @@ pub struct EngineQueue {
     /// What links lent that are gone.
     unreturned: Unreturned<Kept>,
     local_reads: LocalReads,
+    /// Questions which blocks hold data to members that do not tell, and the numbers of their links.
+    untold: VecDeque<(Transmit, u32)>,
     /// Reads that were done at once have ended since the last turn: their answers wait to be taken.
     answered_at_once: bool,
     /// Counts connections: completions of earlier ones are told by it.
@@ -173,6 +177,7 @@ impl EngineQueue {
             links: [const { None }; MEMBERS_MAX],
             unreturned: Unreturned::default(),
             local_reads: LocalReads::new(depth),
+            untold: VecDeque::new(),
             answered_at_once: false,
             connections: 0,
             done: VecDeque::with_capacity(depth.into()),
@@ -214,8 +219,8 @@ impl EngineQueue {
             Mail::Message(message) => self.apply(Input::Message(message)),
             Mail::Control(id, payload) => self.slots.keep_control(id, payload),
             Mail::NameLayer(layer, name) => self.slots.name_layer(layer, name),
-            Mail::Link { member, socket, checksums, lends } => {
-                self.link(member, socket, Terms { checksums, lends });
+            Mail::Link { member, socket, checksums, lends, tells } => {
+                self.link(member, socket, Terms { checksums, lends, tells });
             }
             Mail::Close(member) => self.lose(member),
             Mail::Vacated(member) => self.unreturned.settle(member),
@@ -314,9 +319,10 @@ impl EngineQueue {
     /// Sends a request, or begins to read here what it asks for.
     fn send_or_read(&mut self, transmit: &Transmit) {
         let link = self.links.get(usize::from(transmit.member.0)).and_then(Option::as_ref);
-        let Some(link) = link.map(Connection::number) else { return };
+        let Some((link, tells)) = link.map(|link| (link.number(), link.tells())) else { return };
         let taken = match transmit.op {
             OpCode::Read => self.local_reads.take(transmit, link, self.queue.size(), &self.pool),
+            OpCode::Allocation if !tells => return self.untold.push_back((*transmit, link)),
             _ => Taken::Sent,
         };
         if taken != Taken::Here {
@@ -336,8 +342,22 @@ impl EngineQueue {
         link.push(transmit, self.generation, body);
     }
 
-    /// Does the reads that need not wait for a disk.
+    /// Does the reads that need not wait for a disk, and says that nothing is known of what members do not tell.
     fn read_at_once(&mut self) {
+        while let Some((Transmit { member, tag, op, .. }, number)) = self.untold.pop_front() {
+            let link = self.links.get(usize::from(member.0)).and_then(Option::as_ref);
+            if link.is_some_and(|link| link.number() == number) {
+                self.apply(Input::LocalRead(Reply {
+                    member,
+                    tag,
+                    op,
+                    status: Status::Ok,
+                    aux: 0,
+                    payload: 0,
+                }));
+                self.answered_at_once = true;
+            }
+        }
         while let Some((reading, payload, whole)) = self.local_reads.next_at_once() {
             self.read_clock();
             self.read_ended(&reading, payload, whole);

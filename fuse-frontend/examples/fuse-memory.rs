@@ -262,7 +262,7 @@ impl FileStore {
     fn note(&mut self, request: &Request<Payload>) -> std::io::Result<()> {
         let Some(record) = &mut self.record else { return Ok(()) };
         let what: u64 = match request.op {
-            Op::Read => return Ok(()),
+            Op::Read | Op::Allocation => return Ok(()),
             Op::Write { fua: false } => 1,
             Op::Write { fua: true } => 2,
             Op::WriteZeroes { .. } | Op::Unmap => 3,
@@ -312,7 +312,7 @@ impl FileDisk {
                 let (offset, len) = (offset.unwrap_or(i64::MAX), len.unwrap_or(i64::MAX));
                 nix::fcntl::fallocate(file, mode, offset, len)?;
             }
-            Op::Flush => {}
+            Op::Flush | Op::Allocation => {}
         }
         Ok(None)
     }

@@ -7,6 +7,7 @@
 pub mod command;
 pub mod inquiry;
 pub mod keep;
+mod lba_status;
 pub mod mode;
 pub mod reservation;
 pub mod sense;
@@ -15,6 +16,7 @@ mod work;
 
 pub use inquiry::Identity;
 pub(crate) use inquiry::Place;
+pub use lba_status::LbaStatus;
 pub(crate) use unit::place_of;
 pub use unit::{DISK_LUN, Decision, LogicalUnit, NexusId, OpenError, Reset};
 pub use work::{COMPARE_WRITE_BYTES, Claim, Execution, Step, TRANSFER_MAX, Work};

@@ -256,6 +256,8 @@ impl Disk {
                 lh_ring::sys::punch_hole(&self.file, range.offset, range.len)?;
             }
             Op::Flush => self.file.sync_data()?,
+            // Nothing is known.
+            Op::Allocation => {}
         }
         Ok(None)
     }

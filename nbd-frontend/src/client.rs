@@ -275,6 +275,10 @@ impl Device<Payload> for Client {
 
     fn submit(&mut self, request: Request<Payload>) {
         match self.check(request.op, request.range) {
+            // The server is not asked: a relay is there for moments, and all being data is right.
+            Ok(()) if request.op == Op::Allocation => {
+                self.done.push_back(Done { tag: request.tag, result: Ok(()), data: None });
+            }
             Ok(()) => self.requests.submit(request),
             Err(reason) => self.done.push_back(Done { tag: request.tag, result: Err(reason), data: None }),
         }

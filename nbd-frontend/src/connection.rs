@@ -56,8 +56,6 @@ pub(crate) struct Work<'a> {
     pub(crate) budget: &'a mut Budget,
     /// Bytes of the budget that one connection may have.
     pub(crate) share: usize,
-    /// For replies longer than a head.
-    pub(crate) scratch: &'a mut Vec<u8>,
 }
 
 /// Why a connection ends.
@@ -412,10 +410,8 @@ impl Connection {
                 self.submit(work, Held { call, op, range, data: None, part: Part::Whole }, bytes);
             }
             Decision::Status(range) => {
-                work.scratch.clear();
-                let device = &mut *work.device;
-                self.session.status(&call, range, |part| device.allocation(part), work.scratch);
-                self.say(work.scratch);
+                let part = Part::Status(range);
+                self.submit(work, Held { call, op: Op::Allocation, range, data: None, part }, 0);
             }
             Decision::Filter => self.expect = Expect::Filter { call },
             Decision::Answer(answer) => {
@@ -490,6 +486,11 @@ impl Connection {
     /// A request of this connection has been answered by the device.
     pub(crate) fn finish(&mut self, request: &InFlight, done: Done<Payload>, budget: &mut Budget) {
         self.in_flight -= 1;
+        if let (Part::Status(range), Ok(())) = (request.part, done.result) {
+            let mut reply = Vec::new();
+            self.session.status(&request.call, range, done.data.as_ref(), &mut reply);
+            return self.say(&reply);
+        }
         let reads = matches!(request.part, Part::OfRead(_)) || (request.bytes > 0 && !request.write);
         let answer = match (done.result, done.data) {
             (Err(reason), _) => Err(Refusal::of_device(reason, request.write)),
@@ -509,7 +510,7 @@ impl Connection {
         self.total -= request.bytes;
         budget.give_back(request.bytes);
         match request.part {
-            Part::Whole => self.answer(&request.call, answer),
+            Part::Whole | Part::Status(_) => self.answer(&request.call, answer),
             Part::OfWrite => self.piece_is_written(answer),
             Part::OfRead(piece) => self.piece_is_unread(&request.call, piece, answer),
         }

@@ -17,6 +17,8 @@ pub(crate) enum Part {
     OfWrite,
     /// This piece of a long read.
     OfRead(Extent),
+    /// A question which blocks of this range hold data.
+    Status(Extent),
 }
 
 /// A request that the device has.

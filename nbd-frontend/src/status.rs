@@ -4,7 +4,8 @@
 //! reaches beyond the range that was asked about, and the reply is bounded by [`EXTENTS_MAX`]: it may cover less than
 //! was asked, and the client asks again.
 
-use lh_block::{Allocation, Extent};
+use lh_block::{Extent, Run, runs};
+use lh_ring::Payload;
 use zerocopy::IntoBytes;
 
 use crate::export::Framing;
@@ -14,42 +15,27 @@ use crate::proto::{
 };
 use crate::transmit::{Call, Session, empty_head};
 
-/// Extents in one reply: 2 KiB of answer to 32 bytes of request, and enough that a client which walks a fragmented
-/// volume spends its time on more than round trips.
-pub const EXTENTS_MAX: usize = 128;
-
-/// Runs of allocation that are looked at for one reply; neighbours that are alike become one extent.
-const LOOKUPS_MAX: usize = 1024;
+/// Extents in one reply: 2 KiB of answer to 32 bytes of request, and as many as the device tells at once.
+pub const EXTENTS_MAX: usize = lh_block::RUNS_MAX;
 
 impl Session {
-    /// Appends the reply to a block status request over `range`, which is not empty. `allocation` tells how a range
-    /// begins, as [`lh_block::Device::allocation`] does.
-    pub fn status(
-        &self,
-        call: &Call,
-        range: Extent,
-        mut allocation: impl FnMut(Extent) -> Option<Allocation>,
-        out: &mut Vec<u8>,
-    ) {
+    /// Appends the reply to a block status request over `range`, which is not empty. `told` is the device's answer to
+    /// [`lh_block::Op::Allocation`], if it had one.
+    pub fn status(&self, call: &Call, range: Extent, told: Option<&Payload>, out: &mut Vec<u8>) {
+        let mut bytes = [0; lh_block::Runs::LEN_MAX];
+        let bytes = match told.and_then(|told| Some((told, bytes.get_mut(..told.len())?))) {
+            Some((told, bytes)) => {
+                told.copy_to(bytes);
+                &*bytes
+            }
+            None => &[],
+        };
         let limit = if call.flags & command_flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
         let mut extents = [(0_u64, 0_u32); EXTENTS_MAX];
         let mut count = 0;
-        let mut at = range.offset;
-        for _ in 0..LOOKUPS_MAX {
-            let rest = Extent::new(at, range.end() - at);
-            if rest.is_empty() {
-                break;
-            }
-            let (len, flags) = describe(rest, allocation(rest));
-            if count > 0 && extents[count - 1].1 == flags {
-                extents[count - 1].0 += len;
-            } else if count == limit {
-                break;
-            } else {
-                extents[count] = (len, flags);
-                count += 1;
-            }
-            at += len;
+        for (extent, Run { range, data }) in extents.iter_mut().zip(runs(bytes, range)).take(limit) {
+            *extent = (range.len, if data { 0 } else { state::HOLE | state::ZERO });
+            count += 1;
         }
         self.push_status(call, &extents[..count], out);
     }
@@ -80,18 +66,6 @@ impl Session {
     }
 }
 
-/// Length and flags of the extent that begins a range. A device that answers out of bounds is held to the range.
-fn describe(rest: Extent, known: Option<Allocation>) -> (u64, u32) {
-    match known {
-        Some(known) if known.len > 0 => {
-            let hole = if known.hole { state::HOLE } else { 0 };
-            let zero = if known.zero { state::ZERO } else { 0 };
-            (known.len.min(rest.len), hole | zero)
-        }
-        _ => (rest.len, 0),
-    }
-}
-
 #[expect(clippy::cast_possible_truncation, reason = "at most EXTENTS_MAX")]
 const fn count_of(extents: &[(u64, u32)]) -> u32 {
     extents.len() as u32
@@ -104,6 +78,7 @@ const fn compact_len(length: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use lh_block::Runs;
     use lh_rig::hex;
 
     use super::*;
@@ -119,17 +94,25 @@ mod tests {
         Call { flags, kind, cookie: 0x0102_0304_0506_0708, offset: 4096, length, payload: 0 }
     }
 
-    /// Blocks of 4096 bytes, by turns data and hole.
-    fn stripes(range: Extent) -> Option<Allocation> {
-        let odd = range.offset / 4096 % 2 == 1;
-        Some(Allocation { len: 4096.min(range.len), hole: odd, zero: odd })
-    }
-
-    fn reply(framing: Framing, flags: u16, length: u64) -> Vec<u8> {
+    /// The reply where the device tells this.
+    fn told(framing: Framing, flags: u16, length: u64, told: Option<&[u8]>) -> Vec<u8> {
+        let pool = lh_ring::Pool::new(0, 1 << 20).unwrap();
+        let told = told.map(|bytes| {
+            let mut payload = pool.alloc(u32::try_from(bytes.len()).unwrap(), 1).unwrap();
+            payload.write_at(0, bytes);
+            payload
+        });
         let mut out = Vec::new();
         let call = call(flags, length);
-        session(framing).status(&call, Extent::new(4096, length), stripes, &mut out);
+        session(framing).status(&call, Extent::new(4096, length), told.as_ref(), &mut out);
         out
+    }
+
+    /// The same for blocks that are by turns data and hole.
+    fn reply(framing: Framing, flags: u16, length: u64) -> Vec<u8> {
+        let mut runs = Runs::default();
+        (0..length / 4096).take_while(|n| runs.push(1, n % 2 == 0)).count();
+        told(framing, flags, length, Some(runs.as_bytes()))
     }
 
     #[test]
@@ -137,7 +120,7 @@ mod tests {
         assert_eq!(
             hex(&reply(Framing::Structured, 0, 8192)),
             "668e33ef0001000501020304050607080000001400000001\
-             00001000000000030000100000000000"
+             00001000000000000000100000000003"
         );
     }
 
@@ -146,35 +129,31 @@ mod tests {
         assert_eq!(
             hex(&reply(Framing::Extended, 0, 8192)),
             "6e8a278c0001000601020304050607080000000000001000000000000000002800000001\
-             00000002000000000000100000000000000000030000000000001000\
-             0000000000000000"
+             00000002000000000000100000000000000000000000000000001000\
+             0000000000000003"
         );
     }
 
     #[test]
     fn one_extent_if_one_was_asked_for() {
         let reply = reply(Framing::Structured, command_flag::REQ_ONE, 1 << 20);
-        assert_eq!(hex(&reply[24..]), "0000100000000003");
+        assert_eq!(hex(&reply[24..]), "0000100000000000");
     }
 
     #[test]
-    fn bounded_and_nothing_beyond_the_range() {
+    fn bounded() {
         let reply = reply(Framing::Structured, 0, 4 << 20);
         assert_eq!(reply.len(), 20 + 4 + EXTENTS_MAX * 8);
-        let mut out = Vec::new();
-        let greedy = |_: Extent| Some(Allocation { len: u64::MAX, hole: true, zero: true });
-        session(Framing::Structured).status(&call(0, 8192), Extent::new(4096, 8192), greedy, &mut out);
-        assert_eq!(hex(&out[24..]), "0000200000000003");
     }
 
     #[test]
-    fn the_unknown_is_data_and_neighbours_alike_are_one() {
-        let mut out = Vec::new();
-        session(Framing::Structured).status(&call(0, 8192), Extent::new(4096, 8192), |_| None, &mut out);
-        assert_eq!(hex(&out[24..]), "0000200000000000");
-        out.clear();
-        let blocks = |range: Extent| Some(Allocation { len: 512.min(range.len), hole: true, zero: true });
-        session(Framing::Structured).status(&call(0, 8192), Extent::new(4096, 8192), blocks, &mut out);
-        assert_eq!(hex(&out[24..]), "0000200000000003");
+    fn the_unknown_is_data() {
+        let too_long = vec![0; Runs::LEN_MAX + 4];
+        let mut beyond = Runs::default();
+        assert!(beyond.push(3, false));
+        for bytes in [None, Some(&[][..]), Some(&too_long), Some(beyond.as_bytes())] {
+            let reply = told(Framing::Structured, 0, 8192, bytes);
+            assert_eq!(hex(&reply[24..]), "0000200000000000", "{bytes:?}");
+        }
     }
 }

@@ -264,7 +264,7 @@ fn what_was_sent_before_a_goodbye_is_done_though_nobody_takes_the_answers() {
         gone(&server);
         let (submitted, abandoned) =
             server.inside(|inside| (inside.disk.submitted(), inside.disk.abandoned()));
-        assert_eq!((submitted, abandoned), (COUNT + 1, 0), "tcp: {tcp}, others: {others}");
+        assert_eq!((submitted, abandoned), (COUNT + 2, 0), "tcp: {tcp}, others: {others}");
         assert!(server.store.bytes(Extent::new(0, COUNT * 4096)).iter().all(|b| *b == 3));
     }
 }

@@ -5,8 +5,8 @@ mod serve_client;
 use std::fs::File;
 use std::path::Path;
 
-use lh_block::{BLOCK, Extent};
-use lh_wire::{BlockState, Header, LayerTrailer, OpCode, Status, flags};
+use lh_block::{BLOCK, Extent, Instance, Run};
+use lh_wire::{BlockState, ChainOp, Control, Header, LayerTrailer, OpCode, Status, flags};
 use replica::serve::{Mode, ServeError};
 use replica::store::{CreateOptions, Damage, Directory, OpenError, OpenOptions};
 use serve_client::{MIB, PATIENCE, SIZE, Server, knock, pattern, places, session, who};
@@ -28,6 +28,57 @@ fn what_was_written_is_read() {
         let counters = server.status.snapshot().counters;
         assert_eq!((counters.writes, counters.reads), (3, 4));
         assert_eq!(counters.written_bytes, 8192 + u64::from(MIB));
+    }
+}
+
+#[test]
+fn which_blocks_hold_data_is_told() {
+    for place in places() {
+        let server = Server::start(place.path());
+        let mut c = session(&server.socket, 1, 1);
+        let all = Extent::new(0, SIZE);
+        let run = |offset, len, data| Run { range: Extent::new(offset, len), data };
+        assert_eq!(c.allocation(all), [run(0, SIZE, false)]);
+        assert_eq!(c.write(8192, &pattern(1, 8192)), Status::Ok);
+        assert_eq!(c.write(SIZE - 4096, &[0; 4096]), Status::Ok);
+        let end = run(SIZE - 4096, 4096, true);
+        assert_eq!(
+            c.allocation(all),
+            [run(0, 8192, false), run(8192, 8192, true), run(16384, SIZE - 20480, false), end]
+        );
+        // Through a snapshot too, whose data the head hides.
+        let id = Instance(7);
+        let op = ChainOp::Snapshot {
+            name: "s".into(),
+            user_created: true,
+            created: "2026-01-01T00:00:00Z".into(),
+            labels: Default::default(),
+        };
+        assert_eq!(c.control(&Control::Prepare { id, op }).status(), Status::Ok);
+        assert_eq!(c.control(&Control::Commit { id }).status(), Status::Ok);
+        assert_eq!(c.op(OpCode::Unmap, 8192, 4096).status(), Status::Ok);
+        assert_eq!(c.allocation(Extent::new(4096, 12288)), [run(4096, 8192, false), run(12288, 4096, true)]);
+
+        // More runs than one answer tells.
+        for n in 0..300 {
+            assert_eq!(c.write((n * 2 + 1) << 12, &[7; 4096]), Status::Ok);
+        }
+        let answer = c.op(OpCode::Allocation, 0, 4 << 20);
+        assert_eq!(answer.payload.len(), 4 * lh_block::RUNS_MAX);
+        let half = c.allocation(Extent::new(1 << 20, 1 << 20));
+        assert_eq!(half.len(), 256);
+        assert!(
+            half.iter().all(|run| run.range.len == 4096 && run.data == (run.range.offset / 4096 % 2 == 1))
+        );
+
+        let nonsense = [(0, 0), (100, 4096), (0, 2048), (SIZE - 4096, 8192)];
+        for (offset, length) in nonsense {
+            assert_eq!(
+                c.op(OpCode::Allocation, offset, length).status(),
+                Status::Invalid,
+                "{offset} {length}"
+            );
+        }
     }
 }
 

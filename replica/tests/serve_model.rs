@@ -136,6 +136,11 @@ impl Model {
         for (n, read) in (0..).zip(read.chunks(BLOCK as usize)) {
             self.check(n, read);
         }
+        for run in c.allocation(Extent::new(0, BLOCKS * BLOCK)) {
+            for n in run.range.offset / BLOCK..run.range.end() / BLOCK {
+                assert_eq!(run.data, self.head[n as usize] != 0, "block {n}");
+            }
+        }
         for (at, (name, contents)) in self.snapshots.iter().enumerate() {
             let names: Vec<&str> = self.snapshots[..=at].iter().map(|(n, _)| n.as_str()).collect();
             assert!(

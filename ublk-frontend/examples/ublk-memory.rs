@@ -358,7 +358,7 @@ impl Disk {
                 lh_ring::sys::punch_hole(file, range.offset, range.len)?;
             }
             Op::Flush => file.sync_data()?,
-            Op::Read => {}
+            Op::Read | Op::Allocation => {}
         }
         Ok(None)
     }

@@ -41,7 +41,7 @@ impl Work {
     pub fn bytes(&self) -> u32 {
         match self.op {
             Op::Read | Op::Write { .. } => u32::try_from(self.range.len).unwrap_or(u32::MAX),
-            Op::WriteZeroes { .. } | Op::Unmap | Op::Flush => 0,
+            Op::WriteZeroes { .. } | Op::Unmap | Op::Flush | Op::Allocation => 0,
         }
     }
 

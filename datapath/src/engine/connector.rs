@@ -33,6 +33,7 @@ pub(super) struct Linked {
     pub(super) socket: OwnedFd,
     pub(super) checksums: bool,
     pub(super) lends: bool,
+    pub(super) tells: bool,
 }
 
 /// A session that was let in.
@@ -120,6 +121,7 @@ struct Greeted {
     checksums: bool,
     lends: bool,
     grants: bool,
+    tells: bool,
 }
 
 impl Greeted {
@@ -136,8 +138,8 @@ impl Greeted {
         let (mut challenge, mut nonce) = ([0; CHALLENGE_LEN], [0; 32]);
         stream.read_exact(&mut challenge).map_err(io)?;
         lh_ring::sys::random(&mut nonce).map_err(io)?;
-        let (borrows, grants) =
-            Challenge::decode(&challenge).map_or((false, false), |c| (c.borrows(), c.grants()));
+        let (borrows, grants, tells) = Challenge::decode(&challenge)
+            .map_or((false, false, false), |c| (c.borrows(), c.grants(), c.tells()));
         // Its key is proved by the welcome alone, which comes after the memory.
         hello.lends &= borrows && stream.is_to_own_user();
         let asked = Asked::answer(&challenge, (&hello, Role::Engine), key, nonce)
@@ -146,7 +148,7 @@ impl Greeted {
             Some(memory) => stream.write_all_with_fd(asked.hello(), memory.as_fd()).map_err(io)?,
             None => stream.write_all(asked.hello()).map_err(io)?,
         }
-        Ok(Self { stream, asked, checksums: hello.checksums, lends: hello.lends, grants })
+        Ok(Self { stream, asked, checksums: hello.checksums, lends: hello.lends, grants, tells })
     }
 
     fn welcomed(mut self, address: &Address) -> Result<Linked, Failed> {
@@ -160,7 +162,7 @@ impl Greeted {
             why => Failed::Otherwise(refused_because(address, why)),
         })?;
         let socket = self.stream.into_socket().map_err(io)?;
-        Ok(Linked { socket, checksums: self.checksums, lends: self.lends })
+        Ok(Linked { socket, checksums: self.checksums, lends: self.lends, tells: self.tells })
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Terms {
     pub(super) checksums: bool,
     /// The replica has the pool's memory mapped.
     pub(super) lends: bool,
+    /// The replica tells which blocks hold data.
+    pub(super) tells: bool,
 }
 
 /// What has come.
@@ -88,6 +90,11 @@ impl Connection {
     /// Payloads carry checksums.
     pub(super) const fn checksums(&self) -> bool {
         self.terms.checksums
+    }
+
+    /// The replica tells which blocks hold data.
+    pub(super) const fn tells(&self) -> bool {
+        self.terms.tells
     }
 
     /// Queues a request.

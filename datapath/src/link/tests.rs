@@ -63,7 +63,7 @@ fn control_requests_go_with_the_link_that_lost_them() {
     ask(&mut queue, 1);
     assert_eq!((lost(&news), queue.slots.controls()), (vec![1], 0), "there was no link");
     let (near, _far) = UnixStream::pair().unwrap();
-    queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false });
+    queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false, tells: false });
     ask(&mut queue, 2);
     ask(&mut queue, 3);
     assert_eq!((lost(&news), queue.slots.controls()), (vec![], 2), "they are on their way");
@@ -77,7 +77,7 @@ fn control_requests_go_with_the_link_that_lost_them() {
 fn bytes_of_another_pool_are_not_lent() {
     let (near, _far) = UnixStream::pair().unwrap();
     let pools = [Pool::lendable(1 << 20, 4 << 20).unwrap(), Pool::lendable(1 << 20, 4 << 20).unwrap()];
-    let terms = Terms { checksums: false, lends: true };
+    let terms = Terms { checksums: false, lends: true, tells: false };
     let mut connection = Connection::new(near.into(), 1, terms, &pools[0]);
     let transmit = crate::queue::Transmit {
         member: A,
@@ -108,7 +108,13 @@ fn what_an_older_connection_ends_with_is_not_the_new_ones() {
     let (mut queue, news) = queue();
     let _far = [(), ()].map(|()| {
         let (near, far) = UnixStream::pair().unwrap();
-        queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false });
+        queue.take(Mail::Link {
+            member: A,
+            socket: near.into(),
+            checksums: false,
+            lends: false,
+            tells: false,
+        });
         far
     });
     let lost = || {

@@ -96,19 +96,25 @@ impl Queue {
         if self.reads_first(s)
             && let Some(chunk) = self.shared.in_doubt(piece.whole)
         {
-            return self.put_aside(now, s, Why::Doubt(chunk), out);
+            let before = piece.before(chunk * self.shared.chunk());
+            let Some(before) = before.filter(|_| op == Op::Allocation) else {
+                return self.put_aside(now, s, Why::Doubt(chunk), out);
+            };
+            // What is known without it is told: a long range needs not wait for a whole repair.
+            self.slot_mut(s).piece = before;
         }
+        let piece = self.slot(s).piece;
         self.in_flight.insert(s);
-        let kind = if op == Op::Read { Kind::Shared } else { Kind::Exclusive };
+        let kind = if op.is_write() { Kind::Exclusive } else { Kind::Shared };
         if self.claim(s, piece.whole, kind) == Outcome::Granted {
             self.claimed(now, s, out);
         }
     }
 
-    /// True if the present piece begins with a read: reads, and writes of parts of blocks.
+    /// True if the present piece begins with a read: reads and their like, and writes of parts of blocks.
     pub(super) fn reads_first(&self, s: u16) -> bool {
         let slot = self.slot(s);
-        matches!(slot.work, Work::Client { op: Op::Read, .. })
+        matches!(slot.work, Work::Client { op: Op::Read | Op::Allocation, .. })
             || (slot.work.is_client_write() && slot.piece.is_partial())
     }
 
@@ -270,8 +276,10 @@ impl Queue {
         out: &mut Vec<Output>,
     ) {
         let slot = self.slot(s);
-        if let Work::Client { op, range } = slot.work {
-            self.stats.of(op).ended(range.len, now.saturating_sub(slot.arrived), result.is_ok());
+        if let Work::Client { op, range } = slot.work
+            && let Some(counters) = self.stats.of(op)
+        {
+            counters.ended(range.len, now.saturating_sub(slot.arrived), result.is_ok());
         }
         out.push(Output::Complete { slot: s, result, part, held });
     }

@@ -1,9 +1,10 @@
 //! Reads: which member, what if it fails, and when the answer may be given.
 //!
-//! Everything that reads blocks as they are now goes this way: reads of clients, and the block under a write of a part
-//! of it. A read that nobody can serve now goes back outside, without its claim.
+//! Everything that reads blocks as they are now goes this way: reads of clients, the block under a write of a part of it, and
+//! which blocks hold data, which is all that is read of them then. A read that nobody can serve now goes back outside, without
+//! its claim.
 
-use lh_block::{BLOCK, Extent, IoError, Op};
+use lh_block::{BLOCK, Extent, IoError, Op, Runs};
 use lh_wire::{OpCode, Status};
 
 use super::latency::Class;
@@ -26,16 +27,26 @@ impl Queue {
         out.push(Output::Send(Transmit {
             member: m,
             tag,
-            op: OpCode::Read,
+            op: self.read_op(s),
             range: whole,
             fua: false,
-            verify: self.config.verify,
+            verify: self.config.verify && !self.asks_allocation(s),
             flush,
             aux: 0,
             data: Data::None,
         }));
         // Early enough that the answer need not wait for it.
         self.ping_unheard(now, LEASE / 2, out);
+    }
+
+    /// The client wants to know which blocks hold data, not what.
+    fn asks_allocation(&self, s: u16) -> bool {
+        matches!(self.slot(s).work, Work::Client { op: Op::Allocation, .. })
+    }
+
+    /// What a member is asked for the present piece.
+    fn read_op(&self, s: u16) -> OpCode {
+        if self.asks_allocation(s) { OpCode::Allocation } else { OpCode::Read }
     }
 
     /// The slot waits for this member from now on; whatever was sent for it before is late.
@@ -108,6 +119,9 @@ impl Queue {
         if self.slot(s).work.is_job() {
             return self.job_read_reply(now, s, reply, out);
         }
+        if self.asks_allocation(s) {
+            return self.allocation_reply(now, s, reply, out);
+        }
         let whole = self.slot(s).piece.whole;
         let complete = reply.op == OpCode::Read && u64::from(reply.payload) == whole.len;
         if reply.op != OpCode::Read || (reply.status == Status::Ok && !complete) {
@@ -138,6 +152,26 @@ impl Queue {
         }
     }
 
+    /// The member that was asked which blocks hold data answers, without bytes if it does not know. That says nothing of its disk,
+    /// nor of how fast it reads.
+    fn allocation_reply(&mut self, now: u64, s: u16, reply: &Reply, out: &mut Vec<Output>) {
+        let m = reply.member;
+        let complete = usize::try_from(reply.payload).is_ok_and(|n| n <= Runs::LEN_MAX);
+        match reply.status {
+            _ if reply.op != OpCode::Allocation => self.break_link(now, m, out),
+            Status::Ok if complete => {
+                self.members[m].reading -= 1;
+                self.slot_mut(s).aux = reply.payload;
+                self.read_done(now, s, m, out);
+            }
+            Status::Io | Status::NoSpace | Status::Refused | Status::Stale => {
+                self.note_tried(s, m, false);
+                self.read_lost(now, s, m, out);
+            }
+            Status::Ok | Status::Corrupt | Status::Invalid | Status::Rotten => self.break_link(now, m, out),
+        }
+    }
+
     /// The member has not got the present piece; `unread`: for an error of its disk.
     fn note_tried(&mut self, s: u16, m: MemberId, unread: bool) {
         self.slot_mut(s).tried = self.slot(s).tried.with(m);
@@ -158,7 +192,7 @@ impl Queue {
         let slot = self.slot_mut(s);
         let Work::Client { op, range } = slot.work else { return };
         slot.sources = slot.sources.with(m);
-        if op != Op::Read {
+        if op.is_write() {
             out.push(Output::Store { slot: s, append: false });
             let (piece, from) = (slot.piece, slot.piece.part.offset - range.offset);
             out.push(Output::Merge {
@@ -172,7 +206,8 @@ impl Queue {
         }
         out.push(Output::Store { slot: s, append: slot.done > 0 });
         slot.done += slot.piece.part.len;
-        let more = slot.done < range.len;
+        // Which blocks hold data is told for as many as one answer covers.
+        let more = slot.done < range.len && op == Op::Read;
         self.release(s, out);
         if more {
             self.start_piece(now, s, out);
@@ -186,7 +221,7 @@ impl Queue {
     /// Answers a read that has its data, if every member was heard; else it is held until they are.
     fn answer_read(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let slot = self.slot(s);
-        let Work::Client { range, .. } = slot.work else { return };
+        let Work::Client { op, range } = slot.work else { return };
         let readable = self.members.readable();
         if slot.sources.and(readable) != slot.sources {
             // Put out, or about to be, before the answer was given: what it said may be out of date by then.
@@ -201,10 +236,13 @@ impl Queue {
             self.leave_barriers(s, out);
             return self.ping_unheard(now, LEASE, out);
         }
-        let first = in_transfer(range.offset - range.widen(BLOCK).offset);
+        let part = match op {
+            Op::Allocation => (slot.aux > 0).then_some((0, slot.aux)),
+            _ => Some((in_transfer(range.offset - range.widen(BLOCK).offset), in_transfer(range.len))),
+        };
         self.held.remove(s);
         self.leave_barriers(s, out);
-        self.complete(now, s, Ok(()), Some((first, in_transfer(range.len))), false, out);
+        self.complete(now, s, Ok(()), part, false, out);
         self.free(s, out);
     }
 

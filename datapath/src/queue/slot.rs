@@ -1,6 +1,6 @@
 //! A request slot: what one request or job is, and how far it has come.
 
-use lh_block::{BLOCK, Extent, Op};
+use lh_block::{ALLOCATION_MAX, BLOCK, Extent, Op};
 use lh_wire::MAX_DATA;
 
 use crate::message::{Job, JobId, MemberId, MemberSet};
@@ -76,7 +76,7 @@ impl Work {
 /// The part of a request that is done in one step, under one claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Whole blocks: what is claimed and what the replicas see. At most [`MAX_DATA`] bytes.
+    /// Whole blocks: what is claimed and what the replicas see. At most [`MAX_DATA`] bytes, or [`ALLOCATION_MAX`].
     pub whole: Extent,
     /// The part of the request's range that this piece serves; inside `whole`.
     pub part: Extent,
@@ -88,12 +88,22 @@ impl Piece {
         self.whole != self.part
     }
 
+    /// What of it lies before this place, if anything does.
+    pub(super) fn before(self, end: u64) -> Option<Self> {
+        let before = Extent::new(0, end);
+        Some(Self { whole: self.whole.intersection(before)?, part: self.part.intersection(before)? })
+    }
+
     /// The piece of a request that begins `done` bytes into its range.
     ///
     /// A read takes the blocks around its bytes. What changes data takes as many whole blocks as it can, and a block
     /// that it covers in part as a piece of its own. `single`: one block.
     pub(super) fn next(op: Op, range: Extent, done: u64, single: bool) -> Self {
-        let max = if single { BLOCK } else { u64::from(MAX_DATA) };
+        let max = match op {
+            Op::Allocation => ALLOCATION_MAX,
+            _ if single => BLOCK,
+            _ => u64::from(MAX_DATA),
+        };
         let rest = Extent::new(range.offset + done, range.len - done);
         let mut whole = rest.widen(BLOCK);
         if op.is_write() {
@@ -266,7 +276,7 @@ pub(super) struct Slot {
     pub singly: u64,
     /// Members whose bytes a read has.
     pub sources: MemberSet,
-    /// A trailer's length between the read and the write of a copy.
+    /// A trailer's length between the read and the write of a copy; or that of the answer that is held.
     pub aux: u32,
     /// Blocks that a copy has changed.
     pub changed: u64,

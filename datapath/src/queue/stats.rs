@@ -92,14 +92,16 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(super) const fn of(&self, op: Op) -> &Counters {
-        match op {
+    /// `None` for what moves and changes nothing: its bytes and times would say something wrong of reads.
+    pub(super) const fn of(&self, op: Op) -> Option<&Counters> {
+        Some(match op {
             Op::Read => &self.reads,
             Op::Write { .. } => &self.writes,
             Op::WriteZeroes { .. } => &self.zeroes,
             Op::Unmap => &self.unmaps,
             Op::Flush => &self.flushes,
-        }
+            Op::Allocation => return None,
+        })
     }
 
     pub(super) fn member_read(&self, m: MemberId) -> &Counters {

@@ -1,6 +1,7 @@
 //! One queue and members that answer when the test says so.
 
 mod abandoned;
+mod allocation;
 mod fan_out;
 mod full;
 mod health;
@@ -154,10 +155,10 @@ impl Bench {
     fn reply_with(&mut self, t: Transmit, status: Status, aux: u32) {
         let at = self.wire.iter().position(|w| *w == t).expect("not on the wire");
         self.wire.remove(at);
-        let payload = if t.op == OpCode::Read && status == Status::Ok {
-            u32::try_from(t.range.len).unwrap()
-        } else {
-            0
+        let payload = match t.op {
+            OpCode::Read if status == Status::Ok => u32::try_from(t.range.len).unwrap(),
+            OpCode::Allocation if status == Status::Ok => 8,
+            _ => 0,
         };
         self.apply(Input::Reply(Reply { member: t.member, tag: t.tag, op: t.op, status, aux, payload }));
     }

@@ -95,7 +95,7 @@ impl Queue {
                     _ if slot.piece.is_partial() => (OpCode::Write, Data::Stored { slot: s }, fua),
                     Op::Write { .. } => (OpCode::Write, Data::Client { slot: s, from }, fua),
                     Op::WriteZeroes { .. } => (OpCode::WriteZeroes, Data::None, fua),
-                    Op::Unmap | Op::Read | Op::Flush => (OpCode::Unmap, Data::None, false),
+                    Op::Unmap | Op::Read | Op::Flush | Op::Allocation => (OpCode::Unmap, Data::None, false),
                 }
             }
             Work::Job(_, Job::Equalise { .. } | Job::Compare { .. }) => {

@@ -125,7 +125,7 @@ impl Bench {
         for member in (0..members).map(MemberId) {
             let (replica, socket) = Replica::start(SIZE, checksums, lends.then(|| b.memory()));
             b.replicas.push(replica);
-            b.mail(Mail::Link { member, socket, checksums, lends });
+            b.mail(Mail::Link { member, socket, checksums, lends, tells: true });
             b.switch(Switch::Attach { member });
             b.switch(Switch::Promote { member });
         }
@@ -141,7 +141,7 @@ impl Bench {
     /// The member lets a new session in, with what is lent as before.
     pub(crate) fn link_again(&self, member: MemberId) {
         let socket = self.replicas[usize::from(member.0)].listen(false, Some(self.memory()));
-        self.mail(Mail::Link { member, socket, checksums: false, lends: true });
+        self.mail(Mail::Link { member, socket, checksums: false, lends: true, tells: true });
     }
 
     pub(crate) fn mail(&self, mail: Mail) {

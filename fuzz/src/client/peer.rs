@@ -184,6 +184,8 @@ const fn command(op: Op) -> (u64, u64) {
         Op::Read => (0, 0),
         Op::Write { fua } => (bit(fua, 0), 1),
         Op::Flush => (0, 3),
+        // The client answers it without the server: a call of it would be an unknown one.
+        Op::Allocation => (0, 7),
         Op::Unmap => (0, 4),
         Op::WriteZeroes { fua, may_unmap, fast } => (bit(fua, 0) | bit(!may_unmap, 1) | bit(fast, 4), 6),
     }

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use super::command::{Access, Cdb, Command, action, be32, opcode};
 use super::inquiry::{Identity, Place, inquiry, report_opcodes};
 use super::keep::{Kept, SaveError, Store, Unreadable};
+use super::lba_status::LbaStatus;
 use super::mode::{Modes, mode_select, mode_sense, select_length};
 use super::reservation::{LIST_MAX, Refusal, out};
 use super::sense::{self, Sense};
@@ -329,7 +330,9 @@ impl LogicalUnit {
             opcode::SERVICE_ACTION_IN_16 if cdb[1] & 0x1f == action::READ_CAPACITY_16 => {
                 report::read_capacity_16(cdb, &geometry, reply)?;
             }
-            opcode::SERVICE_ACTION_IN_16 => report::get_lba_status(cdb, device, reply)?,
+            opcode::SERVICE_ACTION_IN_16 => {
+                return Ok(Decision::Work(Work::LbaStatus(LbaStatus::of(cdb, &geometry)?)));
+            }
             opcode::RESERVE_6 => return self.reserve(nexus),
             opcode::RELEASE_6 => {
                 if self.reserved == Some(nexus) {

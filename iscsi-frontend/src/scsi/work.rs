@@ -9,6 +9,7 @@ use lh_block::{Done, Extent, Op};
 use lh_ring::{Payload, Pool};
 
 use super::command::{be32, be64};
+use super::lba_status::{ANSWER_MAX, LbaStatus};
 use super::sense::{INTERNAL, MISCOMPARED, OUT_OF_RANGE, Sense};
 
 /// Longest read or write of one command in bytes, told as MAXIMUM TRANSFER LENGTH. A payload holds a little more.
@@ -101,6 +102,8 @@ pub enum Work {
     },
     /// SYNCHRONIZE CACHE.
     Flush,
+    /// GET LBA STATUS.
+    LbaStatus(LbaStatus),
 }
 
 /// What of the medium a command needs for itself.
@@ -142,7 +145,7 @@ impl Work {
             Self::CompareAndWrite { range, .. } => 2 * bytes_of(range),
             Self::Verify { data, .. } | Self::Unmap { data, .. } => data,
             Self::WriteSame { block, .. } => block,
-            Self::Read(_) | Self::Zero { .. } | Self::Flush => 0,
+            Self::Read(_) | Self::Zero { .. } | Self::Flush | Self::LbaStatus(_) => 0,
         }
     }
 
@@ -154,7 +157,11 @@ impl Work {
 
     /// Bytes that the initiator gets.
     pub fn data_in(&self) -> u32 {
-        if let Self::Read(range) = self { bytes_of(*range) } else { 0 }
+        match self {
+            Self::Read(range) => bytes_of(*range),
+            Self::LbaStatus(status) => status.bytes(),
+            _ => 0,
+        }
     }
 
     /// Bytes of memory that it takes at most, besides the data that comes.
@@ -166,13 +173,14 @@ impl Work {
             Self::WriteVerify { range, compare: true } => bytes_of(range),
             Self::Verify { range, .. } => bytes_of(range).min(TRANSFER_MAX),
             Self::WriteSame { .. } => PATTERN_BYTES,
+            Self::LbaStatus(_) => ANSWER_MAX,
             _ => 0,
         }
     }
 
     /// True if it changes the medium.
     pub fn is_write(&self) -> bool {
-        !matches!(self, Self::Read(_) | Self::Verify { .. } | Self::Flush)
+        !matches!(self, Self::Read(_) | Self::Verify { .. } | Self::Flush | Self::LbaStatus(_))
     }
 
     /// The same, answered only once it is on stable storage.
@@ -186,7 +194,11 @@ impl Work {
             | Self::Zero { fua, .. }
             | Self::Unmap { fua, .. } => *fua = true,
             // Always is; or has nothing to be.
-            Self::WriteVerify { .. } | Self::Read(_) | Self::Verify { .. } | Self::Flush => {}
+            Self::WriteVerify { .. }
+            | Self::Read(_)
+            | Self::Verify { .. }
+            | Self::Flush
+            | Self::LbaStatus(_) => {}
         }
         self
     }
@@ -194,7 +206,7 @@ impl Work {
     /// See [`Claim`].
     pub fn claim(&self) -> Claim {
         match *self {
-            Self::Read(_) | Self::Verify { .. } | Self::Flush => Claim::Nothing,
+            Self::Read(_) | Self::Verify { .. } | Self::Flush | Self::LbaStatus(_) => Claim::Nothing,
             Self::CompareAndWrite { range, .. } | Self::OrWrite { range, .. } => Claim::Own(range),
             Self::Write { range, .. }
             | Self::WriteVerify { range, .. }
@@ -277,6 +289,7 @@ impl Execution {
                 Err(sense) => Step::Over(Err(sense)),
             },
             Work::Flush => self.flush(),
+            Work::LbaStatus(status) => Step::Device { op: Op::Allocation, range: status.range, data: None },
         }
     }
 
@@ -304,6 +317,7 @@ impl Execution {
             },
             Work::WriteSame { range, fua, .. } => self.write_pattern(range, fua),
             Work::Unmap { .. } => self.unmap_next(),
+            Work::LbaStatus(status) => tell(&status.answer(done.data.as_ref()), pool),
             _ => Step::Over(Ok(None)),
         }
     }
@@ -450,6 +464,13 @@ impl Execution {
 
 fn read(range: Extent) -> Step {
     Step::Device { op: Op::Read, range, data: None }
+}
+
+fn tell(answer: &[u8], pool: &Pool) -> Step {
+    let len = u32::try_from(answer.len()).unwrap_or(u32::MAX);
+    let Some(mut payload) = pool.alloc(len, 1) else { return Step::NoMemory };
+    payload.write_at(0, answer);
+    Step::Over(Ok(Some(payload)))
 }
 
 fn head_of(list: &Payload) -> [u8; 8] {

@@ -30,6 +30,10 @@ pub enum Op {
     Unmap,
     /// Everything whose answer left before this request came is on stable storage before this one's answer.
     Flush,
+    /// Returns which blocks hold data, from the range's begin on, as [`runs`](crate::runs) reads it: no more than is told for
+    /// [`ALLOCATION_MAX`](crate::ALLOCATION_MAX) bytes in [`RUNS_MAX`](crate::RUNS_MAX) runs. Ordered among others as a read is: what is not called
+    /// data would have been read as zeroes. Without bytes in the answer nothing is known, and all of it is to be taken for data.
+    Allocation,
 }
 
 impl Op {
@@ -59,7 +63,7 @@ pub struct Done<B> {
     pub tag: u64,
     /// Whether it was done.
     pub result: Result<(), IoError>,
-    /// The bytes of a successful read, exactly as many as asked for.
+    /// The bytes of a successful read, exactly as many as asked for; or the runs of an [`Op::Allocation`], if they are known.
     pub data: Option<B>,
 }
 
@@ -72,22 +76,10 @@ pub struct Geometry {
     pub logical_block: u32,
     /// Physical block in bytes: 4096.
     pub physical_block: u32,
-    /// Largest read or write in bytes; longer ones are refused with [`IoError::Invalid`]. Zeroes, unmap: no limit.
+    /// Largest read or write in bytes; longer ones are refused with [`IoError::Invalid`]. All else: no limit.
     pub max_transfer: u32,
     /// How many requests the queue accepts before the first must be answered.
     pub depth: u32,
-}
-
-/// What is known of the bytes at the begin of a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocation {
-    /// Bytes that this holds for, counted from the range's begin: whole logical blocks, at least one, never more than
-    /// were asked about.
-    pub len: u64,
-    /// They take no space.
-    pub hole: bool,
-    /// They read back as zero.
-    pub zero: bool,
 }
 
 /// One queue of a volume.
@@ -123,11 +115,4 @@ pub trait Device<B> {
 
     /// The next finished request, if there is one.
     fn poll_done(&mut self) -> Option<Done<B>>;
-
-    /// What is known, without any I/O, of how a range of whole logical blocks inside the volume begins. It is as of
-    /// now and says nothing of requests in flight. `None`: nothing is known, and the range is to be taken for data.
-    fn allocation(&mut self, range: Extent) -> Option<Allocation> {
-        let _ = range;
-        None
-    }
 }

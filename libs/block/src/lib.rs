@@ -2,6 +2,7 @@
 //! epochs, and the device trait between a frontend and whatever serves it. No I/O happens here.
 
 mod address;
+mod allocation;
 mod boot;
 mod chain;
 mod device;
@@ -14,9 +15,10 @@ mod size;
 mod time;
 
 pub use address::Address;
+pub use allocation::{ALLOCATION_MAX, RUNS_MAX, Run, Runs, are_runs, runs};
 pub use boot::boot;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
-pub use device::{Allocation, Device, Done, Geometry, Op, Request};
+pub use device::{Device, Done, Geometry, Op, Request};
 pub use epoch::{Epoch, EpochOrder, Generation, Instance, REPLICAS_MAX};
 pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lh_block::{Allocation, Device, Done, Extent, Geometry, IoError, Op, Request};
+use lh_block::{ALLOCATION_MAX, BLOCK, Device, Done, Extent, Geometry, IoError, Op, Request, Runs};
 
 use crate::{Payload, Pool};
 
@@ -142,6 +142,13 @@ impl MemoryDisk {
             }
             Op::WriteZeroes { .. } | Op::Unmap => self.store.zero(range),
             Op::Flush => {}
+            Op::Allocation => {
+                let runs = self.store.allocation(range);
+                let len = u32::try_from(runs.as_bytes().len()).unwrap_or(0);
+                let mut data = self.pool.alloc(len, 1).ok_or(IoError::NoSpace)?;
+                data.write_at(0, runs.as_bytes());
+                return Ok(Some(data));
+            }
         }
         Ok(None)
     }
@@ -164,7 +171,7 @@ impl MemoryDisk {
         let is_durable = match op {
             Op::Write { fua } | Op::WriteZeroes { fua, .. } => fua,
             Op::Unmap => false,
-            Op::Read | Op::Flush => true,
+            Op::Read | Op::Flush | Op::Allocation => true,
         };
         let is_volatile = result.is_ok() && !is_durable;
         self.done.push_back((Done { tag, result, data }, is_volatile));
@@ -219,10 +226,6 @@ impl Device<Payload> for MemoryDisk {
             }
         };
         done.map(|done| self.give(done))
-    }
-
-    fn allocation(&mut self, range: Extent) -> Option<Allocation> {
-        Some(self.store.allocation(range))
     }
 }
 
@@ -300,19 +303,19 @@ impl MemoryStore {
         }
     }
 
-    fn allocation(&self, range: Extent) -> Allocation {
+    /// As an answer to [`Op::Allocation`].
+    fn allocation(&self, range: Extent) -> Runs {
         let pages = self.pages();
-        let mut len = 0;
-        let mut hole = false;
-        for (page, _, part) in pieces(range) {
-            let empty = pages[page].is_none();
-            if len > 0 && empty != hole {
+        let mut runs = Runs::default();
+        let mut whole = range.widen(BLOCK);
+        whole.len = whole.len.min(ALLOCATION_MAX);
+        for (page, _, len) in pieces(whole) {
+            let blocks = u32::try_from(len as u64 / BLOCK).unwrap_or(0);
+            if !runs.push(blocks, pages[page].is_some()) {
                 break;
             }
-            hole = empty;
-            len += part as u64;
         }
-        Allocation { len, hole, zero: hole }
+        runs
     }
 }
 
@@ -337,6 +340,14 @@ mod tests {
         Request { tag, op, range, data }
     }
 
+    /// The runs of all of it: KiB, and whether they hold data.
+    fn allocation(disk: &mut MemoryDisk) -> Vec<(u64, bool)> {
+        let range = Extent::new(0, 1 << 20);
+        disk.submit(request(4, Op::Allocation, range, None));
+        let told = disk.poll_done().unwrap().data.unwrap().to_vec();
+        lh_block::runs(&told, range).map(|run| (run.range.len >> 10, run.data)).collect()
+    }
+
     #[test]
     fn what_was_written_is_read_and_zeroes_make_holes() {
         let (pool, mut disk) = disk();
@@ -350,13 +361,11 @@ mod tests {
         assert_eq!(disk.poll_done().unwrap().tag, 1);
         let read = disk.poll_done().unwrap().data.unwrap().to_vec();
         assert_eq!((&read[..5], &read[read.len() - 4..]), (&b"first"[..], &b"last"[..]));
-        let known = disk.allocation(Extent::new(0, 1 << 20)).unwrap();
-        assert_eq!(known, Allocation { len: 256 << 10, hole: false, zero: false });
+        assert_eq!(allocation(&mut disk), [(256, true), (768, false)]);
 
         disk.submit(request(3, Op::Unmap, Extent::new(0, 128 << 10), None));
         assert_eq!(disk.poll_done().unwrap().result, Ok(()));
-        let known = disk.allocation(Extent::new(0, 1 << 20)).unwrap();
-        assert_eq!(known, Allocation { len: 128 << 10, hole: true, zero: true });
+        assert_eq!(allocation(&mut disk), [(128, false), (128, true), (768, false)]);
         let bytes = disk.store().bytes(Extent::new(0, 256 << 10));
         assert!(bytes[..200 << 10].iter().all(|b| *b == 0));
         assert_eq!(&bytes[4096 + (200 << 10) - 4..4096 + (200 << 10)], b"last");

@@ -33,10 +33,11 @@ const RELAY: u8 = 4;
 const LENDS: u8 = 8;
 const GRANTEE: u8 = 16;
 
-/// In a challenge: whoever asks may lend its memory; may be granted the layers' files. Those who do not know these bits sent 0
-/// here, and did not look.
+/// In a challenge: whoever asks may lend its memory; may be granted the layers' files; may ask which blocks hold data. Those who do
+/// not know these bits sent 0 here, and did not look.
 const BORROWS: u16 = 1;
 const GRANTS: u16 = 2;
+const TELLS: u16 = 4;
 
 /// First bytes of each handshake message: "LHhs".
 const MAGIC: u32 = u32::from_le_bytes(*b"LHhs");
@@ -226,17 +227,24 @@ impl Challenge {
         Self::of(raw)
     }
 
-    /// The same; an engine may lend its memory. Only over unix sockets.
-    pub fn of_borrower(nonce: [u8; 32]) -> Self {
-        let mut raw = Self::new(nonce).raw();
-        raw.accepts = BORROWS.into();
-        Self::of(raw)
+    /// The same of a replica that an engine reaches over TCP.
+    pub fn of_distant(nonce: [u8; 32]) -> Self {
+        Self::accepting(nonce, TELLS)
     }
 
-    /// The same; an engine may lend its memory, and be granted the layers' files. Only over unix sockets.
+    /// The same; an engine may lend its memory. Only over unix sockets.
+    pub fn of_borrower(nonce: [u8; 32]) -> Self {
+        Self::accepting(nonce, BORROWS)
+    }
+
+    /// The same of a replica that an engine reaches over a unix socket: it may lend its memory, and be granted the layers' files.
     pub fn of_neighbour(nonce: [u8; 32]) -> Self {
+        Self::accepting(nonce, BORROWS | GRANTS | TELLS)
+    }
+
+    fn accepting(nonce: [u8; 32], what: u16) -> Self {
         let mut raw = Self::new(nonce).raw();
-        raw.accepts = (BORROWS | GRANTS).into();
+        raw.accepts = what.into();
         Self::of(raw)
     }
 
@@ -258,6 +266,11 @@ impl Challenge {
     /// An engine may ask to be granted the layers' files ([`Role::Grantee`]).
     pub fn grants(&self) -> bool {
         self.raw().accepts.get() & GRANTS != 0
+    }
+
+    /// An engine may ask which blocks hold data ([`crate::OpCode::Allocation`]).
+    pub fn tells(&self) -> bool {
+        self.raw().accepts.get() & TELLS != 0
     }
 
     /// The bytes to send.
@@ -596,7 +609,9 @@ mod tests {
         let challenges =
             [Challenge::new([1; 32]), Challenge::of_borrower([1; 32]), Challenge::of_neighbour([1; 32])];
         assert_eq!(challenges.each_ref().map(Challenge::grants), [false, false, true]);
-        assert_eq!(challenges[2].as_bytes()[6..8], [3, 0]);
+        assert_eq!(challenges[2].as_bytes()[6..8], [7, 0]);
+        assert_eq!(challenges.each_ref().map(Challenge::tells), [false, false, true]);
+        assert!(Challenge::of_distant([1; 32]).tells() && !Challenge::of_distant([1; 32]).borrows());
         assert!(challenges[2].borrows());
         for challenge in &challenges {
             let bytes = plain.encode(Role::Grantee, challenge, &key, [2; 32]).unwrap();

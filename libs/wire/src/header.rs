@@ -85,6 +85,9 @@ pub enum OpCode {
     /// Where the blocks of a piece ([`crate::PIECE`]) are, for an engine that was granted the layers' files. The answer's payload
     /// is [`crate::Places`], its `aux` the number of the grant.
     Places = 14,
+    /// Which blocks of the range, at most [`lh_block::ALLOCATION_MAX`] bytes, hold data, through the whole chain. The answer's payload is
+    /// [`lh_block::Runs`]. Only to replicas that say that they tell it ([`crate::Challenge::tells`]).
+    Allocation = 15,
 }
 
 /// In `aux` of a [`OpCode::ReadLayer`]: together with the layers under it.
@@ -95,7 +98,7 @@ pub const IN_PART: u32 = 1;
 
 impl OpCode {
     /// All codes, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Read,
         Self::Write,
         Self::WriteZeroes,
@@ -110,6 +113,7 @@ impl OpCode {
         Self::CompareLayer,
         Self::VerifyLayer,
         Self::Places,
+        Self::Allocation,
     ];
 
     fn from_u8(n: u8) -> Option<Self> {

@@ -264,7 +264,8 @@ const fn command_of(op: Op) -> (u16, u16) {
                 | flag(fast, command_flag::FAST_ZERO),
         ),
         Op::Unmap => (command::TRIM, 0),
-        Op::Flush => (command::FLUSH, 0),
+        // A question which blocks hold data is answered without the server.
+        Op::Flush | Op::Allocation => (command::FLUSH, 0),
     }
 }
 

@@ -59,13 +59,11 @@ impl Alone {
     }
 
     fn serve(&mut self) -> Served {
-        let mut scratch = Vec::new();
         let mut work = Work {
             device: &mut self.disk,
             requests: &mut self.requests,
             budget: &mut self.budget,
             share: 1 << 20,
-            scratch: &mut scratch,
         };
         self.connection.serve(&mut work)
     }

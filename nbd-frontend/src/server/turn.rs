@@ -77,7 +77,6 @@ impl Server {
                 requests: &mut self.requests,
                 budget: &mut self.budget,
                 share: self.limits.connection_bytes,
-                scratch: &mut self.scratch,
             };
             connection.wants = connection.serve(&mut work);
             if was_full && connection.wants == Served::Blocked {

@@ -202,7 +202,7 @@ impl Server {
             return;
         }
         let is_unix = matches!(self.door.address, Address::Unix(_));
-        let challenge = if is_unix { Challenge::of_neighbour(nonce) } else { Challenge::new(nonce) };
+        let challenge = if is_unix { Challenge::of_neighbour(nonce) } else { Challenge::of_distant(nonce) };
         let bytes: [u8; CHALLENGE_LEN] = *challenge.as_bytes();
         let conn = self.peers.add(&self.pool, fd, challenge, is_unix, now + HELLO_PATIENCE_NS);
         if let Some(peer) = self.peers.get(conn) {

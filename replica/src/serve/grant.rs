@@ -9,16 +9,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use lh_block::Extent;
 use lh_ring::Fd;
 use lh_ring::sys::{RIGHTS_MAX, send_with_fds_now};
 use lh_wire::Grant;
 use lh_wire::handshake::{Challenge, HELLO_LEN, Verdict, encode_welcome};
 
 use super::Address;
-use super::core::{Completed, ConnId, Failure, RequestId, SessionHello};
+use super::core::{ConnId, SessionHello};
 use super::door::Proven;
-use super::request::Part;
 use super::server::{Server, kind};
 use crate::store::Granted;
 
@@ -26,7 +24,7 @@ use crate::store::Granted;
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     holding: Option<Holding>,
-    count: u32,
+    pub(super) count: u32,
 }
 
 /// A grant.
@@ -91,21 +89,6 @@ impl Server {
             tracing::info!("what was granted connection {} is over", grant.conn.0);
             self.ring.shutdown(grant.conn.token(kind::SHUTDOWN), &grant.fd);
         }
-    }
-
-    /// Tells where the blocks of a range are.
-    pub(super) fn tell_places(&mut self, id: RequestId, range: Extent) {
-        let told = self.store.tell_places(range).map(|places| places.encode());
-        let refused = |why: &str| Err(Failure::Refused(why.into()));
-        let Some((bytes, len)) = told else { return self.end(id, refused("nothing is granted")) };
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
-        let Some(mut payload) = self.pool.alloc(len, 1) else {
-            return self.end(id, refused("there is no memory for an answer now"));
-        };
-        payload.write_at(0, &bytes[..len as usize]);
-        self.requests.get(id).parts.push(Part::Ready(payload));
-        let completed = Completed { payload: len, aux: self.grants.count, sync: false };
-        self.end(id, Ok(completed));
     }
 }
 

@@ -25,6 +25,7 @@ mod request;
 mod server;
 mod status;
 mod strangers;
+mod telling;
 mod verify;
 mod worker;
 mod write;

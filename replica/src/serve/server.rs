@@ -369,6 +369,10 @@ impl Server {
     /// Hands a job to the store, unless a fold is at work in its range.
     pub(super) fn start_job(&mut self, id: RequestId, job: Job) {
         self.requests.get(id).job = Some(job);
+        if let Job::Allocation(range) = job {
+            // What a fold moves holds data before and after.
+            return self.tell_allocation(id, range);
+        }
         if self.held_by_fold(id, job) {
             return;
         }
@@ -382,6 +386,7 @@ impl Server {
             Job::CompareLayer(range) => self.start_digest(id, range, Digesting::Compare),
             Job::VerifyLayer(range) => self.start_digest(id, range, Digesting::Verify),
             Job::Places(range) => self.tell_places(id, range),
+            Job::Allocation(range) => self.tell_allocation(id, range),
         }
     }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use lh_block::{BLOCK, Extent};
+use lh_block::{BLOCK, Extent, Runs};
 use lh_ring::Changes;
 use lh_wire::{COUNTERS, FILES_MAX, PIECE_BLOCKS, Place, counter_of};
 
@@ -20,6 +20,9 @@ use super::index::{Index, IndexRuns};
 use super::load::blocks;
 
 const PIECE: u64 = PIECE_BLOCKS as u64;
+
+/// Runs of the index that are looked at to say which blocks hold data: those of a layer each are alike in that.
+const LOOKUPS_MAX: usize = 4096;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -191,6 +194,19 @@ impl Store {
     /// No grant holds any more: whoever was granted something sees it before anything that follows this.
     pub fn end_grant(&mut self) {
         self.places.end_grant();
+    }
+
+    /// Which blocks of a range hold data, from its begin on: as far as one answer says it, and no more than so many runs of the index
+    /// say, which bounds the time that it takes.
+    pub fn allocation(&self, extent: Extent) -> Runs {
+        let mut told = Runs::default();
+        for (part, value) in self.places.runs(blocks(extent)).take(LOOKUPS_MAX) {
+            let count = u32::try_from(part.end - part.start).unwrap_or(0);
+            if !told.push(count, value != 0) {
+                break;
+            }
+        }
+        told
     }
 
     /// Where the blocks of a range within a piece are, in the files of the grant that holds. `None`: none does.

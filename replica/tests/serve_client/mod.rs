@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lh_block::{Generation, Instance};
+use lh_block::{Extent, Generation, Instance, Run};
 use lh_wire::handshake::{Asked, CHALLENGE_LEN, Hello, NotLetIn, Role, Verdict, WELCOME_LEN};
 use lh_wire::{Control, HEADER_LEN, Header, OpCode, ReplicaState, Status, flags, padding};
 use replica::serve::{Address, Options, ServeError, Status as Handle, run};
@@ -353,6 +353,20 @@ impl<S: Read + Write> Client<S> {
         assert_eq!(answer.status(), Status::Ok);
         assert_eq!(answer.payload.len(), length as usize);
         answer.payload
+    }
+
+    /// Which blocks of a range hold data, in as many answers as it takes.
+    pub(crate) fn allocation(&mut self, mut range: Extent) -> Vec<Run> {
+        let mut all: Vec<Run> = Vec::new();
+        while !range.is_empty() {
+            let answer = self.op(OpCode::Allocation, range.offset, range.len.try_into().unwrap());
+            assert_eq!(answer.status(), Status::Ok);
+            assert!(lh_block::are_runs(&answer.payload, range));
+            all.extend(lh_block::runs(&answer.payload, range));
+            let end = all.last().unwrap().range.end();
+            range = Extent::new(end, range.end() - end);
+        }
+        all
     }
 
     pub(crate) fn control(&mut self, control: &Control) -> Answer {

@@ -52,7 +52,13 @@ impl Bench {
         let (mut queue, news) = queue();
         let (near, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
-        queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false });
+        queue.take(Mail::Link {
+            member: A,
+            socket: near.into(),
+            checksums: false,
+            lends: false,
+            tells: false,
+        });
         for (n, switch) in
             (1..).zip([Switch::Attach { member: A }, Switch::Promote { member: A }, Switch::Resume])
         {

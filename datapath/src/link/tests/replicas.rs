@@ -27,7 +27,13 @@ impl Two {
         let far = [A, B].map(|member| {
             let (near, far) = UnixStream::pair().unwrap();
             far.set_nonblocking(true).unwrap();
-            queue.take(Mail::Link { member, socket: near.into(), checksums: false, lends: false });
+            queue.take(Mail::Link {
+                member,
+                socket: near.into(),
+                checksums: false,
+                lends: false,
+                tells: false,
+            });
             far
         });
         let switches = [

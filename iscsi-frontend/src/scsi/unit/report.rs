@@ -1,14 +1,10 @@
-//! What the unit tells about itself without I/O: numbers, capacity, allocation.
+//! What the unit tells about itself without I/O: numbers, capacity.
 
-use lh_block::{Device, Extent, Geometry};
-use lh_ring::Payload;
+use lh_block::Geometry;
 
 use super::DISK_LUN;
 use crate::scsi::command::{Cdb, be32, be64};
 use crate::scsi::sense::{self, Sense};
-
-/// Descriptors in one GET LBA STATUS.
-const LBA_STATUS_MAX: usize = 128;
 
 /// REPORT LUNS (SPC-4, 6.33).
 pub(super) fn report_luns(cdb: &Cdb, reply: &mut Vec<u8>) -> Result<(), Sense> {
@@ -55,44 +51,5 @@ pub(super) fn read_capacity_16(cdb: &Cdb, geometry: &Geometry, reply: &mut Vec<u
     reply.extend_from_slice(&[0, u8::try_from(exponent).unwrap_or(0), 0xc0, 0]);
     reply.resize(32, 0);
     reply.truncate(be32(cdb, 10) as usize);
-    Ok(())
-}
-
-/// GET LBA STATUS (SBC-3, 5.4).
-pub(super) fn get_lba_status(
-    cdb: &Cdb,
-    device: &mut dyn Device<Payload>,
-    reply: &mut Vec<u8>,
-) -> Result<(), Sense> {
-    let geometry = device.geometry();
-    let block = u64::from(geometry.logical_block);
-    let first = be64(cdb, 2);
-    if first >= geometry.size / block {
-        return Err(sense::OUT_OF_RANGE.at_cdb(2));
-    }
-    let allocation = be32(cdb, 10) as usize;
-    if allocation < 24 {
-        return Err(sense::INVALID_FIELD.at_cdb(10));
-    }
-    let count = ((allocation - 8) / 16).min(LBA_STATUS_MAX);
-    reply.extend_from_slice(&[0; 8]);
-    let mut at = first * block;
-    for _ in 0..count {
-        if at >= geometry.size {
-            break;
-        }
-        // A descriptor counts blocks with 32 bits.
-        let rest = Extent::new(at, (geometry.size - at).min(u64::from(u32::MAX) / 8 * 8 * block));
-        let (len, hole) = device.allocation(rest).map_or((rest.len, false), |known| (known.len, known.hole));
-        let len = len.clamp(block, rest.len);
-        reply.extend_from_slice(&(at / block).to_be_bytes());
-        reply.extend_from_slice(&u32::try_from(len / block).unwrap_or(u32::MAX).to_be_bytes());
-        // PROVISIONING STATUS: mapped or unknown, deallocated.
-        reply.extend_from_slice(&[u8::from(hole), 0, 0, 0]);
-        at += len;
-    }
-    let length = u32::try_from(reply.len() - 4).unwrap_or(0);
-    reply[..4].copy_from_slice(&length.to_be_bytes());
-    reply.truncate(allocation);
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! The engine holds the ranges of overlapping requests, so nothing is ordered here. Everything that goes to the store
 //! passes [`Core::start`].
 
-use lh_block::{BLOCK, Extent};
+use lh_block::{ALLOCATION_MAX, BLOCK, Extent};
 use lh_wire::{Header, MAX_DATA, OpCode, Status, VERIFY_MAX, flags, pieces_of};
 
 use super::intent::Mark;
@@ -25,6 +25,7 @@ fn job(header: &Header, size: u64) -> Option<Job> {
         OpCode::CompareLayer => (Job::CompareLayer(range), short),
         OpCode::VerifyLayer => (Job::VerifyLayer(range), range.len <= VERIFY_MAX),
         OpCode::Places => (Job::Places(range), bare && pieces_of(range).count() == 1),
+        OpCode::Allocation => (Job::Allocation(range), bare && range.len <= ALLOCATION_MAX),
         OpCode::PutLayer => {
             (Job::PutLayer { range, trailer: header.aux }, short && header.aux <= header.payload)
         }

@@ -212,6 +212,8 @@ pub enum Job {
     VerifyLayer(Extent),
     /// Where the blocks of the range are, within a piece.
     Places(Extent),
+    /// Which blocks of the range hold data.
+    Allocation(Extent),
 }
 
 impl Job {
@@ -238,6 +240,7 @@ impl Job {
             | Self::CompareLayer(range)
             | Self::VerifyLayer(range)
             | Self::Places(range)
+            | Self::Allocation(range)
             | Self::PutLayer { range, .. } => range,
         }
     }
