@@ -20,6 +20,7 @@ use std::sync::Arc;
 use lh_block::{Instance, SNAPSHOTS_MAX};
 use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
 
+use super::rebuild::branch;
 use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
 use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
 
@@ -329,6 +330,8 @@ impl Conductor {
                 if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {
                     *head = LayerInfo { parent: name, created, allocated: 0, ..head.clone() };
                 }
+                // What is left was settled first. Whoever was filled meanwhile and calls it unsettled has flushed it all.
+                self.note_unsettled(&[]);
                 // What they were filled with is gone.
                 self.drop_rebuilds("the volume is reverted");
                 self.expect_folds_stopped();
@@ -487,10 +490,13 @@ impl Conductor {
         self.task.as_ref().is_some_and(|t| t.op.is_some()) || (self.is_open() && !self.backlog.is_empty())
     }
 
-    /// What a serving member calls unsettled is unsettled.
+    /// What a serving member calls unsettled is unsettled, but for what a revert has left, maybe since the member said so: replicas know
+    /// of one snapshot that all is settled up to, and if that were beside the head's branch, nothing of this would be.
     pub(super) fn note_unsettled(&mut self, theirs: &[String]) {
+        let chain = &self.volume.chain;
         let known = |n: &String| theirs.contains(n) || self.volume.unsettled.contains(n);
-        self.volume.unsettled = self.volume.chain.iter().map(|l| l.name.clone()).filter(known).collect();
+        let branch = branch(chain).into_iter().map(|at| chain[at].name.clone());
+        self.volume.unsettled = branch.filter(known).collect();
     }
 
     pub(super) fn chain_deadline(&self) -> Option<u64> {

@@ -21,7 +21,7 @@ impl World {
             let command = world.snapshot(name);
             assert_eq!(world.finish(command), Ok(()));
         }
-        let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+        let command = world.command(Command::RemoveSnapshot { name: "a".into() });
         assert_eq!(world.finish(command), Ok(()));
         world
     }
@@ -45,14 +45,14 @@ impl World {
         world.run_until("3 is out", |w| w.status().epoch.is_some_and(|e| e.members.len() == 2));
         (0..4).for_each(|hot| world.writes_to(hot));
         if wholly {
-            world.command(Command::Rebuild { name: "r3".into() }, "");
+            world.command(Command::Rebuild { name: "r3".into() });
         }
         if write_in_flight {
             world.replicas[1].stalled_until = u64::MAX;
             let range = Extent::new(Self::hot(6) * BLOCK, BLOCK);
             assert!(world.request(0, 0, Op::Write { fua: false }, range));
         }
-        world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+        world.replicas.iter_mut().for_each(|r| r.unsettle("b"));
         // There is something to copy into this layer.
         let layer = world.replicas[2].layers.iter_mut().find(|l| l.name == "b").expect("a layer");
         (0..4).for_each(|hot| layer.blocks[usize::try_from(Self::hot(hot)).expect("small")] = Some(666));
@@ -93,9 +93,9 @@ impl World {
 #[test]
 fn nothing_is_folded_before_nothing_is_in_doubt() {
     let mut world = World::with_a_removed();
-    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.replicas.iter_mut().for_each(|r| r.unsettle("b"));
     world.three_and_the_engine_die();
-    world.command(Command::Purge, "");
+    world.command(Command::Purge);
     world.run_until("a is gone everywhere", |w| {
         let folded = w.replicas.iter().any(|r| r.layers.len() < 3);
         assert!(!folded || w.status().chunks_in_doubt == 0, "folded beside a repair");
@@ -108,7 +108,7 @@ fn nothing_is_folded_before_nothing_is_in_doubt() {
 #[test]
 fn a_fold_that_runs_is_stopped_before_a_snapshot_is_repaired() {
     let mut world = World::with_a_removed();
-    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.replicas.iter_mut().for_each(|r| r.unsettle("b"));
     world.replicas[1].goes_on_folding("a");
     world.replicas[2].goes_on_folding("a");
     world.three_and_the_engine_die();
@@ -124,7 +124,7 @@ fn a_removed_snapshot_that_not_everybody_has_holds_no_repair_up() {
         let fold = lh_wire::Control::Fold { name: "a".into(), bytes_per_second: None };
         world.replicas[folded].control(&fold).expect("folded");
         for replica in world.replicas.iter_mut().filter(|r| r.layers.len() == 3) {
-            replica.unsettle(&["a", "b"]);
+            replica.unsettle("a");
         }
         world.three_and_the_engine_die();
         world.nothing_is_in_doubt();
@@ -136,19 +136,18 @@ fn a_removed_snapshot_that_not_everybody_has_holds_no_repair_up() {
 fn a_revert_waits_until_what_it_leaves_is_settled_and_says_what_is() {
     let mut world = World::with_a_removed();
     world.crash_engine();
-    world.replicas.iter_mut().for_each(|r| {
-        r.unsettle(&["a", "b"]);
-        r.settled = None;
-    });
+    world.replicas.iter_mut().for_each(|r| r.settled = None);
     let revert = Command::Revert { name: "b".into(), created: "2026-01-01T00:00:00Z".into() };
     assert!(!world.is_open());
-    let command = world.command(revert, "");
+    let command = world.command(revert);
     assert_eq!(world.finish(command), Ok(()));
     assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("b")));
     // Another one, with nothing to settle before: it tells what is settled on the branch that it goes to.
-    world.replicas.iter_mut().for_each(|r| r.settled = None);
+    let left = world.snapshot("c");
+    assert_eq!(world.finish(left), Ok(()));
+    assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("c")));
     let again = Command::Revert { name: "b".into(), created: "2026-01-02T00:00:00Z".into() };
-    let command = world.command(again, "");
+    let command = world.command(again);
     assert_eq!(world.finish(command), Ok(()));
     assert!(world.replicas.iter().all(|r| r.settled.as_deref() == Some("b")));
 }
@@ -273,7 +272,7 @@ fn nobody_waits_for_ever_for_a_repair_that_nobody_can_make() {
 #[test]
 fn who_is_left_alone_is_not_read_from_while_a_copy_to_it_is_on_its_way() {
     let mut world = World::with_a_removed();
-    world.replicas.iter_mut().for_each(|r| r.unsettle(&["b"]));
+    world.replicas.iter_mut().for_each(|r| r.unsettle("b"));
     world.three_and_the_engine_die();
     world.replicas[2].puts_until = u64::MAX;
     world.replicas[2].layers[1].blocks[2] = Some(666);

@@ -17,7 +17,7 @@ impl World {
         world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
         world.replicas.iter_mut().for_each(|r| r.slow_folds = true);
         for command in [Command::RemoveSnapshot { name: "a".into() }, Command::Purge] {
-            let command = world.command(command, "");
+            let command = world.command(command);
             assert_eq!(world.finish(command), Ok(()));
         }
         world.run_until("both fold", Self::both_fold);
@@ -33,12 +33,12 @@ impl World {
     }
 
     fn removes(&mut self, name: &str) {
-        let command = self.command(Command::RemoveSnapshot { name: name.into() }, "");
+        let command = self.command(Command::RemoveSnapshot { name: name.into() });
         assert_eq!(self.finish(command), Ok(()));
     }
 
     fn purges(&mut self) {
-        let command = self.command(Command::Purge, "");
+        let command = self.command(Command::Purge);
         assert_eq!(self.finish(command), Ok(()));
     }
 
@@ -86,7 +86,7 @@ fn folds_make_way_for_who_comes_back_and_go_on_afterwards() {
 fn folds_that_a_revert_has_stopped_go_on_afterwards() {
     let mut world = World::folding_without_2();
     let revert = Command::Revert { name: "b".into(), created: "2026-01-01T00:00:00Z".into() };
-    let revert = world.command(revert, "");
+    let revert = world.command(revert);
     assert_eq!(world.finish(revert), Ok(()));
     world.run_until("both fold again", World::both_fold);
     world.a_is_folded_away();
@@ -149,10 +149,10 @@ fn a_replica_that_is_new_folds_what_it_was_filled_with() {
     let mut world = purging_slowly(Quorum::Any);
     world.run_until("all fold", World::all_fold);
     world.dies(2);
-    let command = world.command(Command::RemoveReplica { name: "r2".into() }, "");
+    let command = world.command(Command::RemoveReplica { name: "r2".into() });
     assert_eq!(world.finish(command), Ok(()));
     let new = ReplicaConfig { name: "r2".into(), local: false };
-    let command = world.command(Command::AddReplica(new), "");
+    let command = world.command(Command::AddReplica(new));
     assert_eq!(world.finish(command), Ok(()));
     world.returns(2);
     world.run_until("it is in sync", |w| w.mode(2) == Mode::Rw);

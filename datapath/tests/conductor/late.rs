@@ -98,7 +98,7 @@ fn whose_disk_fails_at_the_last_flush_is_put_out_before_anybody_is_closed() {
         let mut world = opened_by(seed, Quorum::Any);
         world.writes();
         world.replicas[1].syncs_fail = true;
-        world.command(Command::Shutdown, "");
+        world.command(Command::Shutdown);
         world.run_until("the engine has ended", |w| {
             let ended = w.happened.contains_key("closed");
             assert!(ended || w.losses() <= 1, "who was closed is let in again, to record that 2 is out");
@@ -118,7 +118,7 @@ fn nobody_is_closed_before_whoever_was_lost_since_the_last_flush_is_put_out() {
             let mut world = opened_by(seed, Quorum::Any);
             world.writes();
             world.replicas[0].stalled_until = u64::MAX;
-            world.command(Command::Shutdown, "");
+            world.command(Command::Shutdown);
             world.run_until("2 has flushed", |w| w.replicas[1].is_synced());
             world.run_for(10);
             world.replicas[1].end_session();

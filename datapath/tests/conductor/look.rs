@@ -7,7 +7,7 @@ use crate::world::World;
 
 impl World {
     fn looks(&mut self) -> u64 {
-        self.command(Command::LookAtChain, "")
+        self.command(Command::LookAtChain)
     }
 
     fn snapshots(&self) -> Vec<String> {
@@ -70,7 +70,7 @@ fn without_replicas_the_chain_is_what_was_heard_last() {
 fn a_look_ends_with_the_engine() {
     let mut world = opened(Quorum::Any);
     let looks = [world.looks(), world.looks()];
-    let end = world.command(Command::Shutdown, "");
+    let end = world.command(Command::Shutdown);
     for look in looks {
         let told = world.finish(look);
         assert!(matches!(told, Ok(()) | Err(CommandError::ShuttingDown)), "{told:?}");

@@ -22,6 +22,7 @@ mod oracle;
 mod outage;
 mod random;
 mod replica;
+mod reverts;
 mod rng;
 mod scrub;
 mod stories;

@@ -19,7 +19,7 @@ fn remove(name: &str) -> Command {
 
 impl World {
     fn asks(&mut self, command: Command) -> Result<(), CommandError> {
-        let command = self.command(command, "");
+        let command = self.command(command);
         self.finish(command)
     }
 }
@@ -84,7 +84,7 @@ fn who_was_told_to_leave_and_is_needed_leaves_when_it_is_needed_no_more() {
     world.authority.away_until = world.now + 20 * SECOND;
     world.dies(2);
     world.run_until("2 is lost", |w| w.mode(2) == Mode::Err);
-    let leaves = world.command(remove("r3"), "");
+    let leaves = world.command(remove("r3"));
     world.dies(1);
     let alone = |w: &mut World| w.status().epoch.is_some_and(|e| e.members == ["r3"]);
     world.run_until("3 is all that is left", alone);

@@ -1,4 +1,5 @@
-//! What each block may read as. Every write writes a number that no other has.
+//! What each block may read as. Every write writes a number that no other has. A revert is a write, too: it has a number of its own
+//! for each block, and that reads as what the snapshot shows there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ struct Block {
     suspect: BTreeSet<u32>,
     /// Values since the last flush, oldest first: what may come back when the power goes.
     since_flush: Vec<u32>,
-    /// Reads in flight: all that was possible since they began, and whether the power went meanwhile.
+    /// Reads in flight: all that was possible since they began, and whether the power went meanwhile, or a revert was answered.
     reads: BTreeMap<u64, (BTreeSet<u32>, bool)>,
 }
 
@@ -56,9 +57,19 @@ pub(crate) struct Certain {
     cuts: u64,
 }
 
+/// What a revert writes to a block, and what was there when it was asked for: it is no more once the revert is answered.
+#[derive(Debug)]
+pub(crate) struct Reverted {
+    block: usize,
+    value: u32,
+    before: BTreeSet<u32>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     blocks: BTreeMap<usize, Block>,
+    /// What the numbers of reverts read as.
+    shown: BTreeMap<u32, u32>,
     reads: u64,
     /// How often the power went.
     cuts: u64,
@@ -112,19 +123,64 @@ impl Oracle {
     pub(crate) fn read_ends(&mut self, engine: u64, block: usize, read: u64, value: u32) {
         self.answered_reads += 1;
         trace!("   read e{engine} {block} {value}");
-        let b = self.block(block);
+        let shown = &self.shown;
+        let b = self.blocks.entry(block).or_default();
         let (seen, cut) = b.reads.remove(&read).expect("a read that began");
-        if b.suspect.contains(&value) {
-            b.possible.insert(value);
+        let those = |of: &BTreeSet<u32>| -> Vec<u32> {
+            of.iter().filter(|n| shown.get(n).unwrap_or(n) == &value).copied().collect()
+        };
+        let suspects = those(&b.suspect);
+        if !suspects.is_empty() {
+            b.possible.extend(suspects);
             b.excluded.clear();
             return;
         }
-        assert!(seen.contains(&value), "block {block} reads {value}, possible: {seen:?}");
-        if b.possible.contains(&value) && !cut {
-            let now: BTreeSet<u32> = b.may_come(engine).chain([value]).collect();
+        let found = those(&seen);
+        assert!(!found.is_empty(), "block {block} reads {value}, possible: {seen:?}");
+        // It may have been there when the read began, and not any more: nobody tells what shows the same from each other, and a revert is
+        // answered long after it was done, and after writes over it.
+        let is_late = |n: &u32| shown.contains_key(n) && b.pending.contains_key(n);
+        if found.iter().all(|n| b.possible.contains(n) && !is_late(n)) && !cut {
+            let now: BTreeSet<u32> = b.may_come(engine).chain(found).collect();
             b.excluded.extend(b.possible.difference(&now).copied().collect::<Vec<_>>());
             b.possible = now;
         }
+    }
+
+    /// A revert is asked for that makes `block` read as `shows`.
+    pub(crate) fn revert_begins(&mut self, engine: u64, block: usize, value: u32, shows: u32) -> Reverted {
+        self.shown.insert(value, shows);
+        let b = self.block(block);
+        let known = b.possible.iter().chain(&b.since_flush).chain(&b.suspect);
+        let before = known.filter(|n| !b.pending.contains_key(n)).copied().collect();
+        self.write_begins(engine, block, value);
+        Reverted { block, value, before }
+    }
+
+    /// It is answered, and stable: whatever was not in flight when it was asked for is behind it. What was in flight, or has come since,
+    /// may have been done before it, or after.
+    pub(crate) fn revert_ends(&mut self, reverted: &Reverted) {
+        let Reverted { block, value, before } = reverted;
+        trace!("   revert {block} {value} ends");
+        let b = self.block(*block);
+        b.pending.remove(value);
+        b.cut.remove(value);
+        assert!(b.possible.iter().any(|n| !before.contains(n)), "block {block}: {value} is not there");
+        b.possible.retain(|n| !before.contains(n));
+        b.since_flush.retain(|n| !before.contains(n));
+        b.suspect.retain(|n| !before.contains(n));
+        b.widen_reads();
+        b.reads.values_mut().for_each(|(_, cut)| *cut = true);
+    }
+
+    /// It was refused, and never happens.
+    pub(crate) fn revert_fails(&mut self, reverted: &Reverted) {
+        let b = self.block(reverted.block);
+        b.pending.remove(&reverted.value);
+        b.possible.remove(&reverted.value);
+        b.since_flush.retain(|n| *n != reverted.value);
+        b.suspect.remove(&reverted.value);
+        assert!(!b.possible.is_empty(), "block {}: a refused revert was carried out", reverted.block);
     }
 
     pub(crate) fn read_fails(&mut self, block: usize, read: u64) {

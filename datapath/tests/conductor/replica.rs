@@ -1,12 +1,12 @@
 //! A replica as an engine sees it, without disk and network: what `docs/invariants.md` demands of one, and no more.
 //! Blocks hold numbers. What was not flushed may be lost with the power, block by block.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use datapath::conductor::{Body, Refusal};
 use lh_block::{BLOCK, Epoch, Extent, Generation, Instance};
 use lh_wire::{
-    ChainOp, Control, FoldState, HashState, Kept, LayerInfo, MapPage, OpCode, PowerSince, ReplicaState,
+    ChainOp, Control, FoldState, HashState, Keep, Kept, LayerInfo, MapPage, OpCode, PowerSince, ReplicaState,
     Status, Verified, WRITE_WINDOW,
 };
 
@@ -17,6 +17,8 @@ pub(crate) type Blocks = Vec<Option<u32>>;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layer {
     pub(crate) name: String,
+    /// The snapshot that it stands on; empty: none.
+    pub(crate) parent: String,
     pub(crate) removed: bool,
     /// When the operation was that made it, or made it a snapshot.
     pub(crate) created: String,
@@ -29,7 +31,13 @@ pub(crate) struct Layer {
 impl Layer {
     fn empty(name: &str, blocks: usize) -> Self {
         let (blocks, stable) = (vec![None; blocks], vec![None; blocks]);
-        Self { name: name.into(), removed: false, created: String::new(), blocks, stable, recorded: None }
+        let (parent, created) = (String::new(), String::new());
+        Self { name: name.into(), parent, removed: false, created, blocks, stable, recorded: None }
+    }
+
+    /// The head over this snapshot.
+    fn head_over(parent: &str, blocks: usize) -> Self {
+        Self { parent: parent.into(), ..Self::empty("", blocks) }
     }
 }
 
@@ -96,7 +104,7 @@ pub(crate) struct Replica {
     fence: Option<(Generation, Instance)>,
     previous: Generation,
     pub(crate) epoch: Option<Epoch>,
-    /// Base first, the head last.
+    /// Parents before those that stand on them, the head last.
     pub(crate) layers: Vec<Layer>,
     pub(crate) prepared: Option<(Instance, ChainOp)>,
     committed: Option<Instance>,
@@ -107,7 +115,6 @@ pub(crate) struct Replica {
     pub(crate) imported: bool,
     pub(crate) backed: Option<bool>,
     pub(crate) kept: Option<Kept>,
-    unsettled: Vec<String>,
     /// Up to where an engine has said last that all is stable.
     pub(crate) settled: Option<String>,
     /// The snapshot that is being folded, by an engine before: it goes on until it is stopped.
@@ -162,7 +169,6 @@ impl Replica {
             imported: false,
             backed: None,
             kept: None,
-            unsettled: Vec::new(),
             settled: None,
             folding: None,
             slow_folds: false,
@@ -211,10 +217,11 @@ impl Replica {
         self.in_doubt.extend(self.window.drain(..));
     }
 
-    /// The process dies; what it wrote stays in the page cache.
+    /// The process dies; what it wrote stays in the page cache. The next one finds the layers in another order.
     pub(crate) fn kill(&mut self) {
         self.end_session();
         self.alive = false;
+        self.sort_layers();
         (self.folding, self.fold_stopped, self.hashed) = (None, None, None);
         self.in_doubt.clear();
         self.lived = self.clean;
@@ -259,9 +266,18 @@ impl Replica {
         self.prepared = Some((Instance(1), ChainOp::MarkRemoved { name: "other".into() }));
     }
 
-    /// Nothing says that these snapshots are stable.
-    pub(crate) fn unsettle(&mut self, names: &[&str]) {
-        self.unsettled = names.iter().map(|n| (*n).to_owned()).collect();
+    /// As a directory is read: what stands on fewer layers comes first, then by name. A process that has made layers one by one tells
+    /// the last one last, on whatever branch it is.
+    fn sort_layers(&mut self) {
+        let depths: BTreeMap<String, usize> =
+            (0..self.layers.len()).map(|at| (self.layers[at].name.clone(), self.path(at).count())).collect();
+        self.layers.sort_by_cached_key(|l| (l.name.is_empty(), depths[&l.name], format!("{}.img", l.name)));
+    }
+
+    /// Nothing says that this snapshot, and what stands on it, is stable.
+    pub(crate) fn unsettle(&mut self, name: &str) {
+        let layer = self.layers.iter().find(|l| l.name == name).expect("it is here");
+        self.settled = Some(layer.parent.clone());
     }
 
     pub(crate) fn goes_on_folding(&mut self, name: &str) {
@@ -272,16 +288,35 @@ impl Replica {
         self.folding.is_some()
     }
 
-    /// What it folds is in the layer above.
+    /// What it folds is in the layer that stands on it, if one does, and that is stable.
     pub(crate) fn end_fold(&mut self) {
         let Some(name) = self.folding.take() else { return };
         let at = self.layers.iter().position(|l| l.name == name).expect("it was there");
         let gone = self.layers.remove(at);
-        for (block, below) in self.layers[at].blocks.iter_mut().zip(gone.blocks) {
-            *block = block.or(below);
+        if let Some(above) = self.layers.iter_mut().find(|l| l.parent == name) {
+            for (block, below) in above.blocks.iter_mut().zip(gone.blocks) {
+                *block = block.or(below);
+            }
+            above.recorded = None;
+            above.parent.clone_from(&gone.parent);
+            above.stable.clone_from(&above.blocks);
         }
-        self.layers[at].recorded = None;
-        self.unsettled.retain(|n| *n != name);
+        if self.settled.as_ref() == Some(&name) {
+            self.settled = Some(gone.parent);
+        }
+    }
+
+    /// A part of what it folds is in the layer that stands on it, when the fold breaks off: the first block.
+    pub(crate) fn fold_in_part(&mut self) {
+        let Some(name) = self.folding.clone() else { return };
+        let folded =
+            self.layers.iter().find(|l| l.name == name).map(|l| l.blocks.clone()).expect("it is here");
+        let first = folded.iter().position(Option::is_some);
+        if let (Some(n), Some(above)) = (first, self.layers.iter_mut().find(|l| l.parent == name)) {
+            above.blocks[n] = above.blocks[n].or(folded[n]);
+            above.recorded = None;
+        }
+        self.stop_folding("it broke off");
     }
 
     /// What it tells of a fold that did not end, until the next one begins.
@@ -292,8 +327,27 @@ impl Replica {
         }
     }
 
-    pub(crate) const fn unsettled(&self) -> &Vec<String> {
-        &self.unsettled
+    /// Snapshots of the head's branch above the settled one, base first.
+    pub(crate) fn unsettled(&self) -> Vec<String> {
+        let below = self.path(self.layers.len() - 1).skip(1).map(|at| self.layers[at].name.clone());
+        let mut names: Vec<String> = below.take_while(|name| self.settled.as_ref() != Some(name)).collect();
+        names.reverse();
+        names
+    }
+
+    /// Snapshots that nobody has called stable are all the same, as on one that was just filled.
+    fn unsettled_are_synced(&self) -> bool {
+        let unsettled = self.unsettled();
+        self.layers.iter().filter(|l| unsettled.contains(&l.name)).all(|l| l.stable == l.blocks)
+    }
+
+    /// Places of the layer and of all that it stands on, the base last.
+    fn path(&self, top: usize) -> impl Iterator<Item = usize> + '_ {
+        let below = |at: &usize| {
+            let parent = &self.layers[*at].parent;
+            self.layers.iter().position(|l| !parent.is_empty() && l.name == *parent)
+        };
+        std::iter::successors(Some(top), below)
     }
 
     pub(crate) const fn intent(&self) -> &BTreeSet<u64> {
@@ -311,9 +365,9 @@ impl Replica {
         }
     }
 
-    /// What a block reads as through the layers up to this one.
-    pub(crate) fn read(&self, block: usize, up_to: usize) -> u32 {
-        self.layers[..=up_to].iter().rev().find_map(|l| l.blocks[block]).unwrap_or(0)
+    /// What a block reads as through this layer and all that it stands on.
+    pub(crate) fn read(&self, block: usize, top: usize) -> u32 {
+        self.path(top).find_map(|at| self.layers[at].blocks[block]).unwrap_or(0)
     }
 
     fn write(&mut self, range: Extent) {
@@ -492,11 +546,7 @@ impl Replica {
             }
             // What is settled on the members need not be here yet.
             Control::Settled { .. } if self.rebuilding => {}
-            Control::Settled { snapshot } => {
-                self.settled = Some(snapshot.clone());
-                let settled = self.unsettled.iter().position(|n| n == snapshot).map_or(0, |at| at + 1);
-                self.unsettled.drain(..settled);
-            }
+            Control::Settled { snapshot } => self.settled = Some(snapshot.clone()),
             // It remembers nothing of others: everything is compared.
             Control::Missed { .. } => {
                 self.asked_for_others += 1;
@@ -510,35 +560,13 @@ impl Replica {
                 let ranges = held.map(|(n, _)| Extent::new(n * BLOCK, BLOCK)).collect();
                 return Ok(Body::Map(Box::new(MapPage { ranges, next: None, total: None })));
             }
-            Control::RebuildBegin { size, chain, keep } => {
-                let blocks = usize::try_from(size / BLOCK).expect("small");
-                self.prepared = None;
-                self.clean = false;
-                self.unsettled = chain.iter().map(|l| l.name.clone()).filter(|n| !n.is_empty()).collect();
-                let based = keep.is_some() && (!self.rebuilding || self.kept.is_some());
-                self.kept = keep.clone().filter(|_| based).map(|keep| Kept { unsure: keep.unsure });
-                self.rebuilding = true;
-                self.next_epoch = None;
-                let mut old = std::mem::take(&mut self.layers);
-                let mut head = old.pop();
-                let mut held = |name: &str| match keep {
-                    Some(keep) if keep.head == name => head.take(),
-                    Some(_) => {
-                        old.iter().position(|l| l.name == name && !name.is_empty()).map(|at| old.remove(at))
-                    }
-                    None => None,
-                };
-                let layer = |l: &LayerInfo| Layer {
-                    removed: l.removed,
-                    name: l.name.clone(),
-                    created: l.created.clone(),
-                    ..held(&l.name).unwrap_or_else(|| Layer::empty(&l.name, blocks))
-                };
-                self.layers = chain.iter().map(layer).collect();
-            }
+            Control::RebuildBegin { size, chain, keep } => self.begin_rebuild(*size, chain, keep.as_ref()),
             Control::Fold { name, .. } => {
                 if !self.layers.iter().any(|l| l.name == *name && l.removed) {
                     return Err(Refusal::Said("there is no removed snapshot of that name".into()));
+                }
+                if self.layers.iter().filter(|l| l.parent == *name).count() > 1 {
+                    return Err(Refusal::Said("several layers stand on it".into()));
                 }
                 self.fold_stopped = None;
                 self.folding = Some(name.clone());
@@ -577,6 +605,35 @@ impl Replica {
         Ok(Body::Done)
     }
 
+    /// It takes over a chain, and what it holds of that.
+    fn begin_rebuild(&mut self, size: u64, chain: &[LayerInfo], keep: Option<&Keep>) {
+        let blocks = usize::try_from(size / BLOCK).expect("small");
+        self.prepared = None;
+        self.clean = false;
+        self.settled = None;
+        let based = keep.is_some() && (!self.rebuilding || self.kept.is_some());
+        self.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
+        self.rebuilding = true;
+        self.next_epoch = None;
+        let mut old = std::mem::take(&mut self.layers);
+        let mut head = old.pop();
+        let mut held = |name: &str| match keep {
+            Some(keep) if keep.head == name => head.take(),
+            Some(_) => old.iter().position(|l| l.name == name && !name.is_empty()).map(|at| old.remove(at)),
+            None => None,
+        };
+        let layer = |l: &LayerInfo| Layer {
+            removed: l.removed,
+            name: l.name.clone(),
+            parent: l.parent.clone(),
+            created: l.created.clone(),
+            ..held(&l.name).unwrap_or_else(|| Layer::empty(&l.name, blocks))
+        };
+        self.layers = chain.iter().map(layer).collect();
+        // It reads its directory anew.
+        self.sort_layers();
+    }
+
     fn commit(&mut self, id: Instance) -> Result<Body, Refusal> {
         if self.committed == Some(id) {
             return Ok(Body::Done);
@@ -584,35 +641,25 @@ impl Replica {
         match self.prepared.take() {
             Some((prepared, op)) if prepared == id => {
                 match op {
-                    ChainOp::Snapshot { name, created, .. } => {
-                        let head = self.layers.last_mut().expect("a head");
-                        (head.name, head.created) = (name.clone(), created.clone());
-                        let blocks = head.blocks.len();
-                        self.layers.push(Layer { created, ..Layer::empty("", blocks) });
-                        self.unsettled.push(name);
-                    }
+                    ChainOp::Snapshot { name, created, .. } => self.put_head_over(&name, &created),
                     ChainOp::MarkRemoved { name } => {
                         self.layers.iter_mut().filter(|l| l.name == name).for_each(|l| l.removed = true);
                     }
-                    // Only ever to the last snapshot: the layers here have no branches.
-                    ChainOp::Revert { .. } => {
+                    ChainOp::Revert { name, created } => {
                         self.stop_folding("the chain is changed");
-                        assert!(self.unsettled.is_empty(), "what is left behind is settled by nobody");
+                        assert!(self.unsettled_are_synced(), "what is left behind is settled by nobody");
                         let blocks = self.layers.pop().expect("a head").blocks.len();
-                        self.layers.push(Layer::empty("", blocks));
+                        self.layers.push(Layer { created, ..Layer::head_over(&name, blocks) });
                     }
-                    ChainOp::Expand { size, .. } => {
+                    ChainOp::Expand { size, created } => {
+                        self.put_head_over(&lh_wire::expansion_snapshot(size), &created);
                         let blocks = usize::try_from(size / BLOCK).expect("small");
                         self.size = size;
-                        let name = lh_wire::expansion_snapshot(size);
-                        self.layers.last_mut().expect("a head").name.clone_from(&name);
-                        self.layers.push(Layer::empty("", blocks));
                         for layer in &mut self.layers {
                             layer.blocks.resize(blocks, None);
                             layer.stable.resize(blocks, None);
                             layer.recorded = None;
                         }
-                        self.unsettled.push(name);
                     }
                 }
                 self.committed = Some(id);
@@ -625,14 +672,21 @@ impl Replica {
         }
     }
 
+    /// The head becomes this snapshot, and an empty one is put over it.
+    fn put_head_over(&mut self, name: &str, created: &str) {
+        let head = self.layers.last_mut().expect("a head");
+        (head.name, head.created) = (name.into(), created.into());
+        let blocks = head.blocks.len();
+        self.layers.push(Layer { created: created.into(), ..Layer::head_over(name, blocks) });
+    }
+
     fn state(&self) -> ReplicaState {
-        let mut parent = String::new();
         let chain = self
             .layers
             .iter()
             .map(|l| LayerInfo {
                 name: l.name.clone(),
-                parent: std::mem::replace(&mut parent, l.name.clone()),
+                parent: l.parent.clone(),
                 removed: l.removed,
                 created: l.created.clone(),
                 length: self.size,
@@ -653,7 +707,7 @@ impl Replica {
             powered: self.powered,
             power_since: self.power.filter(|_| !self.powered),
             rebuilding: self.rebuilding,
-            unsettled: self.unsettled.clone(),
+            unsettled: self.unsettled(),
             clean: self.clean,
             imported: self.imported,
             backed: self.backed,

@@ -8,8 +8,8 @@ use crate::stories::{opened, purging};
 use crate::world::World;
 
 impl World {
-    fn scrub(&mut self, repair: bool) -> ScrubStatus {
-        let command = self.command(Command::Scrub { repair, bytes_per_second: 0 }, "");
+    pub(crate) fn scrub(&mut self, repair: bool) -> ScrubStatus {
+        let command = self.command(Command::Scrub { repair, bytes_per_second: 0 });
         assert_eq!(self.finish(command), Ok(()));
         self.run_until("the scrub ends", |w| w.status().scrub.is_some_and(|s| !s.running));
         self.status().scrub.expect("it ran")
@@ -71,7 +71,7 @@ fn what_rots_while_it_is_looked_at_is_rot() {
         // It is looked at closely since it has rotted elsewhere.
         world.rots(3, "a", 1);
         let scrub = Command::Scrub { repair: false, bytes_per_second: 0 };
-        let command = world.command(scrub, "");
+        let command = world.command(scrub);
         (0..steps).for_each(|_| world.step());
         world.rots(2, "a", 1);
         assert_eq!(world.finish(command), Ok(()));
@@ -128,7 +128,7 @@ fn rot_of_the_source_of_a_rebuild_is_taken_from_another_member_and_repaired() {
     // Nothing of it is left, so that it cannot be its own copy that stays.
     world.replicas[2].layers[0].recorded = None;
     *world.block(3, "a", 0) = None;
-    let rebuild = world.command(Command::Rebuild { name: "r3".into() }, "");
+    let rebuild = world.command(Command::Rebuild { name: "r3".into() });
     world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
     assert_eq!(*world.block(3, "a", 0), good);
     world.run_until("the rot is repaired", |w| (1..=3).all(|r| *w.block(r, "a", 0) == good));
@@ -143,7 +143,7 @@ fn the_last_sound_copy_is_not_overwritten_with_rot() {
     world.run_until("2 is out", |w| w.status().epoch.is_some_and(|e| e.members.len() == 2));
     let good = *world.block(3, "a", 0);
     world.rots(1, "a", 0);
-    let rebuild = world.command(Command::Rebuild { name: "r3".into() }, "");
+    let rebuild = world.command(Command::Rebuild { name: "r3".into() });
     world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
     assert_eq!(*world.block(3, "a", 0), good);
     world.run_until("the rot is repaired", |w| [1, 3].iter().all(|r| *w.block(*r, "a", 0) == good));
@@ -207,11 +207,11 @@ fn a_snapshot_that_was_folded_away_is_no_part_of_a_scrub() {
 fn one_scrub_at_a_time_and_it_can_be_cancelled() {
     let mut world = World::hashed();
     let begin = Command::Scrub { repair: false, bytes_per_second: 1 };
-    let first = world.command(begin.clone(), "");
+    let first = world.command(begin.clone());
     assert_eq!(world.finish(first), Ok(()));
-    let second = world.command(begin, "");
+    let second = world.command(begin);
     assert!(world.finish(second).is_err());
-    let stop = world.command(Command::ScrubStop, "");
+    let stop = world.command(Command::ScrubStop);
     assert_eq!(world.finish(stop), Ok(()));
     let scrub = world.status().scrub.expect("it ran");
     assert!(!scrub.running && scrub.error.is_some());
@@ -229,12 +229,12 @@ fn a_scrub_gives_way_to_everything_else() {
     }
     world.rots(2, "a", 0);
     let slow = Command::Scrub { repair: true, bytes_per_second: 4096 };
-    world.command(slow, "");
+    world.command(slow);
     let snapshot = world.snapshot("d");
     assert_eq!(world.finish(snapshot), Ok(()));
-    let remove = world.command(Command::RemoveSnapshot { name: "b".into() }, "");
+    let remove = world.command(Command::RemoveSnapshot { name: "b".into() });
     assert_eq!(world.finish(remove), Ok(()));
-    world.command(Command::Purge, "");
+    world.command(Command::Purge);
     let gone = |w: &mut World| w.replicas.iter().all(|r| r.layers.iter().all(|l| l.name != "b"));
     world.run_until("b is folded away", gone);
     world.dies(3);
@@ -255,7 +255,7 @@ fn a_scrub_gives_way_to_everything_else() {
 fn a_write_beside_a_scrub_is_no_false_alarm() {
     let mut world = World::hashed();
     for round in 0..40 {
-        world.command(Command::Scrub { repair: round % 2 == 0, bytes_per_second: 0 }, "");
+        world.command(Command::Scrub { repair: round % 2 == 0, bytes_per_second: 0 });
         for n in 0..6 {
             let range = Extent::new(World::hot(n) * BLOCK, BLOCK);
             world.request(0, usize::from(n % 2 == 1), Op::Write { fua: false }, range);
@@ -270,7 +270,7 @@ fn a_write_beside_a_scrub_is_no_false_alarm() {
 fn a_snapshot_that_only_some_have_folded_is_no_rot() {
     let mut world = World::hashed();
     world.writes_to(0);
-    let remove = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+    let remove = world.command(Command::RemoveSnapshot { name: "a".into() });
     assert_eq!(world.finish(remove), Ok(()));
     let before: Vec<u32> =
         (0..2).map(|n| world.replicas[1].read(usize::try_from(World::hot(n)).expect("small"), 1)).collect();

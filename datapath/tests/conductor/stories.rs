@@ -375,7 +375,7 @@ fn an_epoch_that_did_not_count_never_will() {
     world.crash_engine();
     world.run_until("the volume opens without 1", World::is_open);
     world.writes_to(8);
-    world.command(Command::Shutdown, "");
+    world.command(Command::Shutdown);
     world.run_until("the engine has ended", |w| w.happened.contains_key("closed"));
     world.dies(2);
     world.returns(1);
@@ -471,7 +471,7 @@ fn a_snapshot_that_nobody_carried_out_is_taken_back_by_the_next_engine() {
 fn a_clean_end_leaves_nothing_to_repair() {
     let mut world = opened(Quorum::Any);
     world.writes();
-    world.command(Command::Shutdown, "");
+    world.command(Command::Shutdown);
     world.run_until("the engine has ended", |w| w.happened.contains_key("closed"));
     world.run_until("the volume opens", World::is_open);
     let counters = world.status().counters;
@@ -486,7 +486,7 @@ fn an_engine_that_is_told_to_end_before_it_is_open_says_so_and_the_next_one_repa
     world.replicas[0].forget_unflushed();
     world.crash_engine();
     assert!(!world.is_open());
-    world.command(Command::Shutdown, "");
+    world.command(Command::Shutdown);
     world.run_until("the engine has ended", |w| w.happened.contains_key("unopened"));
     assert!(!world.happened.contains_key("ended"), "no failure");
     world.run_until("the volume opens", World::is_open);
@@ -509,11 +509,11 @@ fn marks_are_taken_back_after_a_while() {
 fn the_last_member_cannot_be_taken_out() {
     let mut world = opened(Quorum::Any);
     for name in ["r1", "r2"] {
-        let out = world.command(Command::RemoveReplica { name: name.into() }, "");
+        let out = world.command(Command::RemoveReplica { name: name.into() });
         assert_eq!(world.finish(out), Ok(()));
     }
     assert_eq!(world.members(), ["r3"]);
-    let last = world.command(Command::RemoveReplica { name: "r3".into() }, "");
+    let last = world.command(Command::RemoveReplica { name: "r3".into() });
     assert_eq!(world.finish(last), Err(CommandError::Needed("r3".into())));
     assert_eq!(world.status().replicas.len(), 1);
     world.writes();
@@ -642,11 +642,11 @@ fn a_volume_grows_on_every_member_and_never_shrinks() {
     let mut world = opened(Quorum::Any);
     let size = world.status().size;
     let grown = 2 * size;
-    let command = world.command(Command::Expand { size: grown, created: created() }, "");
+    let command = world.command(Command::Expand { size: grown, created: created() });
     assert_eq!(world.finish(command), Ok(()));
     assert_eq!(world.status().size, grown);
     assert!(world.replicas.iter().all(|r| r.size == grown && r.layers.len() == 2));
-    let command = world.command(Command::Expand { size, created: created() }, "");
+    let command = world.command(Command::Expand { size, created: created() });
     assert_eq!(world.finish(command), Err(CommandError::BadSize { now: grown, wanted: size }));
     world.writes();
     world.reads();
@@ -673,9 +673,9 @@ fn a_revert_drops_the_head_on_every_member() {
     let command = world.snapshot("s");
     assert_eq!(world.finish(command), Ok(()));
     world.writes();
-    let command = world.command(Command::Revert { name: "x".into(), created: created() }, "");
+    let command = world.command(Command::Revert { name: "x".into(), created: created() });
     assert_eq!(world.finish(command), Err(CommandError::NotFound("snapshot x".into())));
-    let command = world.command(Command::Revert { name: "s".into(), created: created() }, "");
+    let command = world.command(Command::Revert { name: "s".into(), created: created() });
     assert_eq!(world.finish(command), Ok(()));
     for replica in &world.replicas {
         let head = replica.layers.last().expect("a head");
@@ -691,7 +691,7 @@ fn a_prepared_revert_is_told_from_until_the_rebuild_has_begun() {
     world.writes();
     let snapshot = world.snapshot("s");
     assert_eq!(world.finish(snapshot), Ok(()));
-    let revert = world.command(Command::Revert { name: "s".into(), created: created() }, "");
+    let revert = world.command(Command::Revert { name: "s".into(), created: created() });
     let holds = |w: &World, replica: usize| w.replicas[replica - 1].prepared.is_some();
     world.run_until("all have prepared it", |w| (1..=3).all(|r| holds(w, r)));
     world.run_until("one has switched", |w| (1..=3).any(|r| !holds(w, r)));
@@ -751,18 +751,18 @@ fn snapshots_have_a_limit_that_can_be_changed() {
     let mut world = opened(Quorum::Any);
     let limit =
         |snapshots| Command::SetLimits(NewLimits { snapshots: Some(snapshots), ..NewLimits::default() });
-    world.command(limit(1), "");
+    world.command(limit(1));
     let command = world.snapshot("a");
     assert_eq!(world.finish(command), Ok(()));
     let command = world.snapshot("b");
     assert_eq!(world.finish(command), Err(CommandError::TooManySnapshots { count: 1, limit: 1 }));
     assert_eq!(world.status().limits.snapshots, 1);
     // A removed one does not count.
-    let command = world.command(Command::RemoveSnapshot { name: "a".into() }, "");
+    let command = world.command(Command::RemoveSnapshot { name: "a".into() });
     assert_eq!(world.finish(command), Ok(()));
     let command = world.snapshot("c");
     assert_eq!(world.finish(command), Ok(()));
-    world.command(limit(2), "");
+    world.command(limit(2));
     let command = world.snapshot("b");
     assert_eq!(world.finish(command), Ok(()));
 }
@@ -771,7 +771,7 @@ fn snapshots_have_a_limit_that_can_be_changed() {
 #[test]
 fn a_full_chain_takes_a_snapshot_once_another_is_folded() {
     let mut world = opened(Quorum::Any);
-    world.command(Command::SetLimits(NewLimits { snapshots: Some(250), ..NewLimits::default() }), "");
+    world.command(Command::SetLimits(NewLimits { snapshots: Some(250), ..NewLimits::default() }));
     for n in 0..SNAPSHOTS_MAX {
         let command = world.snapshot(&format!("s{n}"));
         assert_eq!(world.finish(command), Ok(()), "snapshot {n}");
@@ -780,12 +780,12 @@ fn a_full_chain_takes_a_snapshot_once_another_is_folded() {
     for _ in 0..2 {
         let command = world.snapshot("more");
         assert_eq!(world.finish(command), full);
-        let command = world.command(Command::Expand { size: 2 * SIZE, created: created() }, "");
+        let command = world.command(Command::Expand { size: 2 * SIZE, created: created() });
         assert_eq!(world.finish(command), full);
-        let command = world.command(Command::RemoveSnapshot { name: "s7".into() }, "");
+        let command = world.command(Command::RemoveSnapshot { name: "s7".into() });
         assert_eq!(world.finish(command), Ok(()), "removed, and counted until it is folded");
     }
-    let command = world.command(Command::Purge, "");
+    let command = world.command(Command::Purge);
     assert_eq!(world.finish(command), Ok(()));
     world.run_until("it is folded", |w| w.replicas.iter().all(|r| r.layers.len() == 249));
     let command = world.snapshot("more");
@@ -810,7 +810,7 @@ fn told_to_fold(mut world: World) -> World {
         assert_eq!(world.finish(command), Ok(()));
     }
     for command in [Command::RemoveSnapshot { name: "a".into() }, Command::Purge] {
-        let command = world.command(command, "");
+        let command = world.command(command);
         assert_eq!(world.finish(command), Ok(()));
     }
     world

@@ -13,13 +13,16 @@ use lh_block::{BLOCK, Epoch, Extent, Generation, Instance, Op};
 use lh_wire::{Control, OpCode, Status};
 
 use crate::engine::{Engine, ForQueue, Message};
-use crate::oracle::Oracle;
-use crate::replica::{Payload, Replica};
+use crate::oracle::{Oracle, Reverted};
+use crate::replica::{Layer, Payload, Replica};
 use crate::rng::Rng;
 
 pub(crate) const SIZE: u64 = 3 << 20;
 pub(crate) const CHUNK: u64 = 64 << 10;
 const MS: u64 = 1_000_000;
+
+/// Blocks that clients use.
+const HOT: u64 = 16;
 
 /// What may happen in a run.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +55,10 @@ pub(crate) enum Fault {
     CloseEngine,
     Snapshot,
     RemoveSnapshot,
+    /// To any snapshot that there is: what stands on it stays, as a branch.
+    Revert,
+    /// What is removed is folded away.
+    Purge,
     Rebuild,
     Scrub,
     AuthorityAway,
@@ -78,6 +85,14 @@ enum Action {
     Client(usize, usize),
 }
 
+/// What was asked for, of which something has to come.
+#[derive(Debug)]
+enum Asked {
+    Snapshot(String),
+    Revert(Vec<Reverted>),
+    Other,
+}
+
 pub(crate) struct World {
     pub(crate) plan: Plan,
     rng: Rng,
@@ -92,7 +107,7 @@ pub(crate) struct World {
     requests_left: u32,
     /// Clients pause now and then, so that their load lasts as long as what happens beside it.
     clients_rest_until: u64,
-    commands: BTreeMap<u64, String>,
+    commands: BTreeMap<u64, Asked>,
     command_next: u64,
     /// Content of each snapshot when its command was answered.
     pub(crate) snapshots: BTreeMap<String, Vec<u32>>,
@@ -427,7 +442,7 @@ impl World {
         if self.rng.one_in(4) {
             self.clients_rest_until = self.now + self.rng.below(200) * MS;
         }
-        let n = self.rng.below(16);
+        let n = self.rng.below(HOT);
         let pair = n.is_multiple_of(2) && self.rng.one_in(3);
         let range = Extent::new(Self::hot(n) * BLOCK, if pair { 2 * BLOCK } else { BLOCK });
         let op = match self.rng.below(10) {
@@ -469,24 +484,32 @@ impl World {
                     self.start_engine(false);
                 }
             }
-            Fault::CloseEngine => drop(self.command(Command::Shutdown, "")),
+            Fault::CloseEngine => drop(self.command(Command::Shutdown)),
             Fault::Snapshot => {
                 let name = format!("s{}", self.command_next);
                 self.snapshot(&name);
             }
             Fault::RemoveSnapshot => {
-                if let Some(name) = self.snapshots.keys().next().cloned() {
-                    self.command(Command::RemoveSnapshot { name }, "");
+                if let Some(name) = self.any_snapshot() {
+                    // What it shows is nobody's any more.
+                    self.snapshots.remove(&name);
+                    self.command(Command::RemoveSnapshot { name });
                 }
             }
+            Fault::Revert => {
+                if let Some(name) = self.any_snapshot() {
+                    self.revert(&name);
+                }
+            }
+            Fault::Purge => drop(self.command(Command::Purge)),
             Fault::Rebuild => {
                 let name = self.replicas[m].name.clone();
-                self.command(Command::Rebuild { name }, "");
+                self.command(Command::Rebuild { name });
             }
             Fault::Scrub => {
                 self.check_scrub();
                 let repair = self.rng.one_in(2);
-                self.command(Command::Scrub { repair, bytes_per_second: 0 }, "");
+                self.command(Command::Scrub { repair, bytes_per_second: 0 });
             }
             Fault::AuthorityAway => self.authority.away_until = soon,
             Fault::DeafQueue => {
@@ -535,13 +558,37 @@ impl World {
             created: "2026-01-01T00:00:00Z".into(),
             labels: BTreeMap::new(),
         };
-        self.command(command, name)
+        self.ask(command, Asked::Snapshot(name.to_owned()))
     }
 
-    pub(crate) fn command(&mut self, command: Command, snapshot: &str) -> u64 {
+    fn any_snapshot(&mut self) -> Option<String> {
+        let n = self.rng.below(self.snapshots.len().max(1) as u64);
+        self.snapshots.keys().nth(usize::try_from(n).expect("few")).cloned()
+    }
+
+    /// To clients it is a write of what the snapshot shows to every block.
+    pub(crate) fn revert(&mut self, name: &str) -> u64 {
+        let shows = self.snapshots.get(name).cloned().unwrap_or_default();
+        let engine = self.engine().number;
+        let reverted = (0..HOT).map(|n| {
+            self.values += 1;
+            let block = usize::try_from(Self::hot(n)).expect("small");
+            let shows = shows.get(block).copied().unwrap_or(0);
+            self.oracle.revert_begins(engine, block, self.values, shows)
+        });
+        let asked = Asked::Revert(reverted.collect());
+        let created = "2026-01-01T00:00:00Z".into();
+        self.ask(Command::Revert { name: name.to_owned(), created }, asked)
+    }
+
+    pub(crate) fn command(&mut self, command: Command) -> u64 {
+        self.ask(command, Asked::Other)
+    }
+
+    fn ask(&mut self, command: Command, asked: Asked) -> u64 {
         self.command_next += 1;
         let id = self.command_next;
-        self.commands.insert(id, snapshot.to_owned());
+        self.commands.insert(id, asked);
         let now = self.now;
         self.engine().conduct(now, conductor::Input::Command(CommandId(id), command));
         id
@@ -559,11 +606,21 @@ impl World {
             }
             for (command, result) in std::mem::take(&mut self.engines[e].done) {
                 self.answers.insert(command, result.clone());
-                let snapshot = self.commands.remove(&command).unwrap_or_default();
                 self.count(if result.is_ok() { "command done" } else { "command refused" });
-                if result.is_ok() && !snapshot.is_empty() {
-                    let content = self.content_of(e, &snapshot);
-                    self.snapshots.insert(snapshot, content);
+                match (self.commands.remove(&command), result) {
+                    (Some(Asked::Snapshot(name)), Ok(())) => {
+                        let content = self.content_of(e, &name);
+                        self.snapshots.insert(name, content);
+                    }
+                    (Some(Asked::Revert(blocks)), Ok(())) => {
+                        self.count("reverted");
+                        blocks.iter().for_each(|b| self.oracle.revert_ends(b));
+                    }
+                    // An engine that ends leaves it to the next one, if it was prepared.
+                    (Some(Asked::Revert(blocks)), Err(why)) if why != CommandError::ShuttingDown => {
+                        blocks.iter().for_each(|b| self.oracle.revert_fails(b));
+                    }
+                    _ => {}
                 }
             }
         }
@@ -645,7 +702,7 @@ impl World {
         self.run_until("all is well", |w| w.is_well());
         self.run_until("the scrub ends", |w| w.status().scrub.is_none_or(|s| !s.running));
         self.check_scrub();
-        for n in 0..16 {
+        for n in 0..HOT {
             self.request(0, 0, Op::Read, Extent::new(Self::hot(n) * BLOCK, BLOCK));
             self.run_until("the last reads are answered", |w| w.engines[0].in_flight() == 0);
         }
@@ -698,8 +755,18 @@ impl World {
     }
 }
 
-fn names(replica: &Replica) -> Vec<(&str, bool)> {
-    replica.layers.iter().map(|l| (l.name.as_str(), l.removed)).collect()
+/// Layers that are not removed, and what each stands on but for those that are: these each replica folds on its own.
+fn names(replica: &Replica) -> BTreeMap<&str, &str> {
+    let named = |name: &str| replica.layers.iter().find(|l| !name.is_empty() && l.name == name);
+    let stands_on = |layer: &Layer| {
+        let mut below = named(&layer.parent);
+        while let Some(removed) = below.filter(|l| l.removed) {
+            below = named(&removed.parent);
+        }
+        below.map_or("", |l| l.name.as_str())
+    };
+    let live = replica.layers.iter().filter(|l| !l.removed);
+    live.map(|l| (l.name.as_str(), stands_on(l))).collect()
 }
 
 fn content(replica: &Replica, snapshot: &str) -> Option<Vec<u32>> {

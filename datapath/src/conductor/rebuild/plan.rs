@@ -130,8 +130,9 @@ fn taken<'a>(chain: &'a [LayerInfo], name: &str) -> Option<&'a str> {
 }
 
 /// Places of the layers that the head stands on, base first, the head last.
-fn branch(chain: &[LayerInfo]) -> Vec<usize> {
-    let mut places = vec![chain.len() - 1];
+pub(in super::super) fn branch(chain: &[LayerInfo]) -> Vec<usize> {
+    let Some(head) = chain.len().checked_sub(1) else { return Vec::new() };
+    let mut places = vec![head];
     // A chain that goes in a circle is none; it ends here after all its layers.
     while places.len() <= chain.len() {
         let parent = &chain[places[places.len() - 1]].parent;

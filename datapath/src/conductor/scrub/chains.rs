@@ -36,7 +36,7 @@ impl Chains {
     }
 
     /// Names of the layers in which members may differ, and rightly so: removed snapshots, which may be folded in part, those
-    /// that not everybody has, and the layers above them, which blocks are folded into.
+    /// that not everybody has, and the layers that stand on them, which blocks are folded into: told next to them or not.
     pub(super) const fn apart(&self) -> &BTreeSet<String> {
         &self.apart
     }
@@ -45,13 +45,11 @@ impl Chains {
         let everywhere = |name: &str| self.heard.values().all(|chain| chain.iter().any(|l| l.name == name));
         let mut apart = BTreeSet::new();
         for chain in self.heard.values() {
-            let mut below = false;
-            for layer in chain {
-                let moves = layer.removed || !everywhere(&layer.name);
-                if moves || below {
-                    apart.insert(layer.name.clone());
-                }
-                below = moves;
+            let moves = |layer: &LayerInfo| layer.removed || !everywhere(&layer.name);
+            let below =
+                |layer: &LayerInfo| chain.iter().find(|l| !l.name.is_empty() && l.name == layer.parent);
+            for layer in chain.iter().filter(|layer| moves(layer) || below(layer).is_some_and(moves)) {
+                apart.insert(layer.name.clone());
             }
             // A fold into the layer below is finished by its name: whoever has another parent has folded.
             for layer in chain {
@@ -102,5 +100,18 @@ mod tests {
         let folded: &[(&str, bool)] = &[("a", false), ("", false)];
         assert_eq!(apart(&[sound, folded, sound]), ["", "b"]);
         assert_eq!(apart(&[folded, folded]), Vec::<String>::new());
+    }
+
+    /// b is removed, and d stands on it; c stands beside it, and was taken between them.
+    #[test]
+    fn what_stands_beside_a_removed_snapshot_is_compared() {
+        let mut state = state(&[("a", false), ("b", true), ("c", false), ("d", false), ("", false)]);
+        for (at, parent) in [(2, "a"), (3, "b"), (4, "c")] {
+            parent.clone_into(&mut state.chain[at].parent);
+        }
+        let mut all = Chains::default();
+        all.ask(MemberSet::EMPTY.with(MemberId(0)));
+        all.heard(MemberId(0), &state);
+        assert_eq!(all.apart().iter().collect::<Vec<_>>(), ["b", "d"]);
     }
 }

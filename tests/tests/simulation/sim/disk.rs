@@ -121,7 +121,7 @@ struct Fold {
 pub(crate) struct Disk {
     size: u64,
     chunk: u64,
-    /// Base first, the head last.
+    /// Parents before those that stand on them, the head last.
     pub(super) layers: Vec<Layer>,
     records: Records,
     /// How often its host has lost its power.
@@ -167,6 +167,7 @@ impl Disk {
 
     /// What a process that opens the directory finds.
     pub(crate) fn open(&mut self) -> Facts {
+        self.sort_layers();
         self.found_marked.clone_from(&self.records.intent);
         Facts {
             size: self.size,
@@ -181,6 +182,17 @@ impl Disk {
             out: self.records.out.clone(),
             missed: self.records.missed.iter().map(|(n, trail)| (*n, *trail)).collect(),
         }
+    }
+
+    /// As a directory is read: what stands on fewer layers comes first, then by the file's name. A process that has made layers one by
+    /// one has the last one last, on whatever branch it is.
+    fn sort_layers(&mut self) {
+        self.syncing = None;
+        let name = |at: usize| self.layers[at].info.name.clone();
+        let depths: BTreeMap<String, usize> =
+            (0..self.layers.len()).map(|at| (name(at), self.path(at).count())).collect();
+        let key = |name: &str| (name.is_empty(), depths[name], format!("{name}.img"));
+        self.layers.sort_by_cached_key(|l| key(&l.info.name));
     }
 
     /// What the records say, for messages.
@@ -256,7 +268,7 @@ impl Disk {
     }
 
     /// The file that holds a block; `None` if it is zeroes.
-    fn place(&self, block: u64) -> Option<u64> {
+    pub(crate) fn place(&self, block: u64) -> Option<u64> {
         for layer in self.path(self.layers.len() - 1) {
             match layer.slots.get(&block).map_or(Cell::Absent, Slot::current) {
                 Cell::Absent => {}
@@ -704,16 +716,15 @@ impl Disk {
             (child.parent, child.length) = (parent, child.length.max(length));
         }
         let gone = self.layers.remove(at);
-        self.gone.insert(gone.file, gone.slots);
-        let gone = gone.info.name;
-        if self.records.settled.as_deref() == Some(&gone) {
-            self.records.settled = at.checked_sub(1).map(|below| self.layers[below].info.name.clone());
+        if self.records.settled.as_deref() == Some(&gone.info.name) {
+            self.records.settled = Some(gone.info.parent.clone()).filter(|parent| !parent.is_empty());
         }
         let moved = |((layer, block), count)| match layer {
             layer if layer == at => None,
             layer => Some(((layer - usize::from(layer > at), block), count)),
         };
         self.syncing = self.syncing.take().map(|s| s.into_iter().filter_map(moved).collect());
+        self.gone.insert(gone.file, gone.slots);
     }
 
     /// The process is gone, and with it the fold that it ran.
@@ -759,6 +770,7 @@ impl Disk {
         };
         self.layers = chain.iter().map(layer).collect();
         self.files = files;
+        self.sort_layers();
     }
 
     /// Where a layer holds something: few ranges in a page, so that there are many pages.
