@@ -341,7 +341,8 @@ impl World {
     fn any_request(&mut self) -> (Op, Extent) {
         let op = match self.random.below(20) {
             _ if self.read_only => Op::Read,
-            0..=7 => Op::Read,
+            0..=5 => Op::Read,
+            6..=7 => Op::Allocation,
             8 => Op::Flush,
             9..=10 => Op::WriteZeroes { fua: self.random.one_in(3), may_unmap: true, fast: false },
             11 => Op::Unmap,
@@ -357,7 +358,7 @@ impl World {
             range.offset += self.random.below(8) * SECTOR;
             range.len = (1 + self.random.below(12)) * SECTOR;
         }
-        if matches!(op, Op::WriteZeroes { .. } | Op::Unmap)
+        if matches!(op, Op::WriteZeroes { .. } | Op::Unmap | Op::Allocation)
             && self.random.one_in(8)
             && self.scenario != Scenario::Stuck
         {
@@ -419,7 +420,10 @@ impl World {
                 op: answer.to.op,
                 status: answer.status,
                 aux: answer.aux,
-                payload: u32::try_from(answer.data.len() as u64 * SECTOR).expect("small"),
+                payload: match answer.to.op {
+                    OpCode::Allocation if !answer.data.is_empty() => 4,
+                    _ => u32::try_from(answer.data.len() as u64 * SECTOR).expect("small"),
+                },
             };
             return self.apply(q, Input::Reply(reply), Some(answer.data), seen);
         }
@@ -468,7 +472,7 @@ impl World {
         // Half of the schedules only read from some time on: no write tells this engine that it has lost the volume.
         self.read_only |= self.moment > 100 && self.seed.is_multiple_of(2);
         let mut calls = self.stations.iter().flat_map(|s| s.calls.iter().flatten());
-        let quiet = !self.read_only || calls.all(|c| c.op == Op::Read);
+        let quiet = !self.read_only || calls.all(|c| matches!(c.op, Op::Read | Op::Allocation));
         let due = self.foreign.is_none() && self.moment > 200 && self.manager.is_settled();
         if due && quiet && self.random.one_in(100) {
             self.take_over();
@@ -644,6 +648,15 @@ impl World {
                 for (s, v) in sectors.zip(got) {
                     self.history[s].read(*v, began, end);
                 }
+            }
+            return Ok(());
+        }
+        if op == Op::Allocation {
+            // From the block on that the range begins in, and perhaps not to its end.
+            let first = Message::sectors(range.widen(BLOCK)).start;
+            let told = if ok && part.is_some() { &call.stored[..] } else { &[] };
+            for (s, v) in (first..).zip(told).filter(|(s, _)| sectors.contains(s)) {
+                self.history[s].read(*v, began, end);
             }
             return Ok(());
         }

@@ -24,7 +24,8 @@ const CLIENT_SEEDS: u64 = 1000;
 const OLDER_SEEDS: u64 = 500;
 
 /// States that some seed of the usual run has to enter.
-const STATES: [&str; 31] = [
+const STATES: [&str; 32] = [
+    "allocation told",
     "answered with TimedOut",
     "authority did not answer",
     "block rebuilt",

@@ -95,6 +95,8 @@ pub(crate) struct Answer {
     pub(crate) result: Result<(), IoError>,
     /// The blocks of a read.
     pub(crate) blocks: Vec<Stamp>,
+    /// Of each block whether it holds data, if that was asked.
+    pub(crate) data: Vec<bool>,
     /// The queue wants to know when it has left.
     pub(crate) held: bool,
     /// For how long it has answered no read, ns.
@@ -539,6 +541,10 @@ impl Engine {
                     }
                     _ => Vec::new(),
                 };
+                let data = match (self.stored(q, slot), part) {
+                    (Some(Body::Allocation(data)), Some(_)) => data,
+                    _ => Vec::new(),
+                };
                 let s = &mut self.slots[q][usize::from(slot)];
                 let (request, read, flush) = (s.request.take(), s.read.take(), s.flush.take());
                 let (writes, instead_of) = (std::mem::take(&mut s.writes), std::mem::take(&mut s.instead_of));
@@ -552,6 +558,7 @@ impl Engine {
                     slot,
                     result,
                     blocks,
+                    data,
                     held,
                     dark_for,
                     request,

@@ -384,6 +384,10 @@ impl Node {
 
     /// Does a job at its end.
     fn carry_out(&mut self, now: u64, running: &Running, dice: &mut Dice) -> Result<(Body, u32), Failure> {
+        if let Job::Allocation(range) = running.job {
+            let data = blocks(range).map(|block| self.disk.place(block).is_some());
+            return Ok((Body::Allocation(data.collect()), 0));
+        }
         if dice.chance(self.weather.error) {
             return Err(Failure::Io);
         }

@@ -94,6 +94,8 @@ pub(crate) enum Body {
     Text(String),
     /// Where blocks are.
     Places(Box<Places>),
+    /// Of each block of a range whether it holds data.
+    Allocation(Vec<bool>),
 }
 
 impl Body {
@@ -115,6 +117,7 @@ impl Body {
             | Self::State(_)
             | Self::Map(_)
             | Self::Places(_)
+            | Self::Allocation(_)
             | Self::Text(_) => (1, 0),
         }
     }

@@ -345,6 +345,7 @@ pub(crate) struct World {
     /// Chooses whether requests are of parts of blocks, or longer than what is sent at once, and which; and when they end that nobody
     /// serves, ns, or 0.
     piece_dice: Dice,
+    told_dice: Dice,
     in_pieces: bool,
     io_timeout: u64,
     rots: u64,
@@ -413,6 +414,7 @@ impl World {
             scrub_dice: Dice::new(!seed),
             scrubs: false,
             piece_dice: Dice::new(seed.rotate_left(52)),
+            told_dice: Dice::new(seed.rotate_left(20)),
             in_pieces: false,
             io_timeout: 0,
             rots: 0,

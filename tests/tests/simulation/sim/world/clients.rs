@@ -1,12 +1,13 @@
 //! The clients: what they ask for, and what the oracle says of the answers.
 
 use lh_block::IoError;
+use tests::register::ReadBegan;
 
-use crate::sim::parts::{registers, whole};
+use crate::sim::parts::{registers, registers_of, whole};
 
 use super::{
-    Answer, BLOCK, DEPTH, Engine, Event, Extent, HOT, MS, Mix, Op, Outbox, Quorum, SECOND, Stamp, World,
-    blocks, hot_block,
+    Answer, BLOCK, DEPTH, Engine, Event, Extent, HOT, MS, Mix, Op, Outbox, Quorum, SECOND, SIZE, Stamp,
+    World, blocks, hot_block,
 };
 
 impl World {
@@ -28,7 +29,11 @@ impl World {
                     }
                     (op, range) = (Op::Read, Extent::new(hot_block(self.dice.below(HOT)) * BLOCK, BLOCK));
                 }
-                let range = self.in_pieces(op).unwrap_or(range);
+                let mut range = self.in_pieces(op).unwrap_or(range);
+                if op == Op::Read && self.told_dice.chance(150) {
+                    op = Op::Allocation;
+                    range = if self.told_dice.chance(100) { Extent::new(0, SIZE) } else { range };
+                }
                 self.issue_into((number, q, slot), op, range, out);
             }
         }
@@ -56,6 +61,26 @@ impl World {
 
     fn is_isolated(&self, number: u64) -> bool {
         self.isolated.is_some_and(|(engine, _, until)| engine == number && self.now < until)
+    }
+
+    /// Of blocks from the range's begin on it was told whether they hold data: to call one zero is to read it.
+    fn told(&mut self, (read, range): (ReadBegan, Extent), data: &[bool], leaves: bool) {
+        if !data.is_empty() {
+            self.note("allocation told".into());
+        }
+        for (block, data) in blocks(range).zip(data) {
+            for r in registers_of(block).filter(|_| !data) {
+                let returned = if leaves {
+                    self.history.read_returned_perhaps_lost(r.number, read, Stamp(0))
+                } else {
+                    self.history.read_returned(r.number, read, Stamp(0))
+                };
+                if let Err(v) = returned {
+                    self.wrong(v.to_string());
+                }
+            }
+        }
+        self.history.read_ends(read);
     }
 
     /// There are two engines, and one cannot know of the other: whoever still talks to it must hear nothing old.
@@ -107,7 +132,7 @@ impl World {
         s.client.clear();
         s.writes.clear();
         match op {
-            Op::Read => s.read = Some(self.history.read_begins()),
+            Op::Read | Op::Allocation => s.read = Some(self.history.read_begins()),
             Op::Flush => s.flush = Some(self.history.flush_begins()),
             _ => {
                 for block in blocks(range) {
@@ -199,7 +224,9 @@ impl World {
         }
         // Another engine has begun to go on without what is lost. This one does not know yet, and answers until its lease ends.
         let leaves = now <= self.loss_heard && self.epoch.as_ref().is_some_and(|e| e.generation > generation);
-        if let Some(read) = read {
+        if let (Some(read), Op::Allocation) = (read, op) {
+            self.told((read, range), &answer.data, leaves);
+        } else if let Some(read) = read {
             if answer.blocks.len() != blocks(range).count() {
                 self.fail(format!("a read of {range} brought {} blocks", answer.blocks.len()));
             }
