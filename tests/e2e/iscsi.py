@@ -1,6 +1,6 @@
 """A volume as an iSCSI target, used by libiscsi and QEMU: its size and name, an image written and compared while a replica
-and then the engine is killed, and the same bytes as its NBD export has."""
-import os, random, signal, socket, subprocess, time
+and then the engine is killed, and the same bytes as its NBD export has; both tell its holes."""
+import json, os, random, signal, socket, subprocess, time
 from harness import Host, contents, expect, full, have, kill, run, say, shown, skip, wait_for
 
 SIZE = full(64, 512) << 20
@@ -24,6 +24,16 @@ def image(path):
                 f.seek(at)
                 f.write(dice.randbytes(1 << 20))
         f.truncate(SIZE)
+
+
+def holes_are_told(uri, picture):
+    """A client is told of each MiB whether it holds data, so that a copy reads no holes."""
+    told = json.loads(run("qemu-img", "map", "-f", "raw", "--output=json", uri, timeout=60).stdout)
+    data = [(e["start"], e["length"]) for e in told if e["data"]]
+    with open(picture, "rb") as f:
+        written = [at for at in range(0, SIZE, 1 << 20) if f.read(1 << 20).strip(b"\0")]
+    found = [at for start, length in data for at in range(start, start + length, 1 << 20)]
+    expect(found == written and len(written) < SIZE >> 20, f"{uri} tells of data at {data}")
 
 
 def qemu_has_iscsi(uri):
@@ -64,6 +74,8 @@ def main():
     same = run("qemu-img", "compare", "-f", "raw", "-F", "raw", picture, uri, check=False)
     expect(same.returncode == 0, f"after a new engine: {same.stdout}{same.stderr}")
 
+    holes_are_told(uri, picture)
+
     host.ctl("snapshot", "create", volume, "written")
     with subprocess.Popen(["qemu-io", "-f", "raw", uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         client.stdin.write("length\n")
@@ -81,12 +93,13 @@ def main():
     host.ctl("down", volume)
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     status = host.up(volume, "--frontend", "nbd-server")
+    holes_are_told(status["uri"], picture)
     if have("nbdcopy"):
         copy = os.path.join(host.root, "copy.raw")
         run("nbdcopy", status["uri"], copy)
         run("cmp", picture, copy)
     host.ctl("down", volume)
-    shown(f"{SIZE >> 20} MiB written by QEMU over iSCSI, equal after a replica and the engine were killed, and over NBD")
+    shown(f"{SIZE >> 20} MiB written by QEMU over iSCSI, equal after a replica and the engine were killed, and over NBD; both tell which MiB are holes")
 
 
 main()
