@@ -131,3 +131,32 @@ fn what_an_older_connection_ends_with_is_not_the_new_ones() {
     ends(2);
     assert_eq!(lost(), 1);
 }
+
+/// A member of a version that does not know the question would end the session.
+#[test]
+fn who_does_not_tell_which_blocks_hold_data_is_not_asked() {
+    use std::io::Read;
+
+    use crate::message::{Switch, SwitchId};
+
+    for tells in [false, true] {
+        let (mut queue, _news) = queue();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        queue.take(Mail::Link { member: A, socket: near.into(), checksums: false, lends: false, tells });
+        let switches = [Switch::Attach { member: A }, Switch::Promote { member: A }, Switch::Resume];
+        for (n, switch) in (1..).zip(switches) {
+            queue.take(Mail::Message(ToQueue::Switch(SwitchId(n), switch)));
+        }
+        let (op, range) = (lh_block::Op::Allocation, Extent::new(0, 1 << 20));
+        queue.submit(Request { tag: 7, op, range, data: None });
+        let mut ring = Ring::new(8).unwrap();
+        let wait = queue.end_turn(&mut ring);
+        ring.turn(Some(Duration::from_millis(30))).unwrap();
+        let sent = far.read(&mut [0; 64]).is_ok();
+        let answer = queue.poll_done().map(|done| (done.tag, done.result, done.data.is_some()));
+        let unknown = (7, Ok(()), false);
+        assert_eq!((sent, answer), if tells { (true, None) } else { (false, Some(unknown)) });
+        assert!(tells || wait == Some(Duration::ZERO), "the answer is not left lying");
+    }
+}
