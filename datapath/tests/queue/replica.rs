@@ -165,7 +165,9 @@ impl Replica {
         let first = Message::sectors(p.message.range).start;
         match p.message.op {
             // Of whether blocks hold data the model tells more than there is: what they hold, so that no old answer passes for a new one.
-            OpCode::Read | OpCode::ReadLayer | OpCode::Allocation => p.read[sector - first] = self.sectors[sector],
+            OpCode::Read | OpCode::ReadLayer | OpCode::Allocation => {
+                p.read[sector - first] = self.sectors[sector]
+            }
             _ => {
                 let data = &p.message.data;
                 let value = data.get(sector - first).or(data.first()).copied().expect("a value");
