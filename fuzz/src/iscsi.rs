@@ -17,7 +17,7 @@ use iscsi_frontend::login::{Agreed, Established, Kind, Login, Offer, Progress, S
 use iscsi_frontend::pdu::{Basic, HEADER, Raw, ScsiCommand, login_status};
 use iscsi_frontend::scsi::command::Cdb;
 use iscsi_frontend::scsi::keep::{SaveError, Store};
-use iscsi_frontend::scsi::{Claim, Decision, Identity, LogicalUnit, NexusId, TRANSFER_MAX, Work};
+use iscsi_frontend::scsi::{Claim, Decision, Identity, LbaStatus, LogicalUnit, NexusId, TRANSFER_MAX, Work};
 use iscsi_frontend::session::{Request as Taken, Session, Verdict};
 use iscsi_frontend::{Chap, Credentials};
 use lh_block::{Device, Done, Extent, Geometry, Request};
@@ -163,7 +163,7 @@ impl Unit {
             assert!(end.is_some_and(|end| end <= SIZE), "{work:?}");
             assert!(range.is_aligned(u64::from(self.disk.0.logical_block)), "{work:?}");
         };
-        if let Work::Read(range) = work {
+        if let Work::Read(range) | Work::LbaStatus(LbaStatus { range, .. }) = work {
             inside(*range);
         }
         if let Claim::Write(range) | Claim::Own(range) = work.claim() {

@@ -9,7 +9,7 @@
 //! | 3 | logical blocks of 4096 bytes |
 //! | 4 | the bytes come one by one during the handshake |
 
-use lh_block::{Allocation, Extent, Geometry, IoError, Op};
+use lh_block::{Extent, Geometry, IoError, Op, Runs};
 use nbd_frontend::negotiate::{Admission, Negotiation, OPTION_DATA_MAX, Offer, Progress};
 use nbd_frontend::proto::{command, command_flag};
 use nbd_frontend::transmit::{Call, DROP_MAX, Decision, FILTER_MAX, Refusal, Session};
@@ -118,7 +118,7 @@ impl World {
                 self.check_range(range);
                 assert!(session.agreed.allocation);
                 let mut out = Vec::new();
-                session.status(call, range, stripes, &mut out);
+                session.status(call, range, &stripes(range), &mut out);
                 assert!(out.len() < ANSWER_MAX);
                 reply(session, call, &out, 0);
             }
@@ -158,10 +158,16 @@ fn check_refusal(session: &Session, call: &Call, refusal: &Refusal) {
     reply(session, call, session.error(call, refusal).as_bytes(), 0);
 }
 
-/// Blocks of 4096 bytes, by turns data and hole.
-fn stripes(range: Extent) -> Option<Allocation> {
-    let odd = range.offset / 4096 % 2 == 1;
-    (range.offset % 3 != 0).then_some(Allocation { len: 4096.min(range.len), hole: odd, zero: odd })
+/// What a device tells of a range: blocks that are by turns data and hole, or nothing, or what no device tells.
+fn stripes(range: Extent) -> Vec<u8> {
+    let mut runs = Runs::default();
+    let first = range.offset / 4096;
+    (first..range.end().div_ceil(4096)).take_while(|n| runs.push(1, n % 2 == 0)).count();
+    match first % 4 {
+        0 => Vec::new(),
+        1 => runs.as_bytes()[1..].to_vec(),
+        _ => runs.as_bytes().to_vec(),
+    }
 }
 
 /// The bytes are one reply to this call, and `data` bytes that follow belong to it.

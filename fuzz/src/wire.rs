@@ -158,9 +158,22 @@ fn message(header: &Header, payload: &[u8]) {
         }
         OpCode::ReadLayer | OpCode::PutLayer => image(header, payload),
         OpCode::DigestLayer | OpCode::CompareLayer => digest(header, payload),
+        OpCode::Allocation => allocation(header, payload),
         OpCode::Places => (0..=FILES_MAX).for_each(|files| places(header, payload, files)),
         _ => {}
     }
+}
+
+/// Which blocks hold data, as a frontend reads it: from the range's begin on, without a gap, and nothing beyond it.
+fn allocation(header: &Header, payload: &[u8]) {
+    let range = Extent::new(header.offset, header.length.into());
+    let mut at = range.offset;
+    for run in lh_block::runs(payload, range) {
+        assert!(run.range.offset == at && !run.range.is_empty());
+        at = run.range.end();
+    }
+    assert!(at <= range.end() && (at > range.offset || range.is_empty()));
+    assert!(lh_block::are_runs(payload, range) || at == range.end());
 }
 
 /// Where blocks are, as an engine is told that was granted so many files.

@@ -487,8 +487,9 @@ impl Connection {
     pub(crate) fn finish(&mut self, request: &InFlight, done: Done<Payload>, budget: &mut Budget) {
         self.in_flight -= 1;
         if let (Part::Status(range), Ok(())) = (request.part, done.result) {
+            let told = done.data.map_or_else(Vec::new, |told| told.to_vec());
             let mut reply = Vec::new();
-            self.session.status(&request.call, range, done.data.as_ref(), &mut reply);
+            self.session.status(&request.call, range, &told, &mut reply);
             return self.say(&reply);
         }
         let reads = matches!(request.part, Part::OfRead(_)) || (request.bytes > 0 && !request.write);

@@ -5,7 +5,6 @@
 //! was asked, and the client asks again.
 
 use lh_block::{Extent, Run, runs};
-use lh_ring::Payload;
 use zerocopy::IntoBytes;
 
 use crate::export::Framing;
@@ -20,20 +19,12 @@ pub const EXTENTS_MAX: usize = lh_block::RUNS_MAX;
 
 impl Session {
     /// Appends the reply to a block status request over `range`, which is not empty. `told` is the device's answer to
-    /// [`lh_block::Op::Allocation`], if it had one.
-    pub fn status(&self, call: &Call, range: Extent, told: Option<&Payload>, out: &mut Vec<u8>) {
-        let mut bytes = [0; lh_block::Runs::LEN_MAX];
-        let bytes = match told.and_then(|told| Some((told, bytes.get_mut(..told.len())?))) {
-            Some((told, bytes)) => {
-                told.copy_to(bytes);
-                &*bytes
-            }
-            None => &[],
-        };
+    /// [`lh_block::Op::Allocation`], empty if it had none.
+    pub fn status(&self, call: &Call, range: Extent, told: &[u8], out: &mut Vec<u8>) {
         let limit = if call.flags & command_flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
         let mut extents = [(0_u64, 0_u32); EXTENTS_MAX];
         let mut count = 0;
-        for (extent, Run { range, data }) in extents.iter_mut().zip(runs(bytes, range)).take(limit) {
+        for (extent, Run { range, data }) in extents.iter_mut().zip(runs(told, range)).take(limit) {
             *extent = (range.len, if data { 0 } else { state::HOLE | state::ZERO });
             count += 1;
         }
@@ -95,16 +86,10 @@ mod tests {
     }
 
     /// The reply where the device tells this.
-    fn told(framing: Framing, flags: u16, length: u64, told: Option<&[u8]>) -> Vec<u8> {
-        let pool = lh_ring::Pool::new(0, 1 << 20).unwrap();
-        let told = told.map(|bytes| {
-            let mut payload = pool.alloc(u32::try_from(bytes.len()).unwrap(), 1).unwrap();
-            payload.write_at(0, bytes);
-            payload
-        });
+    fn told(framing: Framing, flags: u16, length: u64, told: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let call = call(flags, length);
-        session(framing).status(&call, Extent::new(4096, length), told.as_ref(), &mut out);
+        session(framing).status(&call, Extent::new(4096, length), told, &mut out);
         out
     }
 
@@ -112,7 +97,7 @@ mod tests {
     fn reply(framing: Framing, flags: u16, length: u64) -> Vec<u8> {
         let mut runs = Runs::default();
         (0..length / 4096).take_while(|n| runs.push(1, n % 2 == 0)).count();
-        told(framing, flags, length, Some(runs.as_bytes()))
+        told(framing, flags, length, runs.as_bytes())
     }
 
     #[test]
@@ -151,7 +136,7 @@ mod tests {
         let too_long = vec![0; Runs::LEN_MAX + 4];
         let mut beyond = Runs::default();
         assert!(beyond.push(3, false));
-        for bytes in [None, Some(&[][..]), Some(&too_long), Some(beyond.as_bytes())] {
+        for bytes in [&[][..], &too_long, beyond.as_bytes()] {
             let reply = told(Framing::Structured, 0, 8192, bytes);
             assert_eq!(hex(&reply[24..]), "0000200000000000", "{bytes:?}");
         }

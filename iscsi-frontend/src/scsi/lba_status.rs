@@ -1,7 +1,6 @@
 //! GET LBA STATUS (SBC-3, 5.4): which blocks of the unit are mapped, as the device tells it.
 
-use lh_block::{Extent, Geometry, RUNS_MAX, Run, Runs, runs};
-use lh_ring::Payload;
+use lh_block::{Extent, Geometry, RUNS_MAX, Run, runs};
 
 use super::command::{Cdb, be32, be64};
 use super::sense::{self, Sense};
@@ -51,17 +50,8 @@ impl LbaStatus {
         self.allocation.min(ANSWER_MAX)
     }
 
-    /// The answer. `told` is the device's to [`lh_block::Op::Allocation`], if it had one; what it does not know is mapped.
-    pub(super) fn answer(&self, told: Option<&Payload>) -> Vec<u8> {
-        let mut bytes = [0; Runs::LEN_MAX];
-        let len = told.map_or(0, Payload::len);
-        let told = match (told, bytes.get_mut(..len)) {
-            (Some(told), Some(bytes)) => {
-                told.copy_to(bytes);
-                &*bytes
-            }
-            _ => &[],
-        };
+    /// The answer. `told` is the device's to [`lh_block::Op::Allocation`], empty if it had none; what it does not know is mapped.
+    pub(super) fn answer(&self, told: &[u8]) -> Vec<u8> {
         let block = u64::from(self.block);
         let count = (self.allocation - HEAD) / DESCRIPTOR;
         let mut reply = vec![0; HEAD as usize];

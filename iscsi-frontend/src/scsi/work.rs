@@ -317,7 +317,10 @@ impl Execution {
             },
             Work::WriteSame { range, fua, .. } => self.write_pattern(range, fua),
             Work::Unmap { .. } => self.unmap_next(),
-            Work::LbaStatus(status) => tell(&status.answer(done.data.as_ref()), pool),
+            Work::LbaStatus(status) => {
+                let told = done.data.map_or_else(Vec::new, |told| told.to_vec());
+                tell(&status.answer(&told), pool)
+            }
             _ => Step::Over(Ok(None)),
         }
     }
