@@ -2,6 +2,7 @@
 //!
 //! - A path is at every moment either absent, the node before, or the new one: nodes are made beside it and renamed.
 //! - A node of a live device is never replaced, whoever made it; the node of a dead one is.
+//! - A device has one node: others with its numbers were left by a device that had them before, and go.
 //! - What is no block node (a file, a directory, a link) is never touched.
 //! - udev, which makes no such node, is told when there is one, and when it has gone.
 //!
@@ -21,7 +22,8 @@ use thiserror::Error;
 pub enum NodeError {
     /// Another device that is alive stands there.
     #[error(
-        "{path} is the node of a device in use ({device}): a volume of that name runs under another root"
+        "{path} is the node of a device in use ({device}): a volume of that name runs under another root, or the node was left behind and \
+         its number is another device's by now; in that case remove it"
     )]
     Live {
         /// The node.
@@ -85,8 +87,25 @@ pub fn place(path: &Path, rdev: u64, own: &[u64]) -> Result<(), NodeError> {
         let _ = fs::remove_file(&beside);
     }
     made.map_err(io)?;
+    remove_others(path, parent, rdev);
     announce(rdev);
     Ok(())
+}
+
+/// Removes what other volumes have left at this device's numbers: whoever opens it by their names would write to this one. What cannot be
+/// removed stays, as it would have without a look.
+fn remove_others(path: &Path, parent: &Path, own: u64) {
+    let entries = fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok);
+    for other in entries.map(|entry| entry.path()).filter(|other| other != path) {
+        if rdev(&other) == Some(own) {
+            let removed = fs::remove_file(&other);
+            tracing::warn!(
+                "{} was left behind with the numbers of {}: removed ({removed:?})",
+                other.display(),
+                path.display()
+            );
+        }
+    }
 }
 
 /// Removes the node if it is that of `rdev`; anything else that stands there stays.

@@ -545,6 +545,14 @@ fn nodes_of_others_are_left_alone() {
     node::place(&path, second, &[]).unwrap();
     node::remove(&path, dead).unwrap();
     assert_eq!(node::rdev(&path), Some(second));
+    // A volume whose device has gone without its node; another one gets its numbers.
+    let (left, others) = (path.with_file_name("left"), path.with_file_name("others"));
+    node::place(&left, dead, &[]).unwrap();
+    node::place(&others, makedev(4094, 79), &[]).unwrap();
+    node::place(&path, dead, &[second]).unwrap();
+    assert_eq!((node::rdev(&path), node::rdev(&left)), (Some(dead), None));
+    node::place(&path, second, &[dead]).unwrap();
+    node::remove(&others, makedev(4094, 79)).unwrap();
     node::remove(&path, second).unwrap();
     assert!(!path.exists());
     assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
