@@ -113,9 +113,14 @@ impl Conductor {
             return self.stop(Why::Stale { by, seen: Some(seen) });
         }
         let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
+        let why = why.to_string();
         let replica = self.replica_mut(member);
         replica.link = Link::Down { retry_at };
-        replica.last_error = Some(why.to_string());
+        // It is tried again every second: what has changed is told.
+        let before = replica.last_error.replace(why.clone());
+        if before.as_ref() != Some(&why) {
+            self.log(format!("replica {} cannot be connected to: {why}", self.name(member)));
+        }
     }
 
     pub(super) fn on_disconnected(&mut self, member: MemberId, session: u64) {

@@ -41,3 +41,14 @@ fn a_snapshot_that_all_take_long_to_prepare_is_waited_for() {
     assert_eq!(world.losses(), 0);
     world.settle();
 }
+
+/// Every second, and told once.
+#[test]
+fn why_a_replica_cannot_be_connected_to_is_told_once() {
+    let mut world = opened(Quorum::Any);
+    world.dies(2);
+    let until = world.now + 20 * SECOND;
+    world.run_until("it was tried often", |w| w.now >= until);
+    let told = |line: &&String| line.contains("cannot be connected to: nobody answers");
+    assert_eq!(world.engines[0].log.iter().filter(told).count(), 1, "{:#?}", world.engines[0].log);
+}
