@@ -1,6 +1,7 @@
 //! `doctor`: what this host has and lacks, each line with the next step.
 
 mod discard;
+mod fuse_timeout;
 mod multipath;
 mod node;
 mod swap;
@@ -86,7 +87,7 @@ pub(super) fn run(context: &Context) -> Result<()> {
         frontend("ublk", Frontend::Ublk),
         frontend("nbd", Frontend::Nbd),
         frontend("iscsi", Frontend::Iscsi),
-        module("fuse", &fuse_frontend::FUSE),
+        fuse(),
         module("loop", &fuse_frontend::LOOP),
         first_choice(),
         devices(),
@@ -154,6 +155,13 @@ fn io_uring() -> Finding {
             Finding::fail("io_uring", e.to_string(), next)
         }
     }
+}
+
+/// FUSE itself; and whether the kernel gives up whoever waits.
+fn fuse() -> Finding {
+    let found = module("fuse", &fuse_frontend::FUSE);
+    let limited = || fuse_timeout::finding("fuse", Path::new("/proc/sys/fs/fuse"));
+    if found.verdict == Verdict::Ok { limited().unwrap_or(found) } else { found }
 }
 
 /// What volumes survive a dead engine by everywhere, also in containers.
