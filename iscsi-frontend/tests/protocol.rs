@@ -342,9 +342,14 @@ fn the_rest_of_unsolicited_data_is_listened_to_without_memory() {
     two.ready();
     // 64 of the 512 chunks: so few are left that nobody else is listened to any more.
     hold(&server, Answers::Held);
-    for _ in 0..8 {
-        two.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
-    }
+    // At once: what came behind the seventh would not be listened to.
+    let reads: Vec<u8> = (0..8)
+        .flat_map(|_| {
+            let read = two.command(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20, 0);
+            two.encode(read.as_bytes(), b"")
+        })
+        .collect();
+    two.stream.write_all(&reads).unwrap();
     server.until("the reads are with the device", |load| load.commands == 8);
     let command = one.command(&rw10(0x2a, 0, 8), flag::WRITE, 4096, 0);
     one.send(command.as_bytes(), b"").unwrap();
