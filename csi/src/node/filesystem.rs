@@ -1,11 +1,12 @@
 //! Making, checking, mounting and growing file systems, by the programs that come with them.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 
 use super::mounts::block_numbers;
@@ -39,18 +40,39 @@ const XFS_NO_INODE: &[u8] = &[0xff; 8];
 const FSCK_CORRECTED: i32 = 1 | 2;
 const FSCK_LEFT: i32 = 4;
 
-/// Runs a program. Its output is what it said.
+/// Bytes that are kept of what a program says on either stream. A check may have a line for each block of a damaged file system.
+const KEPT: u64 = 64 << 10;
+
+/// Runs a program. Its output is what it said, or the first [`KEPT`] bytes of it.
 pub(super) async fn run(program: &str, args: &[&str]) -> Result<Output, Refused> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).env("LC_ALL", "C");
-    match tokio::time::timeout(PATIENCE, command.output()).await {
+    match tokio::time::timeout(PATIENCE, listened_to(command)).await {
         Ok(Ok(output)) => Ok(output),
-        Ok(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => Err(Refused::Failed(format!(
+        Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => Err(Refused::Failed(format!(
             "this node has no {program}: install it (longhornctl doctor says which package)"
         ))),
         Ok(Err(e)) => Err(Refused::Failed(format!("{program}: {e}"))),
         Err(_) => Err(Refused::Failed(format!("{program} did not end within {} s", PATIENCE.as_secs()))),
     }
+}
+
+/// Waits for a program, and reads what it says to the end.
+async fn listened_to(mut command: Command) -> io::Result<Output> {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (stdout, stderr) = (beginning_of(child.stdout.take()), beginning_of(child.stderr.take()));
+    let (stdout, stderr, status) = tokio::try_join!(stdout, stderr, child.wait())?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// The first bytes of a stream. The others are read, too: nobody waits for room to say them.
+async fn beginning_of(stream: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut kept = Vec::new();
+    if let Some(mut stream) = stream {
+        (&mut stream).take(KEPT).read_to_end(&mut kept).await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+    }
+    Ok(kept)
 }
 
 /// What a program said, in one line.
@@ -120,7 +142,7 @@ async fn is_unfinished_xfs(device: &Path) -> Result<bool, Refused> {
 /// The beginning of the device, where file systems have their marks. Fails unless all of it can be read.
 async fn beginning(device: &Path) -> Result<Vec<u8>, Refused> {
     let path = device.to_owned();
-    let read = move || -> std::io::Result<Vec<u8>> {
+    let read = move || -> io::Result<Vec<u8>> {
         let mut beginning = vec![0; BEGINNING];
         std::fs::File::open(path)?.read_exact(&mut beginning)?;
         Ok(beginning)
@@ -281,6 +303,16 @@ mod tests {
             assert_eq!(content(told), expected);
         }
         assert!(matches!(content(""), Content::Other(_)), "success without a word is no empty device");
+    }
+
+    #[tokio::test]
+    async fn what_a_program_says_is_heard_to_its_end_and_kept_in_part() {
+        let script = "yes | head -c 10000000; yes | head -c 1000000 >&2; exit 3";
+        let output = run("sh", &["-c", script]).await.unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!((output.stdout.len() as u64, output.stderr.len() as u64), (KEPT, KEPT));
+        let output = run("sh", &["-c", "echo one; echo two >&2"]).await.unwrap();
+        assert_eq!((&*output.stdout, &*output.stderr), (&b"one\n"[..], &b"two\n"[..]));
     }
 
     #[test]
