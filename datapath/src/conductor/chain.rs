@@ -139,10 +139,10 @@ impl Conductor {
                 ChainOp::MarkRemoved { .. } => None,
             };
             self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
-        } else if let Some(last) =
-            self.volume.unsettled.last().filter(|_| settles_first || self.closing.is_none()).cloned()
-        {
-            self.new_task(None, None, Some(last), Stage::Flushing { flying: false, not_before: 0 })
+        } else if !self.volume.unsettled.is_empty() && (settles_first || self.closing.is_none()) {
+            // The last of all, whoever is unsettled: to go back to one below would unsettle those above.
+            let last = self.may_settle().pop();
+            self.new_task(None, None, last, Stage::Flushing { flying: false, not_before: 0 })
         } else {
             return false;
         };
@@ -180,7 +180,8 @@ impl Conductor {
             return go(task, Stage::Reading(other));
         }
         let Some(state) = self.replica(source).state.as_ref() else { return false };
-        self.volume.chain = state.chain.clone().into();
+        let chain = state.chain.clone();
+        self.take_chain(chain);
         if let Err(why) = task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
             return self.answer(task, Err(why));
         }
@@ -340,6 +341,7 @@ impl Conductor {
                 for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {
                     layer.removed = true;
                 }
+                self.note_unsettled(&[]);
                 self.expect_removed(&name);
             }
         }
@@ -425,8 +427,9 @@ impl Conductor {
         if !self.poll_task(task, &control) || !self.is_calm() {
             return false;
         }
-        let settled = self.volume.unsettled.iter().position(|n| *n == snapshot).map_or(0, |at| at + 1);
-        self.volume.unsettled.drain(..settled);
+        let names = self.may_settle();
+        let above = names.rsplit(|name| *name == snapshot).next().unwrap_or_default();
+        self.volume.unsettled.retain(|name| above.contains(name));
         self.counters.snapshots += u64::from(task.is_snapshot());
         self.answer(task, Ok(()))
     }
@@ -490,13 +493,26 @@ impl Conductor {
         self.task.as_ref().is_some_and(|t| t.op.is_some()) || (self.is_open() && !self.backlog.is_empty())
     }
 
-    /// What a serving member calls unsettled is unsettled, but for what a revert has left, maybe since the member said so: replicas know
-    /// of one snapshot that all is settled up to, and if that were beside the head's branch, nothing of this would be.
+    /// The chain as a member has told it.
+    pub(super) fn take_chain(&mut self, chain: Vec<LayerInfo>) {
+        self.volume.chain = chain.into();
+        self.note_unsettled(&[]);
+    }
+
+    /// What a serving member calls unsettled is unsettled.
     pub(super) fn note_unsettled(&mut self, theirs: &[String]) {
+        let mut names = self.may_settle();
+        names.retain(|name| theirs.contains(name) || self.volume.unsettled.contains(name));
+        self.volume.unsettled = names;
+    }
+
+    /// Snapshots that can be called settled, base first. Replicas know of one that all is settled up to, and if that were not on the
+    /// head's branch, nothing of this would be: what a revert has left, maybe since a member called it unsettled, is none of them, nor
+    /// what is removed, which any replica may have folded away.
+    fn may_settle(&self) -> Vec<String> {
         let chain = &self.volume.chain;
-        let known = |n: &String| theirs.contains(n) || self.volume.unsettled.contains(n);
-        let branch = branch(chain).into_iter().map(|at| chain[at].name.clone());
-        self.volume.unsettled = branch.filter(known).collect();
+        let branch = branch(chain).into_iter().map(|at| &chain[at]);
+        branch.filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.clone()).collect()
     }
 
     pub(super) fn chain_deadline(&self) -> Option<u64> {

@@ -11,6 +11,7 @@ use lh_block::{Epoch, EpochOrder, Generation};
 use lh_wire::{LayerInfo, ReplicaState};
 
 use super::event::Quorum;
+use super::{Conductor, sabotaged};
 use crate::message::{MemberId, MemberSet};
 
 /// A configured replica, and what it said if it is connected.
@@ -248,12 +249,28 @@ const fn why_not(state: &ReplicaState) -> &'static str {
 /// Two replicas hold the same snapshots of a volume of the same size. What is marked as removed does not count: each
 /// replica folds it when it likes. Nor does the order: where a revert has left a branch, one that was opened since tells its layers in
 /// another order than one that has made them one by one, as this engine's own picture has them.
-pub(super) fn same_shape(a: &ReplicaState, b: &ReplicaState) -> bool {
+fn same_shape(a: &ReplicaState, b: &ReplicaState) -> bool {
     a.size == b.size && snapshots(&a.chain) == snapshots(&b.chain)
 }
 
+/// They tell them in the same order besides: nobody may rely on it.
+fn same_order(a: &ReplicaState, b: &ReplicaState) -> bool {
+    told(&a.chain).eq(told(&b.chain))
+}
+
 fn snapshots(chain: &[LayerInfo]) -> BTreeSet<&str> {
-    chain.iter().filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.as_str()).collect()
+    told(chain).collect()
+}
+
+fn told(chain: &[LayerInfo]) -> impl Iterator<Item = &str> {
+    chain.iter().filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.as_str())
+}
+
+impl Conductor {
+    /// See [`same_shape`].
+    pub(super) fn have_same_shape(&self, a: &ReplicaState, b: &ReplicaState) -> bool {
+        same_shape(a, b) && (!sabotaged!(self, order_counts) || same_order(a, b))
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 use lh_wire::Control;
 
 use super::chain::unfinished;
-use super::choose::same_shape;
 use super::{Conductor, ControlFor, Phase, Role, Seat};
 use crate::message::{MemberId, MemberSet, Switch};
 
@@ -112,7 +111,7 @@ impl Conductor {
         };
         let counted = self.epoch.as_ref().map(lh_block::Epoch::order);
         let recorded = state.epoch.as_ref().map(lh_block::Epoch::order);
-        !state.rebuilding && !state.imported && recorded >= counted && same_shape(state, &known)
+        !state.rebuilding && !state.imported && recorded >= counted && self.have_same_shape(state, &known)
     }
 
     /// Goes on once all are back, or enough and the others had their time.

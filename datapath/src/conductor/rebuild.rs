@@ -289,7 +289,7 @@ impl Conductor {
             plan.how.iter_mut().rev().skip(1).for_each(|how| *how = How::Nothing);
         }
         let keep = plan.keep.clone();
-        self.volume.chain = chain.clone().into();
+        self.take_chain(chain.clone());
         let planned = Arc::clone(&self.volume.chain);
         if let Some(rebuild) = self.rebuild(member) {
             (rebuild.plan, rebuild.chain, rebuild.base) = (plan, planned, base);

@@ -345,7 +345,7 @@ impl Conductor {
         let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
         let marked = together.iter().any(|m| marked(&m));
         if marked {
-            let line = "every replica that is here has lost its host's power: what was answered and not flushed may be gone";
+            let line = "every replica that is here has lost its host's power, or its disk failed: what was answered and not flushed may be gone";
             self.log(line.into());
         }
         let owes = if self.is_open() { self.config.shared.anything_unflushed() } else { marked };

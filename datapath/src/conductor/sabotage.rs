@@ -56,6 +56,9 @@ pub struct Sabotage {
     /// Flushes end well after a loss.
     #[cfg(feature = "sabotage")]
     pub loss_untold: bool,
+    /// Who tells the same snapshots in another order holds others.
+    #[cfg(feature = "sabotage")]
+    pub order_counts: bool,
     /// Epochs do not say what their members had recorded.
     #[cfg(feature = "sabotage")]
     pub after_unnoted: bool,

@@ -7,7 +7,7 @@ use lh_block::Epoch;
 use lh_wire::ReplicaState;
 
 use super::chain::unfinished;
-use super::choose::{Candidate, Choice, Start, choose, same_shape};
+use super::choose::{Candidate, Choice, Start, choose};
 use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch, SwitchId};
 
@@ -175,7 +175,7 @@ impl Conductor {
             return false;
         };
         for member in members.iter() {
-            let alike = self.replica(member).state.as_ref().is_some_and(|s| same_shape(s, &model));
+            let alike = self.replica(member).state.as_ref().is_some_and(|s| self.have_same_shape(s, &model));
             if !alike && !sabotaged!(self, undo_decided) {
                 self.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
                 let replica = self.replica_mut(member);
@@ -194,7 +194,8 @@ impl Conductor {
     /// How many hold the same as this one; who lived on counts more.
     fn likeness(&self, member: MemberId) -> (usize, bool) {
         let Some(own) = self.replica(member).state.as_deref() else { return (0, false) };
-        let like = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| same_shape(s, own));
+        let like =
+            |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| self.have_same_shape(s, own));
         (self.members().iter().filter(like).count(), own.lived)
     }
 
@@ -202,13 +203,10 @@ impl Conductor {
         self.volume.size = model.size;
         self.config.shared.grow(model.size);
         self.volume.chain = model.chain.clone().into();
-        let unsettled = |name: &str| {
-            self.members().iter().any(|m| {
-                self.replica(m).state.as_ref().is_some_and(|s| s.unsettled.iter().any(|u| u == name))
-            })
-        };
-        self.volume.unsettled =
-            model.chain.iter().map(|l| l.name.clone()).filter(|n| !n.is_empty() && unsettled(n)).collect();
+        self.volume.unsettled.clear();
+        let told = self.members().iter().filter_map(|m| self.replica(m).state.as_ref());
+        let unsettled: Vec<String> = told.flat_map(|s| s.unsettled.iter().cloned()).collect();
+        self.note_unsettled(&unsettled);
         for name in model.chain.iter().map(|l| l.name.clone()).collect::<Vec<_>>() {
             self.layer_ref(&name);
         }

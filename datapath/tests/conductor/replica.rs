@@ -335,6 +335,12 @@ impl Replica {
         names
     }
 
+    /// Those of them that are snapshots still.
+    pub(crate) fn is_settled(&self) -> bool {
+        let unsettled = self.unsettled();
+        self.layers.iter().all(|l| l.removed || !unsettled.contains(&l.name))
+    }
+
     /// Snapshots that nobody has called stable are all the same, as on one that was just filled.
     fn unsettled_are_synced(&self) -> bool {
         let unsettled = self.unsettled();

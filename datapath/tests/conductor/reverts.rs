@@ -3,6 +3,7 @@
 
 use datapath::conductor::{Command, Mode, Quorum, Robustness};
 
+use crate::replica::Replica;
 use crate::stories::{opened, opened_by};
 use crate::world::World;
 
@@ -119,24 +120,47 @@ fn a_rebuild_goes_by_the_layers_that_it_was_planned_by() {
     world.settle();
 }
 
-/// A replica that was filled calls all unsettled until it is told otherwise, also what a revert leaves before that has been heard.
+/// A replica that was filled calls all unsettled until it is told otherwise, also what a revert leaves before that has been heard. All is
+/// settled up to the snapshot that was reverted to: not to what was left, and not to what is below.
 #[test]
 fn what_a_revert_has_left_is_not_called_settled() {
-    for seed in 0..60 {
+    for seed in 0..120 {
         let mut world = opened_by(seed, Quorum::Any);
         world.takes("a");
         world.takes("b");
+        world.reverts_to("a");
+        world.takes("c");
         world.dies(2);
         world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
         world.returns(2);
         world.run_until("2 is filled", |w| w.replicas[1].rebuilding);
         world.run_until("2 is whole", |w| !w.replicas[1].rebuilding);
-        world.reverts_to("a");
+        let to = ["a", "b"][usize::from(seed % 2 == 0)];
+        world.reverts_to(to);
         world.run_for(1000);
         for replica in &world.replicas {
-            assert_eq!(replica.unsettled(), Vec::<String>::new(), "seed {seed}: {}", replica.name);
+            assert!(replica.is_settled(), "seed {seed}: {} {:?}", replica.name, replica.settled);
         }
     }
+}
+
+/// 2 was filled, and calls all unsettled; 1 has folded the last of it away already, which is no place to tell from.
+#[test]
+fn what_may_be_folded_away_is_not_called_settled() {
+    let mut world = opened(Quorum::Any);
+    world.takes("a");
+    world.takes("b");
+    let remove = world.command(Command::RemoveSnapshot { name: "b".into() });
+    assert_eq!(world.finish(remove), Ok(()));
+    world.dies(2);
+    world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+    world.returns(2);
+    world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
+    world.replicas[0].goes_on_folding("b");
+    world.replicas[0].end_fold();
+    world.run_for(1000);
+    assert_eq!(world.replicas[1].settled.as_deref(), Some("a"));
+    assert!(world.replicas.iter().all(Replica::is_settled));
 }
 
 /// A snapshot is folded into the one that stands on it, whatever stands beside that: a fold that broke off on one replica is no rot.

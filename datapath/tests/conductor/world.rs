@@ -723,7 +723,7 @@ impl World {
         self.engines.len() == 1
             && status.robustness == Robustness::Healthy
             && status.chunks_in_doubt == 0
-            && self.replicas.iter().all(|r| r.unsettled().is_empty())
+            && self.replicas.iter().all(Replica::is_settled)
             && self.engines[0].in_flight() == 0
             && self.actions().is_empty()
     }

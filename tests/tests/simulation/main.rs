@@ -23,6 +23,9 @@ const CLIENT_SEEDS: u64 = 1000;
 /// Seeds of those in which something older is put back.
 const OLDER_SEEDS: u64 = 500;
 
+/// Seeds of those with branches.
+const BRANCH_SEEDS: u64 = 1000;
+
 /// States that some seed of the usual run has to enter.
 const STATES: [&str; 32] = [
     "allocation told",
@@ -162,6 +165,21 @@ fn what_is_older_and_put_back_is_not_believed() {
     }
 }
 
+/// Nor is this: some revert in nearly every run.
+#[test]
+fn branches_that_reverts_leave_are_the_same_in_any_order() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=BRANCH_SEEDS {
+        match run_only(Some(Mix::Branches), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=branches LH_SEED={seed}: {e}"),
+        }
+    }
+    for state in ["revert done", "fold ended", "scrub done", "rebuild finished", "chain looked at"] {
+        assert!(seen.get(state).is_some_and(|n| *n > BRANCH_SEEDS / 2), "{state}: {seen:?}");
+    }
+}
+
 /// Runs seeds until one notices that the mechanism is missing.
 fn noticed(name: &str, sabotage: Sabotage) {
     noticed_from(1, name, sabotage);
@@ -229,6 +247,14 @@ fn folded_beside_a_repair() {
 fn reads_in_files_that_are_granted_no_more() {
     let sabotage = Sabotage { grants_endless: true, ..Sabotage::default() };
     noticed_from(17_001, "reads_in_files_that_are_granted_no_more", sabotage);
+}
+
+/// All members have to be lost after a revert and a snapshot, and one opened anew.
+#[test]
+fn layers_told_in_another_order_taken_for_others() {
+    let conductor = InConductor { order_counts: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Branches), 1, "layers_told_in_another_order_taken_for_others", sabotage);
 }
 
 /// Clients have to leave at all.

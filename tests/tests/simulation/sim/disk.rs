@@ -812,6 +812,12 @@ impl Disk {
         }
     }
 
+    /// An engine has called every snapshot of the head's branch settled.
+    pub(crate) fn is_settled(&self) -> bool {
+        let is_removed = |name: &String| self.layer_at(name).is_some_and(|at| self.layers[at].info.removed);
+        self.unsettled().iter().all(is_removed)
+    }
+
     /// Snapshots of the head's branch above the settled one, base first.
     fn unsettled(&self) -> Vec<String> {
         let mut names = Vec::new();

@@ -1,6 +1,10 @@
 //! What goes wrong in a run, and when: chosen from the seed before the run begins.
 
+mod branches;
+
 use tests::dice::Dice;
+
+pub(crate) use branches::BRANCHES;
 
 /// One second of the simulation's clock, ns.
 pub(crate) const SECOND: u64 = 1_000_000_000;
@@ -61,6 +65,8 @@ pub(crate) enum Fault {
     Rebuild(usize),
     /// A replica is taken out of the volume, and then into it again; `true`: with an empty disk.
     Exchange(usize, bool),
+    /// Somebody looks at the chain.
+    Look,
     /// Replicas are compared, and what is found is repaired: nothing is to be found but rot.
     Scrub,
     /// A snapshot's block on a replica's disk is another one from now on.
@@ -97,6 +103,7 @@ impl Fault {
             Self::Rebuild(_) => "rebuild asked for",
             Self::Exchange(_, false) => "replica taken out and in",
             Self::Exchange(_, true) => "replica exchanged for an empty one",
+            Self::Look => "chain looked at",
             Self::Scrub => "scrub asked for",
             Self::Rot(_) => "rot asked for",
         }
@@ -159,6 +166,8 @@ pub(crate) enum Mix {
     Absences,
     /// Snapshots that are folded slowly, while one after the other of the hosts loses its power.
     Folds,
+    /// Reverts, which leave branches, and then somebody is opened anew.
+    Branches,
     /// Replicas that are taken out and in, beside everything else.
     Members,
     /// Blocks that rot, one by one, under reads that are compared with checksums.
@@ -196,6 +205,7 @@ impl Mix {
             Self::Disks,
             Self::Absences,
             Self::Folds,
+            Self::Branches,
             Self::Members,
             Self::Rot,
             Self::Clients,
@@ -220,6 +230,7 @@ impl Mix {
             Self::All
             | Self::Absences
             | Self::Folds
+            | Self::Branches
             | Self::Members
             | Self::Rot
             | Self::Clients
@@ -259,6 +270,9 @@ impl Mix {
         }
         if self == Self::Folds {
             return folds(dice, nodes);
+        }
+        if self == Self::Branches {
+            return branches::branches(dice, nodes);
         }
         if self == Self::Rot {
             return self.rots(dice, nodes);

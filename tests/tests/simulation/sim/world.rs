@@ -27,7 +27,7 @@ use replica::serve::core::{ConnId, SessionHello};
 
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
-use super::faults::{ABSENCES, FOLDS, Fault, MS, Mix, ROTS, SECOND};
+use super::faults::{ABSENCES, BRANCHES, FOLDS, Fault, MS, Mix, ROTS, SECOND};
 use super::node::{Ended, Node};
 use super::packet::{Body, Packet};
 use super::parts::REGISTERS;
@@ -495,6 +495,9 @@ impl World {
         if self.mix == Mix::Rot {
             length = ROTS;
         }
+        if self.mix == Mix::Branches {
+            length = BRANCHES;
+        }
         if self.mix == Mix::Clients {
             self.at(2 * MS, Event::GiveUp);
         }
@@ -502,7 +505,7 @@ impl World {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
         }
-        if self.dice.chance(500) || matches!(self.mix, Mix::Absences | Mix::Folds) {
+        if self.dice.chance(500) || matches!(self.mix, Mix::Absences | Mix::Folds | Mix::Branches) {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }

@@ -83,6 +83,13 @@ impl World {
         self.ask(self.chain.commands, Asked::Other, command, out);
     }
 
+    /// Somebody wants to know what snapshots there are.
+    pub(super) fn look(&mut self, out: &mut Outbox) {
+        if self.engines.get(&self.current).is_some_and(|e| !e.frozen) {
+            self.ask_other(Command::LookAtChain, out);
+        }
+    }
+
     fn ask(&mut self, id: u64, asked: Asked, command: Command, out: &mut Outbox) {
         self.chain.asked.insert(id, asked);
         let (now, input) = (self.now, Conducted::Command(CommandId(id), command));

@@ -66,6 +66,11 @@ impl World {
             self.fail_unless_broken("the volume does not stay healthy");
             return;
         }
+        let is_settled = |w: &Self| w.members().iter().all(|n| w.nodes[*n].disk.is_settled());
+        if !self.play(self.now + HEAL, is_settled) {
+            self.fail_unless_broken("a snapshot is never called settled");
+            return;
+        }
         if !self.last_scrub() {
             return;
         }

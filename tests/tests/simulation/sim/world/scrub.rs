@@ -7,7 +7,7 @@ use crate::sim::faults::scrubs;
 impl World {
     pub(super) fn plan_scrubs(&mut self, length: u64) {
         let times = scrubs(&mut self.scrub_dice, length);
-        self.scrubs = !times.is_empty() || self.mix == Mix::Rot;
+        self.scrubs = !times.is_empty() || matches!(self.mix, Mix::Rot | Mix::Branches);
         for at in times {
             self.at(at, Event::Fault(Fault::Scrub));
         }
