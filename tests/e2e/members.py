@@ -35,6 +35,26 @@ def one_fails(host):
     expect(len({contents(r["path"]) for r in healthy}) == 1, "replicas differ")
 
 
+def disk_is_away(host, volume, replica, place):
+    """The disk of a replica that was added to the volume while it runs is unmounted, and its process starts again: nothing is made at its
+    place, which is on another disk. It is back by itself when the disk is."""
+    host.healthy(volume, 2)
+    modes = [os.stat(os.path.join(place, name)).st_mode & 0o077 for name in [".", *os.listdir(place)]]
+    expect(not any(modes), f"others may read what lies in {place}")
+    os.rename(place, place + "-away")
+    kill(host.replica_pids(volume)[replica], signal.SIGKILL)
+
+    def told():
+        remark = next(r["remark"] for r in host.status(volume)["replicas"] if r["name"] == replica)
+        return "mount its disk" in remark
+    wait_for("status tells that the disk is away", told, 30)
+    # For some starts of the process more.
+    time.sleep(3)
+    expect(told() and not os.path.exists(place), f"{place} was made at the place of a disk that is not mounted")
+    os.rename(place + "-away", place)
+    host.healthy(volume, 2)
+
+
 def main():
     if not have("fio"):
         return skip("members", "no fio")
@@ -83,6 +103,7 @@ def main():
     expect(refused.returncode == 1 and other in refused.stderr, f"the last replica: {refused.stderr}")
     added = host.ctl("replica", "add", volume, "--dir", os.path.join(host.root, "elsewhere")).stdout.strip()
     expect(os.path.exists(os.path.join(host.root, "elsewhere", "volume.meta")), "no replica where --dir says")
+    disk_is_away(host, volume, added, os.path.join(host.root, "elsewhere"))
     taken = host.ctl("replica", "add", volume, "--dir", os.path.join(host.root, "elsewhere"), check=False)
     expect(taken.returncode == 1 and "not empty" in taken.stderr, f"a taken directory: {taken.stderr}")
     paths = [r["path"] for r in host.healthy(volume, 2)["replicas"]]

@@ -21,6 +21,7 @@ use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{counted, print, print_json};
 use super::{delete, engine, interrupt, lock, place, room, start};
+use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -51,11 +52,12 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     room::check_replica(&replica.directory)?;
     room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
     let mut manager = Manager::ensure(root).await?;
+    keep_from_others();
     // The record has a replica that the engine knows, or has it no more.
     let held = interrupt::hold();
     record.store(root)?;
     let begun = async {
-        stand_on_backing(&record, &replica)?;
+        make_directory(root, &record, &replica)?;
         manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
         let opening = start::wait_for_new_replica(root, &record, &replica, &mut manager);
         // One that takes longer, or whose command is interrupted, is the engine's to wait for.
@@ -89,16 +91,26 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
 }
 
-/// Makes the directory of a replica whose volume stands on a backing file, as imported ones may: on the same file, since what lies below
-/// all layers comes over with no copy. Any other directory is made by the replica's process.
-fn stand_on_backing(record: &VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
+/// Makes the directory of a replica whose volume stands on a backing file, as imported ones may, on the same file, since what lies below
+/// all layers comes over with no copy; and that of one which is to lie elsewhere, whose process makes none. Any other one is made by its
+/// process.
+fn make_directory(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
     let others =
         record.replicas.iter().filter(|other| other.name != replica.name && other.directory.exists());
     let backing = others.map(|other| BackingFile::of(&other.directory)).find_map(Result::ok).flatten();
-    let Some(backing) = backing else { return Ok(()) };
+    if backing.is_none() && start::is_below(root, replica) {
+        return Ok(());
+    }
+    let path = |file: &BackingFile| {
+        let path = file.path().to_str().map(str::to_owned);
+        path.with_context(|| file.path().display().to_string())
+    };
+    let options = CreateOptions {
+        size: record.size,
+        backing: backing.as_ref().map(path).transpose()?,
+        lock_wait: PASSING,
+    };
     let directory = &replica.directory;
-    let path = backing.path().to_str().with_context(|| backing.path().display().to_string())?;
-    let options = CreateOptions { size: record.size, backing: Some(path.to_owned()), lock_wait: PASSING };
     fs::create_dir_all(directory.parent().unwrap_or(directory))?;
     let (mut made, mut store) = Directory::create(directory, &options)?;
     made.close_clean(store.close()).with_context(|| directory.display().to_string())

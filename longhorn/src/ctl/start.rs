@@ -61,12 +61,7 @@ pub(super) async fn start(
         adopt::first(root, record, progress)?;
     }
     for replica in &record.replicas {
-        let mut args = replica_args(root, record, replica);
-        // One that lies elsewhere was made when it was added. If it is missing now its disk is not mounted, and what is at its place
-        // meanwhile is no disk to fill.
-        if !replica.directory.starts_with(root.replicas()) {
-            args.size = None;
-        }
+        let args = replica_args(root, record, replica);
         manager.create(&replica.name, args.command_line()).await?;
     }
     if manager.list().await?.contains_key(&engine) {
@@ -91,12 +86,19 @@ async fn given_up(manager: &mut Manager, record: &VolumeRecord, engine: &str) ->
     Ok(ended.map(str::to_owned).collect())
 }
 
+/// The replica lies where those do that nobody gave a place.
+pub(super) fn is_below(root: &Root, replica: &ReplicaRecord) -> bool {
+    replica.directory.starts_with(root.replicas())
+}
+
+/// One that lies elsewhere was made when it was added. If it is missing at any start of its process its disk is not mounted, and what is
+/// at its place meanwhile is no disk to fill.
 pub(super) fn replica_args(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> ReplicaArgs {
     ReplicaArgs {
         directory: replica.directory.clone(),
         clone_from: None,
         clone_snapshot: None,
-        size: Some(record.size),
+        size: is_below(root, replica).then_some(record.size),
         volume_name: Some(record.name.clone()),
         replica_instance_name: replica.name.clone(),
         listen: Address::Unix(root.control_socket(&replica.name)),
