@@ -9,6 +9,7 @@ mod cluster;
 mod controller;
 mod csi;
 mod engine_line;
+pub(crate) mod failed_disk;
 mod freeze;
 mod front;
 mod journal;

@@ -23,6 +23,7 @@ SCENARIOS = {
     "ublk-cycles": ("cycles.py", ["ublk"], 400, 3000),
     "ublk-pressure": ("pressure.py", ["ublk"], 420, 480),
     "auto": ("choice.py", [], 300, 300),
+    "disks": ("disks.py", [], 400, 600),
     "nbd-life": ("taken_over.py", ["nbd"], 300, 300),
     "nbd-volume-life": ("taken_over.py", ["nbd-volume"], 300, 300),
     "nbd-volume-away": ("taken_away.py", ["nbd-volume"], 300, 300),
@@ -53,7 +54,7 @@ MAY_HANG = [name for name in SCENARIOS if name.endswith("-careless")]
 SHORT = ["volumes"]
 
 # Memory in MiB and scratch disk of those that need others than 2048 and none.
-MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None)}
+MACHINES = {"ublk-pressure": (256, "1200M"), "volumes": (3072, None), "disks": (3072, "1300M")}
 MACHINES |= {name: (4096, None) for name in SCENARIOS if "-volume-" in name}
 MACHINES |= {name: (384, "1500M") for name in SCENARIOS if name.endswith(("-volume-pressure", "-careless"))}
 

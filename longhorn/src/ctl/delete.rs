@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name, sync_dir};
 
 use super::erase::{Alone, Erasure, in_order};
+use crate::daemon::failed_disk;
 
 /// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
 /// caller holds the volume's lock, and no process of the volume is left.
@@ -48,7 +49,7 @@ fn erase(root: &Root, replica: &ReplicaRecord, erasure: &mut Erasure) -> Result<
     Ok(())
 }
 
-/// Deletes a process's log and sockets. What is left of these is no data and stands in nobody's way.
+/// Deletes a process's log and sockets, and what it noted of its disk. What is left of these is no data and stands in nobody's way.
 pub(super) fn leftovers(root: &Root, name: &str) {
     let log = root.log(name);
     let mut older = log.clone().into_os_string();
@@ -57,6 +58,7 @@ pub(super) fn leftovers(root: &Root, name: &str) {
         let _ = fs::remove_file(path);
     }
     root.remove_sockets(name);
+    let _ = fs::remove_file(failed_disk::note(name));
 }
 
 /// Deletes a directory of ours. A place where a disk is mounted stays, and is empty then.

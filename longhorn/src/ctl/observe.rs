@@ -46,8 +46,8 @@ fn outage(io_timeout_seconds: u64) -> String {
 }
 
 /// What is said of a volume whose clients have lost something, as long as they have it open.
-const LOST: &str = "the hosts of all its replicas lost their power, and what was written and not flushed before may be lost: flushes \
-    failed, or will. Unmount and mount a file system on it, or start what uses it anew";
+const LOST: &str = "the hosts of all its replicas lost their power, or their disks failed, and what was written and not flushed before \
+    may be lost: flushes failed, or will. Unmount and mount a file system on it, or start what uses it anew";
 
 /// A volume, as `status -o json` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

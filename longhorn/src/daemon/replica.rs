@@ -20,13 +20,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::GivesUp;
 use super::as_longhorn::{self, ReplicaFlags, wrong};
 use super::engine_line::Target;
-use super::front;
 use super::size::{size, size_or_none};
+use super::{failed_disk, front};
 use crate::arguments::{Realtime, control_address, process_name, snapshot_name, volume_name};
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
-const LOCK_WAIT: Duration = Duration::from_secs(60);
+pub(super) const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
@@ -190,12 +190,17 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     };
     let fronts = front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)?;
     let face = std::thread::Builder::new().name("grpc".into());
+    let (name, directory) = (args.replica_instance_name.clone(), args.directory.clone());
     face.spawn(move || match serve_control(&args, &fronts, &status) {
         Ok(()) => status.stop(),
         Err(e) => tracing::error!("signals cannot be heard: {e:#}"),
     })
     .context("a thread for the control socket")?;
-    serve(options).map_err(|e| if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() })
+    let served = failed_disk::heed(&name, &directory).map_err(ServeError::Open).and_then(|()| serve(options));
+    served.map_err(|e| {
+        failed_disk::remember(&name, &directory, &e);
+        if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() }
+    })
 }
 
 /// Makes the directory a copy of a snapshot in another one, unless it is there. It gets its name when it is whole: a

@@ -77,6 +77,7 @@ pub use missed::{Missed, Trail};
 pub use offline::{ExportError, SnapshotView};
 pub use pace::Pace;
 pub use places::Granted;
+pub use power::forget_power;
 pub use put::PutPlan;
 pub use qcow2::Qcow2Fault;
 pub use record::Direction;

@@ -313,8 +313,8 @@ fn follow_loss(view: &EngineView, status: &mut EngineStatus, now: &str, actions:
         status.conditions.retain(|c| c.kind != INTACT);
         return;
     }
-    let message = "the hosts of all replicas lost their power, and what was written and not flushed before may be lost: flushes \
-        fail for a minute, and pods that have the volume mounted have to start anew";
+    let message = "the hosts of all replicas lost their power, or their disks failed, and what was written and not flushed before may be \
+        lost: flushes fail for a minute, and pods that have the volume mounted have to start anew";
     if status.conditions.get_condition(INTACT).is_none() {
         now.clone_into(&mut status.device_lost_at);
         actions.push(Action::Tell(Event { warning: true, reason: "DataLost", message: message.to_owned() }));
