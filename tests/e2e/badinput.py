@@ -72,6 +72,10 @@ def main():
     refused(1, "trim", "volume", v, says=["no device", "nbd-server", "fstrim"])
     refused(1, "snapshot", "export", v, "nosuch", os.path.join(host.root, "out.img"), says="nosuch")
     refused(1, "snapshot", "export", v, "one", "/nonexistent/folder/out.img", says="/nonexistent")
+    refused(1, "snapshot", "export", v, "one", "-", says="pipe")
+    replica = host.status(v)["replicas"][0]["path"]
+    for taken in (f"{replica}/volume.meta", f"{replica}/engine/epoch", f"{host.root}/volumes/{v}/authority.json"):
+        refused(1, "snapshot", "export", v, "one", taken, says="choose another place")
 
     # a directory of another volume, hostile and damaged directories
     host.ctl("down", v)

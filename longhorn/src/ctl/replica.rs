@@ -33,6 +33,9 @@ pub(super) async fn list(context: &Context, volume: &str) -> Result<()> {
 /// The file that makes a directory a replica's, Longhorn's or ours.
 const VOLUME_META: &str = "volume.meta";
 
+/// What lies in every directory of a volume's records, by its name.
+const VOLUME_RECORD: &str = "volume.json";
+
 /// A file that was written, as `replica export` and `snapshot export` print it with `-o json`.
 #[derive(Debug, Serialize)]
 struct ExportView<'a> {
@@ -102,9 +105,14 @@ impl NewFile {
             bail!("{} is not a file: name one, and copy from it", target.display());
         }
         let Some(name) = target.file_name() else { bail!("{} is not a file's name", target.display()) };
+        if target == Path::new("-") {
+            bail!(
+                "- is no name for a file here, and nothing is written to a pipe: name a file, and copy from it"
+            );
+        }
         // What is there by that name would be gone, a layer perhaps.
-        if directory_of(target).join(VOLUME_META).exists() {
-            bail!("{} would lie among the files of a replica: choose another place", target.display());
+        if let Some(whose) = taken_by(directory_of(target)) {
+            bail!("{} would lie among the files of a {whose}: choose another place", target.display());
         }
         let mut temporary = std::ffi::OsString::from(".");
         temporary.push(name);
@@ -137,6 +145,16 @@ impl NewFile {
         fs::rename(&self.temporary, &self.target)?;
         self.named = false;
         sync_dir(directory_of(&self.target))
+    }
+}
+
+/// Whose files lie in the directory, if they are of this program.
+fn taken_by(directory: &Path) -> Option<&'static str> {
+    let of_replica = |place: &Path| place.join(VOLUME_META).exists();
+    // What is below a replica's directory is its own as well.
+    match of_replica(directory) || of_replica(&directory.join("..")) {
+        true => Some("replica"),
+        false => directory.join(VOLUME_RECORD).exists().then_some("volume"),
     }
 }
 
