@@ -7,12 +7,11 @@
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use replica::serve::ServeError;
 use replica::store::{OpenError, forget_power};
-
-use super::replica::LOCK_WAIT;
 
 /// Where the note of the replica of that name lies.
 pub(crate) fn note(replica: &str) -> PathBuf {
@@ -41,13 +40,13 @@ pub(super) fn remember(replica: &str, directory: &Path, error: &ServeError) {
 ///
 /// # Errors
 /// The directory cannot be used.
-pub(super) fn heed(replica: &str, directory: &Path) -> Result<(), OpenError> {
+pub(super) fn heed(replica: &str, directory: &Path, lock_wait: Duration) -> Result<(), OpenError> {
     let note = note(replica);
     match note.try_exists() {
         Ok(true) => {}
         _ => return Ok(()),
     }
-    match forget_power(directory, LOCK_WAIT) {
+    match forget_power(directory, lock_wait) {
         Err(OpenError::NoDirectory(_)) => return Ok(()),
         done => done?,
     }

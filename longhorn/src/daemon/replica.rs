@@ -26,7 +26,7 @@ use crate::arguments::{Realtime, control_address, process_name, snapshot_name, v
 
 /// How long the process before this one may take to let go of the directory: a write that a killed process left in
 /// the kernel was seen to take 3 s.
-pub(super) const LOCK_WAIT: Duration = Duration::from_secs(60);
+const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
@@ -196,7 +196,9 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         Err(e) => tracing::error!("signals cannot be heard: {e:#}"),
     })
     .context("a thread for the control socket")?;
-    let served = failed_disk::heed(&name, &directory).map_err(ServeError::Open).and_then(|()| serve(options));
+    let served = failed_disk::heed(&name, &directory, LOCK_WAIT)
+        .map_err(ServeError::Open)
+        .and_then(|()| serve(options));
     served.map_err(|e| {
         failed_disk::remember(&name, &directory, &e);
         if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() }
