@@ -346,6 +346,8 @@ pub(crate) struct World {
     /// serves, ns, or 0.
     piece_dice: Dice,
     told_dice: Dice,
+    /// They ask at all: in every fourth run. The others are as they were without, and notice what is rare.
+    asks_what_holds_data: bool,
     in_pieces: bool,
     io_timeout: u64,
     rots: u64,
@@ -415,6 +417,7 @@ impl World {
             scrubs: false,
             piece_dice: Dice::new(seed.rotate_left(52)),
             told_dice: Dice::new(seed.rotate_left(20)),
+            asks_what_holds_data: Dice::new(seed.rotate_left(28)).chance(250),
             in_pieces: false,
             io_timeout: 0,
             rots: 0,

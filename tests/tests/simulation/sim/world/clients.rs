@@ -30,7 +30,7 @@ impl World {
                     (op, range) = (Op::Read, Extent::new(hot_block(self.dice.below(HOT)) * BLOCK, BLOCK));
                 }
                 let mut range = self.in_pieces(op).unwrap_or(range);
-                if op == Op::Read && self.told_dice.chance(150) {
+                if op == Op::Read && self.asks_what_holds_data && self.told_dice.chance(150) {
                     op = Op::Allocation;
                     range = if self.told_dice.chance(100) { Extent::new(0, SIZE) } else { range };
                 }
