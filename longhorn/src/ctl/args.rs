@@ -245,7 +245,8 @@ pub(super) struct UpArgs {
     /// How long requests wait when no replica is left, then fail; 0 for ever [default: 300]
     #[arg(long, value_parser = seconds, value_name = "SECONDS", allow_negative_numbers = true)]
     pub io_timeout: Option<u64>,
-    /// Most snapshots, removed ones not counted, 1 to 250; may change while it is up [default: 250]
+    /// Most snapshots, removed ones not counted, 1 to 250, of which a chain holds 249 beside the head; may change while it is up
+    /// [default: 250]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250), allow_negative_numbers = true)]
     pub snapshot_max_count: Option<u32>,
     /// No snapshot once head and snapshots take more; 0 for any; may change while it is up [default: 0]
