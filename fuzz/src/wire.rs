@@ -167,6 +167,10 @@ fn message(header: &Header, payload: &[u8]) {
 /// Which blocks hold data, as a frontend reads it: from the range's begin on, without a gap, and nothing beyond it.
 fn allocation(header: &Header, payload: &[u8]) {
     let range = Extent::new(header.offset, header.length.into());
+    // No volume reaches to the end of the number space.
+    if range.offset.checked_add(range.len).is_none_or(|end| end > u64::MAX - 4096) {
+        return;
+    }
     let mut at = range.offset;
     for run in lh_block::runs(payload, range) {
         assert!(run.range.offset == at && !run.range.is_empty());

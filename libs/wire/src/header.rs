@@ -86,7 +86,7 @@ pub enum OpCode {
     /// is [`crate::Places`], its `aux` the number of the grant.
     Places = 14,
     /// Which blocks of the range, at most [`lh_block::ALLOCATION_MAX`] bytes, hold data, through the whole chain. The answer's payload is
-    /// [`lh_block::Runs`]. Only to replicas that say that they tell it ([`crate::Challenge::tells`]).
+    /// [`lh_block::Runs`]. Only to replicas that say that they tell it ([`crate::handshake::Challenge::tells`]).
     Allocation = 15,
 }
 

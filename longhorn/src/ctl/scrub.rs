@@ -1,13 +1,15 @@
 //! `scrub`: are the replicas equal, and what they were?
 
+use std::error::Error as _;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use control::host::VolumeRecord;
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{ScrubFinding, ScrubRequest, ScrubState};
 use lh_block::format_size;
 use serde::Serialize;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use super::args::{Output, ScrubArgs};
@@ -82,6 +84,14 @@ fn with_name(said: &str, volume: &str) -> String {
     said.replace(" VOLUME", &format!(" {volume}"))
 }
 
+/// What an engine has refused, with the volume's name. Where the connection broke it has said nothing.
+fn named(refused: Status, volume: &str) -> Status {
+    if refused.source().is_some() {
+        return refused;
+    }
+    Status::new(refused.code(), with_name(refused.message(), volume))
+}
+
 pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     let volume = &args.volume;
     VolumeRecord::load(&context.root, volume)?;
@@ -103,8 +113,7 @@ pub(super) async fn run(context: &Context, args: &ScrubArgs) -> Result<()> {
     }
     if !args.status && !runs_already(&mut engine, args).await? {
         let request = ScrubRequest { repair: args.repair, bytes_per_second: args.limit.unwrap_or(0) };
-        let begun =
-            engine.scrub(request).await.map_err(|refused| anyhow!(with_name(refused.message(), volume)));
+        let begun = engine.scrub(request).await.map_err(|refused| named(refused, volume));
         begun.with_context(|| format!("volume {volume} is not scrubbed"))?;
     }
     let state =
@@ -221,5 +230,14 @@ mod tests {
         let note = "a was not compared: `longhornctl snapshot purge VOLUME` folds it everywhere";
         let view = ScrubView::of("demo", ScrubState { notes: vec![note.into()], ..ScrubState::default() });
         assert_eq!(view.notes, ["a was not compared: `longhornctl snapshot purge demo` folds it everywhere"]);
+        let refused = named(Status::failed_precondition("first `longhornctl up VOLUME`"), "demo");
+        assert_eq!(refused.message(), "first `longhornctl up demo`");
+    }
+
+    /// By its source it is known that nobody has refused anything.
+    #[test]
+    fn of_an_engine_that_ended_nothing_is_said_in_its_place() {
+        let broken = Status::from_error(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
+        assert!(named(broken, "demo").source().is_some());
     }
 }
