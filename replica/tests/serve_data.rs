@@ -151,7 +151,7 @@ fn a_replica_whose_file_is_cut_off_fails() {
             assert_eq!(server.status.snapshot().mode, Mode::Failed);
             assert_eq!(c.write(MIB.into(), &data), Status::Io);
             let ended = server.ended();
-            let Err(ServeError::Failed(why)) = ended else { panic!("{ended:?}") };
+            let Err(ServeError::Failed { why, full: false }) = ended else { panic!("{ended:?}") };
             assert!(why.contains("cut off"), "{why}");
             let opened = Directory::open(&path, &OpenOptions { lock_wait: PATIENCE }).map(drop);
             let Err(OpenError::Damaged { damage: Damage::HeadShort { .. }, .. }) = opened else {

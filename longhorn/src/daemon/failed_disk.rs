@@ -62,14 +62,11 @@ pub(super) fn heed(replica: &str, directory: &Path, lock_wait: Duration) -> Resu
     Ok(())
 }
 
-/// A sync or a record failed, and not since there is no room, which takes nothing away; or the directory lies on a file system that has
+/// A sync or a record failed, if only for want of room: what it was for may be gone. Or the directory lies on a file system that has
 /// stopped (ext4 is read-only then, XFS gives errors).
 fn is_of_the_disk(error: &ServeError) -> bool {
     match error {
-        ServeError::Failed(why) => {
-            let full = [Errno::ENOSPC, Errno::EDQUOT].map(|e| io::Error::from(e).to_string());
-            !full.iter().any(|full| why.contains(full))
-        }
+        ServeError::Failed { full, .. } => !full,
         ServeError::Open(OpenError::Io { source, .. }) => {
             let of_disk = [Errno::EIO, Errno::EROFS];
             source.raw_os_error().is_some_and(|e| of_disk.contains(&Errno::from_raw(e)))
@@ -91,8 +88,8 @@ mod tests {
             })
         };
         assert!(is_of_the_disk(&opening(Errno::EROFS)) && is_of_the_disk(&opening(Errno::EIO)));
-        let failed = |errno: Errno| ServeError::Failed(format!("a record: {}", io::Error::from(errno)));
-        assert!(is_of_the_disk(&failed(Errno::EIO)) && !is_of_the_disk(&failed(Errno::ENOSPC)));
+        let failed = |full| ServeError::Failed { why: "a record".into(), full };
+        assert!(is_of_the_disk(&failed(false)) && !is_of_the_disk(&failed(true)));
         assert!(!is_of_the_disk(&opening(Errno::ENOSPC)) && !is_of_the_disk(&opening(Errno::ENOENT)));
     }
 }

@@ -99,6 +99,11 @@ pub enum ServeError {
     #[error("the replica's worker thread has ended")]
     Worker,
     /// The disk failed in a sync or in a record. What the directory holds the next process finds out.
-    #[error("the replica has failed: {0}")]
-    Failed(String),
+    #[error("the replica has failed: {why}")]
+    Failed {
+        /// The last error.
+        why: String,
+        /// For want of room an operation on the chain broke off, and nothing worse has happened: what was answered is there.
+        full: bool,
+    },
 }

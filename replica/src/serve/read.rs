@@ -154,8 +154,8 @@ impl Server {
                 if from >= end {
                     self.ended_early(id, index, n as usize);
                 } else if twice {
-                    slot.failure = Some(Failure::Io);
-                    self.status.set_error(format!("a read at {from} ended early, and again"));
+                    let error = io::Error::other(format!("a read at {from} ended early, and again"));
+                    slot.failure = Some(note(&self.status, &error));
                 } else {
                     return self.read_part(id, index);
                 }

@@ -18,6 +18,7 @@ use super::marks::Marks;
 use super::peer::{Peers, Phase, SEND_PATIENCE_NS};
 use super::reader::Readers;
 use super::request::{Digesting, Requests};
+use super::status::DiskTrouble;
 use super::verify::Checksums;
 use super::worker::{Change, Report, Saved, Task, Worker};
 use super::{Mode, ServeError, Status};
@@ -142,7 +143,7 @@ impl Server {
                 break;
             }
             if let Some(why) = self.given_up() {
-                return Err(ServeError::Failed(why));
+                return Err(ServeError::Failed { why, full: self.status.trouble() == DiskTrouble::Full });
             }
             let timeout = self.next_wake().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
             self.ring.turn(timeout).map_err(ServeError::Ring)?;
@@ -369,10 +370,6 @@ impl Server {
     /// Hands a job to the store, unless a fold is at work in its range.
     pub(super) fn start_job(&mut self, id: RequestId, job: Job) {
         self.requests.get(id).job = Some(job);
-        if let Job::Allocation(range) = job {
-            // What a fold moves holds data before and after.
-            return self.tell_allocation(id, range);
-        }
         if self.held_by_fold(id, job) {
             return;
         }

@@ -97,11 +97,25 @@ pub(super) struct Counts {
     pub(super) syncs: AtomicU64,
 }
 
+/// What of a disk made a replica fail, the worst last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DiskTrouble {
+    /// Nothing of these: a sync that had no room, for instance, after which what was answered may be gone.
+    #[default]
+    None,
+    /// An operation on the chain had no room to end. What was answered is there.
+    Full,
+    /// It failed.
+    Failed,
+}
+
 #[derive(Debug, Default)]
 struct Live {
     mode: Mode,
     generation: Generation,
     last_error: Option<String>,
+    /// The worst that it did.
+    trouble: DiskTrouble,
     fold: Option<FoldState>,
     address: Option<Address>,
     bell: Option<Bell>,
@@ -257,6 +271,15 @@ impl Status {
 
     pub(super) fn set_error(&self, error: String) {
         self.live().last_error = Some(error);
+    }
+
+    pub(super) fn set_trouble(&self, trouble: DiskTrouble) {
+        let mut live = self.live();
+        live.trouble = live.trouble.max(trouble);
+    }
+
+    pub(super) fn trouble(&self) -> DiskTrouble {
+        self.live().trouble
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {

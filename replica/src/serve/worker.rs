@@ -12,6 +12,7 @@ use lh_wire::{ChainOp, Keep, LayerInfo, Outsider, ReplicaState};
 use super::Status;
 use super::core::{Failure, PersistId, RequestId};
 use super::fold::{FoldReport, FoldTask};
+use super::status::DiskTrouble;
 use crate::store::{
     BackingFile, ChainError, Closing, Committed, Directory, FoldPlan, NewZeroMap, Parts, Trail,
 };
@@ -254,6 +255,8 @@ impl Trouble {
             Self::Io(error) => note(status, &error),
             Self::Chain(ChainError::Io { what, source }) => {
                 status.set_error(format!("{what}: {source}"));
+                let full = failure_of(&source) == Failure::NoSpace;
+                status.set_trouble(if full { DiskTrouble::Full } else { DiskTrouble::Failed });
                 tracing::error!("{what}: {source}");
                 Failure::Io
             }
@@ -267,7 +270,11 @@ impl Trouble {
 pub(super) fn note(status: &Status, error: &io::Error) -> Failure {
     tracing::error!("{error}");
     status.set_error(error.to_string());
-    failure_of(error)
+    let failure = failure_of(error);
+    if failure == Failure::Io {
+        status.set_trouble(DiskTrouble::Failed);
+    }
+    failure
 }
 
 /// A full disk is no failure of the replica; everything else is.
@@ -340,10 +347,19 @@ mod tests {
         let full = || io::Error::from(io::ErrorKind::StorageFull);
         let status = Status::default();
         assert_eq!(Trouble::Io(full()).into_failure(&status), Failure::NoSpace);
+        assert_eq!(
+            status.trouble(),
+            DiskTrouble::None,
+            "a sync for which there was no room has taken away what it was for"
+        );
         let begun = ChainError::Io { what: "carrying out a snapshot".into(), source: full() };
         assert_eq!(Trouble::Chain(begun).into_failure(&status), Failure::Io);
         let refused = Trouble::Chain(ChainError::NoSpace("a snapshot".into())).into_failure(&status);
         assert!(matches!(refused, Failure::Refused(_)));
+        assert_eq!(status.trouble(), DiskTrouble::Full, "what was answered is there");
+        assert_eq!(note(&status, &io::ErrorKind::InvalidData.into()), Failure::Io);
+        note(&status, &full());
+        assert_eq!(status.trouble(), DiskTrouble::Failed, "whatever came last");
     }
 
     #[test]
