@@ -342,22 +342,21 @@ impl EngineQueue {
         link.push(transmit, self.generation, body);
     }
 
-    /// Does the reads that need not wait for a disk, and says that nothing is known of what members do not tell.
-    fn read_at_once(&mut self) {
+    /// Says that nothing is known of what members do not tell.
+    fn answer_untold(&mut self) {
         while let Some((Transmit { member, tag, op, .. }, number)) = self.untold.pop_front() {
             let link = self.links.get(usize::from(member.0)).and_then(Option::as_ref);
             if link.is_some_and(|link| link.number() == number) {
-                self.apply(Input::LocalRead(Reply {
-                    member,
-                    tag,
-                    op,
-                    status: Status::Ok,
-                    aux: 0,
-                    payload: 0,
-                }));
+                let unknown = Reply { member, tag, op, status: Status::Ok, aux: 0, payload: 0 };
+                self.apply(Input::LocalRead(unknown));
                 self.answered_at_once = true;
             }
         }
+    }
+
+    /// Does the reads that need not wait for a disk.
+    fn read_at_once(&mut self) {
+        self.answer_untold();
         while let Some((reading, payload, whole)) = self.local_reads.next_at_once() {
             self.read_clock();
             self.read_ended(&reading, payload, whole);

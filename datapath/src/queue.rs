@@ -124,8 +124,8 @@ pub enum Input {
     LetIn,
     /// A member answered.
     Reply(Reply),
-    /// What was asked of a member was read in its files instead, on this host: it ends as if the member had answered, but is no
-    /// sign of life of it.
+    /// What was asked of a member was read in its files instead, on this host, or it is of a version that has no answer to it: it
+    /// ends as if the member had answered, but is no sign of life of it.
     LocalRead(Reply),
     /// This queue has a new connection to the member; its handshake is done.
     LinkUp {

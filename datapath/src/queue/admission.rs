@@ -87,7 +87,7 @@ impl Queue {
             return self.put_aside(now, s, Why::Paused, out);
         }
         let slot = self.slot_mut(s);
-        let piece = Piece::next(op, range, slot.done, slot.done < slot.singly);
+        let mut piece = Piece::next(op, range, slot.done, slot.done < slot.singly);
         slot.piece = piece;
         slot.tried = Default::default();
         if self.members.readable().is_empty() {
@@ -101,9 +101,9 @@ impl Queue {
                 return self.put_aside(now, s, Why::Doubt(chunk), out);
             };
             // What is known without it is told: a long range needs not wait for a whole repair.
-            self.slot_mut(s).piece = before;
+            piece = before;
+            self.slot_mut(s).piece = piece;
         }
-        let piece = self.slot(s).piece;
         self.in_flight.insert(s);
         let kind = if op.is_write() { Kind::Exclusive } else { Kind::Shared };
         if self.claim(s, piece.whole, kind) == Outcome::Granted {
@@ -276,10 +276,8 @@ impl Queue {
         out: &mut Vec<Output>,
     ) {
         let slot = self.slot(s);
-        if let Work::Client { op, range } = slot.work
-            && let Some(counters) = self.stats.of(op)
-        {
-            counters.ended(range.len, now.saturating_sub(slot.arrived), result.is_ok());
+        if let Work::Client { op, range } = slot.work {
+            self.stats.of(op).ended(range.len, now.saturating_sub(slot.arrived), result.is_ok());
         }
         out.push(Output::Complete { slot: s, result, part, held });
     }

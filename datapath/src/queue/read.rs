@@ -24,13 +24,14 @@ impl Queue {
         self.begin_reading(now, s, m);
         let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
         let flush = self.shared.flush_everywhere();
+        let asks = self.asks_allocation(s);
         out.push(Output::Send(Transmit {
             member: m,
             tag,
-            op: self.read_op(s),
+            op: if asks { OpCode::Allocation } else { OpCode::Read },
             range: whole,
             fua: false,
-            verify: self.config.verify && !self.asks_allocation(s),
+            verify: self.config.verify && !asks,
             flush,
             aux: 0,
             data: Data::None,
@@ -42,11 +43,6 @@ impl Queue {
     /// The client wants to know which blocks hold data, not what.
     fn asks_allocation(&self, s: u16) -> bool {
         matches!(self.slot(s).work, Work::Client { op: Op::Allocation, .. })
-    }
-
-    /// What a member is asked for the present piece.
-    fn read_op(&self, s: u16) -> OpCode {
-        if self.asks_allocation(s) { OpCode::Allocation } else { OpCode::Read }
     }
 
     /// The slot waits for this member from now on; whatever was sent for it before is late.
@@ -154,6 +150,7 @@ impl Queue {
 
     /// The member that was asked which blocks hold data answers, without bytes if it does not know. That says nothing of its disk,
     /// nor of how fast it reads.
+    #[cold]
     fn allocation_reply(&mut self, now: u64, s: u16, reply: &Reply, out: &mut Vec<Output>) {
         let m = reply.member;
         let complete = usize::try_from(reply.payload).is_ok_and(|n| n <= Runs::LEN_MAX);

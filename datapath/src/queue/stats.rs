@@ -77,6 +77,8 @@ pub struct Stats {
     pub unmaps: Counters,
     /// Client flushes.
     pub flushes: Counters,
+    /// Questions of clients which blocks hold data: apart, since their bytes and times would say something wrong of reads.
+    pub allocations: Counters,
     /// Reads sent to each member.
     pub member_reads: [Counters; MEMBERS_MAX],
     /// What changes data, sent to each member.
@@ -92,16 +94,15 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// `None` for what moves and changes nothing: its bytes and times would say something wrong of reads.
-    pub(super) const fn of(&self, op: Op) -> Option<&Counters> {
-        Some(match op {
+    pub(super) const fn of(&self, op: Op) -> &Counters {
+        match op {
             Op::Read => &self.reads,
             Op::Write { .. } => &self.writes,
             Op::WriteZeroes { .. } => &self.zeroes,
             Op::Unmap => &self.unmaps,
             Op::Flush => &self.flushes,
-            Op::Allocation => return None,
-        })
+            Op::Allocation => &self.allocations,
+        }
     }
 
     pub(super) fn member_read(&self, m: MemberId) -> &Counters {

@@ -145,9 +145,10 @@ impl MemoryDisk {
             Op::Allocation => {
                 let runs = self.store.allocation(range);
                 let len = u32::try_from(runs.as_bytes().len()).unwrap_or(0);
-                let mut data = self.pool.alloc(len, 1).ok_or(IoError::NoSpace)?;
-                data.write_at(0, runs.as_bytes());
-                return Ok(Some(data));
+                // Without memory for it nothing is known.
+                let mut data = self.pool.alloc(len, 1);
+                data.iter_mut().for_each(|data| data.write_at(0, runs.as_bytes()));
+                return Ok(data);
             }
         }
         Ok(None)
