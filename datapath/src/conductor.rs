@@ -18,6 +18,7 @@
 //! that comes twice or late changes nothing.
 
 mod ask;
+mod branch;
 mod chain;
 mod choose;
 mod close;

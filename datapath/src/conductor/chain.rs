@@ -20,7 +20,7 @@ use std::sync::Arc;
 use lh_block::{Instance, SNAPSHOTS_MAX};
 use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
 
-use super::rebuild::branch;
+use super::branch::branch;
 use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
 use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
 

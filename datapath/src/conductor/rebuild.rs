@@ -33,7 +33,6 @@ use plan::{How, Plan, plan};
 
 pub(super) use copy::Side;
 pub(super) use pace::Pace;
-pub(super) use plan::branch;
 
 /// A rebuild on its way.
 #[derive(Debug)]

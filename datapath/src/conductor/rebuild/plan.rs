@@ -18,6 +18,8 @@
 use lh_block::Extent;
 use lh_wire::{ChainOp, Keep, LayerInfo, ReplicaState};
 
+use super::super::branch::branch;
+
 /// How much of a layer may differ, from least to most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum How {
@@ -127,22 +129,6 @@ fn has(chain: &[LayerInfo], name: &str) -> bool {
 /// When the snapshot of this name was taken; `None`: there is none.
 fn taken<'a>(chain: &'a [LayerInfo], name: &str) -> Option<&'a str> {
     chain.iter().find(|l| !name.is_empty() && l.name == name).map(|l| l.created.as_str())
-}
-
-/// Places of the layers that the head stands on, base first, the head last.
-pub(in super::super) fn branch(chain: &[LayerInfo]) -> Vec<usize> {
-    let Some(head) = chain.len().checked_sub(1) else { return Vec::new() };
-    let mut places = vec![head];
-    // A chain that goes in a circle is none; it ends here after all its layers.
-    while places.len() <= chain.len() {
-        let parent = &chain[places[places.len() - 1]].parent;
-        match chain.iter().position(|l| !parent.is_empty() && l.name == *parent) {
-            Some(at) => places.push(at),
-            None => break,
-        }
-    }
-    places.reverse();
-    places
 }
 
 #[cfg(test)]
