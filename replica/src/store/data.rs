@@ -13,21 +13,21 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lh_block::{BLOCK, Extent};
+use lh_block::{BLOCK, Extent, Runs};
 
 use super::disk::{Alignment, Look};
 use super::index::Index;
 use super::intent::{self, Intent, IntentWrite};
+use super::layer::{Layer, LayerNo};
 use super::load::{self, Layers, Own, Parts, blocks, bytes};
 use super::places::Places;
-use super::qcow2::{Image, Place};
+use super::qcow2::Place;
 use super::ranges::RangeSet;
 use super::room;
 use super::zero::ZeroMap;
 
-/// Number of a layer within its [`Store`]; stays the same until [`Store::replace`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LayerNo(pub u16);
+/// Runs of the index that are looked at to say which blocks hold data: those of a layer each are alike in that.
+const LOOKUPS_MAX: usize = 4096;
 
 /// Where bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,23 +81,6 @@ pub struct ZeroPlan {
     pub marks: Vec<Extent>,
     /// [`super::Directory::mark_zeroes`] and then [`Store::marked`] come before the report.
     pub needs_mark: bool,
-}
-
-#[derive(Debug)]
-pub(super) struct Layer {
-    /// Snapshot name; empty for the head; `None` for the backing file.
-    pub(super) name: Option<String>,
-    pub(super) file: Arc<File>,
-    pub(super) length: u64,
-    pub(super) zero: Option<ZeroMap>,
-    /// Of a backing file in qcow2.
-    pub(super) image: Option<Arc<Image>>,
-    /// How its extents are found while requests run.
-    pub(super) look: Look,
-    /// Place in the head's chain from 1, the value in the index; 0 for a layer of another branch.
-    pub(super) rank: u8,
-    /// Written since the last sync began.
-    pub(super) dirty: bool,
 }
 
 /// The ring thread's handle of a replica directory.
@@ -192,6 +175,11 @@ impl Store {
         Some((memory, direct.offset))
     }
 
+    /// Numbers of the layers of the head's chain, base first.
+    pub(super) fn chain(&self) -> &[LayerNo] {
+        self.places.chain()
+    }
+
     /// The head.
     pub fn head(&self) -> LayerNo {
         self.chain()[self.chain().len() - 1]
@@ -269,6 +257,19 @@ impl Store {
                 None => pieces.push(Piece { extent, source: Source::Zero }),
             }
         }
+    }
+
+    /// Which blocks of a range hold data, from its begin on: as far as one answer says it, and no more than so many runs of the index
+    /// say, which bounds the time that it takes.
+    pub fn allocation(&self, extent: Extent) -> Runs {
+        let mut told = Runs::default();
+        for (part, value) in self.places.runs(blocks(extent)).take(LOOKUPS_MAX) {
+            let count = u32::try_from(part.end - part.start).unwrap_or(0);
+            if !told.push(count, value != 0) {
+                break;
+            }
+        }
+        told
     }
 
     /// Gives out the bytes of a [`Source::Packed`], in order: each call has the next ones. Reads from the disk and

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use lh_block::Extent;
 
-use super::data::{LayerNo, Store};
+use super::data::Store;
+use super::layer::LayerNo;
 use super::load::{blocks, bytes};
 
 /// Blocks that one punch covers at most: 64 MiB, so that a write that meets it does not wait long.

@@ -6,8 +6,9 @@
 
 use lh_block::BLOCK;
 
-use super::data::{Layer, LayerNo, Store};
+use super::data::Store;
 use super::directory::NewHead;
+use super::layer::{Layer, LayerNo};
 
 /// Highest rank: a byte of the index. 250 layers and a backing file fit, and a few places that folds have left.
 const RANK_MAX: usize = 255;

@@ -5,24 +5,18 @@
 //! raises the counter of each piece in which a block's value becomes another, and a change of the layers ends the grant. Both at
 //! once, before anything can follow from it: an answer, or a change of what an old place holds.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use lh_block::{BLOCK, Extent, Runs};
+use lh_block::BLOCK;
 use lh_ring::Changes;
-use lh_wire::{COUNTERS, FILES_MAX, PIECE_BLOCKS, Place, counter_of};
+use lh_wire::{COUNTERS, PIECE_BLOCKS, Place, counter_of};
 
-use super::data::{LayerNo, Store};
 use super::index::{Index, IndexRuns};
-use super::load::blocks;
+use super::layer::LayerNo;
 
 const PIECE: u64 = PIECE_BLOCKS as u64;
-
-/// Runs of the index that are looked at to say which blocks hold data: those of a layer each are alike in that.
-const LOOKUPS_MAX: usize = 4096;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -154,64 +148,6 @@ impl Places {
             told.push(usize::try_from(part.end - part.start).unwrap_or(usize::MAX), place);
         }
         Some(told)
-    }
-}
-
-/// What an engine on this host needs to read blocks itself.
-#[derive(Debug)]
-pub struct Granted {
-    /// Memory of [`COUNTERS`] counters, for [`lh_ring::Watched::open`].
-    pub memory: OwnedFd,
-    /// The files of layers, at most [`FILES_MAX`]: the very descriptors through which this process does its I/O, and which hold its
-    /// locks.
-    pub files: Vec<Arc<File>>,
-}
-
-impl Store {
-    /// Numbers of the layers of the head's chain, base first.
-    pub(super) fn chain(&self) -> &[LayerNo] {
-        self.places.chain()
-    }
-
-    /// Grants the files of the head's chain, the newest first if there are many. Not those of a backing file, which has an end and a
-    /// format of its own. The grant before is over.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn grant(&mut self) -> io::Result<Granted> {
-        let granted = |layer: &LayerNo| self.at(*layer).name.is_some() && self.at(*layer).image.is_none();
-        let newest = self.up_to(u8::MAX).rev().map(|(_, layer)| layer);
-        let layers: Vec<LayerNo> = newest.filter(granted).take(FILES_MAX).collect();
-        let files = layers.iter().map(|layer| Arc::clone(&self.at(*layer).file)).collect();
-        Ok(Granted { memory: self.places.grant(layers)?, files })
-    }
-
-    /// A grant holds.
-    pub const fn is_granted(&self) -> bool {
-        self.places.is_granted()
-    }
-
-    /// No grant holds any more: whoever was granted something sees it before anything that follows this.
-    pub fn end_grant(&mut self) {
-        self.places.end_grant();
-    }
-
-    /// Which blocks of a range hold data, from its begin on: as far as one answer says it, and no more than so many runs of the index
-    /// say, which bounds the time that it takes.
-    pub fn allocation(&self, extent: Extent) -> Runs {
-        let mut told = Runs::default();
-        for (part, value) in self.places.runs(blocks(extent)).take(LOOKUPS_MAX) {
-            let count = u32::try_from(part.end - part.start).unwrap_or(0);
-            if !told.push(count, value != 0) {
-                break;
-            }
-        }
-        told
-    }
-
-    /// Where the blocks of a range within a piece are, in the files of the grant that holds. `None`: none does.
-    pub fn tell_places(&self, extent: Extent) -> Option<lh_wire::Places> {
-        self.places.tell(blocks(extent))
     }
 }
 

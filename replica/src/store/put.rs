@@ -6,8 +6,9 @@ use std::ops::Range;
 use lh_block::{BLOCK, Extent};
 use lh_wire::{BlockState, MapPage};
 
-use super::data::{Answer, LayerNo, Store};
+use super::data::{Answer, Store};
 use super::disk::{self, Kind};
+use super::layer::LayerNo;
 use super::load::{blocks, bytes};
 use super::ranges::RangeSet;
 

@@ -5,7 +5,8 @@ use std::io;
 use lh_block::{BLOCK, Extent};
 use lh_wire::BlockState;
 
-use super::data::{LayerNo, Store};
+use super::data::Store;
+use super::layer::LayerNo;
 use super::load::blocks;
 use super::ranges::RangeSet;
 

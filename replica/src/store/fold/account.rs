@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use lh_block::Extent;
 
-use super::super::data::{LayerNo, Store};
+use super::super::data::Store;
 use super::super::heads::RANKS_TIDY;
+use super::super::layer::LayerNo;
 use super::super::load::blocks;
 use super::Direction;
 

@@ -12,7 +12,8 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::super::data::{LayerNo, Store};
+use super::super::data::Store;
+use super::super::layer::LayerNo;
 use super::stage::Stage;
 use super::{Fold, FoldPlan};
 

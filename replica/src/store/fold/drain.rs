@@ -15,8 +15,9 @@ use std::ops::Range;
 
 use lh_block::{BLOCK, Extent};
 
-use super::super::data::{LayerNo, Store};
+use super::super::data::Store;
 use super::super::index::Index;
+use super::super::layer::LayerNo;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::Direction;

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lh_block::{BLOCK, Extent};
 use lh_wire::FoldState;
 
-use super::super::data::{LayerNo, Store};
+use super::super::data::Store;
 use super::super::directory::NewZeroMap;
+use super::super::layer::LayerNo;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::super::zero::ZeroMap;

@@ -8,7 +8,7 @@ use lh_ring::Watched;
 use lh_wire::{COUNTERS, PIECE, Place, Places, counter_of, pieces_of};
 
 use super::super::disk;
-use super::super::places::Granted;
+use super::super::grant::Granted;
 use super::volume::Volume;
 
 /// See the module's documentation.

@@ -9,11 +9,12 @@ use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::{BlockState, ChainOp};
 
 use super::super::chain::Committed;
-use super::super::data::{Answer, LayerNo, Source, Store, ZeroPlan};
+use super::super::data::{Answer, Source, Store, ZeroPlan};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
 use super::super::error::{ChainError, OpenError};
 use super::super::fold::{Fold, Step};
 use super::super::fs::Fs;
+use super::super::layer::LayerNo;
 use super::super::{create, disk, open};
 use super::tape::Tape;
 
